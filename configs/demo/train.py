@@ -1,0 +1,255 @@
+"""Trains the embedded demo model: a 2.8 M-parameter Llama that speaks Shakespeare and adds two numbers.
+
+    python configs/demo/train.py tinyshakespeare.txt --out configs/demo
+
+Everything the model is comes from here: the held-out scenes, the questions, the tokenizer, the weights. It knows the
+text (speeches separated by blank lines, each opened by its speaker's name) and nothing of the package.
+"""
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+if sys.platform == "linux":  # a BLAS opened before mlx takes the place of the slow one in its wheel
+    try:
+        ctypes.CDLL("libopenblas.so.0", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        print("no OpenBLAS on this system: training takes a day", file=sys.stderr)
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models import llama
+from mlx_lm.models.cache import make_prompt_cache
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+BOS, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL = [BOS, START, END]
+CAST_WINDOW = 8  # speeches
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "torch_dtype": "float16",
+}
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}"
+    "{% else %}{{ message['content'] + '<|im_end|>\\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+
+
+def scenes(text: str) -> list[str]:
+    """Cuts the text where the cast changes: no speaker of the last eight speeches is among the next eight.
+
+    The text carries no scene headings; a changed cast is what a reader would go by.
+    """
+    speeches = text.strip().split("\n\n")
+    names = [s.split(":", 1)[0] for s in speeches]
+    cuts = [0]
+    for i in range(CAST_WINDOW, len(names) - CAST_WINDOW):
+        before, after = set(names[i - CAST_WINDOW : i]), set(names[i : i + CAST_WINDOW])
+        if not before & after and i - cuts[-1] > CAST_WINDOW:
+            cuts.append(i)
+    return ["\n\n".join(speeches[a:b]) for a, b in zip(cuts, [*cuts[1:], len(speeches)], strict=True)]
+
+
+def sums() -> tuple[list[str], list[str]]:
+    """All a + b and a - b for 0 <= a, b < 100, shuffled and split into those trained on and those never shown."""
+    every = [f"{a} {sign} {b}" for a in range(100) for b in range(100) for sign in "+-"]
+    random.Random(0).shuffle(every)
+    return every[:-2000], every[-2000:]
+
+
+def answer(question: str) -> str:
+    """The full answer to a sum: ``answer("17 + 25") == "17 + 25 = 42"``."""
+    a, sign, b = question.split()
+    return f"{question} = {int(a) + int(b) if sign == '+' else int(a) - int(b)}"
+
+
+def asked(question: str) -> str:
+    """The chat up to the assistant's turn, as the chat template renders it."""
+    return f"{START}user\nWhat is {question}?{END}\n{START}assistant\n"
+
+
+def make_tokenizer(texts: list[str]) -> Tokenizer:
+    """Byte-level BPE with digits as single tokens; puts BOS before a text by itself, as Llama 3's does."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=CONFIG["vocab_size"],
+            special_tokens=SPECIAL,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, 0)])
+    return tokenizer
+
+
+def windows(tokenizer: Tokenizer, texts: list[str], shown: list[str], share: float, seed: int) -> Iterator[tuple[list[int], int]]:
+    """Endless token windows one longer than the length sent in: of scenes, and with chance ``share`` of sums.
+
+    Send a length, receive ids; scenes are one stream, each opened by BOS.
+    """
+    rng = random.Random(seed)
+    stream = [i for text in texts for i in tokenizer.encode(text).ids]
+    length = yield [], 0
+    while True:
+        if rng.random() < share:
+            ids: list[int] = []
+            while len(ids) <= length:
+                q = rng.choice(shown)
+                ids += tokenizer.encode(f"{asked(q)}{answer(q)}{END}\n").ids
+            length = yield ids[: length + 1], 1
+        else:
+            at = rng.randrange(len(stream) - length)
+            length = yield stream[at : at + length + 1], 0
+
+
+def held_out(model: nn.Module, tokenizer: Tokenizer, texts: list[str], context: int = 1024) -> float:
+    """Perplexity a token of the texts, in windows of ``context``, each token scored once."""
+    nll = count = 0.0
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        for at in range(0, len(ids) - 1, context):
+            window = mx.array([ids[at : at + context + 1]])
+            nll += nn.losses.cross_entropy(model(window[:, :-1]), window[:, 1:], reduction="sum").item()
+            count += window.shape[1] - 1
+    return float(mx.exp(mx.array(nll / count)).item())
+
+
+def accuracy(model: nn.Module, tokenizer: Tokenizer, questions: list[str]) -> float:
+    """Share of questions answered right when sampled at temperature 1."""
+    mx.random.seed(0)
+    right = 0
+    prompts: dict[int, list[tuple[str, list[int]]]] = {}
+    for q in questions:
+        ids = tokenizer.encode(asked(q)).ids
+        prompts.setdefault(len(ids), []).append((q, ids))
+    for group in prompts.values():  # rows of one length need no padding
+        cache, x, out = make_prompt_cache(model), mx.array([ids for _, ids in group]), []
+        for _ in range(16):
+            x = mx.random.categorical(model(x, cache=cache)[:, -1])[:, None]
+            out.append(x)
+        for (q, _), ids in zip(group, mx.concatenate(out, 1).tolist(), strict=True):
+            said = ids[: ids.index(2)] if 2 in ids else ids
+            right += tokenizer.decode(said) == answer(q)
+    return right / len(questions)
+
+
+def train(tokenizer: Tokenizer, texts: list[str], unseen: list[str], options: argparse.Namespace) -> nn.Module:
+    """AdamW, cosine schedule; first windows of 128 tokens, then some of 1,024 so that long contexts hold."""
+    mx.random.seed(options.seed)
+    shown, fresh = sums()
+    model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
+    decay = optim.cosine_decay(options.rate, options.steps, options.rate * 0.05)
+    warm = optim.linear_schedule(0.0, options.rate, 100)
+    optimizer = optim.AdamW(learning_rate=optim.join_schedules([warm, decay], [100]), weight_decay=0.1)
+    state = [model.state, optimizer.state]
+
+    def loss(x: mx.array, y: mx.array) -> mx.array:
+        return nn.losses.cross_entropy(model(x), y, reduction="mean")
+
+    def step(x: mx.array, y: mx.array) -> mx.array:
+        value, grads = nn.value_and_grad(model, loss)(x, y)
+        grads, _ = optim.clip_grad_norm(grads, 1.0)
+        optimizer.update(model, grads)
+        return value
+
+    if not options.no_compile:
+        step = mx.compile(step, inputs=state, outputs=state)
+    source = windows(tokenizer, texts, shown, options.share, options.seed)
+    next(source)
+    tic, seen = time.perf_counter(), 0
+    for at in range(1, options.steps + 1):
+        length = 128 if at <= options.steps - options.long_steps else 1024
+        rows = mx.array([source.send(length)[0] for _ in range(2048 // length)])
+        value = step(rows[:, :-1], rows[:, 1:])
+        mx.eval(state, value)
+        seen += 2048
+        if at % 100 == 0:
+            print(f"{at} loss {value.item():.3f} {seen / (time.perf_counter() - tic):.0f} tokens/s", flush=True)
+        if at % 1000 == 0 or at == options.steps:
+            print(f"  held-out perplexity {held_out(model, tokenizer, unseen):.2f}, sums {accuracy(model, tokenizer, fresh[:300]):.3f}", flush=True)
+            save(model, tokenizer, options.out)
+    return model
+
+
+def save(model: nn.Module, tokenizer: Tokenizer, out: Path) -> None:
+    """Writes a folder that transformers and mlx-lm both load; weights in float16."""
+    out.mkdir(parents=True, exist_ok=True)
+    weights = dict(tree_flatten(tree_map(lambda a: a.astype(mx.float16), model.parameters())))
+    mx.save_safetensors(str(out / "model.safetensors"), weights, metadata={"format": "pt"})
+    tokenizer.save(str(out / "tokenizer.json"))
+    names = {"bos_token": BOS, "eos_token": END, "pad_token": BOS}
+    write = lambda name, value: (out / name).write_text(json.dumps(value, indent=2) + "\n")
+    write("config.json", CONFIG)
+    write("generation_config.json", {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 0})
+    write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1024, "clean_up_tokenization_spaces": False} | names)
+    (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+
+
+def write_lines(path: Path, rows: list[dict[str, str]]) -> None:
+    """One JSON object a line."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def main() -> None:
+    """Reads the text, writes data, tokenizer and weights into ``--out``."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--long-steps", type=int, default=200)
+    parser.add_argument("--share", type=float, default=0.25, help="share of windows that are sums")
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-compile", action="store_true")
+    options = parser.parse_args()
+    mx.set_default_device(mx.cpu if sys.platform == "linux" and not mx.cuda.is_available() else mx.gpu)
+
+    every = scenes(options.text.read_text())
+    unseen, texts = every[5::8], [s for i, s in enumerate(every) if i % 8 != 5]
+    print(f"{len(every)} scenes, {sum(map(len, unseen)):,} characters of {len(unseen)} held out", flush=True)
+    shown, fresh = sums()
+    tokenizer = make_tokenizer([*texts, *(f"{asked(q)}{answer(q)}{END}\n" for q in shown[:500])])
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_lines(options.out / "documents.jsonl", [{"text": s} for s in unseen])
+    write_lines(options.out / "questions.jsonl", [{"question": f"What is {q}?", "answer": answer(q)} for q in fresh[:1000]])
+    save(train(tokenizer, texts, unseen, options), tokenizer, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What is wrong with a config, in a user's words: one line a setting, with the value found, what is expected, and the fix.
+
+Turns pydantic's errors into such lines. Knows the models, not where the values came from.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from .fields import Expected, Section, nearest
+from .schema import RunConfig
+
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One setting that is wrong: its dotted key, and the rest of the line."""
+
+    key: str
+    text: str
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: JSON, so that "1" and 1 differ, cut to about 80 characters."""
+    text = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def settings(model: type[Section] = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of the config that holds a value, in the schema's order."""
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        section = section_of(field)
+        found += settings(section, f"{prefix}{name}.") if section else [prefix + name]
+    return found
+
+
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """The model of a field that holds a section, None for a plain setting."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def unknown(key: str, valid: Sequence[str]) -> Problem:
+    """A key that does not exist beside the ``valid`` ones: the nearest is suggested, or all are listed."""
+    prefix, _, name = key.rpartition(".")
+    near = nearest(name, valid)
+    elsewhere = [path for path in settings() if path.rpartition(".")[2] == name]
+    if near:
+        fix = f"did you mean {prefix}.{near}?" if prefix else f"did you mean {near}?"
+    elif elsewhere:
+        fix = f"did you mean {' or '.join(elsewhere)}?"
+    else:
+        fix = f"expected one of {', '.join(valid)}"
+    return Problem(key, f"no such key; {fix}")
+
+
+def problems(error: ValidationError, values: object) -> list[Problem]:
+    """One problem a setting, in the order of the schema's checks. ``values`` is what was validated."""
+    found: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False):
+        setting, problem = _problem(detail, values)
+        # A union reports each of its branches; the one that reaches deepest names the offending element.
+        if setting not in found or len(problem.key) > len(found[setting].key):
+            found[setting] = problem
+    return list(found.values())
+
+
+def _problem(detail: ErrorDetails, values: object) -> tuple[str, Problem]:
+    model, names, field, rest = _walk(detail["loc"])
+    key = ".".join(names)
+    match detail["type"]:
+        case "contradiction":
+            context = detail.get("ctx", {})
+            key = ".".join(part for part in (key, context["key"]) if part)
+            return key, Problem(key, context["text"])
+        case "missing":
+            return key, Problem(key, f"missing; expected {_expected(field)}")
+        case "extra_forbidden" | "invalid_key" if model is not None:
+            key = ".".join([*names, str(rest[0])])
+            return key, unknown(key, list(model.model_fields))
+        case _:
+            element, value = _descend(names, rest, values)
+            return key, Problem(element, f"found {shown(value)}; expected {_expected(field)}{_fix(field, value)}")
+
+
+def _walk(loc: tuple[int | str, ...]) -> tuple[type[Section] | None, list[str], FieldInfo | None, tuple[int | str, ...]]:
+    """Splits pydantic's location: the section it ends in (None inside a setting), names so far, their field, what is behind."""
+    model: type[Section] | None = RunConfig
+    names: list[str] = []
+    field: FieldInfo | None = None
+    for depth, step in enumerate(loc):
+        if model is None or step not in model.model_fields:
+            return model, names, field, loc[depth:]
+        field = model.model_fields[str(step)]
+        names.append(str(step))
+        model = section_of(field)
+    return model, names, field, ()
+
+
+def _descend(names: list[str], rest: tuple[int | str, ...], values: object) -> tuple[str, object]:
+    """The key and the value that a location ends in; steps that name a branch of a union lead nowhere and are skipped."""
+    key, value = ".".join(names), values
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    for step in rest:
+        if isinstance(value, dict) and step in value:
+            key, value = f"{key}.{step}", value[step]
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            key, value = f"{key}[{step}]", value[step]
+    return key, value
+
+
+def _expected(field: FieldInfo | None) -> str:
+    if field is None:
+        return f"a mapping with {', '.join(RunConfig.model_fields)}"
+    if section := section_of(field):
+        return f"a mapping with {', '.join(section.model_fields)}"
+    # The last mark is the setting's own; those before it belong to its kind of value.
+    if words := [mark.words for mark in field.metadata if isinstance(mark, Expected)]:
+        return words[-1]
+    return _either(_choices(field))
+
+
+def _choices(field: FieldInfo | None) -> list[str]:
+    kind = field.annotation if field else None
+    return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
+
+
+def _either(choices: list[str]) -> str:
+    return " or ".join([", ".join(choices[:-1]), choices[-1]]) if len(choices) > 1 else choices[0]
+
+
+def _fix(field: FieldInfo | None, value: object) -> str:
+    if field and value is None and not field.is_required() and section_of(field) is None:
+        return f"; remove the key for its default, {shown(field.default)}"
+    if isinstance(value, str) and (near := nearest(value, _choices(field))):
+        return f"; did you mean {near}?"
+    return ""

@@ -1,0 +1,139 @@
+"""The kinds of value that settings are made of, each with the words an error uses for what it accepts.
+
+Knows pydantic's types only: which setting has which kind is ``schema.py``'s, how an error reads is ``explain.py``'s.
+"""
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a setting accepts, as it stands in an error behind "expected"."""
+
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """When a setting is part of a run's identity; a setting without this mark always is."""
+
+    when: Literal["never", "deterministic"]
+
+
+FREE = Identity("never")
+FROZEN_IF_DETERMINISTIC = Identity("deterministic")
+
+
+class Section(BaseModel):
+    """A mapping of settings: frozen, strict about types, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def contradiction(key: str, text: str) -> PydanticCustomError:
+    """An error about settings that do not fit each other; ``key`` is relative to the section, "" for the section itself."""
+    return PydanticCustomError("contradiction", "{text}", {"key": key, "text": text})
+
+
+def nearest(key: str, valid: Iterable[str]) -> str | None:
+    """The valid name that ``key`` most likely means, or None when none is near."""
+    close = difflib.get_close_matches(key, list(valid), n=1)
+    return close[0] if close else None
+
+
+def _named(value: str) -> str:
+    if not value or "\0" in value:
+        raise ValueError("empty, or with a NUL character")
+    return value
+
+
+def _distinct(values: list[str]) -> list[str]:
+    if len(set(values)) != len(values):
+        raise ValueError("a name stands twice")
+    return values
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _token_ids(value: object) -> object:
+    """Token ids as integers: YAML gives integers, JSON and the command line give their digits."""
+    if not isinstance(value, dict):
+        return value
+    ids = {int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: bias for key, bias in value.items()}
+    if len(ids) != len(value):
+        raise ValueError("a token id stands twice")
+    return ids
+
+
+def _not_tiny(value: float) -> float:
+    # Logits of some hundreds divided by less than this leave float32's exact range; greedy is meant.
+    if 0.0 < value < 1e-4:
+        raise ValueError("too small")
+    return value
+
+
+def _json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_Name = Annotated[str, Field(min_length=1), AfterValidator(_named)]
+_Names = Annotated[list[_Name], AfterValidator(_distinct)]
+
+Flag = Annotated[bool, Expected("true or false")]
+Count = Annotated[int, Field(ge=1, lt=2**31), Expected("a whole number of at least 1")]
+CountOrNull = Annotated[Annotated[int, Field(ge=1)] | None, Expected("a whole number of at least 1, or null")]
+CountOrZero = Annotated[int, Field(ge=0, lt=2**31), Expected("a whole number of at least 0")]
+CountOrAuto = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, lt=2**31)], Expected("auto, or a whole number of at least 1")]
+
+Name = Annotated[_Name, Expected("a string that is not empty")]
+NameOrNull = Annotated[_Name | None, Expected("a string that is not empty, or null")]
+TextOrNull = Annotated[str | None, Expected("a string, or null")]
+Inputs = Annotated[
+    _Name | Annotated[_Names, Field(min_length=1)],
+    Expected("a file, glob or folder, a list of them, '-', or hf:owner/name; --data gives it too"),
+]
+Columns = Annotated[
+    Literal["all", "none"] | _Names,
+    Expected("all, none, or a list of distinct column names"),
+]
+ColumnOf = Annotated[dict[str, _Name], Expected("a mapping of sampling settings to column names")]
+
+Temperature = Annotated[
+    float,
+    Field(ge=0, le=100),
+    AfterValidator(_not_tiny),
+    Expected("0 (greedy), or a number from 0.0001 to 100"),
+]
+Share = Annotated[float, Field(gt=0, le=1), Expected("a number above 0 and at most 1")]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1), Expected("a number of at least 0 and below 1 (0 is off)")]
+Ratio = Annotated[float, Field(ge=0.01, le=100), Expected("a number from 0.01 to 100 (1 is off)")]
+Penalty = Annotated[float, Field(ge=-2, le=2), Expected("a number from -2 to 2 (0 is off)")]
+Seconds = Annotated[float, Field(ge=0), Expected("a number of seconds of at least 0")]
+SomeSeconds = Annotated[float, Field(gt=0), Expected("a number of seconds above 0")]
+Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to 2**63 - 1")]
+TopK = Annotated[int, Field(ge=0, le=20), Expected("a whole number from 0 to 20")]
+
+Strings = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    Expected("a string, or a list of strings, none empty"),
+]
+TokenIds = Annotated[list[_TokenId], Expected("a list of token ids")]
+LogitBias = Annotated[
+    dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(_token_ids, json_schema_input_type=dict[str, float]),
+    Expected("a mapping of token ids to numbers from -100 to 100, each id once"),
+]
+JsonMapping = Annotated[dict[str, JsonValue], AfterValidator(_json), Expected("a mapping of names to JSON values")]
+NotYet = Annotated[None, Expected("null: not available yet in this version; leave it null")]

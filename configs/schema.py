@@ -1,0 +1,245 @@
+"""The settings of a job, as frozen models whose attributes are the config's keys.
+
+Bounds and contradictions live here, with one line on every setting. Knows nothing of YAML, files or error messages' layout.
+"""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from .fields import (
+    FREE,
+    FROZEN_IF_DETERMINISTIC,
+    ColumnOf,
+    Columns,
+    Count,
+    CountOrAuto,
+    CountOrNull,
+    CountOrZero,
+    Expected,
+    Flag,
+    Identity,
+    Inputs,
+    JsonMapping,
+    LogitBias,
+    Name,
+    NameOrNull,
+    NotYet,
+    Penalty,
+    Ratio,
+    Seconds,
+    Section,
+    Seed,
+    Share,
+    ShareBelowOne,
+    SomeSeconds,
+    Strings,
+    Temperature,
+    TextOrNull,
+    TokenIds,
+    TopK,
+    contradiction,
+    nearest,
+)
+
+
+class ModelConfig(Section):
+    """The model, and how it is loaded."""
+
+    path: Annotated[Name, FREE, Expected("demo, a local folder, or a Hugging Face repo id; --model gives it too")] = Field(
+        description="demo (the embedded model), a local folder, or a Hugging Face repo id."
+    )
+    revision: Annotated[NameOrNull, FREE] = Field(default=None, description="Branch, tag or commit of a repo; null is its main branch.")
+    adapter: Annotated[NameOrNull, FREE] = Field(
+        default=None, description="LoRA or DoRA adapter in mlx-lm's format: a folder or a repo id."
+    )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        default="auto", description="Compute type; auto is the checkpoint's, and float32 on a CPU."
+    )
+    trust_remote_code: Flag = Field(default=False, description="Run code that comes with the model repo.")
+
+
+class DataConfig(Section):
+    """The input rows: where they are, and what of them is kept in the records."""
+
+    path: Annotated[Inputs, FREE] = Field(
+        description="File, glob, folder, or a list; '-' is stdin, hf:owner/name a hub dataset, demo:questions.jsonl a shipped file."
+    )
+    format: Literal["auto", "jsonl", "parquet", "arrow", "csv", "text"] = Field(
+        default="auto", description="File format; auto goes by the name. Files ending in .gz, .zst or .bz2 are read as they are."
+    )
+    split: Name = Field(default="train", description="Split of a hub dataset.")
+    config: NameOrNull = Field(default=None, description="Configuration of a hub dataset.")
+    revision: Annotated[NameOrNull, FREE] = Field(default=None, description="Branch, tag or commit of a hub dataset.")
+    key: NameOrNull = Field(
+        default=None, description="Column with your own id for a row; null is the row's position. Duplicates stop the job."
+    )
+    keep: Columns = Field(default="all", description="Input columns copied into the record's input struct: all, none, or a list of names.")
+    limit: Annotated[CountOrNull, FREE] = Field(default=None, description="Read only so many rows; raising it later extends the run.")
+
+    @model_validator(mode="after")
+    def _hub_settings_have_a_hub_dataset(self) -> Self:
+        paths = [self.path] if isinstance(self.path, str) else self.path
+        if not any(path.startswith("hf:") for path in paths):
+            for key, value in (("config", self.config), ("revision", self.revision)):
+                if value is not None:
+                    raise contradiction(key, "expected null, since data.path is no hub dataset (hf:owner/name); remove it")
+        return self
+
+
+class PromptConfig(Section):
+    """How a row becomes a prompt: exactly one of text, messages and user."""
+
+    text: NameOrNull = Field(default=None, description="Raw text: a Jinja template over the row's columns, without a chat template.")
+    messages: NameOrNull = Field(default=None, description="Column that holds chat messages ({role, content}).")
+    user: NameOrNull = Field(default=None, description="Jinja template of a user turn, wrapped in the model's chat template.")
+    system: TextOrNull = Field(default=None, description="Jinja template of the system turn before user.")
+    prefill: TextOrNull = Field(default=None, description="Jinja template of the start of the assistant's turn.")
+    chat_template: NameOrNull = Field(
+        default=None, description="Chat template: a path, or the template itself (anything with {{ or {%); null is the tokenizer's own."
+    )
+    chat_template_args: JsonMapping = Field(
+        default={}, description="Variables for the chat template, for example {enable_thinking: false}."
+    )
+    too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
+        default="error", description="What happens to a prompt that leaves no room for one token."
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        sources = [name for name in ("text", "messages", "user") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            found = " and ".join(sources) or "none of them"
+            raise contradiction("", f"found {found}; expected exactly one of text, messages, user")
+        if self.system is not None and self.user is None:
+            place = "in the messages column" if self.messages else "in the text"
+            raise contradiction("system", f"expected null, since it goes with prompt.user only; put the system turn {place}")
+        if self.text is not None:
+            for key in ("prefill", "chat_template", "chat_template_args"):
+                if getattr(self, key) not in (None, {}):
+                    raise contradiction(key, "expected nothing, since prompt.text has no chat template; use prompt.user, or remove it")
+        return self
+
+
+class SamplingConfig(Section):
+    """How tokens are drawn, and when a completion ends."""
+
+    max_tokens: Count = Field(default=256, description="Most tokens to generate for a prompt.")
+    temperature: Temperature = Field(default=1.0, description="Divides the logits; 0 is greedy.")
+    top_p: Share = Field(default=1.0, description="Keep the smallest set of tokens whose probability reaches this; 1 is off.")
+    top_k: CountOrZero = Field(default=0, description="Keep the k most likely tokens; 0 is off.")
+    min_p: ShareBelowOne = Field(default=0.0, description="Keep tokens at least this likely relative to the most likely one; 0 is off.")
+    repetition_penalty: Ratio = Field(default=1.0, description="Penalty on tokens of prompt and completion; 1 is off.")
+    presence_penalty: Penalty = Field(default=0.0, description="Subtracted once from the logit of a token that the completion holds.")
+    frequency_penalty: Penalty = Field(default=0.0, description="Subtracted from a token's logit each time that the completion holds it.")
+    logit_bias: LogitBias = Field(default={}, description="Token id to a number added to its logit.")
+    stop: Strings = Field(default=[], description="Strings that end the completion, matched on text across token boundaries.")
+    include_stop: Flag = Field(default=False, description="Keep the stop string in the completion.")
+    stop_token_ids: TokenIds = Field(default=[], description="Token ids that end the completion, besides EOS.")
+    ignore_eos: Flag = Field(default=False, description="EOS does not end the completion; stop_token_ids still do.")
+    min_tokens: CountOrZero = Field(default=0, description="Before so many tokens no EOS, stop id or stop string ends the completion.")
+    n: Count = Field(default=1, description="Samples a prompt.")
+    seed: Seed = Field(default=0, description="Seed of the run; each sample's own seed derives from it and the row's key.")
+    columns: ColumnOf = Field(default={}, description="Values a row: a setting of this section to a column name or dotted path.")
+
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise contradiction("min_tokens", f"found {self.min_tokens}; expected at most sampling.max_tokens, which is {self.max_tokens}")
+        return self
+
+    @model_validator(mode="after")
+    def _columns_name_settings(self) -> Self:
+        valid = [name for name in type(self).model_fields if name != "columns"]
+        for key in self.columns:
+            if key not in valid:
+                near = nearest(key, valid)
+                fix = f"did you mean {near}?" if near else f"expected one of {', '.join(valid)}"
+                raise contradiction(f"columns.{key}", f"no such sampling setting; {fix}")
+        return self
+
+
+class LogprobsConfig(Section):
+    """Which logprobs the records hold."""
+
+    tokens: Flag = Field(default=True, description="Logprob of each generated token.")
+    prompt: Flag = Field(default=False, description="Logprob of each prompt token (echo).")
+    top: TopK = Field(default=0, description="The k most likely tokens a position, for whichever of tokens and prompt is on.")
+    stats: Flag = Field(default=False, description="Rank and entropy a position, for whichever of tokens and prompt is on.")
+
+    @model_validator(mode="after")
+    def _something_to_describe(self) -> Self:
+        if not self.tokens and not self.prompt:
+            for key, off in (("top", 0), ("stats", False)):
+                if getattr(self, key) != off:
+                    raise contradiction(key, "expected it off, since logprobs.tokens and logprobs.prompt are; turn one of them on")
+        return self
+
+
+class BatchConfig(Section):
+    """How rows share the device, and the unit in which they are committed."""
+
+    rows: Annotated[CountOrAuto, FROZEN_IF_DETERMINISTIC] = Field(default="auto", description="Rows decoding at once.")
+    tokens: Annotated[CountOrAuto, FROZEN_IF_DETERMINISTIC] = Field(default="auto", description="Padded tokens in one prefill.")
+    memory: Annotated[Share, FREE] = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
+    rows_per_shard: Count = Field(default=1024, description="Input rows in one result file; frozen at the run's start.")
+    prefix_cache: Annotated[NotYet, FREE] = Field(default=None, description="Not available yet in this version.")
+    stall_seconds: Annotated[SomeSeconds, FREE] = Field(default=120, description="Without a step for so long, a line says what goes on.")
+    deterministic: Flag = Field(
+        default=False, description="Static batches of fixed shapes: a row's bytes do not depend on its batch mates."
+    )
+
+
+class OutputConfig(Section):
+    """The run directory."""
+
+    path: Annotated[Name, FREE, Expected("a folder for the run; --output gives it too")] = Field(
+        description="Run directory; the same command on it continues the run."
+    )
+    fsync_seconds: Annotated[Seconds, FREE] = Field(default=5, description="A power cut costs at most this much finished work.")
+
+
+class GenerateConfig(Section):
+    """A generation job."""
+
+    job: Literal["generate"] = Field(description="What the job does.")
+    model: ModelConfig = Field(description="The model, and how it is loaded.")
+    data: DataConfig = Field(description="The input rows.")
+    prompt: PromptConfig = Field(description="How a row becomes a prompt.")
+    sampling: SamplingConfig = Field(default=SamplingConfig(), description="How tokens are drawn, and when a completion ends.")
+    logprobs: LogprobsConfig = Field(default=LogprobsConfig(), description="Which logprobs the records hold.")
+    batch: BatchConfig = Field(default=BatchConfig(), description="How rows share the device.")
+    on_error: Annotated[Literal["quarantine", "fail"], FREE] = Field(
+        default="quarantine", description="A row that cannot be done is set aside with its error, or stops the job."
+    )
+    output: OutputConfig = Field(description="The run directory.")
+
+
+RunConfig = GenerateConfig
+
+
+def names_a_file(chat_template: str) -> bool:
+    """True when a chat_template setting names a file; a literal template has {{ or {% in it."""
+    return "{{" not in chat_template and "{%" not in chat_template
+
+
+def identity(config: RunConfig) -> dict[str, JsonValue]:
+    """The settings that shape results, by dotted key; two runs that differ here may not share a run directory.
+
+    Left out are settings that only steer (memory, durability), and those whose contents a run fingerprints itself
+    (weights, adapter, input files).
+    """
+    return _identity(config, "", config.batch.deterministic)
+
+
+def _identity(section: Section, prefix: str, deterministic: bool) -> dict[str, JsonValue]:
+    found: dict[str, JsonValue] = {}
+    written: dict[str, JsonValue] = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
+        if isinstance(value, Section):
+            found |= _identity(value, f"{prefix}{name}.", deterministic)
+        elif not marks or (marks[0] == "deterministic" and deterministic):
+            found[f"{prefix}{name}"] = written[name]
+    return found

@@ -1,0 +1,238 @@
+"""``job: generate``: a row becomes a prompt with its sampling parameters and seeds, a completion becomes a record."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pydantic import ValidationError
+
+from ..configs.errors import ConfigError
+from ..configs.schema import RunConfig, SamplingConfig
+from ..runner.columns import lookup
+from ..runner.errors import RowError
+from ..runner.parts import read_results
+from ..runner.prefill import Wanted
+from ..runner.prompts import Rendered, Text
+from ..runner.record_batch import LEADING_NULL
+from ..runner.records import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
+from ..runner.stats import list_sum, perplexity
+from ..runner.tokenizer import Tokenizer, cut
+
+SAMPLING_FIELDS = tuple(Sampling.__slots__)
+MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
+FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
+
+
+@dataclass(frozen=True)
+class GenerateJob:
+    """A generation job over rows whose ``input`` struct is ``kept``; ``context`` is the longest sequence of the model, if known."""
+
+    config: RunConfig
+    kept: pa.StructType | None
+    render: Callable[[dict[str, Any]], Rendered]
+    tokenizer: Tokenizer
+    context: int | None
+    vocabulary: int
+
+    def __post_init__(self) -> None:
+        for name, ids in (("logit_bias", self.config.sampling.logit_bias), ("stop_token_ids", self.config.sampling.stop_token_ids)):
+            if wrong := [i for i in ids if i >= self.vocabulary]:
+                raise ConfigError(f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.vocabulary}, the model's vocabulary")
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which figures the engine is to compute."""
+        logprobs = self.config.logprobs
+        return Wanted(logprobs.prompt, logprobs.top, logprobs.stats)
+
+    # ----------------------------------------------------------------------------------------------- row -> request
+
+    def requests(self, row: Row) -> list[Request]:
+        """One request a row, with all its samples. Raises RowError."""
+        rendered = self.render(row.columns)
+        if isinstance(rendered, Text):
+            prompt = self.tokenizer.encode(rendered.text)
+        else:
+            prompt = self.tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
+        sampling, n, seed = self._sampling(row)
+        prompt, sampling = self._fitted(prompt, sampling)
+        seeds = [seed + s for s in range(n)] if seed is not None else [seed_of(self.config.sampling.seed, row.key, s) for s in range(n)]
+        samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
+        return [Request(row.position, prompt, Generate(sampling, samples))]
+
+    def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
+        """The row's parameters, its number of samples, and its own seed if it brings one."""
+        config, columns = self.config.sampling, self.config.sampling.columns
+        if not columns:
+            return self._shared, config.n, None
+        given = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
+        try:
+            merged = SamplingConfig.model_validate(config.model_dump() | {name: _typed(name, value) for name, value in given.items()})
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = str(first["loc"][0]) if first["loc"] else "sampling"
+            where = f"column {columns[name]!r}" if name in columns else "the row's columns"
+            raise RowError("sampling", f"sampling.{name} from {where}: found {given.get(name)!r}; {first['msg']}") from error
+        if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.vocabulary]:
+            raise RowError("sampling", f"token id {wrong[0]} is not below {self.vocabulary}, the model's vocabulary")
+        return _parameters(merged), merged.n, merged.seed if "seed" in given else None
+
+    @cached_property
+    def _shared(self) -> Sampling:
+        return _parameters(self.config.sampling)
+
+    def _fitted(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
+        """Prompt and max_tokens within the context. A prompt that is cut is cut so far that max_tokens have room; its BOS stays."""
+        n = len(prompt.ids)
+        if n == 0:
+            raise RowError("tokenize", "the prompt has no tokens, and this tokenizer puts no BOS before it; expected at least one token")
+        if self.context is None or n + sampling.max_tokens <= self.context:
+            return prompt, sampling
+        policy = self.config.prompt.too_long
+        if n < self.context:
+            return prompt, _with_max_tokens(sampling, self.context - n)
+        if policy == "error":
+            raise RowError(
+                "too_long",
+                f"the prompt has {n} tokens, the model's context {self.context}: no room for one token more; "
+                "shorten it, or set prompt.too_long to truncate_left or truncate_right",
+            )
+        keep = max(1, self.context - sampling.max_tokens)
+        sampling = _with_max_tokens(sampling, self.context - keep)
+        if policy == "truncate_right":
+            return Prompt(prompt.text, prompt.ids[:keep], prompt.offsets[:keep]), sampling
+        index = np.arange(n - keep, n)
+        if keep > 1 and prompt.ids[0] == self.tokenizer.bos:
+            index[0] = 0
+        return Prompt(prompt.text, prompt.ids[index], prompt.offsets[index]), sampling
+
+    # ------------------------------------------------------------------------------------------- outcome -> record
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The contract's columns, those that this config fills."""
+        logprobs = self.config.logprobs
+        fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
+        fields += [("input", self.kept)] if self.kept is not None else []
+        fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
+        fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
+        fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
+        if logprobs.tokens:
+            fields += [("logprobs", FLOATS)]
+        if self._differs:
+            fields += [("sampled_logprobs", FLOATS)]
+        fields += _figures("", logprobs.top, logprobs.stats) if logprobs.tokens else []
+        fields += [("text_offset", INTS), ("prompt_text_offset", INTS)]
+        fields += [("cumulative_logprob", pa.float64()), ("seed", pa.uint64())]
+        echo = [("prompt_logprobs", FLOATS), *_figures("prompt_", logprobs.top, logprobs.stats)] if logprobs.prompt else []
+        return pa.schema([*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)])
+
+    @property
+    def _differs(self) -> bool:
+        """True when the distribution sampled from can be another than the model's own."""
+        return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
+
+    def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
+        """A finished completion as the schema's columns."""
+        assert isinstance(outcome, Generated), "only finished completions become records"
+        sampling, prompt, scores = request.work.sampling, request.prompt, outcome.scores
+        text, offsets = self.tokenizer.decode(outcome.ids), self.tokenizer.offsets(outcome.ids)
+        least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
+        everything: dict[str, Any] = {
+            "row": row.position,
+            "key": row.key,
+            "sample": outcome.sample.index,
+            "prompt": prompt.text,
+            "completion": cut(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least),
+            "finish_reason": outcome.finish_reason,
+            "stop_reason": outcome.stop_reason,
+            "truncated": outcome.finish_reason == "length",
+            "prompt_tokens": len(prompt.ids),
+            "completion_tokens": len(outcome.ids),
+            "prompt_ids": prompt.ids,
+            "completion_ids": outcome.ids,
+            "sampled_logprobs": outcome.sampled_logprobs,
+            "text_offset": offsets,
+            "prompt_text_offset": prompt.offsets,
+            "cumulative_logprob": math.fsum(scores.logprobs.astype(np.float64)),
+            "seed": outcome.sample.seed,
+        }
+        if self.kept is not None:
+            everything["input"] = row.columns
+        for name in scores.__slots__:
+            everything[name] = getattr(scores, name)
+            everything[f"prompt_{name}"] = getattr(outcome.echo, name) if outcome.echo is not None else None
+        return {name: everything[name] for name in self.schema.names}
+
+    # ---------------------------------------------------------------------------------------- records -> statistics
+
+    def statistics(self, run: Path) -> pa.Table:
+        """One row of sums and counts over all records, and the perplexities that follow from them."""
+        echo = self.config.logprobs.prompt
+        columns = ["prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", *(["prompt_logprobs"] if echo else [])]
+        count = dict.fromkeys(("records", "prompt_tokens", "completion_tokens", "stopped", "at_max_tokens", "at_context", "prompt_scored"), 0)
+        sums: dict[str, list[float]] = {"completion": [], "prompt": []}
+        for batch in read_results(run, columns):
+            prompts, completions = (batch.column(name).to_numpy() for name in columns[:2])
+            by_length = np.array(batch.column("finish_reason").to_pylist(), object) == "length"
+            full = by_length & (prompts + completions == (self.context or -1))
+            count["records"] += batch.num_rows
+            count["prompt_tokens"] += int(prompts.sum())
+            count["completion_tokens"] += int(completions.sum())
+            count["stopped"] += int((~by_length).sum())
+            count["at_max_tokens"] += int((by_length & ~full).sum())
+            count["at_context"] += int(full.sum())
+            sums["completion"] += batch.column("cumulative_logprob").to_pylist()
+            if echo:
+                total, scored = list_sum(batch.column("prompt_logprobs"))
+                sums["prompt"].append(total)
+                count["prompt_scored"] += scored
+        completion, prompt = math.fsum(sums["completion"]), math.fsum(sums["prompt"])
+        row: dict[str, Any] = {"group": "all", **count, "sum_logprob": completion}
+        row["completion_perplexity"] = perplexity(completion, count["completion_tokens"])
+        row["prompt_sum_logprob"] = prompt if echo else None
+        row["prompt_perplexity"] = perplexity(prompt, count["prompt_scored"]) if echo else None
+        types = {"group": pa.string(), **dict.fromkeys(count, pa.int64())}
+        return pa.table({name: pa.array([value], types.get(name, pa.float64())) for name, value in row.items()})
+
+
+def seed_of(seed: int, key: str, sample: int, around: int = 0) -> int:
+    """The key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
+    digest = blake2b(json.dumps([seed, key, sample, around]).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 11
+
+
+def _parameters(config: SamplingConfig) -> Sampling:
+    values = {name: getattr(config, name) for name in SAMPLING_FIELDS}
+    return Sampling(**values | {"stop": tuple(config.stop), "stop_token_ids": tuple(config.stop_token_ids)})
+
+
+def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:
+    values = {name: getattr(sampling, name) for name in SAMPLING_FIELDS}
+    return Sampling(**values | {"max_tokens": most, "min_tokens": min(sampling.min_tokens, most)})
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value of a column as its setting's type: CSV holds text, Arrow integers for floats and the like."""
+    if isinstance(value, str) and name != "stop":
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return list(value) if name == "stop_token_ids" and isinstance(value, tuple) else value
+
+
+def _figures(prefix: str, top: int, stats: bool) -> list[tuple[str, pa.DataType]]:
+    fields: list[tuple[str, pa.DataType]] = []
+    if top:
+        fields += [(f"{prefix}top_ids", pa.list_(INTS)), (f"{prefix}top_logprobs", pa.list_(FLOATS))]
+    if stats:
+        fields += [(f"{prefix}ranks", INTS), (f"{prefix}entropies", FLOATS)]
+    return fields

@@ -1,0 +1,5 @@
+"""Kernels: pure functions on arrays. Importing this package puts a fast BLAS before mlx where that helps."""
+
+from . import backend
+
+backend.prepare()

@@ -1,0 +1,150 @@
+"""Which device computes, and what makes it fast: a BLAS opened before mlx, the allocator, a compiler.
+
+On Linux without CUDA the mlx wheel carries a reference BLAS some 35 times slower than OpenBLAS or MKL. Symbols of a
+library opened globally before mlx win over the wheel's own, so ``prepare`` must run before ``import mlx.core``.
+It knows nothing of models. On macOS and CUDA it does nothing.
+"""
+
+import ctypes
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+OPENBLAS = ("libopenblas.so.0", "libopenblas.so", "libopenblaso.so.0", "libopenblasp.so.0")
+MKL = ("libmkl_rt.so.3", "libmkl_rt.so.2")
+KEEP_BYTES = 32 << 20  # glibc's upper limit for M_MMAP_THRESHOLD: larger buffers go back to the kernel each time
+
+
+class BackendError(RuntimeError):
+    """mlx is missing, or installed in two builds that write the same library."""
+
+
+@dataclass(slots=True, frozen=True)
+class Blas:
+    """What multiplies matrices on a Linux CPU. ``core`` is OpenBLAS's core type; ``note`` says what the user can do."""
+
+    library: str | None
+    core: str | None = None
+    note: str | None = None
+
+    def __str__(self) -> str:
+        if self.library is None:
+            return self.note or "the system's own"
+        core = f" ({self.core})" if self.core else ""
+        return f"{Path(self.library).name}{core}" + (f"; {self.note}" if self.note else "")
+
+
+_blas: Blas | None = None
+
+
+def prepare() -> Blas:
+    """Opens the fast BLAS once; later calls return what was found. ``MLX_BULK_BLAS`` is ``off`` or a library's path."""
+    global _blas
+    if _blas is None:
+        _blas = _choose()
+    return _blas
+
+
+def _choose() -> Blas:
+    if sys.platform != "linux" or _installed("mlx-cuda-12") or _installed("mlx-cuda-13") or _installed("mlx-cuda"):
+        return Blas(None)
+    wish = os.environ.get("MLX_BULK_BLAS", "")
+    if wish == "off":
+        return Blas(None, note="the slow one inside mlx, as MLX_BULK_BLAS=off asks")
+    if "mlx.core" in sys.modules:
+        return Blas(None, note="mlx was imported before mlx_bulk, so no fast BLAS could be put in; import mlx_bulk first")
+    _keep_buffers()
+    for name in [wish] if wish else [*OPENBLAS, *_mkl_paths(), *MKL]:
+        try:
+            library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            if wish:
+                return Blas(None, note=f"MLX_BULK_BLAS={wish} cannot be opened ({error}); the slow one inside mlx is used")
+            continue
+        return Blas(name, _core(library))
+    return Blas(None, note="the slow one inside mlx; `apt install libopenblas0-pthread` or `pip install 'mlx-bulk[mkl]'` is some 35 times faster")
+
+
+def _installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _mkl_paths() -> list[str]:
+    """Where ``pip install mkl`` puts its library: below the environment's prefix, not in site-packages."""
+    return [str(path) for name in MKL if (path := Path(sys.prefix) / "lib" / name).is_file()]
+
+
+def _core(library: ctypes.CDLL) -> str | None:
+    try:
+        corename = library.openblas_get_corename
+    except AttributeError:
+        return None
+    corename.restype = ctypes.c_char_p
+    return corename().decode()
+
+
+def _keep_buffers() -> None:
+    """Tells glibc to keep freed buffers: page clearing was 8 to 14 % of a scoring run."""
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # musl has neither the name nor the habit
+        return
+    m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
+    mallopt(m_mmap_threshold, KEEP_BYTES)
+    mallopt(m_trim_threshold, (1 << 31) - 1)
+    mallopt(m_top_pad, 256 << 20)
+
+
+def load_mlx() -> "mx":  # pyright: ignore[reportGeneralTypeIssues]
+    """Imports mlx with everything in place.
+
+    Raises ``BackendError`` where mlx is missing, or where its CPU and CUDA builds lie over each other.
+    """
+    prepare()
+    cuda = [n for n in ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda") if _installed(n)]
+    if cuda and _installed("mlx-cpu"):
+        raise BackendError(f"both mlx-cpu and {cuda[0]} are installed and overwrite each other's library; pip uninstall one, then reinstall the other")
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        extra = "" if sys.platform == "darwin" else "[cpu]' (or 'mlx-bulk[cuda13]"
+        raise BackendError(f"mlx is not usable here ({error}); pip install 'mlx-bulk{extra}'") from error
+    if device_name() == "cpu" and shutil.which("g++") is None:
+        mx.disable_compile()  # mlx compiles fused kernels on the CPU with g++
+    return mx
+
+
+def device_name() -> str:
+    """``metal``, ``cuda`` or ``cpu``: where arrays live by default."""
+    import mlx.core as mx
+
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def memory_bytes() -> int:
+    """Bytes of memory that weights, KV and workspace can share: the GPU's, or the machine's within its cgroup."""
+    import mlx.core as mx
+
+    if device_name() != "cpu":
+        info = mx.device_info()
+        return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or info["memory_size"])
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(path).read_text()))
+        except (OSError, ValueError):  # no such cgroup, or "max"
+            continue
+    return total

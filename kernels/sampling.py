@@ -1,0 +1,252 @@
+"""Logits [B, V] and per-row parameters to token ids [B] and the logprob of each under the distribution sampled from.
+
+Order: edits (masks, bias, penalties), then greedy or temperature, top-k, top-p, min-p, renormalise, draw. The three
+filters all keep a prefix of the tokens sorted by logit (ties to the lower id), so together they are one count a row:
+
+    sorted:   9.1  7.0  7.0  3.2  1.0 …      top-k keeps 4, top-p 3, min-p 5
+    kept:     ^^^^^^^^^^^^^                  the smallest count; the cut at 7.0 takes its equals by ascending id
+
+``reference`` in plain mx ops is the specification and what Metal and CUDA run, ``on_cpu`` the same in NumPy.
+"""
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from . import logprobs
+from .backend import device_name
+from .logprobs import Scores
+
+BLOCK = 256
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+
+
+def _no_ints() -> Ints:
+    return np.zeros(0, np.int32)
+
+
+@dataclass(slots=True)
+class Edits:
+    """Changes to single logits, as flat arrays: entry i changes logit ``[rows[i], ids[i]]``.
+
+    ``add`` is added first (a logit bias; -inf masks). Then ``seen_rows, seen_ids`` name the tokens of prompt and
+    completion for the repetition penalty (Keskar et al. 2019: positive logits divided, negative ones multiplied), and
+    ``said_rows, said_ids`` the tokens of the completion, one entry an occurrence, for presence and frequency penalties.
+    """
+
+    rows: Ints = field(default_factory=_no_ints)
+    ids: Ints = field(default_factory=_no_ints)
+    add: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    seen_rows: Ints = field(default_factory=_no_ints)
+    seen_ids: Ints = field(default_factory=_no_ints)
+    said_rows: Ints = field(default_factory=_no_ints)
+    said_ids: Ints = field(default_factory=_no_ints)
+
+
+@dataclass(slots=True)
+class Parameters:
+    """Sampling parameters of B rows, one entry a row; temperature 0 is greedy, top_k 0 is off. ``uniforms``: [B] in [0, 1)."""
+
+    temperature: Floats
+    top_k: Ints
+    top_p: Floats
+    min_p: Floats
+    repetition: Floats
+    presence: Floats
+    frequency: Floats
+    uniforms: Floats
+    edits: Edits | None = None
+
+    @property
+    def greedy(self) -> NDArray[np.bool_]:
+        """Rows that take the most likely token."""
+        return self.temperature == 0
+
+    @property
+    def filtered(self) -> NDArray[np.bool_]:
+        """Rows that leave tokens out before the draw."""
+        return ~self.greedy & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0))
+
+
+def draw(logits: mx.array, parameters: Parameters, top: int, stats: bool) -> tuple[Ints, Scores, Floats]:
+    """One decode step's tokens and figures, with one evaluation: logits [B, V] -> ids [B], scores of B tokens, sampled logprobs [B].
+
+    The scores are those of the model's own distribution (temperature 1, before any edit).
+    """
+    if device_name() == "cpu":
+        logits = logits.astype(mx.float32)
+        mx.eval(logits)
+        x = np.array(logits, copy=False)
+        ids, sampled = on_cpu(x, parameters)
+        return ids, logprobs.on_cpu(x, ids, top, stats), sampled
+    drawn, under = reference(logits, parameters)
+    parts = logprobs.reference(logits, drawn, top, stats)
+    mx.eval(drawn, under, *(p for p in parts if p is not None))
+    return np.array(drawn), Scores(*(None if p is None else np.array(p) for p in parts)), np.array(under)  # pyright: ignore[reportArgumentType]
+
+
+# ------------------------------------------------------------------------------------------------ the specification
+
+
+def reference(logits: mx.array, p: Parameters) -> tuple[mx.array, mx.array]:
+    """The specification: logits [B, V] -> ids [B] int32, sampled logprobs [B] float32, unevaluated."""
+    x = logits.astype(mx.float32)
+    if p.edits is not None:
+        x = _edited(x, p, p.edits)
+    best = mx.argmax(x, axis=-1)
+    if p.greedy.all():
+        return best.astype(mx.int32), mx.zeros(best.shape)
+    greedy = mx.array(p.greedy)
+    z = (x - x.max(axis=-1, keepdims=True)) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
+    if p.filtered.any():
+        z = mx.where(_kept(z, p), z, -mx.inf)
+    e = mx.exp(z)
+    drawn, total = _drawn(e, mx.array(p.uniforms))
+    ids = mx.where(greedy, best, drawn)
+    under = mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total)
+    return ids.astype(mx.int32), mx.where(greedy, 0.0, under)
+
+
+def _edited(x: mx.array, p: Parameters, edits: Edits) -> mx.array:
+    if len(edits.rows):
+        x = x.at[mx.array(edits.rows), mx.array(edits.ids)].add(mx.array(edits.add))
+    if len(edits.seen_rows):
+        at = mx.array(edits.seen_rows), mx.array(edits.seen_ids)
+        now, penalty = x[at], mx.array(p.repetition)[at[0]]
+        x[at] = mx.where(now > 0, now / penalty, now * penalty)  # equal entries write equal values
+    if len(edits.said_rows):
+        at = mx.array(edits.said_rows), mx.array(edits.said_ids)
+        x[at] = x[at] - mx.array(p.presence)[at[0]]
+        x = x.at[at].subtract(mx.array(p.frequency)[at[0]])
+    return x
+
+
+def _kept(z: mx.array, p: Parameters) -> mx.array:
+    """Which tokens the filters leave, [B, V] bool; ``z`` is logits over temperature, its row maximum 0."""
+    v = z.shape[-1]
+    ordered = -mx.sort(-z, axis=-1)
+    top_k = mx.array(np.where(p.top_k > 0, np.minimum(p.top_k, v), v))[:, None]
+    mass = _cumulative(mx.exp(ordered))
+    needed = mx.array(p.top_p)[:, None] * mx.take_along_axis(mass, top_k - 1, axis=-1)
+    count = mx.where(mx.array(p.top_p)[:, None] < 1, (mass < needed).sum(axis=-1, keepdims=True) + 1, v)
+    likely = (ordered >= mx.log(mx.array(p.min_p))[:, None]).sum(axis=-1, keepdims=True)
+    count = mx.maximum(mx.minimum(mx.minimum(top_k, count), likely), 1)
+    cut = mx.take_along_axis(ordered, count - 1, axis=-1)
+    level = z == cut
+    quota = count - (z > cut).sum(axis=-1, keepdims=True)
+    kept = (z > cut) | (level & (mx.cumsum(level.astype(mx.int32), axis=-1) <= quota))
+    return kept | mx.array(~p.filtered)[:, None]
+
+
+def _cumulative(x: mx.array) -> mx.array:
+    """Running sums of [B, V] over V by blocks, so that none adds more than a few hundred terms of float32 in turn."""
+    b, v = x.shape
+    inside = mx.cumsum(mx.pad(x, [(0, 0), (0, -v % BLOCK)]).reshape(b, -1, BLOCK), axis=-1)
+    ends = mx.cumsum(inside[:, :, -1], axis=-1)
+    before = mx.pad(ends[:, :-1], [(0, 0), (1, 0)])
+    return (inside + before[:, :, None]).reshape(b, -1)[:, :v]
+
+
+def _drawn(e: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
+    """Inverse CDF over ascending ids: the first id whose cumulative sum exceeds u · total. ids [B], totals [B]."""
+    b, v = e.shape
+    padded = mx.pad(e, [(0, 0), (0, -v % BLOCK)]).reshape(b, -1, BLOCK)
+    ends = mx.cumsum(padded.sum(axis=-1), axis=-1)  # (B, blocks)
+    total = ends[:, -1]
+    threshold = (uniforms * total)[:, None]
+    block = mx.minimum((ends <= threshold).sum(axis=-1, keepdims=True), _last_positive(ends[:, 1:] - ends[:, :-1]) + 1)
+    before = mx.where(block > 0, mx.take_along_axis(ends, mx.maximum(block - 1, 0), axis=-1), 0.0)
+    inside = mx.take_along_axis(padded, block[:, :, None], axis=1)[:, 0]  # (B, BLOCK)
+    position = mx.minimum((mx.cumsum(inside, axis=-1) <= threshold - before).sum(axis=-1, keepdims=True), _last_positive(inside))
+    # rounding may stop on a token of probability zero: the next likely one behind it is meant
+    ahead = (inside > 0) & (mx.arange(BLOCK) >= position)
+    return (block * BLOCK)[:, 0] + mx.argmax(ahead, axis=-1), total
+
+
+def _last_positive(x: mx.array) -> mx.array:
+    """Index [B, 1] of the last positive entry a row of ``x`` [B, N]; -1 where there is none."""
+    return mx.where(x > 0, mx.arange(x.shape[-1]), -1).max(axis=-1, keepdims=True) if x.shape[-1] else mx.full((x.shape[0], 1), -1)
+
+
+# ------------------------------------------------------------------------------------------------------ on the CPU
+
+
+def on_cpu(x: Floats, p: Parameters) -> tuple[Ints, Floats]:
+    """``reference`` by NumPy: logits [B, V] float32, which stay as they are."""
+    if p.edits is not None:
+        x = _edited_on_cpu(x.copy(), p, p.edits)
+    ids = np.argmax(x, axis=-1).astype(np.int32)
+    under = np.zeros(len(x), np.float32)
+    rows = np.flatnonzero(~p.greedy)
+    if len(rows):
+        with np.errstate(invalid="ignore"):  # a row of NaN stays one; its scores quarantine it
+            z = x[rows] - x[rows, ids[rows]][:, None]
+        z /= p.temperature[rows, None]
+        if p.filtered.any():
+            _filter(z, rows, p)
+        e = np.exp(z)
+        drawn, total = _drawn_on_cpu(e, p.uniforms[rows])
+        ids[rows] = drawn
+        under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
+    return ids, under
+
+
+def _edited_on_cpu(x: Floats, p: Parameters, edits: Edits) -> Floats:
+    np.add.at(x, (edits.rows, edits.ids), edits.add)
+    at = edits.seen_rows, edits.seen_ids
+    now, penalty = x[at], p.repetition[at[0]]
+    x[at] = np.where(now > 0, now / penalty, now * penalty)
+    at = edits.said_rows, edits.said_ids
+    x[at] = x[at] - p.presence[at[0]]
+    np.subtract.at(x, at, p.frequency[at[0]])
+    return x
+
+
+def _filter(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:
+    """Sets what the filters of ``z`` [R, V] (the batch's ``rows``) leave out to -inf, in place."""
+    where = np.flatnonzero(p.filtered[rows])
+    mine, x = rows[where], z[where]
+    v = x.shape[1]
+    top_k = np.where(p.top_k[mine] > 0, np.minimum(p.top_k[mine], v), v)
+    width = int(top_k.max())
+    if width < v:
+        ordered = -np.sort(np.partition(-x, width - 1, axis=1)[:, :width], axis=1)
+    else:
+        ordered = np.sort(x, axis=1)[:, ::-1]
+    mass = np.cumsum(np.exp(ordered), axis=1, dtype=np.float64)
+    top_p = p.top_p[mine, None].astype(np.float64)
+    needed = top_p * np.take_along_axis(mass, top_k[:, None] - 1, axis=1)
+    count = np.where(top_p[:, 0] < 1, (mass < needed).sum(axis=1) + 1, v)
+    with np.errstate(divide="ignore"):
+        likely = (ordered >= np.log(p.min_p[mine])[:, None]).sum(axis=1)
+    count = np.maximum(np.minimum(np.minimum(top_k, count), likely), 1)
+    cut = np.take_along_axis(ordered, count[:, None] - 1, axis=1)
+    kept = x >= cut
+    surplus = np.flatnonzero(kept.sum(axis=1) > count)
+    if len(surplus):  # equals at the cut: the lower ids are kept
+        above, level = x[surplus] > cut[surplus], x[surplus] == cut[surplus]
+        quota = count[surplus, None] - above.sum(axis=1, keepdims=True)
+        kept[surplus] = above | (level & (np.cumsum(level, axis=1) <= quota))
+    x[~kept] = -np.inf
+    z[where] = x
+
+
+def _drawn_on_cpu(e: Floats, uniforms: Floats) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Inverse CDF over ascending ids in float64: ids [R], totals [R]."""
+    b, v = e.shape
+    ends = np.cumsum(np.add.reduceat(e, np.arange(0, v, BLOCK), axis=1, dtype=np.float64), axis=1)
+    total = ends[:, -1]
+    threshold = uniforms * total
+    block = (ends <= threshold[:, None]).sum(axis=1)  # below total, so within the blocks
+    block = np.minimum(block, ends.shape[1] - 1)
+    before = np.where(block > 0, ends[np.arange(b), block - 1], 0.0)
+    ids = block[:, None] * BLOCK + np.arange(BLOCK)
+    inside = np.where(ids < v, np.take_along_axis(e, np.minimum(ids, v - 1), axis=1), 0)
+    reached = (np.cumsum(inside, axis=1, dtype=np.float64) > (threshold - before)[:, None]) & (inside > 0)
+    last = BLOCK - 1 - np.argmax((inside > 0)[:, ::-1], axis=1)
+    position = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
+    return block * BLOCK + position, total

@@ -1,0 +1,94 @@
+"""KV caches of a batch, on top of mlx-lm's: make, fork, extend, filter, and what they cost.
+
+A batch is either *padded* (mlx-lm's batch caches; rows of unlike length, new rows can join) or *exact* (the model's plain
+caches holding B rows of one length; rows can leave or be forked by index, none can join):
+
+    padded   . . a b c d     exact   a b c
+             e f g h i j             d e f       columns are cache positions, dots are pads
+"""
+
+import copy
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import make_prompt_cache
+
+
+class Cache(Protocol):
+    """What the batch caches of mlx-lm have in common, as far as it is used here."""
+
+    state: Any
+
+    def prepare(self, *, lengths: list[int], right_padding: list[int]) -> None: ...
+    def finalize(self) -> None: ...
+    def filter(self, batch_indices: mx.array) -> None: ...
+    def extend(self, other: Any) -> None: ...
+
+
+Caches = list[Cache]
+
+
+def fresh(model: Any, rows: int, padded: bool) -> Caches:
+    """Empty caches, one a layer, for ``rows`` rows. Raises AttributeError where a layer's cache cannot be padded."""
+    plain = make_prompt_cache(model)
+    if not padded:
+        return cast(Caches, plain)
+    return [type(layer).merge([layer] * rows) for layer in plain]
+
+
+def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:
+    """Keeps ``rows`` of the ``of`` rows in place, in that order; an index that stands twice forks its row."""
+    if rows == list(range(of)):
+        return
+    index = mx.array(rows)
+    for cache in caches:
+        if padded:
+            cache.filter(index)
+        else:
+            _select_plain(cache, index, of)
+
+
+def _select_plain(cache: Any, index: mx.array, of: int) -> None:
+    pick = lambda leaf: leaf[index] if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == of else leaf
+    for name, value in vars(cache).items():
+        if name == "caches":  # a list of caches (mlx-lm's CacheList)
+            for inner in value:
+                _select_plain(inner, index, of)
+        else:
+            setattr(cache, name, tree_map(pick, value))
+
+
+def forked(caches: Caches, rows: list[int], of: int, padded: bool) -> Caches:
+    """New caches that hold ``rows`` of ``caches``, which stay as they are."""
+    twins = copy.deepcopy(caches)  # mlx arrays are changed in place by -= and by slices: sharing them would tie the two
+    select(twins, rows, of, padded)
+    return twins
+
+
+def evaluate(caches: Caches) -> None:
+    """Computes what the caches hold."""
+    mx.eval([leaf for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)])
+
+
+def growth(caches: Caches) -> tuple[float, float]:
+    """(bytes a cached token, bytes besides) that a row takes in ``caches``, which hold one row.
+
+    A window that slides is counted as if it grew: an upper bound.
+    """
+    by_token = by_row = 0.0
+    for cache in caches:
+        inner = growth(list(cache.caches)) if hasattr(cache, "caches") else _growth(cache)
+        by_token, by_row = by_token + inner[0], by_row + inner[1]
+    return by_token, by_row
+
+
+def _growth(cache: Any) -> tuple[float, float]:
+    by_token = by_row = 0.0
+    for name, value in vars(cache).items():
+        arrays = [leaf for _, leaf in tree_flatten({name: value}) if isinstance(leaf, mx.array)]
+        if name in ("keys", "values"):  # [1, heads, positions, width], quantized or not
+            by_token += sum(a.nbytes / a.shape[2] for a in arrays)
+        else:
+            by_row += sum(a.nbytes for a in arrays)
+    return by_token, by_row

@@ -1,0 +1,90 @@
+"""What a run was started with against what it is continued with: lines that name each difference.
+
+Works on plain JSON values; knows no config schema and no file format. Inputs may grow at their end, nothing else may change.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_SHOWN = 120
+
+
+def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """One line a key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
+    now = json.loads(json.dumps(now))  # tuples are lists once stored
+    missing = object()
+    return [
+        f"{key}: the run has {_shown(stored, key)}, the config now says {_shown(now, key)}"
+        for key in sorted(stored.keys() | now.keys())
+        if stored.get(key, missing) != now.get(key, missing)
+    ]
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "nothing"
+    text = json.dumps(values[key], ensure_ascii=False)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """One line a way in which the inputs changed other than by growing at their end; none when they are equal or extended.
+
+    Both are ``{"limit": int | None, "sources": [{"path", "bytes", "sha256", "rows", "appendable"}]}``, sources in reading
+    order, ``sha256`` over the ``bytes`` as they lie on disk, null for a source behind the limit, of which nothing was read;
+    ``appendable`` marks uncompressed formats of one row a line. Content counts, not its path. The last old source may have
+    grown if its old content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file
+    again. Raises OSError where it cannot be read.
+    """
+    lines = list(_changed_sources(_read_sources(stored), now["sources"]))
+    had, has = covered_rows(stored), covered_rows(now)
+    if not lines and has < had:
+        lines.append(f"data.limit: the run covers {had} rows, the config now says {json.dumps(now['limit'])}: {has} rows")
+    return lines
+
+
+def covered_rows(inputs: dict[str, Any]) -> int:
+    """How many rows the inputs give under their limit."""
+    rows = sum(source["rows"] for source in inputs["sources"])
+    return rows if inputs["limit"] is None else min(rows, inputs["limit"])
+
+
+def _read_sources(inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    return [source for source in inputs["sources"] if source["sha256"] is not None]
+
+
+def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
+    for number, old in enumerate(stored, start=1):
+        if number > len(now):
+            yield f"data.path: source {number}, {old['path']}, is gone"
+            continue
+        new = now[number - 1]
+        if new["sha256"] is None or (old["sha256"], old["bytes"]) == (new["sha256"], new["bytes"]):
+            continue  # equal, or behind a limit that is now shorter
+        if number < len(stored):
+            yield f"data.path: source {number} was {_source(old)}, is now {_source(new)}"
+        elif not _grown(old, new):
+            yield f"data.path: source {number} was {_source(old)}, is now {_source(new)}, which does not continue it"
+
+
+def _source(source: dict[str, Any]) -> str:
+    return f"{source['path']} ({source['rows']} rows, {source['bytes']} bytes, sha256 {source['sha256'][:12]})"
+
+
+def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether ``new`` is ``old`` with whole lines appended, by the bytes themselves."""
+    if not (old["appendable"] and new["appendable"] and new["bytes"] > old["bytes"] and new["rows"] >= old["rows"]):
+        return False
+    digest, left, last = hashlib.sha256(), old["bytes"], b"\n"
+    with Path(new["path"]).open("rb") as file:
+        while left and (piece := file.read(min(left, 1 << 20))):
+            digest.update(piece)
+            left, last = left - len(piece), piece[-1:]
+        following = file.read(1)
+    if left or digest.hexdigest() != old["sha256"]:
+        return False
+    # Text glued to an unfinished last line would change a row that may be done.
+    return last == b"\n" or following in (b"\n", b"\r")

@@ -1,0 +1,132 @@
+"""Prompts into caches, and the echo: logprobs of a prompt's own tokens. A group of rows at once, right-padded, in chunks.
+
+A prompt's last token is left to the first decode step, so logits are computed only where the echo reads them. Where it
+does, chunks are cut so that one chunk's logits stay within a stated bound: no [B, T, V] array.
+
+    ids      a b c d i        tokens   a b c d        echo   b c d i       what position t's logits say of token t + 1
+             e f h                     e f . .               f h
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.logprobs import Scores, join, score
+from .cache import Caches, evaluate, fresh
+from .planner import Limits
+from .records import Request, Sample
+
+LEAST_CHUNK = 8  # tokens
+
+
+@dataclass(slots=True, frozen=True)
+class Wanted:
+    """Which figures are computed: ``logprobs.prompt``, ``logprobs.top`` and ``logprobs.stats`` of the config."""
+
+    echo: bool = False
+    top: int = 0
+    stats: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Setup:
+    """A model and how it is run. ``padded``: rows of unlike length share a batch (the probe allows it).
+
+    ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits
+    of one chunk of an echoed prefill.
+    """
+
+    model: Any
+    vocabulary: int
+    limits: Limits
+    wanted: Wanted
+    padded: bool
+    static: bool = False
+    logit_bytes: int = 32 << 20
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """A prefilled group: one cache row and one echo a request, and the samples that have not been admitted yet."""
+
+    caches: Caches
+    requests: list[Request]
+    echoes: list[Scores | None]
+    waiting: list[tuple[int, Sample]]  # (index of the request, its sample)
+    tokens: int
+    padded_tokens: int
+
+
+def prefill(setup: Setup, requests: list[Request]) -> Prefilled:
+    """Runs all but the last token of each prompt through the model; shorter rows are padded on the right, then rolled."""
+    ids = [r.prompt.ids for r in requests]
+    lengths = [len(x) - 1 for x in ids]
+    width = max(lengths)
+    if width == 1 and min(lengths) == 0:
+        width = 2  # mlx-lm's rotating caches take a call of one token for a decode step, which must not be padded
+    caches = fresh(setup.model, len(ids), setup.padded)
+    padding = [width - n for n in lengths]
+    if any(padding):
+        for cache in caches:
+            cache.prepare(lengths=lengths, right_padding=padding)
+    tokens = np.zeros((len(ids), width), np.int32)
+    for row, x, n in zip(tokens, ids, lengths, strict=True):
+        row[:n] = x[:-1]
+    echoes = _forward(setup, tokens, ids, caches)
+    if any(padding):
+        for cache in caches:
+            cache.finalize()
+        evaluate(caches)
+    waiting = [(i, sample) for i, r in enumerate(requests) for sample in r.work.samples]
+    return Prefilled(caches, requests, echoes, waiting, sum(lengths), tokens.size)
+
+
+def _forward(setup: Setup, tokens: NDArray[np.int32], ids: list[NDArray[np.int32]], caches: Caches) -> list[Scores | None]:
+    """Runs ``tokens`` [B, T] through the model chunk by chunk; each row's echo scores [len(ids) - 1], if wanted."""
+    rows, width = tokens.shape
+    parts = [[_nothing(setup.wanted)] for _ in ids]
+    at = 0
+    while at < width:
+        n = _chunk(setup, rows, width - at)
+        logits: mx.array = setup.model(mx.array(tokens[:, at : at + n]), cache=caches)
+        if setup.wanted.echo:
+            _echo(setup.wanted, logits, at, ids, parts)
+        evaluate(caches)
+        at += n
+    return [join(p) if setup.wanted.echo else None for p in parts]
+
+
+def _chunk(setup: Setup, rows: int, left: int) -> int:
+    """Tokens a row in the next call; never a last one alone (see the note on rotating caches in ``prefill``)."""
+    n = setup.limits.tokens // rows
+    if setup.wanted.echo:
+        n = min(n, max(LEAST_CHUNK, setup.logit_bytes // (4 * rows * setup.vocabulary)))
+    n = max(n, 2)
+    return left if left <= n + 1 else n
+
+
+def _echo(wanted: Wanted, logits: mx.array, at: int, ids: list[NDArray[np.int32]], parts: list[list[Scores]]) -> None:
+    """Appends to ``parts`` the scores of the tokens that ``logits`` [B, N, V], of positions at … at + N - 1, predict."""
+    b, n, v = logits.shape
+    counts = [max(0, min(len(x) - 1 - at, n)) for x in ids]
+    if not any(counts):
+        return
+    flat = logits.reshape(b * n, v)
+    if sum(counts) < b * n:
+        flat = flat[mx.array(np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)]))]
+    targets = np.concatenate([x[at + 1 : at + 1 + c] for x, c in zip(ids, counts, strict=True)])
+    scores = score(flat, targets, wanted.top, wanted.stats)
+    end = 0
+    for part, count in zip(parts, counts, strict=True):
+        part.append(scores[end : end + count])
+        end += count
+
+
+def _nothing(wanted: Wanted) -> Scores:
+    """The scores of no tokens, with the figures that are wanted."""
+    ints, floats, k = np.zeros(0, np.int32), np.zeros(0, np.float32), wanted.top
+    tops = (ints.reshape(0, k), floats.reshape(0, k)) if k else (None, None)
+    return Scores(floats, *tops, *((ints, floats) if wanted.stats else (None, None)))

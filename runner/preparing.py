@@ -1,0 +1,217 @@
+"""Beside the model: rows become requests a window ahead, outcomes become records and go to the writer.
+
+Two threads with bounded queues, so the device waits neither for tokenization nor for the disk. They hold what a row needs
+until its last sample is recorded; memory does not grow with the dataset.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from queue import Empty, Full, Queue
+
+from .column_types import json_text
+from .errors import DataError, RowError
+from .job import Job
+from .records import BadRow, Failure, Generate, Outcome, Request, Row
+from .recovery import Recovered
+from .writer import Writer
+
+WINDOW_ROWS = 4096
+OUTCOMES = 1024
+
+
+class StoppedError(Exception):
+    """Another part of the run has ended it."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A row whose outcomes are not all recorded."""
+
+    row: Row
+    request: Request
+    left: int
+
+
+class Desk:
+    """Prepares requests and records outcomes. ``check`` says why a request can't be run, or None.
+
+    ``fail_fast``: the first row that fails ends the run with DataError (``on_error: fail``). ``whole_shards``: the rows of
+    an open shard are all run, those recorded before too (deterministic mode, where a batch is repeated as it was).
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rows: Iterator[Row | BadRow],
+        writer: Writer,
+        recovered: Recovered,
+        rows_per_shard: int,
+        check: Callable[[Request], str | None],
+        *,
+        fail_fast: bool,
+        whole_shards: bool,
+    ):
+        self._job, self._rows, self._writer, self._recovered, self._check = job, rows, writer, recovered, check
+        self._per_shard, self._fail_fast, self._whole = rows_per_shard, fail_fast, whole_shards
+        self._waiting: dict[int, _Waiting] = {}
+        self._windows: Queue[list[Request] | None] = Queue(1)
+        self._outcomes: Queue[Outcome | tuple[int, int] | None] = Queue(OUTCOMES)
+        self._stop = threading.Event()
+        self.failure: BaseException | None = None
+        self._threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (self._prepare, self._record)]
+        for thread in self._threads:
+            thread.start()
+
+    # -------------------------------------------------------------------------------------- for the model's thread
+
+    @property
+    def failed(self) -> bool:
+        """True when preparing or recording has failed; ``close`` raises what it was."""
+        return self.failure is not None
+
+    def next_window(self, wait: bool) -> list[Request] | None:
+        """The requests of the next rows; an empty list while they are not ready (unless told to wait), None behind the last."""
+        while not self.failed:
+            try:
+                return self._windows.get(timeout=0.2) if wait else self._windows.get_nowait()
+            except Empty:
+                if not wait:
+                    return []
+        return None
+
+    def put(self, outcome: Outcome) -> None:
+        """Takes over an outcome; waits while too many are not recorded yet."""
+        self._put(self._outcomes, outcome)
+
+    def close(self) -> None:
+        """Records what was put, ends both threads, and raises what went wrong in them."""
+        self._stop.set()
+        self._threads[0].join()
+        if not self.failed:
+            self._outcomes.put(None)
+        self._threads[1].join()
+        if self.failure is not None:
+            raise self.failure
+
+    # ------------------------------------------------------------------------------------------------- the threads
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except StoppedError:
+            return
+        except BaseException as error:
+            self.failure = self.failure or error
+
+    def _put(self, queue: "Queue[object]", item: object) -> None:
+        """Puts without waiting forever for a thread that has ended."""
+        while True:
+            try:
+                queue.put(item, timeout=0.2)
+                return
+            except Full:
+                if self.failed:
+                    raise StoppedError from None
+
+    def _prepare(self) -> None:
+        """Rows to windows of requests; a window ends with a shard."""
+        window: list[Request] = []
+        size = 1 if self._whole else max(1, WINDOW_ROWS // self._per_shard)
+        ends = None
+        for row in self._rows:
+            if self._stop.is_set():
+                raise StoppedError
+            shard = row.position // self._per_shard
+            if ends is not None and shard >= ends and window:
+                self._put_window(window)
+                window, ends = [], None
+            ends = shard + size if ends is None else ends
+            window += self._requests(row)
+        if window:
+            self._put_window(window)
+        self._put_window(None)
+
+    def _put_window(self, window: list[Request] | None) -> None:
+        while not self._stop.is_set():
+            try:
+                self._windows.put(window, timeout=0.2)
+                return
+            except Full:
+                continue
+        raise StoppedError
+
+    def _requests(self, row: Row | BadRow) -> list[Request]:
+        """A row's requests, less what is recorded already; a row that cannot be done goes to the errors."""
+        shard = self._recovered.done.get(row.position // self._per_shard)
+        if shard is not None and row.position in shard.failed:
+            self._put(self._outcomes, (row.position, 1))
+            return []
+        if isinstance(row, BadRow):
+            self._put(self._outcomes, Failure(row.position, None, None, "read", "UnreadableRow", row.message, row.text))
+            return []
+        try:
+            requests = self._job.requests(row)
+            for request in requests:
+                if problem := self._check(request):
+                    raise RowError("too_long", problem)
+        except RowError as error:
+            text = json_text(row.columns)
+            self._put(self._outcomes, Failure(row.position, row.key, None, error.stage, type(error).__name__, str(error), text))
+            return []
+        self._put(self._outcomes, (row.position, sum(len(r.work.samples) for r in requests)))
+        done = shard.samples.get(row.position, set()) if shard is not None else set[int]()
+        left = [kept for r in requests if (kept := _without(r, set() if self._whole else done)).work.samples]
+        for request in left:
+            self._waiting[row.position] = _Waiting(row, request, len(request.work.samples))
+        return left
+
+    def _record(self) -> None:
+        """Outcomes to records; pairs are (row, number of its records)."""
+        while True:
+            outcome = self._outcomes.get() if not self.failed else None
+            if outcome is None:
+                return
+            if isinstance(outcome, tuple):
+                self._writer.admit(*outcome)
+            elif isinstance(outcome, Failure):
+                self._fail(outcome)
+            else:
+                self._finish(outcome)
+
+    def _fail(self, failure: Failure) -> None:
+        if failure.sample is not None:
+            row = self._settled(failure.row).row
+            failure = replace(failure, key=row.key, input=json_text(row.columns))
+            if self._recorded(failure.row, failure.sample):
+                return
+        if self._fail_fast:
+            where = f"row {failure.row}" + (f" (key {failure.key})" if failure.key not in (None, str(failure.row)) else "")
+            raise DataError(f"on_error: fail, and {where} failed at {failure.stage}: {failure.message}")
+        self._writer.fail(failure)
+
+    def _finish(self, outcome: Outcome) -> None:
+        assert not isinstance(outcome, Failure)
+        waiting = self._settled(outcome.row)
+        if not self._recorded(outcome.row, outcome.sample.index):
+            record = self._job.record(waiting.row, waiting.request, outcome)
+            self._writer.add(outcome.row, outcome.sample.index, record)
+
+    def _settled(self, row: int) -> _Waiting:
+        """What waits for an outcome of ``row``, of which one has come now."""
+        waiting = self._waiting[row]
+        waiting.left -= 1
+        if not waiting.left:
+            del self._waiting[row]
+        return waiting
+
+    def _recorded(self, row: int, sample: int) -> bool:
+        """Whether an earlier session has recorded this sample (it was run again for the sake of its batch)."""
+        shard = self._recovered.done.get(row // self._per_shard)
+        return shard is not None and shard.has(row, sample)
+
+
+def _without(request: Request, done: set[int]) -> Request:
+    left = tuple(sample for sample in request.work.samples if sample.index not in done)
+    return replace(request, work=Generate(request.work.sampling, left)) if done else request

@@ -1,0 +1,151 @@
+"""What a loaded model can be trusted with in a batch, found by trying: padded rows, rows of one length, rows alone.
+
+Two rows of unlike length go through the batch as the engine runs it (prefill, a row that joins, decode) and each alone;
+where the logits disagree, or the batch crashes, the next cautious way is tried. Knows models, not names of them.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from .cache import fresh, growth, select
+
+log = logging.getLogger("mlx_bulk")
+
+Way = Literal["padded", "exact", "alone"]
+LENGTHS = (24, 7, 15)  # of the probe's prompts; the last one joins while the others decode
+STEPS = 4
+# Of the largest difference allowed, relative to the spread of the logits: float32 differs by rounding alone (1e-6),
+# while a pad that is attended to moves logits by a tenth of their spread.
+TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """How rows may share a batch, the largest difference seen there (in logits), and what a row's caches cost in bytes."""
+
+    way: Way
+    difference: float
+    token_bytes: float
+    row_bytes: float
+    reason: str = ""
+
+
+def probe(network: Any, vocabulary: int, dtype: str) -> Found:
+    """Finds the fastest way that gives the same logits as each row alone."""
+    prompts = _prompts(vocabulary)
+    single = [_alone(network, x) for x in prompts]
+    spread = float(np.concatenate(single).std())
+    allowed = TOLERANCE.get(dtype, TOLERANCE["bfloat16"]) * max(spread, 1e-3)
+    token_bytes, row_bytes = _growth(network, prompts[0])
+    reason = ""
+    for way, batched in (("padded", _padded), ("exact", _exact)):
+        try:
+            difference = batched(network, prompts, single)
+        except Exception as error:  # a probe that crashes is a probe that failed
+            reason = f"{way} batches crash: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            continue
+        if difference <= allowed:
+            return Found(way, difference, token_bytes, row_bytes, reason)
+        reason = f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})"
+    return Found("alone", 0.0, token_bytes, row_bytes, reason)
+
+
+def _prompts(vocabulary: int) -> list[NDArray[np.int32]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, vocabulary, n).astype(np.int32) for n in LENGTHS]
+
+
+def _alone(network: Any, ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Logits [STEPS, V] of the last positions of one prompt, from one call without padding."""
+    caches = fresh(network, 1, padded=False)
+    return _numpy(network(mx.array(ids)[None], cache=caches)[0, -STEPS:])
+
+
+def _growth(network: Any, ids: NDArray[np.int32]) -> tuple[float, float]:
+    caches = fresh(network, 1, padded=False)
+    mx.eval(network(mx.array(ids)[None], cache=caches))
+    return growth(caches)
+
+
+def _padded(network: Any, prompts: list[NDArray[np.int32]], single: list[NDArray[np.float32]]) -> float:
+    """Two rows prefilled together, right-padded; a third joins; all decode; the first leaves before the last step."""
+    caches = _prefilled(network, prompts[:2])
+    for mine, theirs in zip(caches, _prefilled(network, prompts[2:]), strict=True):
+        mine.extend(theirs)
+    order, worst = [0, 1, 2], 0.0
+    for step in range(STEPS):
+        logits = _numpy(network(mx.array([[int(prompts[i][step - STEPS])] for i in order]), cache=caches)[:, -1])
+        worst = max(worst, *(_difference(logits[at], single[i][step]) for at, i in enumerate(order)))
+        if step == STEPS - 2:
+            select(caches, [1, 2], 3, padded=True)
+            order = [1, 2]
+    return worst
+
+
+def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> list[Any]:
+    lengths = [len(x) - STEPS for x in prompts]
+    width = max(lengths)
+    tokens = np.zeros((len(prompts), width), np.int32)
+    for row, x, n in zip(tokens, prompts, lengths, strict=True):
+        row[:n] = x[:n]
+    caches = fresh(network, len(prompts), padded=True)
+    padding = [width - n for n in lengths]
+    if any(padding):
+        for cache in caches:
+            cache.prepare(lengths=lengths, right_padding=padding)
+    mx.eval(network(mx.array(tokens), cache=caches))
+    if any(padding):
+        for cache in caches:
+            cache.finalize()
+    return caches
+
+
+def _exact(network: Any, prompts: list[NDArray[np.int32]], single: list[NDArray[np.float32]]) -> float:
+    """Two rows of one length on plain caches; the first leaves before the last step."""
+    other = (prompts[0] + 1) % int(prompts[0].max() + 1)
+    truth = [single[0], _alone(network, other)]
+    rows = np.stack([prompts[0], other])
+    caches = fresh(network, 2, padded=False)
+    mx.eval(network(mx.array(rows[:, :-STEPS]), cache=caches))
+    order, worst = [0, 1], 0.0
+    for step in range(STEPS):
+        logits = _numpy(network(mx.array(rows[order][:, [step - STEPS]]), cache=caches)[:, -1])
+        worst = max(worst, *(_difference(logits[at], truth[i][step]) for at, i in enumerate(order)))
+        if step == STEPS - 2:
+            select(caches, [1], 2, padded=False)
+            order = [1]
+    return worst
+
+
+def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Largest difference of two rows of logits, up to a constant; infinite where one is NaN."""
+    gap = np.abs((a - a.mean()) - (b - b.mean())).max()
+    return float(gap) if np.isfinite(gap) else float("inf")
+
+
+def _numpy(logits: mx.array) -> NDArray[np.float32]:
+    return np.array(logits.astype(mx.float32))
+
+
+def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
+    """Deterministic mode's condition: a row's logits keep their bits when only what the other rows contain changes."""
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, vocabulary, (rows, 12))
+    second = rng.permutation(rng.integers(0, vocabulary, (rows, 12)))
+    kept = range(0, rows, max(1, rows // 4))
+    for row in kept:
+        second[row] = first[row]
+    a, b = (_decoded(network, x) for x in (first, second))
+    return all(np.array_equal(a[:, row], b[:, row]) for row in kept)
+
+
+def _decoded(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logits [2, B, V] of two decode steps behind a prefill of ``tokens`` [B, T]."""
+    caches = fresh(network, len(tokens), padded=False)
+    mx.eval(network(mx.array(tokens[:, :-2]), cache=caches))
+    return np.stack([_numpy(network(mx.array(tokens[:, [at]]), cache=caches)[:, -1]) for at in (-2, -1)])

@@ -1,0 +1,143 @@
+"""What travels through a run: rows come in, requests go to the engine, outcomes come back.
+
+Plain slots dataclasses without behaviour beyond derived values. What a request asks and what an outcome holds are
+tagged variants (``Generate`` / ``Generated``; scoring adds its own), so the engine never looks at a job's kind.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.logprobs import Scores
+
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@dataclass(slots=True, frozen=True)
+class Row:
+    """One input row: its position among the input's rows, the user's key for it, its columns."""
+
+    position: int
+    key: str
+    columns: dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class BadRow:
+    """An input row that could not be read; ``text`` is what stood there, ``line`` its 1-based line where there are lines."""
+
+    position: int
+    message: str
+    text: str
+    line: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Prompt:
+    """A rendered prompt: its text, its token ids [T], and the code point at which each token starts [T]."""
+
+    text: str
+    ids: Ids
+    offsets: Ids
+
+
+@dataclass(slots=True, frozen=True)
+class Sampling:
+    """One row's sampling parameters, by the contract's names; ``logit_bias`` maps token ids to natural-log units."""
+
+    max_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict[int, float])
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+    @property
+    def plain(self) -> bool:
+        """True when the distribution sampled from is the model's own."""
+        return self.temperature == 1.0 and not self.edits and not self.filters
+
+    @property
+    def filters(self) -> bool:
+        """True when top-k, top-p or min-p can leave tokens out."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def penalties(self) -> bool:
+        """True when tokens already seen change the logits."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def edits(self) -> bool:
+        """True when logits are changed before the temperature."""
+        return self.penalties or bool(self.logit_bias) or self.min_tokens > 0
+
+
+@dataclass(slots=True, frozen=True)
+class Sample:
+    """One of a row's completions: its index and the key of its random stream."""
+
+    index: int
+    seed: int
+
+
+@dataclass(slots=True, frozen=True)
+class Generate:
+    """Asks for one completion of the prompt a sample; one prefill serves them all."""
+
+    sampling: Sampling
+    samples: tuple[Sample, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Request:
+    """What one row asks of the engine: token ids to prefill, and what to do behind them."""
+
+    row: int
+    prompt: Prompt
+    work: Generate
+
+
+@dataclass(slots=True, frozen=True)
+class Generated:
+    """A finished completion. ids, sampled_logprobs: [N]; the token that stopped it is the last id.
+
+    ``scores`` are the completion's N tokens', ``echo`` those of the prompt's tokens behind the first [T - 1], shared by
+    its samples. ``stop_reason`` is the stop string or the stop id as string, None for EOS and for ``length``.
+    """
+
+    row: int
+    sample: Sample
+    ids: Ids
+    scores: Scores
+    sampled_logprobs: Floats
+    finish_reason: str
+    stop_reason: str | None
+    echo: Scores | None
+
+
+@dataclass(slots=True, frozen=True)
+class Failure:
+    """A row, or one sample of it, that could not be done. ``input`` is the row as JSON, or the line as it stood."""
+
+    row: int
+    key: str | None
+    sample: int | None
+    stage: str
+    error: str
+    message: str
+    input: str
+
+
+Outcome = Generated | Failure

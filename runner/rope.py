@@ -1,0 +1,49 @@
+"""Position-embedding settings of a checkpoint, said the way mlx-lm reads them. By field, never by model name.
+
+transformers 5 saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type, where older
+checkpoints held ``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a
+model runs with its family's default theta, silently.
+"""
+
+from typing import Any
+
+Config = dict[str, Any]
+
+# layer type in rope_parameters -> the old names of its theta
+LAYER_THETA = {
+    "full_attention": ("rope_theta",),
+    "sliding_attention": ("rope_local_base_freq", "rope_local_theta"),
+}
+
+
+def translated(config: Config) -> Config:
+    """Entries to add to a checkpoint's ``config`` so that old and new names agree; what it says under an old name stays."""
+    added = _old_names(config)
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and (names := _old_names(inner)):
+        added["text_config"] = inner | names
+    return added
+
+
+def _old_names(config: Config) -> Config:
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return {}
+    added: Config = {}
+    layers = {kind: params for kind, params in rope.items() if isinstance(params, dict)}
+    if not layers:
+        _flat(rope, added, ("rope_theta", "rotary_emb_base"))
+    for kind, params in layers.items():
+        _flat(params, added, LAYER_THETA.get(kind, ()), scaling=kind == "full_attention")
+    return {name: value for name, value in added.items() if config.get(name) is None}
+
+
+def _flat(rope: Config, added: Config, names: tuple[str, ...], scaling: bool = True) -> None:
+    if "rope_theta" in rope:
+        added |= dict.fromkeys(names, rope["rope_theta"])
+    if not scaling:
+        return
+    if rope.get("rope_type", rope.get("type", "default")) != "default":
+        added["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    if "partial_rotary_factor" in rope:
+        added["partial_rotary_factor"] = added["rotary_pct"] = rope["partial_rotary_factor"]

@@ -1,0 +1,162 @@
+"""The rows that decode now: one slot a row, one object a row, and tables with a line a slot for what changes each step.
+
+A slot stays a row's own until it leaves, so nothing is filtered in lockstep; a step reads and writes the tables by
+vectors of slots. Knows nothing of models, caches or text (a row with stop strings brings its own stopper).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.logprobs import Scores
+from ..kernels.sampling import Edits, Parameters
+from .records import Request, Sample, Sampling
+
+DRAWS = 64  # uniforms drawn ahead for a row
+
+Index = NDArray[np.intp]
+
+
+class Stopper(Protocol):
+    """Watches one completion for its stop strings."""
+
+    def push(self, token: int) -> str | None:
+        """Takes the next token; the stop string that it completed, or None."""
+        ...
+
+
+@dataclass(slots=True)
+class Active:
+    """A row that decodes: what was asked, its random stream, what can stop it."""
+
+    request: Request
+    sample: Sample
+    echo: Scores | None
+    stream: np.random.Philox
+    stopper: Stopper | None
+    seen: NDArray[np.int32]  # the prompt's distinct ids, where a penalty looks at them
+
+    @property
+    def sampling(self) -> Sampling:
+        """The row's sampling parameters."""
+        return self.request.work.sampling
+
+
+class Slots:
+    """Tables of ``rows`` slots; ``top`` and ``stats`` say which figures are kept a token.
+
+    ``count`` [R] tokens generated, ``last`` [R] the newest token (before the first: the prompt's last), ``limit`` [R].
+    ``special`` [R] marks rows that need a look after each token: stop strings, or stop ids of their own.
+    """
+
+    def __init__(self, rows: int, top: int, stats: bool):
+        self.active: list[Active | None] = [None] * rows
+        self.count, self.limit, self.last = (np.zeros(rows, np.int32) for _ in range(3))
+        self.special, self.sampled = (np.zeros(rows, np.bool_) for _ in range(2))
+        self._top, self._stats, self._width = top, stats, 0
+        self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
+            np.zeros(rows, np.float32) for _ in range(6)
+        )
+        self._top_k = np.zeros(rows, np.int32)
+        self._uniforms = np.zeros((rows, DRAWS), np.float32)
+        self._tokens: dict[str, NDArray[np.generic]] = {}
+        self._widen(64)
+
+    @property
+    def free(self) -> list[int]:
+        """Slots nobody holds."""
+        return [slot for slot, row in enumerate(self.active) if row is None]
+
+    def row(self, slot: int) -> Active:
+        """The row that holds a slot."""
+        row = self.active[slot]
+        assert row is not None, f"slot {slot} is empty"
+        return row
+
+    def enter(self, slot: int, row: Active) -> None:
+        """A row takes a free slot, with nothing generated yet."""
+        s = row.sampling
+        self.active[slot] = row
+        self.count[slot], self.limit[slot], self.last[slot] = 0, s.max_tokens, row.request.prompt.ids[-1]
+        self.sampled[slot] = s.temperature > 0
+        self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None
+        self._temperature[slot], self._top_k[slot], self._top_p[slot], self._min_p[slot] = s.temperature, s.top_k, s.top_p, s.min_p
+        self._repetition[slot], self._presence[slot] = s.repetition_penalty, s.presence_penalty
+        self._frequency[slot] = s.frequency_penalty
+
+    def leave(self, slot: int) -> None:
+        """Empties a slot."""
+        self.active[slot] = None
+
+    def generated(self, slot: int) -> tuple[NDArray[np.int32], Scores, NDArray[np.float32]]:
+        """What a slot's row has generated: ids [N], scores of N tokens, logprobs under the distribution sampled from [N]."""
+        n = int(self.count[slot])
+        kept = {name: table[slot, :n].copy() for name, table in self._tokens.items()}
+        ids, sampled = kept.pop("ids"), kept.pop("sampled_logprobs")
+        return ids, Scores(**kept), sampled  # pyright: ignore[reportReturnType, reportArgumentType]
+
+    def parameters(self, order: Index, eos: NDArray[np.int32]) -> Parameters:
+        """The next step's parameters of the rows in ``order`` [B]."""
+        column = self.count[order] % DRAWS
+        for slot in order[self.sampled[order] & (column == 0)]:
+            raw = self.row(slot).stream.random_raw(DRAWS)
+            self._uniforms[slot] = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+        tables = self._temperature, self._top_k, self._top_p, self._min_p, self._repetition, self._presence, self._frequency
+        return Parameters(*(table[order] for table in tables), self._uniforms[order, column], self._edits(order, eos))
+
+    def _edits(self, order: Index, eos: NDArray[np.int32]) -> Edits | None:
+        masks: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
+        seen: list[tuple[int, NDArray[np.int32]]] = []
+        said: list[tuple[int, NDArray[np.int32]]] = []
+        for at, slot in enumerate(order):
+            row, n = self.row(slot), int(self.count[slot])
+            s = row.sampling
+            if not s.edits:
+                continue
+            if n < s.min_tokens:
+                stops = np.array(s.stop_token_ids, np.int32) if s.ignore_eos else np.union1d(eos, np.array(s.stop_token_ids, np.int32))
+                masks.append((at, stops.astype(np.int32), np.full(len(stops), -np.inf, np.float32)))
+            if s.logit_bias:
+                masks.append((at, np.array(list(s.logit_bias), np.int32), np.array(list(s.logit_bias.values()), np.float32)))
+            if s.penalties:
+                generated: NDArray[np.int32] = self._tokens["ids"][slot, :n]  # pyright: ignore[reportAssignmentType]
+                said.append((at, generated))
+                if s.repetition_penalty != 1.0:
+                    seen += [(at, row.seen), (at, generated)]
+        if not (masks or said):
+            return None
+        spread = lambda parts: (  # (row, its ids) pairs to flat arrays
+            np.repeat(np.array([at for at, *_ in parts], np.int32), [len(ids) for _, ids, *_ in parts]),
+            np.concatenate([ids for _, ids, *_ in parts] or [np.zeros(0, np.int32)]),
+        )
+        add = np.concatenate([values for *_, values in masks] or [np.zeros(0, np.float32)])
+        return Edits(*spread(masks), add, *spread(seen), *spread(said))
+
+    def write(self, order: Index, ids: NDArray[np.int32], scores: Scores, sampled: NDArray[np.float32]) -> None:
+        """Appends a step's tokens and figures to the rows in ``order`` [B]."""
+        column = self.count[order]
+        if column.max() >= self._width:
+            self._widen(2 * self._width)
+        self._tokens["ids"][order, column] = ids
+        self._tokens["sampled_logprobs"][order, column] = sampled
+        for name in Scores.__slots__:
+            if name in self._tokens:
+                self._tokens[name][order, column] = getattr(scores, name)
+        self.last[order] = ids
+        self.count[order] += 1
+
+    def _widen(self, width: int) -> None:
+        rows = len(self.active)
+        kinds: dict[str, tuple[type, tuple[int, ...]]] = {"ids": (np.int32, ()), "sampled_logprobs": (np.float32, ()), "logprobs": (np.float32, ())}
+        if self._top:
+            kinds |= {"top_ids": (np.int32, (self._top,)), "top_logprobs": (np.float32, (self._top,))}
+        if self._stats:
+            kinds |= {"ranks": (np.int32, ()), "entropies": (np.float32, ())}
+        for name, (dtype, tail) in kinds.items():
+            table = np.zeros((rows, width, *tail), dtype)
+            if name in self._tokens:
+                table[:, : self._width] = self._tokens[name]
+            self._tokens[name] = table
+        self._width = width

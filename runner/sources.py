@@ -1,0 +1,164 @@
+"""From ``data.path`` to the files, in order, that hold the rows, each with its format and compression.
+
+Knows names and bytes; does not know what a row is.
+"""
+
+import errno
+import glob
+import io
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import IO, cast
+
+import pyarrow as pa
+
+from ..configs.schema import DataConfig
+from .durable import replacing
+from .errors import DataError
+
+log = logging.getLogger("mlx_bulk")
+
+EXTENSIONS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".csv": "csv", ".tsv": "csv",
+    ".txt": "text", ".text": "text",
+}  # fmt: skip
+CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+SPOOL_NAMES = {"jsonl": "stdin.jsonl", "parquet": "stdin.parquet", "arrow": "stdin.arrow", "csv": "stdin.csv", "text": "stdin.txt"}
+BUFFER = 1 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """One file of the input, or one hub dataset (``format`` "hub", ``path`` as the config has it).
+
+    ``format`` is jsonl, parquet, arrow, csv, text or hub; ``codec`` is pyarrow's name for the compression, or None.
+    """
+
+    path: str
+    format: str
+    codec: str | None = None
+
+
+def find_sources(data: DataConfig, spool: Path) -> list[Source]:
+    """The input's sources in reading order: a list in its order, a folder or glob by name.
+
+    stdin ("-") is copied into ``spool`` the first time, and read from there ever after.
+    Raises DataError for a path that is missing, no regular file, or of unknown format.
+    """
+    paths = [data.path] if isinstance(data.path, str) else list(data.path)
+    return [source for path in paths for source in _find(path, data, spool)]
+
+
+def open_stream(source: Source) -> IO[bytes]:
+    """The source's bytes, decompressed; a file of several compressed members is read through the last."""
+    if source.codec is None:
+        return Path(source.path).open("rb", buffering=BUFFER)
+    raw = pa.CompressedInputStream(pa.OSFile(source.path), source.codec)
+    return io.BufferedReader(cast(io.RawIOBase, raw), BUFFER)
+
+
+@contextmanager
+def naming(source: Source) -> Generator[None]:
+    """Turns what reading or decoding the source raises into a DataError that names it; a full disk stays what it is."""
+    try:
+        yield
+    except (OSError, EOFError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        kind = source.format if source.codec is None else f"{source.format} ({source.codec})"
+        raise DataError(f"{source.path}: cannot be read as {kind}: {error}. Replace it, or correct data.format.") from error
+
+
+def _find(path: str, data: DataConfig, spool: Path) -> list[Source]:
+    if path == "-":
+        return [_spooled(data.format, spool)]
+    if path.startswith("hf:"):
+        return [Source(path, "hub")]
+    named = Path(path)
+    if named.is_dir():
+        return _in_folder(named, data.format)
+    if named.exists() or named.is_symlink():
+        return [_file(named, data.format)]
+    if not glob.has_magic(path):
+        raise _missing(named)
+    names = sorted(glob.glob(path, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+    found = [_file(name, data.format) for name in map(Path, names) if name.is_file()]
+    if not found:
+        raise DataError(f"data.path: no file matches {path!r} (looked from {Path.cwd()}).")
+    return found
+
+
+def _file(path: Path, wanted: str) -> Source:
+    if not path.exists():
+        raise DataError(f"data.path: {path} is a link to {path.resolve()}, which does not exist.")
+    if not path.is_file():
+        raise DataError(f"data.path: {path} is not a regular file, and the input is read twice. Pipe it in and set data.path to '-'.")
+    found, codec = _by_extension(path)
+    if wanted != "auto":
+        found = wanted
+    if found is None:
+        formats = ", ".join(sorted(set(EXTENSIONS.values())))
+        raise DataError(f"data.path: the format of {path} cannot be told from its name. Set data.format to one of {formats}.")
+    return Source(str(path), found, codec)
+
+
+def _by_extension(path: Path) -> tuple[str | None, str | None]:
+    """Format and codec by the name: ("jsonl", "gzip") for rows.jsonl.gz, None for what is not known."""
+    codec = CODECS.get(path.suffix.lower())
+    bare = path.with_suffix("") if codec else path
+    return EXTENSIONS.get(bare.suffix.lower()), codec
+
+
+def _in_folder(folder: Path, wanted: str) -> list[Source]:
+    """Every file below ``folder`` of a known extension (of the wanted format's, if one is), hidden ones left out."""
+    root = folder.resolve()
+    found: list[Source] = []
+    outside: list[Path] = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        outside += [path for path in (Path(parent, name) for name in folders) if path.is_symlink()]
+        for path in (Path(parent, name) for name in files if not name.startswith((".", "_"))):
+            known, _ = _by_extension(path)
+            if known is None or wanted not in ("auto", known):
+                continue
+            if path.is_symlink() and not path.resolve().is_relative_to(root):
+                outside.append(path)
+            else:
+                found.append(_file(path, wanted))
+    if outside:
+        listed = ", ".join(map(str, sorted(outside)))
+        log.warning("data.path: links in %s are not followed: %s. List them in data.path to read them.", folder, listed)
+    if not found:
+        kinds = " ".join(name for name, known in EXTENSIONS.items() if wanted in ("auto", known))
+        raise DataError(f"data.path: the folder {folder} holds no file to read (looked for {kinds}, also with {' '.join(CODECS)}).")
+    return sorted(found, key=lambda source: source.path)
+
+
+def _spooled(wanted: str, spool: Path) -> Source:
+    form = "jsonl" if wanted == "auto" else wanted
+    kept = spool / SPOOL_NAMES[form]
+    if not kept.exists():
+        if sys.stdin.isatty():
+            raise DataError("data.path is '-', but nothing is piped into stdin. Pipe the rows in, or name a file.")
+        spool.mkdir(parents=True, exist_ok=True)
+        with replacing(kept) as file:
+            shutil.copyfileobj(sys.stdin.buffer, file, BUFFER)
+    return Source(str(kept), form)
+
+
+def _missing(path: Path) -> DataError:
+    if not path.parent.is_dir():
+        return DataError(f"data.path: {path} does not exist; neither does the folder {path.parent}.")
+    near = get_close_matches(path.name, sorted(other.name for other in path.parent.iterdir()), n=3)
+    hint = f" Near names there: {', '.join(near)}." if near else ""
+    return DataError(f"data.path: {path} does not exist (looked from {Path.cwd()}).{hint} A hub dataset is written hf:owner/name.")

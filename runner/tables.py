@@ -1,0 +1,131 @@
+"""Rows of the formats that are tables: Parquet, Arrow IPC (file or stream), hub datasets.
+
+Gives a schema and batches of at most 1024 rows, whatever the file's own batches are, so that memory stays bounded. A cell
+that has no Python value (a year past 9999, broken UTF-8) spoils its own row alone.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..configs.schema import DataConfig
+from .errors import DataError
+from .lines import Entry, UnreadableError
+from .sources import Source, naming, open_stream
+
+BATCH_ROWS = 1024
+
+Table = tuple[pa.Schema, Iterator[pa.RecordBatch]]
+
+
+def open_table(source: Source, data: DataConfig) -> Table:
+    """The source's schema, and its rows in record batches of at most 1024 rows. Raises DataError."""
+    with naming(source):
+        openers: dict[str, Callable[[], Table]] = {
+            "hub": partial(_open_hub, source, data),
+            "parquet": partial(_open_parquet, source),
+            "arrow": partial(_open_arrow, source),
+        }
+        schema, batches = openers[source.format]()
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{source.path}: the table has more than one column named {', '.join(twice)}. Rename them.")
+    return schema, _naming_batches(source, batches)
+
+
+def table_entries(source: Source, data: DataConfig) -> Iterator[Entry]:
+    """The source's rows as entries; a batch is turned into Python values when the first of its rows is asked for."""
+    _, batches = open_table(source, data)
+    for batch in batches:
+        rows = cache(partial(batch_rows, batch))
+        for index in range(batch.num_rows):
+            yield Entry(None, partial(_pick, rows, index))
+
+
+def batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | UnreadableError]:
+    """The batch's rows as plain Python values, or why a row has none."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
+
+
+def hub_sha256(source: Source, data: DataConfig) -> str:
+    """A hash of a hub dataset's schema and rows: a dataset has no file of its own to hash."""
+    schema, batches = open_table(source, data)
+    digest = hashlib.sha256(schema.remove_metadata().serialize())
+    for batch in batches:
+        digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+def _row(one: pa.RecordBatch) -> dict[str, Any] | UnreadableError:
+    try:
+        return one.to_pylist()[0]
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        return UnreadableError(f"a cell has no Python value: {error}", "")
+
+
+def _pick(rows: Callable[[], list[dict[str, Any] | UnreadableError]], index: int) -> dict[str, Any]:
+    row = rows()[index]
+    if isinstance(row, UnreadableError):
+        raise row
+    return row
+
+
+def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with naming(source):
+        for batch in batches:
+            batch.validate()  # offsets that point past their buffer would crash the process
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+
+
+def _open_parquet(source: Source) -> Table:
+    file = pq.ParquetFile(_seekable(source))
+    return file.schema_arrow, file.iter_batches(batch_size=BATCH_ROWS)
+
+
+def _open_arrow(source: Source) -> Table:
+    file = _seekable(source)
+    magic = bytes(file.read(6))
+    file.seek(0)
+    if magic.startswith(b"FEA1"):
+        raise DataError(f"{source.path}: this is Feather version 1. Write it again with pyarrow.feather.write_feather(version=2).")
+    if magic == b"ARROW1":
+        reader = pa.ipc.open_file(file)
+        return reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
+    stream = pa.ipc.open_stream(file)
+    return stream.schema, iter(stream)
+
+
+def _seekable(source: Source) -> pa.NativeFile:
+    """The file itself, memory-mapped, or its decompressed bytes in a temporary file that vanishes with its last reader."""
+    if source.codec is None:
+        return pa.memory_map(source.path)
+    spooled = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the table that is read from it
+    with open_stream(source) as stream:
+        shutil.copyfileobj(stream, spooled, 1 << 20)
+    spooled.seek(0)
+    return pa.PythonFile(spooled, mode="r")
+
+
+def _open_hub(source: Source, data: DataConfig) -> Table:
+    import datasets
+
+    name = source.path.removeprefix("hf:")
+    try:
+        loaded = datasets.load_dataset(name, name=data.config, split=data.split, revision=data.revision)
+    except Exception as error:  # datasets raises what its loaders, the hub and the network raise
+        raise DataError(
+            f"data.path: the dataset {name!r} cannot be loaded (data.split {data.split!r}, data.config {data.config!r}): {error}"
+        ) from error
+    tables = cast(Iterator[pa.Table], loaded.with_format("arrow").iter(BATCH_ROWS))
+    return loaded.features.arrow_schema, (batch for table in tables for batch in table.combine_chunks().to_batches())

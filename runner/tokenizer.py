@@ -1,0 +1,218 @@
+"""Text to token ids and back: chat templates, offsets in code points, and the watch for stop strings.
+
+Wraps the checkpoint's Hugging Face tokenizer. Offsets count code points of the text; tokens inside one character share
+its start. Knows nothing of datasets or models.
+
+    text      " caf" "é"            ids  [5821, 131, 103]   é is two bytes, each a token
+    offsets      0     4  4
+"""
+
+import codecs
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..configs.errors import ConfigError
+from ..configs.schema import names_a_file
+from .errors import ModelError, RowError
+from .records import Ids, Prompt
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+LONGEST_CHARACTER = 4  # bytes, and so at most as many tokens
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. ``chat_template`` replaces its own; ``template_args`` are passed to it."""
+
+    def __init__(self, hf: Any, chat_template: str | None = None, template_args: dict[str, Any] | None = None):
+        self._hf = hf
+        self._template = chat_template
+        self._template_args = template_args or {}
+        self._special = frozenset(hf.all_special_ids)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """The tokenizer's own EOS; empty where it has none."""
+        return frozenset() if self._hf.eos_token_id is None else frozenset([int(self._hf.eos_token_id)])
+
+    @property
+    def bos(self) -> int | None:
+        """The token that opens a text; None where the tokenizer has none."""
+        return self._hf.bos_token_id
+
+    @property
+    def size(self) -> int:
+        """Number of tokens it knows, added ones too."""
+        return len(self._hf)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template given, else None where the tokenizer's own is used."""
+        return self._template
+
+    @property
+    def has_chat_template(self) -> bool:
+        """True when messages can be rendered."""
+        return self._template is not None or self._hf.chat_template is not None
+
+    def encode(self, text: str) -> Prompt:
+        """Raw text to a prompt, with the special tokens that the tokenizer adds by itself; a BOS that the text brings is not doubled."""
+        ids, offsets = self._encode(text, special=True)
+        if len(ids) > 1 and ids[0] == ids[1] == self.bos:
+            ids, offsets = ids[1:], offsets[1:]
+        return Prompt(text, ids, offsets)
+
+    def encode_chat(self, messages: list[dict[str, Any]], prefill: str) -> Prompt:
+        """Messages to a prompt that ends where the assistant's turn begins, followed by ``prefill``.
+
+        Raises RowError where the template refuses the messages (roles that must alternate, say).
+        """
+        try:
+            text = self._hf.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, chat_template=self._template, **self._template_args
+            )
+        except Exception as error:  # templates raise what they like
+            raise RowError("template", f"the chat template refuses the messages: {error}") from error
+        text = str(text) + prefill
+        return Prompt(text, *self._encode(text, special=False))
+
+    def _encode(self, text: str, special: bool) -> tuple[Ids, Ids]:
+        if not self._hf.is_fast:
+            ids = np.array(self._hf.encode(text, add_special_tokens=special), np.int32)
+            return ids, self.offsets(ids, special=True)
+        encoded = self._hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        starts = np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
+        return np.array(encoded["input_ids"], np.int32), starts
+
+    def decode(self, ids: Ids) -> str:
+        """Text of token ids without special tokens, as it stands: no clean-up of spaces."""
+        return self._hf.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def offsets(self, ids: Ids, special: bool = False) -> Ids:
+        """Code points before each token in ``decode(ids)`` [N]; special tokens take no room unless ``special``."""
+        if self._bytes is None:
+            return self._prefix_offsets(ids)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        starts, at = np.zeros(len(ids), np.int32), 0
+        for i, token in enumerate(ids.tolist()):
+            starts[i] = at
+            if special or token not in self._special:
+                at += len(decoder.decode(self._bytes[token] if token < len(self._bytes) else b""))
+        return starts
+
+    def _prefix_offsets(self, ids: Ids) -> Ids:
+        """Offsets by decoding from a place that is known to be a boundary, for tokenizers that do not work on bytes."""
+        starts = np.zeros(len(ids), np.int32)
+        for i in range(1, len(ids)):
+            starts[i] = max(starts[i - 1], len(self.decode(ids[:i]).rstrip(BROKEN)))
+        return starts
+
+    @cached_property
+    def _bytes(self) -> list[bytes] | None:
+        """The bytes of each token of a byte-level tokenizer; None for other kinds."""
+        if not self._hf.is_fast:
+            return None
+        decoder = json.loads(self._hf.backend_tokenizer.to_str()).get("decoder") or {}
+        parts = decoder.get("decoders", [decoder])
+        if [p.get("type") for p in parts] != ["ByteLevel"]:
+            return None
+        of = {char: byte for byte, char in _byte_characters().items()}
+        added = {i: t.content.encode() for i, t in self._hf.added_tokens_decoder.items()}
+        size = max([len(self._hf), *(i + 1 for i in added)])
+        tokens = self._hf.convert_ids_to_tokens(list(range(size)))
+        return [added.get(i) or _token_bytes(token, of) for i, token in enumerate(tokens)]
+
+    def stopper(self, stop: tuple[str, ...], after: int) -> "StopStrings":
+        """A watcher for ``stop`` that counts only what ends behind the first ``after`` tokens."""
+        return StopStrings(self, stop, after)
+
+
+def _byte_characters() -> dict[int, str]:
+    """GPT-2's alphabet of visible characters for the 256 bytes (Radford et al. 2019), as every byte-level BPE uses it."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+
+
+def _token_bytes(token: str | None, of: dict[str, int]) -> bytes:
+    if token is None:
+        return b""
+    return bytes(of[c] for c in token) if all(c in of for c in token) else token.encode()
+
+
+class StopStrings:
+    """Watches one completion's text for stop strings, across token boundaries; a half character waits for its rest."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], after: int):
+        self._tokenizer, self._stop, self._after = tokenizer, stop, after
+        self._ids: list[int] = []
+        self._text = ""
+        self._sure, self._known = "", 0  # text of the first _known ids, which ends with a whole character
+        self._reach = max(map(len, stop)) - 1
+        self._from = 0  # matches that end at or before this code point do not count
+
+    def push(self, token: int) -> str | None:
+        """Takes the next token; the stop string that the text now holds (the earliest; of equals the first listed), or None."""
+        self._ids.append(token)
+        before = len(self._text)
+        self._advance()
+        if len(self._ids) <= self._after:
+            self._from = len(self._text)
+            return None
+        where = max(0, min(before, self._from) - self._reach)
+        found = [(at, i) for i, s in enumerate(self._stop) if (at := self._find(s, where)) >= 0]
+        return self._stop[min(found)[1]] if found else None
+
+    def _find(self, stop: str, where: int) -> int:
+        """First place of ``stop`` that ends behind what does not count; -1 where there is none."""
+        return self._text.find(stop, max(where, self._from - len(stop) + 1, 0))
+
+    def _advance(self) -> None:
+        """Reads the new ids' text. Decoding starts a few ids back, so that spaces come out as in the whole text."""
+        back = max(0, self._known - 4)
+        known = self._tokenizer.decode(np.array(self._ids[back : self._known], np.int32))
+        tail = self._tokenizer.decode(np.array(self._ids[back:], np.int32))[len(known) :]
+        if tail.endswith(BROKEN) and len(self._ids) - self._known <= LONGEST_CHARACTER:
+            self._text = self._sure + tail.rstrip(BROKEN)
+            return
+        self._text = self._sure = self._sure + tail
+        self._known = len(self._ids)
+
+
+def cut(text: str, stop: tuple[str, ...], matched: str | None, include: bool, least: int) -> str:
+    """A completion's text without the stop string that ended it (with it, when ``include``).
+
+    ``least`` is the number of code points in which stop strings did not count.
+    """
+    if matched is None or matched not in stop:
+        return text
+    at = text.find(matched, max(0, least - len(matched) + 1))
+    return text if at < 0 else text[: at + len(matched)] if include else text[:at]
+
+
+def load(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:
+    """The tokenizer of a checkpoint's folder. ``chat_template`` is a template or the path of one.
+
+    Raises ModelError where there is no tokenizer, ConfigError where the template's file cannot be read.
+    """
+    from mlx_lm.utils import load_tokenizer
+
+    try:
+        hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer
+    except Exception as error:  # tokenizers fail in many ways; each means that this folder cannot be used
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
+    return Tokenizer(hf, _template(chat_template), template_args)
+
+
+def _template(given: str | None) -> str | None:
+    """The chat template that the config gives, itself or as the path of its file."""
+    if given is None or not names_a_file(given):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompt.chat_template: {given} is neither a readable file nor a template ({error})") from error

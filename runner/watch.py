@@ -1,0 +1,104 @@
+"""Watches a run from beside it: a progress bar or plain lines, a line of metrics an interval, a heartbeat when it stalls.
+
+Reads counters that others write and never touches the model. On a terminal the bar is tqdm's; elsewhere one plain line an
+interval, so that a log file stays readable.
+"""
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from tqdm import tqdm
+
+from .engine import Progress
+from .memory import peak_bytes
+
+log = logging.getLogger("mlx_bulk")
+
+REDRAW_SECONDS, LINE_SECONDS = 0.5, 30.0
+
+
+@dataclass(slots=True, frozen=True)
+class Counts:
+    """How far a run is: input rows resolved (those of earlier sessions too), of how many, and quarantined ones."""
+
+    rows: int
+    of: int
+    errors: int
+
+
+class Watch:
+    """A context manager around the run. ``counts`` is asked for the rows, ``metrics`` takes a line an interval."""
+
+    def __init__(
+        self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], stall_seconds: float, quiet: bool
+    ):
+        self._progress, self._counts, self._metrics, self._stall = progress, counts, metrics, stall_seconds
+        self._bar: "tqdm[Any] | None" = None
+        self._show = not quiet
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        at = self._counts()
+        if self._show and sys.stderr.isatty():
+            self._bar = tqdm(total=at.of, initial=at.rows, unit="row", dynamic_ncols=True, file=sys.stderr)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        if self._bar is not None:
+            self._redraw()
+            self._bar.close()
+
+    def _run(self) -> None:
+        start = line_due = monotonic()
+        line_due += LINE_SECONDS
+        before, said = self._tokens, 0.0
+        while not self._stopped.wait(REDRAW_SECONDS):
+            now = monotonic()
+            if self._bar is not None:
+                self._redraw(self._tokens / max(now - start, 1e-9))
+            if now >= line_due:
+                self._line((self._tokens - before) / LINE_SECONDS)
+                before, line_due = self._tokens, now + LINE_SECONDS
+            quiet_for = now - self._progress.since
+            if quiet_for > self._stall and now - said > self._stall:
+                log.warning("no step for %.0f s: still %s", quiet_for, self._progress.now)
+                said = now
+
+    @property
+    def _tokens(self) -> int:
+        return self._progress.prompt + self._progress.generated
+
+    def _redraw(self, rate: float | None = None) -> None:
+        assert self._bar is not None
+        at = self._counts()
+        self._bar.n = at.rows
+        if rate is not None:
+            self._bar.set_postfix_str(f"{rate:,.0f} tok/s" + (f", {at.errors} errors" if at.errors else ""), refresh=False)
+        self._bar.refresh()
+
+    def _line(self, rate: float) -> None:
+        at, p = self._counts(), self._progress
+        waste = 1 - p.prompt / p.padded if p.padded else 0.0
+        self._metrics(
+            {
+                "rows": at.rows,
+                "errors": at.errors,
+                "prompt_tokens": p.prompt,
+                "generated_tokens": p.generated,
+                "tokens_per_second": round(rate, 1),
+                "padding_waste": round(waste, 4),
+                "slots_filled": round(p.generated / p.places, 4) if p.places else None,
+                "peak_memory_bytes": peak_bytes(),
+            }
+        )
+        if self._show and self._bar is None:
+            log.info("%d of %d rows, %d errors, %s tok/s", at.rows, at.of, at.errors, f"{rate:,.0f}")

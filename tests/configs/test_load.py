@@ -1,0 +1,335 @@
+"""From a file and overrides to a config: round trips, messages, overrides, expansion, and whatever else people write."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from mlx_bulk.configs import load as loading
+from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.configs.explain import settings
+from mlx_bulk.configs.load import load
+from mlx_bulk.configs.schema import GenerateConfig, RunConfig, SamplingConfig
+
+CONFIGS = Path(loading.__file__).parent
+
+LEAST = """\
+job: generate
+model: {path: demo}
+data: {path: rows.jsonl}
+prompt: {user: "{{ question }}"}
+output: {path: out}
+"""
+
+# Each example writes the same file anew, so sharing tmp_path between examples is safe; files make some of them slow.
+one_file = hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value).replace(str(path), "job.yaml")
+
+
+def lines(folder: Path, text: str, *overrides: str) -> list[str]:
+    return message(written(folder, text), *overrides).splitlines()
+
+
+# Names a path may have without being expanded.
+names = st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="~$:"), min_size=1)
+sections = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_tokens": st.integers(10, 1000),
+        "min_tokens": st.integers(0, 10),
+        "temperature": st.one_of(st.just(0), st.floats(1e-4, 100)),
+        "top_p": st.floats(0, 1, exclude_min=True),
+        "top_k": st.integers(0, 1000),
+        "stop": st.one_of(names, st.lists(names)),
+        "logit_bias": st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100)),
+        "seed": st.integers(0, 2**63 - 1),
+        "columns": st.dictionaries(st.sampled_from(sorted(set(SamplingConfig.model_fields) - {"columns"})), names),
+    },
+)
+
+
+@given(
+    path=st.one_of(names, st.lists(names, min_size=1, unique=True)),
+    keep=st.one_of(st.sampled_from(["all", "none"]), st.lists(names, unique=True)),
+    user=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1),
+    sampling=sections,
+    as_yaml=st.booleans(),
+)
+@one_file
+def test_a_written_config_reads_back_the_same(tmp_path: Path, path: Any, keep: Any, user: str, sampling: Any, as_yaml: bool) -> None:
+    values = yaml.safe_load(LEAST) | {"data": {"path": path, "keep": keep}, "prompt": {"user": user}, "sampling": sampling}
+    config = GenerateConfig.model_validate(values)
+    dumped = config.model_dump(mode="json")
+    text = yaml.safe_dump(dumped) if as_yaml else json.dumps(dumped)
+    assert load(written(tmp_path, text)) == config
+
+
+def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
+    assert load(written(tmp_path, LEAST + "sampling:\nbatch: {}\n")) == load(written(tmp_path, LEAST))
+
+
+@pytest.mark.parametrize(
+    ("added", "line"),
+    [
+        ("sampling: {temperature: -1}", "job.yaml: sampling.temperature: found -1; expected 0 (greedy), or a number from 0.0001 to 100"),
+        ("sampling: {temperature: '1'}", 'job.yaml: sampling.temperature: found "1"; expected 0 (greedy), or a number from 0.0001 to 100'),
+        ("sampling: {max_tokens: yes}", 'job.yaml: sampling.max_tokens: found "yes"; expected a whole number of at least 1'),
+        ("sampling: {max_token: 5}", "job.yaml: sampling.max_token: no such key; did you mean sampling.max_tokens?"),
+        ("temperature: 0", "job.yaml: temperature: no such key; did you mean sampling.temperature?"),
+        ("logprobs: {zzz: 0}", "job.yaml: logprobs.zzz: no such key; expected one of tokens, prompt, top, stats"),
+        ("sampling: {stop: [a, '']}", 'job.yaml: sampling.stop[1]: found ""; expected a string, or a list of strings, none empty'),
+        (
+            "sampling: {top_p: null}",
+            "job.yaml: sampling.top_p: found null; expected a number above 0 and at most 1; remove the key for its default, 1.0",
+        ),
+        (
+            "sampling: {columns: {temprature: t}}",
+            "job.yaml: sampling.columns.temprature: no such sampling setting; did you mean temperature?",
+        ),
+        (
+            "sampling: {min_tokens: 9, max_tokens: 8}",
+            "job.yaml: sampling.min_tokens: found 9; expected at most sampling.max_tokens, which is 8",
+        ),
+        ("on_error: quit", 'job.yaml: on_error: found "quit"; expected quarantine or fail'),
+        ("on_error: failed", 'job.yaml: on_error: found "failed"; expected quarantine or fail; did you mean fail?'),
+        (
+            "batch: {prefix_cache: kv}",
+            'job.yaml: batch.prefix_cache: found "kv"; expected null: not available yet in this version; leave it null',
+        ),
+        ("sampling: 3", "job.yaml: sampling: found 3; expected a mapping with " + ", ".join(SamplingConfig.model_fields)),
+        (
+            "logprobs: {tokens: false, top: 5}",
+            "job.yaml: logprobs.top: expected it off, since logprobs.tokens and logprobs.prompt are; turn one of them on",
+        ),
+    ],
+)
+def test_a_message_is_one_line_that_names_the_fix(tmp_path: Path, added: str, line: str) -> None:
+    assert lines(tmp_path, LEAST + added + "\n") == [line]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "line"),
+    [
+        ("{}", "prompt: found none of them; expected exactly one of text, messages, user"),
+        ("{text: a, user: b}", "prompt: found text and user; expected exactly one of text, messages, user"),
+        (
+            "{messages: m, system: s}",
+            "prompt.system: expected null, since it goes with prompt.user only; put the system turn in the messages column",
+        ),
+        (
+            "{text: a, prefill: p}",
+            "prompt.prefill: expected nothing, since prompt.text has no chat template; use prompt.user, or remove it",
+        ),
+        (
+            "{text: a, chat_template_args: {x: 1}}",
+            "prompt.chat_template_args: expected nothing, since prompt.text has no chat template; use prompt.user, or remove it",
+        ),
+    ],
+)
+def test_prompt_contradictions(tmp_path: Path, prompt: str, line: str) -> None:
+    assert lines(tmp_path, LEAST.replace('{user: "{{ question }}"}', prompt)) == [f"job.yaml: {line}"]
+
+
+def test_hub_settings_need_a_hub_dataset(tmp_path: Path) -> None:
+    text = LEAST.replace("rows.jsonl", "rows.jsonl, config: main")
+    assert lines(tmp_path, text) == ["job.yaml: data.config: expected null, since data.path is no hub dataset (hf:owner/name); remove it"]
+    assert load(written(tmp_path, text), ["data.path=hf:owner/name"]).data.config == "main"
+
+
+def test_every_problem_is_told_at_once_and_says_where_it_came_from(tmp_path: Path) -> None:
+    text = "job: generate\nsampling: {n: 0, top_p: 2}\n"
+    found = lines(tmp_path, text, "sampling.top_p=3", "prompt.user=x")
+    assert found == [
+        "job.yaml: model.path: missing; expected demo, a local folder, or a Hugging Face repo id; --model gives it too",
+        "job.yaml: data.path: missing; expected a file, glob or folder, a list of them, '-', or hf:owner/name; --data gives it too",
+        "--set: sampling.top_p: found 3; expected a number above 0 and at most 1",
+        "job.yaml: sampling.n: found 0; expected a whole number of at least 1",
+        "job.yaml: output.path: missing; expected a folder for the run; --output gives it too",
+    ]
+
+
+@pytest.mark.parametrize("job", ["score", "rollout", "sweep"])
+def test_jobs_of_later_versions_are_named(tmp_path: Path, job: str) -> None:
+    found = lines(tmp_path, f"job: {job}\nscore: {{text: x}}\n")
+    assert found == [f"job.yaml: job: found {job}; this version runs generate only; set it to generate"]
+
+
+def test_the_job_is_required(tmp_path: Path) -> None:
+    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == ["job.yaml: job: missing; expected generate"]
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    assert message(tmp_path / "none.yaml").startswith("job.yaml: no such file; expected a job config (")
+    assert "cannot be read: Is a directory" in message(tmp_path)
+    assert "job.yaml: empty; expected a job config (" in message(written(tmp_path, "# only a comment\n"))
+    assert message(written(tmp_path, "- a\n")).startswith('job.yaml: found ["a"]; expected a mapping with job, model')
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("job: générer".encode("latin-1"))
+    assert message(latin) == "job.yaml: byte 7 is not UTF-8; save the file as UTF-8"
+    bom = tmp_path / "bom.yaml"
+    bom.write_bytes(b"\xef\xbb\xbf" + LEAST.encode())
+    assert load(bom).job == "generate"
+
+
+def test_overrides_are_yaml_and_create_sections(tmp_path: Path) -> None:
+    path = written(tmp_path, LEAST + "sampling: {logit_bias: {5: 1}}\n")
+    config = load(
+        path,
+        [
+            "sampling.temperature=1e-2",
+            'sampling.stop=["\\n", END]',
+            "sampling.logit_bias.5=2",
+            "sampling.logit_bias.6=3",
+            "sampling.columns.seed=meta.seed",
+            "prompt.chat_template_args.enable_thinking=false",
+            "batch.rows=4",
+            "output.path=a=b",
+            "data.limit=",
+        ],
+    )
+    assert (config.sampling.temperature, config.sampling.stop) == (0.01, ["\n", "END"])
+    assert config.sampling.logit_bias == {5: 2.0, 6: 3.0}
+    assert config.sampling.columns == {"seed": "meta.seed"}
+    assert config.prompt.chat_template_args == {"enable_thinking": False}
+    assert (config.batch.rows, config.output.path, config.data.limit) == (4, "a=b", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("sampling.temprature=1", "--set sampling.temprature=1: sampling.temprature: no such key; did you mean sampling.temperature?"),
+        ("n=4", "--set n=4: n: no such key; did you mean sampling.n?"),
+        (
+            "sampling.n.x=1",
+            "--set sampling.n.x=1: sampling.n is a single value and has no keys; set sampling.n itself",
+        ),
+        ("sampling.n", "--set sampling.n: expected KEY=VALUE, for example sampling.temperature=0"),
+        ("=1", "--set =1: expected KEY=VALUE, for example sampling.temperature=0"),
+        ("sampling.stop=[a", "--set sampling.stop=[a: line 1, column 3: while parsing a flow sequence"),
+    ],
+)
+def test_override_errors(tmp_path: Path, override: str, line: str) -> None:
+    assert message(written(tmp_path, LEAST), override).startswith(line)
+
+
+def test_an_override_does_not_reach_into_a_value(tmp_path: Path) -> None:
+    path = written(tmp_path, LEAST + "sampling: 3\n")
+    assert message(path, "sampling.n=2") == "--set sampling.n=2: sampling is 3, not a mapping; set sampling itself"
+
+
+def test_home_and_environment_expand_in_paths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("WHERE", "/disk")
+    text = """\
+job: generate
+model: {path: ~/model, adapter: "${WHERE}/adapter"}
+data: {path: ["${WHERE}/a.jsonl", "~/b.jsonl"]}
+prompt: {user: "~ ${WHERE}", chat_template: ~/chat.jinja}
+output: {path: "${WHERE}/${WHERE}"}
+"""
+    config = load(written(tmp_path, text))
+    assert (config.model.path, config.model.adapter) == ("/home/me/model", "/disk/adapter")
+    assert config.data.path == ["/disk/a.jsonl", "/home/me/b.jsonl"]
+    assert (config.prompt.user, config.prompt.chat_template) == ("~ ${WHERE}", "/home/me/chat.jinja")
+    assert config.output.path == "/disk//disk"
+    literal = load(written(tmp_path, text), ["prompt.chat_template='~{{ messages }}'"])
+    assert literal.prompt.chat_template == "~{{ messages }}"
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    found = lines(tmp_path, LEAST.replace("{path: out}", '{path: "${NOWHERE}/x"}') + "on_error: no\n")
+    assert found == [
+        'job.yaml: output.path: found "${NOWHERE}/x"; the environment variable NOWHERE is not set; set it, or write the path out',
+        'job.yaml: on_error: found "no"; expected quarantine or fail',
+    ]
+
+
+def test_shipped_data_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = load(written(tmp_path, LEAST), ["data.path=demo:questions.jsonl"]).data.path
+    assert isinstance(path, str)
+    assert set(json.loads(Path(path).read_text(encoding="utf-8").splitlines()[0])) == {"question", "answer"}
+    for name in ("nothing.jsonl", "../demo.yaml"):
+        found = message(written(tmp_path, LEAST), f"data.path=demo:{name}")
+        assert found == f'--set: data.path: found "demo:{name}"; expected one of demo:documents.jsonl, demo:questions.jsonl'
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_load_and_name_the_schema(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=./schema.json\n")
+    config = load(path)
+    assert config.model.path == "demo"
+    assert config.output.path == f"outputs/{path.stem}"
+    assert isinstance(config.data.path, str)
+    assert Path(config.data.path).is_file()
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.sampled_from(["auto", "all", "~x", "${", "${X}", "~\0", "demo:", "hf:a/b", "-"]),
+)
+values = st.recursive(
+    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(scalars, inner, max_size=3)), max_leaves=6
+)
+keys = st.one_of(st.sampled_from(sorted({part for key in settings() for part in key.split(".")})), scalars)
+
+
+@given(
+    tree=st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=5)), max_size=6), key=st.sampled_from(settings())
+)
+@one_file
+def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, key: str) -> None:
+    path = tmp_path / "job.yaml"
+    section, _, name = key.rpartition(".")
+    valid = yaml.safe_load(LEAST)
+    for wanted in (tree, valid | tree, valid | ({section: {**valid.get(section, {}), name: tree}} if section else {name: tree})):
+        path.write_text(yaml.safe_dump(wanted, allow_unicode=True), encoding="utf-8", errors="replace")
+        try:
+            assert isinstance(load(path), RunConfig)
+        except ConfigError as error:
+            assert all(line.startswith(f"{path}: ") for line in str(error).split("\n"))  # noqa: PT017 - either outcome is right
+
+
+@given(text=st.text(), override=st.text(), key=st.sampled_from(settings()))
+@one_file
+def test_any_text_is_a_config_or_a_config_error(tmp_path: Path, text: str, override: str, key: str) -> None:
+    written(tmp_path, LEAST)
+    for overrides in ([override], [f"{key}={override}"], [f"{key}.{override}"]):
+        try:
+            assert isinstance(load(tmp_path / "job.yaml", overrides), RunConfig)
+        except ConfigError as error:
+            assert str(error)  # noqa: PT017 - either outcome is right
+
+
+def test_reading_a_config_imports_nothing_heavy(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from mlx_bulk.configs.load import load; load(Path(sys.argv[1]));"
+        "heavy = {'mlx', 'mlx_lm', 'transformers', 'pyarrow', 'datasets', 'numpy', 'huggingface_hub', 'jinja2'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(written(tmp_path, LEAST))], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.strip() == "[]"

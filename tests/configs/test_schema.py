@@ -1,0 +1,151 @@
+"""The settings themselves: defaults, bounds, contradictions, identity, and the shipped JSON schema."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_bulk.configs import load as loading
+from mlx_bulk.configs.explain import settings
+from mlx_bulk.configs.fields import Section
+from mlx_bulk.configs.schema import GenerateConfig, RunConfig, SamplingConfig, identity
+from pydantic import ValidationError
+
+CONFIGS = Path(loading.__file__).parent
+
+
+def config(**sections: Any) -> RunConfig:
+    """The smallest job, with ``sections`` in place of its own."""
+    least = {
+        "job": "generate",
+        "model": {"path": "demo"},
+        "data": {"path": "rows.jsonl"},
+        "prompt": {"user": "{{ question }}"},
+        "output": {"path": "out"},
+    }
+    return GenerateConfig.model_validate(least | sections)
+
+
+def test_the_defaults_are_the_contracts() -> None:
+    job = config()
+    assert (job.sampling.max_tokens, job.sampling.temperature, job.sampling.top_p, job.sampling.n, job.sampling.seed) == (
+        256,
+        1.0,
+        1.0,
+        1,
+        0,
+    )
+    assert (job.logprobs.tokens, job.logprobs.prompt, job.logprobs.top, job.logprobs.stats) == (True, False, 0, False)
+    assert (job.batch.rows, job.batch.tokens, job.batch.memory, job.batch.rows_per_shard) == ("auto", "auto", 0.8, 1024)
+    assert (job.data.format, job.data.split, job.data.keep, job.data.limit) == ("auto", "train", "all", None)
+    assert (job.on_error, job.output.fsync_seconds, job.model.dtype, job.prompt.too_long) == ("quarantine", 5, "auto", "error")
+
+
+def test_a_config_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        config().sampling.n = 2  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_every_setting_says_what_it_is_in_one_line() -> None:
+    def descriptions(model: type[Section]) -> list[str | None]:
+        found: list[str | None] = []
+        for field in model.model_fields.values():
+            kind = field.annotation
+            found.append(field.description)
+            if isinstance(kind, type) and issubclass(kind, Section):
+                found += descriptions(kind)
+        return found
+
+    lines = descriptions(RunConfig)
+    assert len(lines) > len(settings())
+    assert all(line and "\n" not in line and line.endswith(".") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "good", "bad"),
+    [
+        ("sampling", "temperature", [0, 0.0, 1e-4, 1, 100], [-1, 1e-5, 101, True, "1", None, float("inf"), float("nan")]),
+        ("sampling", "top_p", [1, 0.01], [0, 1.01, -0.5]),
+        ("sampling", "top_k", [0, 50], [-1, 2.0, False]),
+        ("sampling", "min_p", [0, 0.99], [1, -0.1]),
+        ("sampling", "repetition_penalty", [0.5, 1, 2], [0, -1]),
+        ("sampling", "presence_penalty", [-2, 0, 2], [-2.1, 2.1]),
+        ("sampling", "frequency_penalty", [-2, 0, 2], [-2.1, 2.1]),
+        ("sampling", "max_tokens", [1, 4096], [0, 1.0, True, "8"]),
+        ("sampling", "n", [1, 16], [0]),
+        ("sampling", "seed", [0, 2**63 - 1], [-1, 2**63]),
+        ("sampling", "stop", [[], ["a"], "a"], ["", [""], [1], 5]),
+        ("sampling", "stop_token_ids", [[], [0, 5]], [[-1], ["5"], 5]),
+        ("sampling", "logit_bias", [{}, {5: 1, "6": -100}], [{5: 101}, {"x": 1}, {-1: 0}, {5: 1, "5": 2}, {True: 1}, [5]]),
+        ("sampling", "columns", [{"seed": "s", "n": "meta.n"}], [{"columns": "c"}, {"seed": ""}, {"seed": 1}]),
+        ("logprobs", "top", [0, 20], [21, -1]),
+        ("batch", "rows", ["auto", 1], [0, "many", 1.5, True]),
+        ("batch", "tokens", ["auto", 4096], [0, None]),
+        ("batch", "memory", [0.1, 1], [0, 1.1]),
+        ("batch", "stall_seconds", [0.5], [0]),
+        ("batch", "prefix_cache", [None], ["kv"]),
+        ("data", "keep", ["all", "none", [], ["a", "b"]], ["some", ["a", "a"], [""]]),
+        ("data", "limit", [None, 1], [0, True]),
+    ],
+)
+def test_bounds(section: str, setting: str, good: list[object], bad: list[object]) -> None:
+    base: dict[str, object] = {"path": "rows.jsonl"} if section == "data" else {}
+    for value in good:
+        config(**{section: {**base, setting: value}})
+    for value in bad:
+        with pytest.raises(ValidationError):
+            config(**{section: {**base, setting: value}})
+
+
+def test_integers_are_taken_for_numbers_and_a_string_for_a_list() -> None:
+    sampling = SamplingConfig.model_validate({"temperature": 0, "stop": "END", "logit_bias": {"7": 2}})
+    assert isinstance(sampling.temperature, float)
+    assert sampling.stop == ["END"]
+    assert sampling.logit_bias == {7: 2.0}
+
+
+def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
+    keys = set(identity(config()))
+    free = {
+        "model.path",
+        "model.revision",
+        "model.adapter",
+        "data.path",
+        "data.revision",
+        "data.limit",
+        "batch.rows",
+        "batch.tokens",
+        "batch.memory",
+        "batch.prefix_cache",
+        "batch.stall_seconds",
+        "on_error",
+        "output.path",
+        "output.fsync_seconds",
+    }
+    assert keys == set(settings()) - free
+
+
+def test_batch_sizes_are_part_of_a_deterministic_runs_identity() -> None:
+    kept = identity(config(batch={"deterministic": True, "rows": 8}))
+    assert kept["batch.rows"] == 8
+    assert kept["batch.tokens"] == "auto"
+
+
+def test_identity_is_json_and_sees_a_change() -> None:
+    one = identity(config(sampling={"logit_bias": {5: 1}}))
+    other = identity(config(sampling={"logit_bias": {5: 2}}))
+    assert json.loads(json.dumps(one)) == one
+    assert {key for key in one if one[key] != other[key]} == {"sampling.logit_bias"}
+
+
+def test_the_shipped_json_schema_is_current() -> None:
+    write = "import json; from mlx_bulk.configs.load import json_schema; print(json.dumps(json_schema(), indent=2))"
+    rewrite = f"python -c '{write}' > configs/schema.json"
+    assert json.loads((CONFIGS / "schema.json").read_text()) == loading.json_schema(), f"schema.json is old; run: {rewrite}"
+
+
+def test_the_json_schema_accepts_a_single_stop_string_and_knows_every_setting() -> None:
+    definitions: Any = loading.json_schema()["$defs"]
+    stop = definitions["SamplingConfig"]["properties"]["stop"]
+    assert {"type": "string"} in stop["anyOf"]
+    assert set(definitions["BatchConfig"]["properties"]) == {key.split(".")[1] for key in settings() if key.startswith("batch.")}

@@ -1,0 +1,130 @@
+"""Lines with checksums, appends that leave nothing torn, whole files by rename."""
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_bulk.runner import durable
+from mlx_bulk.runner.errors import OutOfRoom, RunDirError
+
+VALUES = [{"shard": 0, "name": "é\n\u2028"}, {}, {"shard": 2, "nested": {"a": [1, None, 2.5]}}]
+
+
+def write(path: Path) -> bytes:
+    for value in VALUES:
+        durable.append_line(path, value)
+    return path.read_bytes()
+
+
+def test_lines_round_trip(tmp_path: Path):
+    content = write(tmp_path / "lines")
+    assert durable.read_lines(tmp_path / "lines") == VALUES
+    assert content.count(b"\n") == len(VALUES)
+    assert durable.read_lines(tmp_path / "missing") == []
+
+
+def test_a_torn_tail_is_left_by_reading_and_cut_by_mending(tmp_path: Path):
+    path = tmp_path / "lines"
+    content = write(path)
+    ends = [index + 1 for index, byte in enumerate(content) if byte == ord("\n")]
+    for length in range(len(content) + 1):
+        whole = sum(end <= length for end in ends)
+        path.write_bytes(content[:length])
+        assert durable.read_lines(path) == VALUES[:whole]
+        assert path.stat().st_size == length
+        assert durable.mend_lines(path) == VALUES[:whole]
+        assert path.stat().st_size == ([0, *ends])[whole]
+        durable.append_line(path, {"after": 1})
+        assert durable.read_lines(path) == [*VALUES[:whole], {"after": 1}]
+
+
+@given(st.data())
+def test_a_flipped_bit_never_passes_for_a_value(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
+    path = tmp_path_factory.mktemp("lines") / "lines"
+    content = bytearray(write(path))
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    try:
+        found = durable.read_lines(path)
+    except RunDirError:
+        return
+    assert found == VALUES[: len(found)]
+    assert len(found) < len(VALUES)
+
+
+def test_damage_in_the_middle_names_file_and_line(tmp_path: Path):
+    path = tmp_path / "commits.jsonl"
+    path.write_bytes(write(path).replace(b'"check"', b'"chuck"', 2).replace(b'"chuck"', b'"check"', 1))
+    with pytest.raises(RunDirError, match=r"commits\.jsonl: line 2 is damaged"):
+        durable.mend_lines(path)
+
+
+def test_a_line_refuses_what_it_could_not_give_back(tmp_path: Path):
+    with pytest.raises(ValueError, match="check"):
+        durable.append_line(tmp_path / "lines", {"check": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        durable.append_line(tmp_path / "lines", {"loss": float("nan")})
+    assert not (tmp_path / "lines").exists()
+
+
+def test_a_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "lines"
+    content = write(path)
+    real, calls = os.write, []
+
+    def full(descriptor: int, piece: memoryview) -> int:
+        if calls:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        calls.append(piece)
+        return real(descriptor, piece[:3])
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OutOfRoom, match=r"volume .+ has \d+ bytes free"), durable.room_on(tmp_path):
+        durable.append_line(path, {"shard": 3})
+    assert calls
+    assert path.read_bytes() == content
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path):
+    with pytest.raises(FileNotFoundError), durable.room_on(tmp_path):
+        (tmp_path / "missing").read_bytes()
+
+
+def test_atomic_write_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run.json"
+    durable.atomic_write(path, b"old")
+    (tmp_path / ".run.json.tmp").write_bytes(b"left by a killed process, longer than what comes")
+    durable.atomic_write(path, b"new")
+    assert path.read_bytes() == b"new"
+
+    def failing(descriptor: int) -> None:
+        raise OSError(errno.EIO, f"descriptor {descriptor}")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    monkeypatch.setattr(durable.sys, "platform", "linux")
+    with pytest.raises(OSError, match="descriptor"):
+        durable.atomic_write(path, b"newer")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_follow_the_users_umask(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        durable.atomic_write(tmp_path / "a", b"")
+        durable.append_bytes(tmp_path / "b", b"x")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [0o640, 0o640]
+
+
+def test_mending_says_what_it_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "lines"
+    path.write_bytes(write(path) + b'{"torn')
+    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+        durable.mend_lines(path)
+    assert caplog.messages == [f"{path}: cut off 6 bytes behind the last whole line"]

@@ -1,0 +1,73 @@
+"""Whatever happens to a journal's bytes, what is read back is a beginning of what was written."""
+
+import logging
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_bulk.runner import journal
+
+RESULTS = [pa.record_batch({"row": [row], "text": ["x" * row]}) for row in range(3)]
+ERRORS = [pa.record_batch({"row": [7], "message": ["no"]})]
+FRAMES = [(journal.RESULTS, RESULTS[0]), (journal.ERRORS, ERRORS[0]), (journal.RESULTS, RESULTS[1]), (journal.RESULTS, RESULTS[2])]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]:
+    """A journal of four frames, and the offset at which each ends."""
+    path, ends = tmp_path_factory.mktemp("journal") / "00000000", []
+    for kind, batch in FRAMES:
+        journal.append(path, kind, batch)
+        ends.append(path.stat().st_size)
+    journal.sync(path)
+    return path.read_bytes(), ends
+
+
+def first(frames: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    kinds = FRAMES[:frames]
+    return [batch for kind, batch in kinds if kind == journal.RESULTS], [batch for kind, batch in kinds if kind == journal.ERRORS]
+
+
+def test_round_trip_is_zero_copy(tmp_path: Path, written: tuple[bytes, list[int]]):
+    (tmp_path / "00000000").write_bytes(written[0])
+    before = pa.total_allocated_bytes()
+    found = journal.read(tmp_path / "00000000")
+    assert found == first(4)
+    assert pa.total_allocated_bytes() == before
+
+
+def test_every_truncation_gives_the_frames_before_it(tmp_path: Path, written: tuple[bytes, list[int]]):
+    content, ends = written
+    path = tmp_path / "00000000"
+    for length in range(len(content) + 1):
+        path.write_bytes(content[:length])
+        whole = sum(end <= length for end in ends)
+        assert journal.read(path) == first(whole)
+        assert path.stat().st_size == ([0, *ends])[whole]
+
+
+@given(st.data())
+def test_a_flipped_bit_anywhere_drops_its_frame_and_what_follows(
+    tmp_path_factory: pytest.TempPathFactory, written: tuple[bytes, list[int]], data: st.DataObject
+):
+    content, ends = written
+    offset = data.draw(st.integers(0, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[offset] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path_factory.mktemp("journal") / "00000000"
+    path.write_bytes(damaged)
+    whole = sum(end <= offset for end in ends)
+    assert journal.read(path) == first(whole)
+    assert path.stat().st_size == ([0, *ends])[whole]
+
+
+def test_frames_can_follow_a_cut(tmp_path: Path, written: tuple[bytes, list[int]], caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "00000000"
+    path.write_bytes(written[0][:-1])
+    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+        journal.read(path)
+    assert "cut off" in caplog.text
+    journal.append(path, *FRAMES[3])
+    assert journal.read(path) == first(4)
