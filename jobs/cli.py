@@ -42,7 +42,14 @@ def cli() -> None:
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Errors only: no progress, no log.")
 def run(
-    config: Path, model: str | None, data: str | None, output: str | None, overrides: tuple[str, ...], overwrite: bool, log_level: str, quiet: bool
+    config: Path,
+    model: str | None,
+    data: str | None,
+    output: str | None,
+    overrides: tuple[str, ...],
+    overwrite: bool,
+    log_level: str,
+    quiet: bool,
 ) -> None:
     """Runs the job in CONFIG, or continues it where its run directory left off."""
     _set_log(log_level, quiet)
@@ -52,9 +59,13 @@ def run(
     try:
         summary = _run(config, [*overrides, *given], overwrite, stop, quiet)
     except BulkError as error:
-        log.debug("", exc_info=error)
+        log.debug("the error below came from here:", exc_info=error)
         click.echo(f"mlx-bulk: {error}", err=True)
         sys.exit(error.exit_code)
+    except Exception as error:  # a fault of ours, or of a library: still one line, and nothing finished is lost
+        log.debug("the error below came from here:", exc_info=error)
+        click.echo(f"mlx-bulk: {type(error).__name__}: {error} (finished rows are safe; --log-level debug shows where)", err=True)
+        sys.exit(BulkError.exit_code)
     if not quiet:
         click.echo(_last_line(summary, stop.code), err=True)
     sys.exit(stop.code or (QUARANTINED if summary.errors else 0))
@@ -113,13 +124,16 @@ class _Stop:
 
 
 def _last_line(summary: "Summary", stopped: int) -> str:
+    errors = f", {summary.errors} errors in errors/" if summary.errors else ""
+    if summary.complete and not summary.prompt_tokens + summary.generated_tokens and summary.of:
+        return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
     rate = tokens / summary.seconds if summary.seconds else 0.0
-    errors = f", {summary.errors} of them in errors/" if summary.errors else ""
     state = "stopped; the same command continues" if stopped else "complete"
     return (
-        f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; {summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated "
-        f"tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
+        f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
+        f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated tokens "
+        f"in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
     )
 
 

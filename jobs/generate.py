@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ..configs.errors import ConfigError
 from ..configs.schema import RunConfig, SamplingConfig
-from ..runner.columns import lookup
+from ..runner.columns import lookup, require_column
 from ..runner.errors import RowError
 from ..runner.parts import read_results
 from ..runner.prefill import Wanted
@@ -27,14 +27,19 @@ from ..runner.tokenizer import Tokenizer, cut
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
+COUNTS = ("records", "prompt_tokens", "completion_tokens", "stopped", "at_max_tokens", "at_context", "prompt_scored")
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """A generation job over rows whose ``input`` struct is ``kept``; ``context`` is the longest sequence of the model, if known."""
+    """A generation job over rows with ``columns``, of which ``kept`` is the records' ``input`` struct.
+
+    ``context`` is the longest sequence that the model was made for, in tokens; None where it does not say.
+    """
 
     config: RunConfig
+    columns: list[str]
     kept: pa.StructType | None
     render: Callable[[dict[str, Any]], Rendered]
     tokenizer: Tokenizer
@@ -42,6 +47,8 @@ class GenerateJob:
     vocabulary: int
 
     def __post_init__(self) -> None:
+        for name, path in self.config.sampling.columns.items():
+            require_column(self.columns, path, f"sampling.columns.{name}")
         for name, ids in (("logit_bias", self.config.sampling.logit_bias), ("stop_token_ids", self.config.sampling.stop_token_ids)):
             if wrong := [i for i in ids if i >= self.vocabulary]:
                 raise ConfigError(f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.vocabulary}, the model's vocabulary")
@@ -63,8 +70,8 @@ class GenerateJob:
             prompt = self.tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
-        seeds = [seed + s for s in range(n)] if seed is not None else [seed_of(self.config.sampling.seed, row.key, s) for s in range(n)]
-        samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
+        keys = (seed + s if seed is not None else seed_of(self.config.sampling.seed, row.key, s) for s in range(n))
+        samples = tuple(Sample(s, key) for s, key in enumerate(keys))
         return [Request(row.position, prompt, Generate(sampling, samples))]
 
     def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
@@ -177,7 +184,7 @@ class GenerateJob:
         """One row of sums and counts over all records, and the perplexities that follow from them."""
         echo = self.config.logprobs.prompt
         columns = ["prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", *(["prompt_logprobs"] if echo else [])]
-        count = dict.fromkeys(("records", "prompt_tokens", "completion_tokens", "stopped", "at_max_tokens", "at_context", "prompt_scored"), 0)
+        count = dict.fromkeys(COUNTS, 0)
         sums: dict[str, list[float]] = {"completion": [], "prompt": []}
         for batch in read_results(run, columns):
             prompts, completions = (batch.column(name).to_numpy() for name in columns[:2])
@@ -210,13 +217,13 @@ def seed_of(seed: int, key: str, sample: int, around: int = 0) -> int:
 
 
 def _parameters(config: SamplingConfig) -> Sampling:
-    values = {name: getattr(config, name) for name in SAMPLING_FIELDS}
-    return Sampling(**values | {"stop": tuple(config.stop), "stop_token_ids": tuple(config.stop_token_ids)})
+    values: dict[str, Any] = {name: getattr(config, name) for name in SAMPLING_FIELDS}
+    values |= {"stop": tuple(config.stop), "stop_token_ids": tuple(config.stop_token_ids)}
+    return Sampling(**values)
 
 
 def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:
-    values = {name: getattr(sampling, name) for name in SAMPLING_FIELDS}
-    return Sampling(**values | {"max_tokens": most, "min_tokens": min(sampling.min_tokens, most)})
+    return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
 def _typed(name: str, value: Any) -> Any:

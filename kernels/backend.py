@@ -12,10 +12,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import mlx.core as mx
+from typing import Any
 
 OPENBLAS = ("libopenblas.so.0", "libopenblas.so", "libopenblaso.so.0", "libopenblasp.so.0")
 MKL = ("libmkl_rt.so.3", "libmkl_rt.so.2")
@@ -69,7 +66,8 @@ def _choose() -> Blas:
                 return Blas(None, note=f"MLX_BULK_BLAS={wish} cannot be opened ({error}); the slow one inside mlx is used")
             continue
         return Blas(name, _core(library))
-    return Blas(None, note="the slow one inside mlx; `apt install libopenblas0-pthread` or `pip install 'mlx-bulk[mkl]'` is some 35 times faster")
+    cure = "`apt install libopenblas0-pthread` or `pip install 'mlx-bulk[mkl]'`"
+    return Blas(None, note=f"the slow one inside mlx; {cure} makes matrix products some 35 times faster")
 
 
 def _installed(name: str) -> bool:
@@ -106,7 +104,7 @@ def _keep_buffers() -> None:
     mallopt(m_top_pad, 256 << 20)
 
 
-def load_mlx() -> "mx":  # pyright: ignore[reportGeneralTypeIssues]
+def load_mlx() -> Any:
     """Imports mlx with everything in place.
 
     Raises ``BackendError`` where mlx is missing, or where its CPU and CUDA builds lie over each other.
@@ -114,12 +112,15 @@ def load_mlx() -> "mx":  # pyright: ignore[reportGeneralTypeIssues]
     prepare()
     cuda = [n for n in ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda") if _installed(n)]
     if cuda and _installed("mlx-cpu"):
-        raise BackendError(f"both mlx-cpu and {cuda[0]} are installed and overwrite each other's library; pip uninstall one, then reinstall the other")
+        both = f"both mlx-cpu and {cuda[0]} are installed and overwrite each other's library"
+        raise BackendError(f"{both}; pip uninstall them, then install the one you want again")
     try:
         import mlx.core as mx
     except ImportError as error:
         extra = "" if sys.platform == "darwin" else "[cpu]' (or 'mlx-bulk[cuda13]"
         raise BackendError(f"mlx is not usable here ({error}); pip install 'mlx-bulk{extra}'") from error
+    if device_name() == "metal":
+        mx.set_wired_limit(memory_bytes())  # weights and caches stay resident
     if device_name() == "cpu" and shutil.which("g++") is None:
         mx.disable_compile()  # mlx compiles fused kernels on the CPU with g++
     return mx

@@ -100,7 +100,7 @@ def reference(logits: mx.array, p: Parameters) -> tuple[mx.array, mx.array]:
     best = mx.argmax(x, axis=-1)
     if p.greedy.all():
         return best.astype(mx.int32), mx.zeros(best.shape)
-    greedy = mx.array(p.greedy)
+    greedy = _mask(p.greedy)
     z = (x - x.max(axis=-1, keepdims=True)) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
     if p.filtered.any():
         z = mx.where(_kept(z, p), z, -mx.inf)
@@ -109,6 +109,10 @@ def reference(logits: mx.array, p: Parameters) -> tuple[mx.array, mx.array]:
     ids = mx.where(greedy, best, drawn)
     under = mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total)
     return ids.astype(mx.int32), mx.where(greedy, 0.0, under)
+
+
+def _mask(rows: NDArray[np.bool_]) -> mx.array:
+    return mx.array(rows)  # pyright: ignore[reportArgumentType]  (mlx's stubs leave NumPy arrays out)
 
 
 def _edited(x: mx.array, p: Parameters, edits: Edits) -> mx.array:
@@ -139,7 +143,7 @@ def _kept(z: mx.array, p: Parameters) -> mx.array:
     level = z == cut
     quota = count - (z > cut).sum(axis=-1, keepdims=True)
     kept = (z > cut) | (level & (mx.cumsum(level.astype(mx.int32), axis=-1) <= quota))
-    return kept | mx.array(~p.filtered)[:, None]
+    return kept | _mask(~p.filtered)[:, None]
 
 
 def _cumulative(x: mx.array) -> mx.array:

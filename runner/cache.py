@@ -20,10 +20,21 @@ class Cache(Protocol):
 
     state: Any
 
-    def prepare(self, *, lengths: list[int], right_padding: list[int]) -> None: ...
-    def finalize(self) -> None: ...
-    def filter(self, batch_indices: mx.array) -> None: ...
-    def extend(self, other: Any) -> None: ...
+    def prepare(self, *, lengths: list[int], right_padding: list[int]) -> None:
+        """Announces that the next calls' rows hold so many tokens, and pads behind them."""
+        ...
+
+    def finalize(self) -> None:
+        """Moves the pads of the calls since ``prepare`` to the left."""
+        ...
+
+    def filter(self, batch_indices: mx.array) -> None:
+        """Keeps the rows named, in that order."""
+        ...
+
+    def extend(self, other: Any) -> None:
+        """Appends the rows of another cache."""
+        ...
 
 
 Caches = list[Cache]
@@ -50,7 +61,9 @@ def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:
 
 
 def _select_plain(cache: Any, index: mx.array, of: int) -> None:
-    pick = lambda leaf: leaf[index] if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == of else leaf
+    def pick(leaf: Any) -> Any:
+        return leaf[index] if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == of else leaf
+
     for name, value in vars(cache).items():
         if name == "caches":  # a list of caches (mlx-lm's CacheList)
             for inner in value:
@@ -77,6 +90,7 @@ def growth(caches: Caches) -> tuple[float, float]:
     A window that slides is counted as if it grew: an upper bound.
     """
     by_token = by_row = 0.0
+    cache: Any
     for cache in caches:
         inner = growth(list(cache.caches)) if hasattr(cache, "caches") else _growth(cache)
         by_token, by_row = by_token + inner[0], by_row + inner[1]

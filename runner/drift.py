@@ -33,17 +33,16 @@ def _shown(values: dict[str, Any], key: str) -> str:
 def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """One line a way in which the inputs changed other than by growing at their end; none when they are equal or extended.
 
-    Both are ``{"limit": int | None, "sources": [{"path", "bytes", "sha256", "rows", "appendable"}]}``, sources in reading
-    order, ``sha256`` over the ``bytes`` as they lie on disk, null for a source behind the limit, of which nothing was read;
-    ``appendable`` marks uncompressed formats of one row a line. Content counts, not its path. The last old source may have
-    grown if its old content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file
-    again. Raises OSError where it cannot be read.
+    Both are ``{"limit": int | None, "sources": [{"path", "bytes", "sha256", "rows", "appendable"}]}``: the sources that have
+    rows before the limit, in reading order; ``sha256`` over their ``bytes`` as they lie on disk; ``appendable`` marks
+    uncompressed formats of one row a line. Content counts, not its path. The last old source may have grown if its old
+    content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file again.
+    Raises OSError where it cannot be read.
     """
-    lines = list(_changed_sources(_read_sources(stored), now["sources"]))
     had, has = covered_rows(stored), covered_rows(now)
-    if not lines and has < had:
-        lines.append(f"data.limit: the run covers {had} rows, the config now says {json.dumps(now['limit'])}: {has} rows")
-    return lines
+    if has < had and has == now["limit"]:  # what lies behind the limit is not listed: it would look changed
+        return [f"data.limit: the run covers {had} rows, the config now says {has}"]
+    return list(_changed_sources(stored["sources"], now["sources"]))
 
 
 def covered_rows(inputs: dict[str, Any]) -> int:
@@ -52,18 +51,14 @@ def covered_rows(inputs: dict[str, Any]) -> int:
     return rows if inputs["limit"] is None else min(rows, inputs["limit"])
 
 
-def _read_sources(inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    return [source for source in inputs["sources"] if source["sha256"] is not None]
-
-
 def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
     for number, old in enumerate(stored, start=1):
         if number > len(now):
             yield f"data.path: source {number}, {old['path']}, is gone"
             continue
         new = now[number - 1]
-        if new["sha256"] is None or (old["sha256"], old["bytes"]) == (new["sha256"], new["bytes"]):
-            continue  # equal, or behind a limit that is now shorter
+        if (old["sha256"], old["bytes"]) == (new["sha256"], new["bytes"]):
+            continue
         if number < len(stored):
             yield f"data.path: source {number} was {_source(old)}, is now {_source(new)}"
         elif not _grown(old, new):

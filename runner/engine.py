@@ -20,8 +20,10 @@ from ..kernels.sampling import draw
 from .cache import Caches, forked, select
 from .planner import Backlog, Load, reach
 from .prefill import Prefilled, Setup, prefill
-from .records import Failure, Generated, Outcome, Request, Sample
+from .records import Failure, Generated, Outcome, Request, Sample, Sampling
 from .slots import Active, Slots, Stopper
+
+CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the system
 
 
 @dataclass(slots=True)
@@ -44,7 +46,7 @@ class Progress:
 class Engine:
     """Runs requests through one model. ``eos`` are the ids that end a completion; ``stopper`` watches for stop strings."""
 
-    def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Request], Stopper]):
+    def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
         self.progress = Progress()
         self._setup, self._stopper = setup, stopper
         self._eos = np.array(sorted(eos), np.int32)
@@ -71,10 +73,10 @@ class Engine:
         """
         limits = self._setup.limits
         free = limits.rows - len(self._order)
-        if len(self._order) and (self._setup.static or not self._setup.padded or free < max(1, limits.rows // 8)):
+        if len(self._order) and (not self._setup.joins or free < max(1, limits.rows // 8)):
             return
         if self._parked is None:
-            requests = backlog.take(limits, self._load())
+            requests = backlog.take(self._setup.group_limits, self._load())
             if not requests:
                 return
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
@@ -112,7 +114,7 @@ class Engine:
     def _active(self, request: Request, sample: Sample, echo: Scores | None) -> Active:
         sampling = request.work.sampling
         seen = np.unique(request.prompt.ids) if sampling.repetition_penalty != 1.0 else request.prompt.ids[:0]
-        stopper = self._stopper(request) if sampling.stop else None
+        stopper = self._stopper(sampling) if sampling.stop else None
         return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, seen)
 
     # ------------------------------------------------------------------------------------------------------ decode
@@ -126,6 +128,8 @@ class Engine:
         slots.write(order, ids, scores, sampled)
         self.progress.generated += int((~self._done).sum())
         self.progress.steps += 1
+        if self.progress.steps % CLEAR_STEPS == 0:
+            mx.clear_cache()
         self.progress.places += self._setup.limits.rows
         bad = np.isnan(scores.logprobs)
         perhaps = bad | np.isin(ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]

@@ -1,9 +1,10 @@
 """sha256 of files. Those of large files are remembered by path, size, mtime and inode, since weights take minutes to read."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
+
+from .durable import sha256
 
 REMEMBERED_BYTES = 64 << 20
 
@@ -13,19 +14,14 @@ def file_sha256(path: Path) -> str:
     path = path.resolve()
     at = path.stat()
     if at.st_size < REMEMBERED_BYTES:
-        return _read(path)
+        return sha256(path)
     key = f"{path}|{at.st_size}|{at.st_mtime_ns}|{at.st_ino}"
     memory = _memory()
     known = _known(memory)
     if key not in known:
-        known[key] = _read(path)
+        known[key] = sha256(path)
         _remember(memory, known)
     return known[key]
-
-
-def _read(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _memory() -> Path:

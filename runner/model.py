@@ -20,7 +20,8 @@ from .rope import translated
 
 log = logging.getLogger("mlx_bulk")
 
-WEIGHTS, TOKENIZER = ("*.safetensors", "config.json"), ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+WEIGHTS = ("*.safetensors", "config.json")
+TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 
 
 @dataclass(slots=True, frozen=True)
@@ -137,7 +138,7 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
         vocabulary = int(network(mx.array([[0]])).shape[-1])
     except Exception as error:  # a model file may fail in any way: each is one line for the user
         raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
-    arrays = [a for _, a in tree_flatten(network.parameters())]
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), sum(a.nbytes for a in arrays))
 
@@ -167,7 +168,8 @@ def _set_precision(network: Any, dtype: str, memory: int) -> None:
         if need <= memory:
             dequantize_model(network)
         else:
-            log.warning("quantized weights stay so (float32 would take %.1f GB of %.1f GB): matrix products are slow on this CPU", need / 1e9, memory / 1e9)
+            room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
+            log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
     network.set_dtype(want)
 
 

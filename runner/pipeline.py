@@ -37,6 +37,7 @@ from .probes import Found, probe, slots_independent
 from .prompts import Rendered, compile_prompt
 from .reader import read
 from .records import Request
+from .recovery import Recovered
 from .scan import FILE_NAME, scan
 from .tokenizer import Tokenizer
 from .watch import Counts, Watch
@@ -54,6 +55,7 @@ class Parts:
     """What a job kind is made from, once the input and the checkpoint are known."""
 
     config: RunConfig
+    columns: list[str]
     kept: pa.StructType | None
     render: Callable[[dict[str, Any]], Rendered]
     tokenizer: Tokenizer
@@ -120,11 +122,17 @@ class _Session:
         )
         if config.prompt.text is None and not tokenizer.has_chat_template:
             raise ConfigError(
-                f"prompt: the tokenizer in {checkpoint.folder} has no chat template; set prompt.chat_template, or use prompt.text for a base model"
+                f"prompt: the tokenizer in {checkpoint.folder} has no chat template; "
+                "set prompt.chat_template, or use prompt.text for a base model"
             )
-        job = make(Parts(config, kept, render, tokenizer, checkpoint.context, _vocabulary(checkpoint, tokenizer)))
-        about = {"config": config.model_dump(mode="json"), "identity": self._identity(checkpoint, tokenizer, job), "inputs": found.fingerprint()}
-        run_dir.bind(about)
+        job = make(Parts(config, found.columns, kept, render, tokenizer, checkpoint.context, _vocabulary(checkpoint, tokenizer)))
+        run_dir.bind(
+            {
+                "config": config.model_dump(mode="json"),
+                "identity": self._identity(checkpoint, tokenizer, job),
+                "inputs": found.fingerprint(),
+            }
+        )
         found.save(run_dir.root / FILE_NAME)
         recovered = run_dir.recover(found.rows, config.batch.rows_per_shard, job.schema)
         writer = Writer(run_dir, job.schema, found.rows, config.batch.rows_per_shard, recovered, config.output.fsync_seconds)
@@ -142,7 +150,11 @@ class _Session:
 
     def _identity(self, checkpoint: Checkpoint, tokenizer: Tokenizer, job: Job) -> dict[str, Any]:
         template = tokenizer.chat_template
+        machine: dict[str, Any] = {}
+        if self.config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
+            machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
         return {
+            **machine,
             **identity(self.config),
             **models.fingerprints(checkpoint),
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
@@ -150,32 +162,37 @@ class _Session:
         }
 
     def _generate(
-        self, found: Scan, checkpoint: Checkpoint, tokenizer: Tokenizer, job: Job, writer: Writer, recovered: Any, stopped: Callable[[], bool]
+        self,
+        found: Scan,
+        checkpoint: Checkpoint,
+        tokenizer: Tokenizer,
+        job: Job,
+        writer: Writer,
+        recovered: Recovered,
+        stopped: Callable[[], bool],
     ) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
-        config, run_dir = self.config, self.run_dir
+        config, per_shard = self.config, self.config.batch.rows_per_shard
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
-        model = models.load(config.model, checkpoint, int(config.batch.memory * backend.memory_bytes()))
-        way = probe(model.network, model.vocabulary, model.dtype.split("/")[0])
-        setup = self._setup(model, way, job)
-        run_dir.session(_about(self.config, model, way, setup))
-        self.started = True
-        log.info("%s: %s on %s, %s", checkpoint.folder.name, model.dtype, backend.device_name(), _said(way, setup))
-        rows = read(found, config.data, lambda position: position // config.batch.rows_per_shard in recovered.committed)
-        engine = Engine(setup, tokenizer.eos | checkpoint.eos, lambda r: tokenizer.stopper(r.work.sampling.stop, r.work.sampling.min_tokens))
+        setup = self._load(checkpoint, job)
+        rows = read(found, config.data, lambda position: position // per_shard in recovered.committed)
+        engine = Engine(setup, tokenizer.eos | checkpoint.eos, tokenizer.stopper)
         desk = Desk(
             job,
             rows,
             writer,
             recovered,
-            config.batch.rows_per_shard,
+            per_shard,
             lambda request: _too_large(request, setup.limits),
             fail_fast=config.on_error == "fail",
             whole_shards=setup.static,
         )
-        counts = lambda: Counts(writer.rows, found.rows, writer.errors)
+
+        def counts() -> Counts:
+            return Counts(writer.rows, found.rows, writer.errors)
+
         try:
-            with Watch(engine.progress, counts, run_dir.add_metrics, config.batch.stall_seconds, self.quiet):
+            with Watch(engine.progress, counts, self.run_dir.add_metrics, config.batch.stall_seconds, self.quiet):
                 try:
                     for outcome in engine.run(Backlog(desk.next_window), lambda: stopped() or desk.failed):
                         desk.put(outcome)
@@ -184,12 +201,20 @@ class _Session:
         except BaseException as error:
             writer.close()
             if is_out_of_memory(error):
-                raise OutOfRoom(
-                    f"out of device memory ({error}); what was finished is safe: lower batch.memory, batch.rows or batch.tokens "
-                    "and run the same command again"
-                ) from error
+                cure = "lower batch.memory, batch.rows or batch.tokens and run the same command again"
+                raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
             raise
         return engine.progress, not stopped()
+
+    def _load(self, checkpoint: Checkpoint, job: Job) -> Setup:
+        """Loads the model, finds out how it runs in a batch, and notes both as this session's start."""
+        model = models.load(self.config.model, checkpoint, int(self.config.batch.memory * backend.memory_bytes()))
+        way = probe(model.network, model.vocabulary, model.dtype.split("/")[0])
+        setup = self._setup(model, way, job)
+        self.run_dir.session(_about(self.config, model, way, setup))
+        self.started = True
+        log.info("%s: %s on %s, %s", checkpoint.folder.name, model.dtype, backend.device_name(), _said(way, setup))
+        return setup
 
     def _setup(self, model: Model, way: Found, job: Job) -> Setup:
         config, device = self.config.batch, backend.device_name()

@@ -7,7 +7,8 @@ does, chunks are cut so that one chunk's logits stay within a stated bound: no [
              e f h                     e f . .               f h
 """
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -46,6 +47,16 @@ class Setup:
     padded: bool
     static: bool = False
     logit_bytes: int = 32 << 20
+
+    @property
+    def joins(self) -> bool:
+        """True when a prefilled group can join a batch that decodes."""
+        return self.padded and not self.static
+
+    @property
+    def group_limits(self) -> Limits:
+        """Limits of one prefill: a group that nothing can join is as large as its batch, whatever its tokens."""
+        return self.limits if self.joins else replace(self.limits, tokens=sys.maxsize)
 
 
 @dataclass(slots=True)
@@ -95,6 +106,7 @@ def _forward(setup: Setup, tokens: NDArray[np.int32], ids: list[NDArray[np.int32
         if setup.wanted.echo:
             _echo(setup.wanted, logits, at, ids, parts)
         evaluate(caches)
+        mx.clear_cache()
         at += n
     return [join(p) if setup.wanted.echo else None for p in parts]
 

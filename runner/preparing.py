@@ -4,9 +4,9 @@ Two threads with bounded queues, so the device waits neither for tokenization no
 until its last sample is recorded; memory does not grow with the dataset.
 """
 
-import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 
@@ -60,9 +60,10 @@ class Desk:
         self._outcomes: Queue[Outcome | tuple[int, int] | None] = Queue(OUTCOMES)
         self._stop = threading.Event()
         self.failure: BaseException | None = None
-        self._threads = [threading.Thread(target=self._guarded, args=(work,), daemon=True) for work in (self._prepare, self._record)]
-        for thread in self._threads:
-            thread.start()
+        self._preparing = threading.Thread(target=self._guarded, args=(self._prepare,), name="prepare", daemon=True)
+        self._recording = threading.Thread(target=self._guarded, args=(self._record,), name="record", daemon=True)
+        self._recording.start()
+        self._preparing.start()
 
     # -------------------------------------------------------------------------------------- for the model's thread
 
@@ -83,15 +84,15 @@ class Desk:
 
     def put(self, outcome: Outcome) -> None:
         """Takes over an outcome; waits while too many are not recorded yet."""
-        self._put(self._outcomes, outcome)
+        self._post(outcome)
 
     def close(self) -> None:
         """Records what was put, ends both threads, and raises what went wrong in them."""
         self._stop.set()
-        self._threads[0].join()
-        if not self.failed:
-            self._outcomes.put(None)
-        self._threads[1].join()
+        self._preparing.join()
+        with suppress(StoppedError):
+            self._post(None)
+        self._recording.join()
         if self.failure is not None:
             raise self.failure
 
@@ -105,14 +106,14 @@ class Desk:
         except BaseException as error:
             self.failure = self.failure or error
 
-    def _put(self, queue: "Queue[object]", item: object) -> None:
-        """Puts without waiting forever for a thread that has ended."""
+    def _post(self, item: "Outcome | tuple[int, int] | None") -> None:
+        """Puts for the recording thread, without waiting forever for one that has failed."""
         while True:
             try:
-                queue.put(item, timeout=0.2)
+                self._outcomes.put(item, timeout=0.2)
                 return
             except Full:
-                if self.failed:
+                if not self._recording.is_alive():
                     raise StoppedError from None
 
     def _prepare(self) -> None:
@@ -146,10 +147,10 @@ class Desk:
         """A row's requests, less what is recorded already; a row that cannot be done goes to the errors."""
         shard = self._recovered.done.get(row.position // self._per_shard)
         if shard is not None and row.position in shard.failed:
-            self._put(self._outcomes, (row.position, 1))
+            self._post((row.position, 1))
             return []
         if isinstance(row, BadRow):
-            self._put(self._outcomes, Failure(row.position, None, None, "read", "UnreadableRow", row.message, row.text))
+            self._post(Failure(row.position, None, None, "read", "UnreadableRow", row.message, row.text))
             return []
         try:
             requests = self._job.requests(row)
@@ -158,9 +159,9 @@ class Desk:
                     raise RowError("too_long", problem)
         except RowError as error:
             text = json_text(row.columns)
-            self._put(self._outcomes, Failure(row.position, row.key, None, error.stage, type(error).__name__, str(error), text))
+            self._post(Failure(row.position, row.key, None, error.stage, type(error).__name__, str(error), text))
             return []
-        self._put(self._outcomes, (row.position, sum(len(r.work.samples) for r in requests)))
+        self._post((row.position, sum(len(r.work.samples) for r in requests)))
         done = shard.samples.get(row.position, set()) if shard is not None else set[int]()
         left = [kept for r in requests if (kept := _without(r, set() if self._whole else done)).work.samples]
         for request in left:
@@ -170,7 +171,7 @@ class Desk:
     def _record(self) -> None:
         """Outcomes to records; pairs are (row, number of its records)."""
         while True:
-            outcome = self._outcomes.get() if not self.failed else None
+            outcome = self._outcomes.get()
             if outcome is None:
                 return
             if isinstance(outcome, tuple):
@@ -181,10 +182,10 @@ class Desk:
                 self._finish(outcome)
 
     def _fail(self, failure: Failure) -> None:
-        if failure.sample is not None:
+        if (sample := failure.sample) is not None:
             row = self._settled(failure.row).row
             failure = replace(failure, key=row.key, input=json_text(row.columns))
-            if self._recorded(failure.row, failure.sample):
+            if self._recorded(failure.row, sample):
                 return
         if self._fail_fast:
             where = f"row {failure.row}" + (f" (key {failure.key})" if failure.key not in (None, str(failure.row)) else "")

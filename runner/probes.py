@@ -5,6 +5,7 @@ where the logits disagree, or the batch crashes, the next cautious way is tried.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from .cache import fresh, growth, select
 log = logging.getLogger("mlx_bulk")
 
 Way = Literal["padded", "exact", "alone"]
+Batched = Callable[[Any, list[NDArray[np.int32]], list[NDArray[np.float32]]], float]
 LENGTHS = (24, 7, 15)  # of the probe's prompts; the last one joins while the others decode
 STEPS = 4
 # Of the largest difference allowed, relative to the spread of the logits: float32 differs by rounding alone (1e-6),
@@ -43,7 +45,8 @@ def probe(network: Any, vocabulary: int, dtype: str) -> Found:
     allowed = TOLERANCE.get(dtype, TOLERANCE["bfloat16"]) * max(spread, 1e-3)
     token_bytes, row_bytes = _growth(network, prompts[0])
     reason = ""
-    for way, batched in (("padded", _padded), ("exact", _exact)):
+    ways: tuple[tuple[Way, Batched], ...] = (("padded", _padded), ("exact", _exact))
+    for way, batched in ways:
         try:
             difference = batched(network, prompts, single)
         except Exception as error:  # a probe that crashes is a probe that failed

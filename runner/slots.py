@@ -103,8 +103,17 @@ class Slots:
         for slot in order[self.sampled[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
             self._uniforms[slot] = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-        tables = self._temperature, self._top_k, self._top_p, self._min_p, self._repetition, self._presence, self._frequency
-        return Parameters(*(table[order] for table in tables), self._uniforms[order, column], self._edits(order, eos))
+        return Parameters(
+            temperature=self._temperature[order],
+            top_k=self._top_k[order],
+            top_p=self._top_p[order],
+            min_p=self._min_p[order],
+            repetition=self._repetition[order],
+            presence=self._presence[order],
+            frequency=self._frequency[order],
+            uniforms=self._uniforms[order, column],
+            edits=self._edits(order, eos),
+        )
 
     def _edits(self, order: Index, eos: NDArray[np.int32]) -> Edits | None:
         masks: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
@@ -127,12 +136,8 @@ class Slots:
                     seen += [(at, row.seen), (at, generated)]
         if not (masks or said):
             return None
-        spread = lambda parts: (  # (row, its ids) pairs to flat arrays
-            np.repeat(np.array([at for at, *_ in parts], np.int32), [len(ids) for _, ids, *_ in parts]),
-            np.concatenate([ids for _, ids, *_ in parts] or [np.zeros(0, np.int32)]),
-        )
         add = np.concatenate([values for *_, values in masks] or [np.zeros(0, np.float32)])
-        return Edits(*spread(masks), add, *spread(seen), *spread(said))
+        return Edits(*_flat([(at, ids) for at, ids, _ in masks]), add, *_flat(seen), *_flat(said))
 
     def write(self, order: Index, ids: NDArray[np.int32], scores: Scores, sampled: NDArray[np.float32]) -> None:
         """Appends a step's tokens and figures to the rows in ``order`` [B]."""
@@ -149,7 +154,8 @@ class Slots:
 
     def _widen(self, width: int) -> None:
         rows = len(self.active)
-        kinds: dict[str, tuple[type, tuple[int, ...]]] = {"ids": (np.int32, ()), "sampled_logprobs": (np.float32, ()), "logprobs": (np.float32, ())}
+        kinds: dict[str, tuple[type, tuple[int, ...]]] = {"ids": (np.int32, ())}
+        kinds |= {"sampled_logprobs": (np.float32, ()), "logprobs": (np.float32, ())}
         if self._top:
             kinds |= {"top_ids": (np.int32, (self._top,)), "top_logprobs": (np.float32, (self._top,))}
         if self._stats:
@@ -160,3 +166,9 @@ class Slots:
                 table[:, : self._width] = self._tokens[name]
             self._tokens[name] = table
         self._width = width
+
+
+def _flat(parts: list[tuple[int, NDArray[np.int32]]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Pairs (row, its ids) as two arrays, an entry an id."""
+    rows = np.repeat(np.array([at for at, _ in parts], np.int32), [len(ids) for _, ids in parts])
+    return rows, np.concatenate([ids for _, ids in parts] or [np.zeros(0, np.int32)])

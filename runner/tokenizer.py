@@ -18,7 +18,7 @@ import numpy as np
 from ..configs.errors import ConfigError
 from ..configs.schema import names_a_file
 from .errors import ModelError, RowError
-from .records import Ids, Prompt
+from .records import Ids, Prompt, Sampling
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes, and so at most as many tokens
@@ -125,9 +125,9 @@ class Tokenizer:
         tokens = self._hf.convert_ids_to_tokens(list(range(size)))
         return [added.get(i) or _token_bytes(token, of) for i, token in enumerate(tokens)]
 
-    def stopper(self, stop: tuple[str, ...], after: int) -> "StopStrings":
-        """A watcher for ``stop`` that counts only what ends behind the first ``after`` tokens."""
-        return StopStrings(self, stop, after)
+    def stopper(self, sampling: Sampling) -> "StopStrings":
+        """A watcher for a row's stop strings; only what ends behind its first ``min_tokens`` tokens counts."""
+        return StopStrings(self, sampling.stop, sampling.min_tokens)
 
 
 def _byte_characters() -> dict[int, str]:
@@ -201,7 +201,7 @@ def load(folder: Path, chat_template: str | None, template_args: dict[str, Any],
     from mlx_lm.utils import load_tokenizer
 
     try:
-        hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer
+        hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer  # pyright: ignore[reportPrivateUsage]
     except Exception as error:  # tokenizers fail in many ways; each means that this folder cannot be used
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error

@@ -8,11 +8,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
 from .engine import Progress
 from .memory import peak_bytes
@@ -38,14 +40,16 @@ class Watch:
         self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], stall_seconds: float, quiet: bool
     ):
         self._progress, self._counts, self._metrics, self._stall = progress, counts, metrics, stall_seconds
-        self._bar: "tqdm[Any] | None" = None
+        self._bar: tqdm[Any] | None = None
         self._show = not quiet
+        self._redirect = ExitStack()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> "Watch":
         at = self._counts()
         if self._show and sys.stderr.isatty():
+            self._redirect.enter_context(logging_redirect_tqdm([log]))
             self._bar = tqdm(total=at.of, initial=at.rows, unit="row", dynamic_ncols=True, file=sys.stderr)
         self._thread.start()
         return self
@@ -56,6 +60,7 @@ class Watch:
         if self._bar is not None:
             self._redraw()
             self._bar.close()
+        self._redirect.close()
 
     def _run(self) -> None:
         start = line_due = monotonic()

@@ -85,7 +85,7 @@ class Writer:
         """Says that ``row`` will have ``samples`` records or failures, those recovered counted in.
 
         Every row of an open shard is admitted or fails whole, those too of which nothing is left to do: a shard is committed
-        when all its rows are resolved. Rows recovered as failed whole are resolved already.
+        when all its rows are resolved. Rows recovered as failed whole are resolved already, and may be admitted all the same.
         """
         self._put(lambda: self._admit(row, samples))
 
@@ -152,6 +152,8 @@ class Writer:
             return self._flush
 
     def _admit(self, row: int, samples: int) -> None:
+        if row // self._rows_per_shard in self._committed:
+            return
         number, shard = self._shard(row)
         shard.samples[row] = samples
         self._settle(number, shard, row)

@@ -5,6 +5,7 @@
 Everything the model is comes from here: the held-out scenes, the questions, the tokenizer, the weights. It knows the
 text (speeches separated by blank lines, each opened by its speaker's name) and nothing of the package.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 if sys.platform == "linux":  # a BLAS opened before mlx takes the place of the slow one in its wheel
     try:
@@ -202,7 +204,8 @@ def train(tokenizer: Tokenizer, texts: list[str], unseen: list[str], options: ar
         if at % 100 == 0:
             print(f"{at} loss {value.item():.3f} {seen / (time.perf_counter() - tic):.0f} tokens/s", flush=True)
         if at % 1000 == 0 or at == options.steps:
-            print(f"  held-out perplexity {held_out(model, tokenizer, unseen):.2f}, sums {accuracy(model, tokenizer, fresh[:300]):.3f}", flush=True)
+            right = accuracy(model, tokenizer, fresh[:300])
+            print(f"  held-out perplexity {held_out(model, tokenizer, unseen):.2f}, sums {right:.3f}", flush=True)
             save(model, tokenizer, options.out)
     return model
 
@@ -214,10 +217,14 @@ def save(model: nn.Module, tokenizer: Tokenizer, out: Path) -> None:
     mx.save_safetensors(str(out / "model.safetensors"), weights, metadata={"format": "pt"})
     tokenizer.save(str(out / "tokenizer.json"))
     names = {"bos_token": BOS, "eos_token": END, "pad_token": BOS}
-    write = lambda name, value: (out / name).write_text(json.dumps(value, indent=2) + "\n")
+
+    def write(name: str, value: dict[str, Any]) -> None:
+        (out / name).write_text(json.dumps(value, indent=2) + "\n")
+
     write("config.json", CONFIG)
     write("generation_config.json", {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 0})
-    write("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1024, "clean_up_tokenization_spaces": False} | names)
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1024, "clean_up_tokenization_spaces": False}
+    write("tokenizer_config.json", kind | names)
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 
 

@@ -58,7 +58,7 @@ def test_drift_is_refused_with_a_line_a_difference_and_the_ways_out(finished: Pa
     assert str(caught.value) == (
         f"{finished}: this run was started with something else:\n"
         "  sampling.temperature: the run has 1.0, the config now says 0.7\n"
-        "  data.limit: the run covers 4 rows, the config now says 3: 3 rows\n"
+        "  data.limit: the run covers 4 rows, the config now says 3\n"
         "Go back to what the run has, choose another --output, or start over with --overwrite (this removes the run's results)."
     )
     assert caught.value.exit_code == 4

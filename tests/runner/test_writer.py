@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from mlx_bulk.runner import parts
+from mlx_bulk.runner import parts, writer
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.errors import RunDirError
 from mlx_bulk.runner.manifest import RunDir
@@ -95,3 +95,30 @@ def test_a_journal_that_lost_rows_is_not_committed(tmp_path: Path):
         with pytest.raises(RunDirError, match="0 records and 2 errors were written, 0 and 1 read back"):
             out.close()
         assert read_commits(run).commits == {}
+
+
+def test_rows_recovered_as_failed_may_be_admitted_before_and_after_their_shard_is_committed(tmp_path: Path):
+    with RunDir.open(tmp_path / "run") as run:
+        out = open_writer(run, rows=2, per_shard=2)
+        out.fail(failure(0))
+        out.close()
+        out = open_writer(run, rows=2, per_shard=2)
+        out.admit(1, 1)
+        out.add(1, 0, RECORD)
+        out.admit(0, 1)
+        out.finish()
+        assert (out.rows, out.records, out.errors) == (2, 1, 1)
+
+
+def test_a_shard_that_was_killed_before_its_commit_needs_no_more_than_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with RunDir.open(tmp_path / "run") as run:
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "commit_shard", lambda *arguments: None)
+            out = open_writer(run, rows=1, per_shard=1)
+            out.fail(failure(0))
+            out.close()
+        assert read_commits(run).commits == {}
+        out = open_writer(run, rows=1, per_shard=1)
+        out.admit(0, 1)
+        out.finish()
+        assert read_commits(run).commits[0].errors == 1
