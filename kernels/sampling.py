@@ -253,4 +253,4 @@ def _drawn_on_cpu(e: Floats, uniforms: Floats) -> tuple[NDArray[np.intp], NDArra
     reached = (np.cumsum(inside, axis=1, dtype=np.float64) > (threshold - before)[:, None]) & (inside > 0)
     last = BLOCK - 1 - np.argmax((inside > 0)[:, ::-1], axis=1)
     position = np.where(reached.any(axis=1), np.argmax(reached, axis=1), last)
-    return block * BLOCK + position, total
+    return np.minimum(block * BLOCK + position, v - 1), total  # a row of NaN has no token that is reached

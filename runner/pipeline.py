@@ -6,7 +6,6 @@ written, beside the model's work (preparing.py, writer.py); this thread alone to
 
 import json
 import logging
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,25 +17,23 @@ from typing import Any
 import pyarrow as pa
 
 from ..configs.errors import ConfigError
-from ..configs.schema import BatchConfig, RunConfig, identity
+from ..configs.schema import RunConfig, identity
 from ..kernels import backend
 from . import model as models
 from . import tokenizer as tokenizers
 from .durable import replacing
 from .engine import Engine, Progress
-from .errors import ModelError, OutOfRoom
+from .errors import OutOfRoom
+from .fitting import fit, row_check
 from .inputs import Scan
 from .job import Job
 from .manifest import RunDir
-from .memory import is_out_of_memory, kv_bytes, peak_bytes
-from .model import Checkpoint, Model
-from .planner import Backlog, Limits, reach
-from .prefill import Setup
+from .memory import is_out_of_memory, peak_bytes
+from .model import Checkpoint
+from .planner import Backlog
 from .preparing import Desk
-from .probes import Found, probe, slots_independent
 from .prompts import Rendered, compile_prompt
 from .reader import read
-from .records import Request
 from .recovery import Recovered
 from .scan import FILE_NAME, scan
 from .tokenizer import Tokenizer
@@ -44,10 +41,6 @@ from .watch import Counts, Watch
 from .writer import Writer
 
 log = logging.getLogger("mlx_bulk")
-
-ROWS = {"cpu": 32, "metal": 64, "cuda": 256}  # decoding at once, when batch.rows is auto
-TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when batch.tokens is auto
-LOGIT_BYTES = {"cpu": 32 << 20, "metal": 256 << 20, "cuda": 512 << 20}  # of one chunk's float32 logits, when the prompt is echoed
 
 
 @dataclass(slots=True, frozen=True)
@@ -137,14 +130,15 @@ class _Session:
         recovered = run_dir.recover(found.rows, config.batch.rows_per_shard, job.schema)
         writer = Writer(run_dir, job.schema, found.rows, config.batch.rows_per_shard, recovered, config.output.fsync_seconds)
         progress, complete = Progress(), True
-        if found.rows == 0:
-            log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
-        elif len(recovered.committed) * config.batch.rows_per_shard < found.rows:
-            progress, complete = self._generate(found, checkpoint, tokenizer, job, writer, recovered, stopped)
-        if complete:
-            writer.finish()
-            self._write_statistics(job)
-        else:
+        try:
+            if found.rows == 0:
+                log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
+            elif len(recovered.committed) * config.batch.rows_per_shard < found.rows:
+                progress, complete = self._generate(found, checkpoint, tokenizer, job, writer, recovered, stopped)
+            if complete:
+                writer.finish()
+                self._write_statistics(job)
+        finally:
             writer.close()
         return self._summary(found, writer, progress, complete)
 
@@ -174,7 +168,10 @@ class _Session:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
         config, per_shard = self.config, self.config.batch.rows_per_shard
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
-        setup = self._load(checkpoint, job)
+        model = models.load(config.model, checkpoint, int(config.batch.memory * backend.memory_bytes()))
+        setup, about = fit(model, config.batch, job.wanted)
+        self.run_dir.session(about)
+        self.started = True
         rows = read(found, config.data, lambda position: position // per_shard in recovered.committed)
         engine = Engine(setup, tokenizer.eos | checkpoint.eos, tokenizer.stopper)
         desk = Desk(
@@ -183,7 +180,7 @@ class _Session:
             writer,
             recovered,
             per_shard,
-            lambda request: _too_large(request, setup.limits),
+            row_check(setup, checkpoint.config),
             fail_fast=config.on_error == "fail",
             whole_shards=setup.static,
         )
@@ -199,34 +196,11 @@ class _Session:
                 finally:
                     desk.close()
         except BaseException as error:
-            writer.close()
             if is_out_of_memory(error):
                 cure = "lower batch.memory, batch.rows or batch.tokens and run the same command again"
                 raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
             raise
         return engine.progress, not stopped()
-
-    def _load(self, checkpoint: Checkpoint, job: Job) -> Setup:
-        """Loads the model, finds out how it runs in a batch, and notes both as this session's start."""
-        model = models.load(self.config.model, checkpoint, int(self.config.batch.memory * backend.memory_bytes()))
-        way = probe(model.network, model.vocabulary, model.dtype.split("/")[0])
-        setup = self._setup(model, way, job)
-        self.run_dir.session(_about(self.config, model, way, setup))
-        self.started = True
-        log.info("%s: %s on %s, %s", checkpoint.folder.name, model.dtype, backend.device_name(), _said(way, setup))
-        return setup
-
-    def _setup(self, model: Model, way: Found, job: Job) -> Setup:
-        config, device = self.config.batch, backend.device_name()
-        rows = ROWS[device] if config.rows == "auto" else config.rows
-        tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
-        workspace = 2 * LOGIT_BYTES[device]
-        room = kv_bytes(config.memory, model.weight_bytes, workspace)
-        limits = Limits(1 if way.way == "alone" else rows, tokens, room, way.token_bytes, way.row_bytes, even=way.way != "padded")
-        if config.deterministic and not slots_independent(model.network, model.vocabulary, limits.rows):
-            raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
-        padded = way.way == "padded"
-        return Setup(model.network, model.vocabulary, limits, job.wanted, padded, config.deterministic, LOGIT_BYTES[device])
 
     def _write_statistics(self, job: Job) -> None:
         table = job.statistics(self.run_dir.root)
@@ -256,38 +230,3 @@ def _vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int:
     """Width of the logits as config.json says, or the tokenizer's size."""
     text = checkpoint.config | (checkpoint.config.get("text_config") or {})
     return int(text.get("vocab_size") or tokenizer.size)
-
-
-def _too_large(request: Request, limits: Limits) -> str | None:
-    """Why a request cannot run even alone, or None."""
-    need = limits.kv(1, reach(request))
-    if need <= limits.kv_bytes:
-        return None
-    return (
-        f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more need {need / 1e9:.2f} GB of KV cache, "
-        f"{limits.kv_bytes / 1e9:.2f} GB are there; shorten the prompt, lower sampling.max_tokens, or raise batch.memory"
-    )
-
-
-def _said(way: Found, setup: Setup) -> str:
-    """One phrase on how rows share a batch."""
-    if way.way == "padded":
-        return f"batches of up to {setup.limits.rows} rows"
-    how = "batches of rows of one length" if way.way == "exact" else "one row at a time"
-    return f"{how}, slower but right ({way.reason})"
-
-
-def _about(config: RunConfig, model: Model, way: Found, setup: Setup) -> dict[str, Any]:
-    """A session's line: what the results may depend on beyond the run's identity."""
-    free: BatchConfig = config.batch
-    return {
-        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "transformers", "pyarrow", "numpy")},
-        "host": platform.node(),
-        "platform": platform.platform(),
-        "device": backend.device_name(),
-        "blas": str(backend.prepare()),
-        "model": str(model.checkpoint.folder),
-        "dtype": model.dtype,
-        "batch": {**free.model_dump(mode="json"), "rows": setup.limits.rows, "tokens": setup.limits.tokens},
-        "probe": {"way": way.way, "difference": way.difference, "reason": way.reason},
-    }

@@ -32,6 +32,7 @@ class Tokenizer:
         self._template = chat_template
         self._template_args = template_args or {}
         self._special = frozenset(hf.all_special_ids)
+        self._encode("", special=False)  # settles truncation and padding: later calls only read, so threads may share it
 
     @property
     def eos(self) -> frozenset[int]:

@@ -55,6 +55,7 @@ ORDER = {
         "prefill",
         "engine",
         "memory",
+        "fitting",
         "stats",
         "job",
         "preparing",

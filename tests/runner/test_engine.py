@@ -29,6 +29,7 @@ from .tiny import (
 )
 
 WAYS = [*((name, "padded") for name in PADDED), *((name, "exact") for name in (*EXACT, "llama", "mamba2")), ("mamba", "alone")]
+TWICE = 4e-4  # two logprobs, each off by 2e-4, may change places
 
 
 @pytest.mark.parametrize(("name", "way"), WAYS)
@@ -118,9 +119,6 @@ def test_top_logprobs_ranks_and_entropies(name: str):
             mine = rows[np.arange(len(rows)), targets]
             surely, perhaps = (rows > mine[:, None] + TWICE).sum(axis=1), (rows > mine[:, None] - TWICE).sum(axis=1)
             assert ((scores.ranks > surely) & (scores.ranks <= perhaps)).all()
-
-
-TWICE = 4e-4  # two logprobs, each off by 2e-4, may change places
 
 
 def test_every_family_is_tried():

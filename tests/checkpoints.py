@@ -1,0 +1,58 @@
+"""Tiny checkpoints on disk, as a user would have them: a random model of two layers with the embedded demo's tokenizer.
+
+Their weights never change, so what they say can be asserted on; the demo model's own may be trained anew.
+"""
+
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_bulk.configs
+from mlx.utils import tree_flatten, tree_map_with_path
+
+DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+BOS, EOS = 0, 2
+VOCABULARY = 2048
+CONTEXT = 96
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+}
+
+
+def write_checkpoint(folder: Path, config: dict[str, Any] = LLAMA) -> Path:
+    """Writes a model with random weights, the same each time, and the demo's tokenizer into ``folder``."""
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
+    mx.random.seed(0)
+    network = module.Model(module.ModelArgs.from_dict(config))
+    # Larger weights than an initialisation gives: logprobs then spread, and greedy text does not settle at once.
+    network.update(tree_map_with_path(lambda _, w: w * 2.5 if w.ndim == 2 else w, network.parameters()))
+    folder.mkdir(parents=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), metadata={"format": "mlx"})
+    (folder / "config.json").write_text(json.dumps(config))
+    copy_tokenizer(folder)
+    return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Puts the demo's byte-level tokenizer, its chat template and a generation config with two EOS ids into ``folder``."""
+    for name in TOKENIZER:
+        shutil.copy(DEMO / name, folder / name)
+    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": BOS, "eos_token_id": [EOS, BOS]}))
