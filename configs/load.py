@@ -80,7 +80,8 @@ def _override(values: Values, text: str) -> str:
     if not equals or not all(names):
         raise ConfigError(f"{source}: expected KEY=VALUE, for example sampling.temperature=0")
     _refuse_unknown(names, source)
-    value = parse(written, source)
+    # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
+    value = written if written.lstrip().startswith(("{{", "{%")) else parse(written, source)
     place = values
     for depth, name in enumerate(names[:-1]):
         inner = place.get(name)

@@ -124,7 +124,7 @@ class _Stop:
 
 
 def _last_line(summary: "Summary", stopped: int) -> str:
-    errors = f", {summary.errors} errors in errors/" if summary.errors else ""
+    errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
     if summary.complete and not summary.prompt_tokens + summary.generated_tokens and summary.of:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens

@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ..configs.errors import ConfigError
+from ..configs.explain import shown
+from ..configs.fields import Expected
 from ..configs.schema import RunConfig, SamplingConfig
 from ..runner.columns import lookup, require_column
 from ..runner.errors import RowError
@@ -49,6 +52,8 @@ class GenerateJob:
     def __post_init__(self) -> None:
         for name, path in self.config.sampling.columns.items():
             require_column(self.columns, path, f"sampling.columns.{name}")
+        if self.config.logprobs.top > self.vocabulary:
+            raise ConfigError(f"logprobs.top: found {self.config.logprobs.top}; expected at most {self.vocabulary}, the model's vocabulary")
         for name, ids in (("logit_bias", self.config.sampling.logit_bias), ("stop_token_ids", self.config.sampling.stop_token_ids)):
             if wrong := [i for i in ids if i >= self.vocabulary]:
                 raise ConfigError(f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.vocabulary}, the model's vocabulary")
@@ -83,10 +88,7 @@ class GenerateJob:
         try:
             merged = SamplingConfig.model_validate(config.model_dump() | {name: _typed(name, value) for name, value in given.items()})
         except ValidationError as error:
-            first = error.errors()[0]
-            name = str(first["loc"][0]) if first["loc"] else "sampling"
-            where = f"column {columns[name]!r}" if name in columns else "the row's columns"
-            raise RowError("sampling", f"sampling.{name} from {where}: found {given.get(name)!r}; {first['msg']}") from error
+            raise RowError("sampling", _refused(error.errors()[0], columns, given)) from error
         if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.vocabulary]:
             raise RowError("sampling", f"token id {wrong[0]} is not below {self.vocabulary}, the model's vocabulary")
         return _parameters(merged), merged.n, merged.seed if "seed" in given else None
@@ -227,13 +229,24 @@ def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """A value of a column as its setting's type: CSV holds text, Arrow integers for floats and the like."""
+    """A value of a column as its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
     if isinstance(value, str) and name != "stop":
         try:
             return json.loads(value)
         except ValueError:
             return value
-    return list(value) if name == "stop_token_ids" and isinstance(value, tuple) else value
+    whole = isinstance(value, float) and value.is_integer() and type(SamplingConfig.model_fields[name].default) is int
+    return int(value) if whole else value
+
+
+def _refused(problem: ErrorDetails, columns: dict[str, str], given: dict[str, Any]) -> str:
+    """Why a row's values are no sampling parameters, in the words of the config's own errors."""
+    if problem["type"] == "contradiction":
+        context = problem.get("ctx", {})
+        return f"sampling.{context['key']} of this row: {context['text']}"
+    name = str(problem["loc"][0])
+    expected = [mark.words for mark in SamplingConfig.model_fields[name].metadata if isinstance(mark, Expected)][-1]
+    return f"sampling.{name} from column {columns[name]!r}: found {shown(given[name])}; expected {expected}"
 
 
 def _figures(prefix: str, top: int, stats: bool) -> list[tuple[str, pa.DataType]]:

@@ -141,7 +141,9 @@ def memory_bytes() -> int:
 
     if device_name() != "cpu":
         info = mx.device_info()
-        return int(info.get("max_recommended_working_set_size") or info.get("total_memory") or info["memory_size"])
+        sizes = [info.get(name) for name in ("max_recommended_working_set_size", "total_memory", "memory_size")]
+        if known := [size for size in sizes if isinstance(size, int) and size > 0]:
+            return known[0]
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:

@@ -63,11 +63,11 @@ def reference(
     top_ids = top_logprobs = ranks = entropies = None
     if top:
         ids: list[mx.array] = []
-        rest = x
-        every = mx.arange(x.shape[-1])
-        for _ in range(top):  # argmax takes the first of equals: ties go to the lower id
-            ids.append(mx.argmax(rest, axis=-1, keepdims=True))
-            rest = mx.where(every == ids[-1], -mx.inf, rest)
+        every, left = mx.arange(x.shape[-1]), mx.ones(x.shape, dtype=mx.bool_)
+        for _ in range(top):  # argmax takes the first of equals: ties go to the lower id, those of -inf too
+            largest_left = mx.where(left, x, -mx.inf).max(axis=-1, keepdims=True)
+            ids.append(mx.argmax(left & (x == largest_left), axis=-1, keepdims=True))
+            left = left & (every != ids[-1])
         top_ids = mx.concatenate(ids, axis=-1).astype(mx.int32)
         top_logprobs = mx.take_along_axis(x, top_ids, axis=-1) - lse
     if stats:
@@ -119,7 +119,7 @@ def largest(x: NDArray[np.float32], k: int) -> NDArray[np.int32]:
     blocks = -(-v // BLOCK)
     peaks = np.maximum.reduceat(x, np.arange(0, v, BLOCK), axis=1)  # (N, blocks)
     chosen = np.sort(np.argsort(-peaks, axis=1, kind="stable")[:, : min(k, blocks)], axis=1)
-    ids = (chosen[:, :, None] * BLOCK + np.arange(BLOCK)).reshape(n, -1)  # ascending
+    ids = (chosen[:, :, None] * BLOCK + np.arange(BLOCK)).reshape(n, chosen.shape[1] * BLOCK)  # ascending
     values = np.where(ids < v, np.take_along_axis(x, np.minimum(ids, v - 1), axis=1), -np.inf)
     order = np.lexsort((ids, -values), axis=1)[:, :k]
     return np.minimum(np.take_along_axis(ids, order, axis=1), v - 1).astype(np.int32)  # NaN sorts behind the last block's padding

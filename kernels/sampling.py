@@ -195,7 +195,8 @@ def on_cpu(x: Floats, p: Parameters) -> tuple[Ints, Floats]:
         e = np.exp(z)
         drawn, total = _drawn_on_cpu(e, p.uniforms[rows])
         ids[rows] = drawn
-        under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
+        with np.errstate(divide="ignore", invalid="ignore"):  # the same row
+            under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
     return ids, under
 
 

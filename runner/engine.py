@@ -115,7 +115,10 @@ class Engine:
         sampling = request.work.sampling
         seen = np.unique(request.prompt.ids) if sampling.repetition_penalty != 1.0 else request.prompt.ids[:0]
         stopper = self._stopper(sampling) if sampling.stop else None
-        return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, seen)
+        fault = None
+        if echo is not None and np.isnan(echo.logprobs).any():
+            fault = f"the model's logits for prompt token {int(np.isnan(echo.logprobs).argmax()) + 1} are NaN or all -inf"
+        return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, seen, fault)
 
     # ------------------------------------------------------------------------------------------------------ decode
 
@@ -145,9 +148,8 @@ class Engine:
         """The outcome of a row that ends with ``token``, or None. An id that stops goes before a stop string, that before length."""
         row = self._slots.row(slot)
         sampling = row.sampling
-        if bad:
-            place = int(self._slots.count[slot])
-            message = f"the model's logits at generated token {place} are NaN or all -inf"
+        if bad or row.fault is not None:
+            message = row.fault or f"the model's logits for generated token {int(self._slots.count[slot]) - 1} are NaN or all -inf"
             return Failure(row.request.row, None, row.sample.index, "generate", "NotANumber", message, "")
         matched = row.stopper.push(token) if row.stopper is not None else None
         finish, reason = "stop", None

@@ -21,6 +21,7 @@ from .rope import translated
 log = logging.getLogger("mlx_bulk")
 
 WEIGHTS = ("*.safetensors", "config.json")
+ADAPTER = ("adapter_config.json", "adapters.safetensors")
 TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -70,6 +71,9 @@ def find(config: ModelConfig) -> Checkpoint:
         other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
         found = f" (found {', '.join(sorted(other)[:3])}: only safetensors are read)" if other else ""
         raise ModelError(f"model.path: {folder} holds no model*.safetensors{found}")
+    for name in ADAPTER if adapter is not None else ():
+        if not (adapter / name).is_file():
+            raise ModelError(f"model.adapter: {adapter} holds no {name}; expected a LoRA or DoRA adapter in mlx-lm's format")
     from mlx_lm.utils import load_config
 
     try:
@@ -85,7 +89,7 @@ def _folder(path: str, revision: str | None, key: str) -> Path:
         return local
     if local.exists():
         raise ModelError(f"{key}: {path} is a file; expected a folder with config.json and safetensors, or a hub id such as org/name")
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
         raise ModelError(f"{key}: no folder {path}{_near(local)}; expected demo, a local folder, or a hub id such as org/name")
     from huggingface_hub import snapshot_download
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
@@ -124,7 +128,7 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
     """Loads the weights. On the CPU they are float32, quantized ones dequantized when that fits in ``memory`` bytes."""
     mx = backend.load_mlx()
     from mlx.utils import tree_flatten
-    from mlx_lm.utils import load_model
+    from mlx_lm.utils import load_adapters, load_model
 
     try:
         network, _ = load_model(
@@ -132,7 +136,7 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
         )
         _set_precision(network, config.dtype, memory)
         if checkpoint.adapter is not None:
-            _adapt(network, checkpoint.adapter)
+            load_adapters(network, str(checkpoint.adapter))
         network.eval()
         mx.eval(network.parameters())
         vocabulary = int(network(mx.array([[0]])).shape[-1])
@@ -144,8 +148,6 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
 
 
 def _short(error: Exception, checkpoint: Checkpoint) -> str:
-    if isinstance(error, ModelError):
-        return str(error)
     if isinstance(error, ValueError) and "not supported" in str(error):
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -163,6 +165,7 @@ def _set_precision(network: Any, dtype: str, memory: int) -> None:
         return
     want: Any = getattr(mx, "float32" if dtype == "auto" else dtype)
     parameters = tree_flatten(network.parameters())
+    network.set_dtype(want)  # before dequantizing: half-precision scales would round the weights once more
     if on_cpu and any(name.endswith(".scales") for name, _ in parameters):
         need = 4 * _parameter_count(network)
         if need <= memory:
@@ -170,19 +173,9 @@ def _set_precision(network: Any, dtype: str, memory: int) -> None:
         else:
             room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
             log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
-    network.set_dtype(want)
 
 
 def _parameter_count(network: Any) -> int:
     from mlx_lm.utils import get_total_parameters
 
     return int(get_total_parameters(network))
-
-
-def _adapt(network: Any, folder: Path) -> None:
-    from mlx_lm.utils import load_adapters
-
-    for name in ("adapter_config.json", "adapters.safetensors"):
-        if not (folder / name).is_file():
-            raise ModelError(f"model.adapter: {folder} holds no {name}; expected an adapter in mlx-lm's format")
-    load_adapters(network, str(folder))

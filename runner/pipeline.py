@@ -181,6 +181,7 @@ class _Session:
             recovered,
             per_shard,
             row_check(setup, checkpoint.config),
+            stopped,
             fail_fast=config.on_error == "fail",
             whole_shards=setup.static,
         )

@@ -35,8 +35,9 @@ class _Waiting:
 
 
 class Desk:
-    """Prepares requests and records outcomes. ``check`` says why a request can't be run, or None.
+    """Prepares requests and records outcomes.
 
+    ``check`` says why a request can't be run, or None; ``stopped`` whether the run is to end early.
     ``fail_fast``: the first row that fails ends the run with DataError (``on_error: fail``). ``whole_shards``: the rows of
     an open shard are all run, those recorded before too (deterministic mode, where a batch is repeated as it was).
     """
@@ -49,12 +50,13 @@ class Desk:
         recovered: Recovered,
         rows_per_shard: int,
         check: Callable[[Request], str | None],
+        stopped: Callable[[], bool],
         *,
         fail_fast: bool,
         whole_shards: bool,
     ):
         self._job, self._rows, self._writer, self._recovered, self._check = job, rows, writer, recovered, check
-        self._per_shard, self._fail_fast, self._whole = rows_per_shard, fail_fast, whole_shards
+        self._per_shard, self._stopped, self._fail_fast, self._whole = rows_per_shard, stopped, fail_fast, whole_shards
         self._waiting: dict[int, _Waiting] = {}
         self._windows: Queue[list[Request] | None] = Queue(1)
         self._outcomes: Queue[Outcome | tuple[int, int] | None] = Queue(OUTCOMES)
@@ -74,7 +76,7 @@ class Desk:
 
     def next_window(self, wait: bool) -> list[Request] | None:
         """The requests of the next rows; an empty list while they are not ready (unless told to wait), None behind the last."""
-        while not self.failed:
+        while not (self.failed or self._stopped()):
             try:
                 return self._windows.get(timeout=0.2) if wait else self._windows.get_nowait()
             except Empty:

@@ -1,8 +1,8 @@
-"""Position-embedding settings of a checkpoint, said the way mlx-lm reads them. By field, never by model name.
+"""Settings of a checkpoint that transformers 5 renamed, said the way mlx-lm reads them. By field, never by model name.
 
-transformers 5 saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type, where older
-checkpoints held ``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a
-model runs with its family's default theta, silently.
+It saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type, where older checkpoints held
+``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a model runs with its
+family's default theta, silently. A renamed number of experts (Qwen3-MoE's) fails to load instead.
 """
 
 from typing import Any
@@ -26,16 +26,19 @@ def translated(config: Config) -> Config:
 
 
 def _old_names(config: Config) -> Config:
+    added: Config = {} if "num_local_experts" not in config else {"num_experts": config["num_local_experts"]}
     rope = config.get("rope_parameters")
-    if not isinstance(rope, dict):
-        return {}
-    added: Config = {}
+    if isinstance(rope, dict):
+        _old_rope(rope, added)
+    return {name: value for name, value in added.items() if config.get(name) is None}
+
+
+def _old_rope(rope: Config, added: Config) -> None:
     layers = {kind: params for kind, params in rope.items() if isinstance(params, dict)}
     if not layers:
         _flat(rope, added, ("rope_theta", "rotary_emb_base"))
     for kind, params in layers.items():
         _flat(params, added, LAYER_THETA.get(kind, ()), scaling=kind == "full_attention")
-    return {name: value for name, value in added.items() if config.get(name) is None}
 
 
 def _flat(rope: Config, added: Config, names: tuple[str, ...], scaling: bool = True) -> None:

@@ -37,6 +37,7 @@ class Active:
     stream: np.random.Philox
     stopper: Stopper | None
     seen: NDArray[np.int32]  # the prompt's distinct ids, where a penalty looks at them
+    fault: str | None = None  # what is wrong with its prompt: it ends with its first token
 
     @property
     def sampling(self) -> Sampling:
@@ -48,13 +49,13 @@ class Slots:
     """Tables of ``rows`` slots; ``top`` and ``stats`` say which figures are kept a token.
 
     ``count`` [R] tokens generated, ``last`` [R] the newest token (before the first: the prompt's last), ``limit`` [R].
-    ``special`` [R] marks rows that need a look after each token: stop strings, or stop ids of their own.
+    ``special`` [R] marks rows that need a look after each token: stop strings, stop ids of their own, a fault.
     """
 
     def __init__(self, rows: int, top: int, stats: bool):
         self.active: list[Active | None] = [None] * rows
         self.count, self.limit, self.last = (np.zeros(rows, np.int32) for _ in range(3))
-        self.special, self.sampled = (np.zeros(rows, np.bool_) for _ in range(2))
+        self.special, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(3))
         self._top, self._stats, self._width = top, stats, 0
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
             np.zeros(rows, np.float32) for _ in range(6)
@@ -80,8 +81,8 @@ class Slots:
         s = row.sampling
         self.active[slot] = row
         self.count[slot], self.limit[slot], self.last[slot] = 0, s.max_tokens, row.request.prompt.ids[-1]
-        self.sampled[slot] = s.temperature > 0
-        self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None
+        self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
+        self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None or row.fault is not None
         self._temperature[slot], self._top_k[slot], self._top_p[slot], self._min_p[slot] = s.temperature, s.top_k, s.top_p, s.min_p
         self._repetition[slot], self._presence[slot] = s.repetition_penalty, s.presence_penalty
         self._frequency[slot] = s.frequency_penalty
@@ -119,14 +120,14 @@ class Slots:
         masks: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
         seen: list[tuple[int, NDArray[np.int32]]] = []
         said: list[tuple[int, NDArray[np.int32]]] = []
-        for at, slot in enumerate(order):
+        for at in np.flatnonzero(self._edited[order]).tolist():
+            slot = int(order[at])
             row, n = self.row(slot), int(self.count[slot])
             s = row.sampling
-            if not s.edits:
-                continue
             if n < s.min_tokens:
-                stops = np.array(s.stop_token_ids, np.int32) if s.ignore_eos else np.union1d(eos, np.array(s.stop_token_ids, np.int32))
-                masks.append((at, stops.astype(np.int32), np.full(len(stops), -np.inf, np.float32)))
+                own = np.array(s.stop_token_ids, np.int32)
+                stops = own if s.ignore_eos else np.concatenate([eos, own])
+                masks.append((at, stops, np.full(len(stops), -np.inf, np.float32)))
             if s.logit_bias:
                 masks.append((at, np.array(list(s.logit_bias), np.int32), np.array(list(s.logit_bias.values()), np.float32)))
             if s.penalties:

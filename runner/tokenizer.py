@@ -7,7 +7,6 @@ its start. Knows nothing of datasets or models.
     offsets      0     4  4
 """
 
-import codecs
 import json
 from functools import cached_property
 from pathlib import Path
@@ -18,10 +17,12 @@ import numpy as np
 from ..configs.errors import ConfigError
 from ..configs.schema import names_a_file
 from .errors import ModelError, RowError
+from .offsets import piece_starts, token_starts
 from .records import Ids, Prompt, Sampling
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 LONGEST_CHARACTER = 4  # bytes, and so at most as many tokens
+FILES = ("token*", "vocab*", "*.tiktoken")
 
 
 class Tokenizer:
@@ -31,7 +32,8 @@ class Tokenizer:
         self._hf = hf
         self._template = chat_template
         self._template_args = template_args or {}
-        self._special = frozenset(hf.all_special_ids)
+        # decode() leaves out what tokenizer.json marks as special, which can be more than the named ones.
+        self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self._encode("", special=False)  # settles truncation and padding: later calls only read, so threads may share it
 
     @property
@@ -83,33 +85,34 @@ class Tokenizer:
     def _encode(self, text: str, special: bool) -> tuple[Ids, Ids]:
         if not self._hf.is_fast:
             ids = np.array(self._hf.encode(text, add_special_tokens=special), np.int32)
-            return ids, self.offsets(ids, special=True)
-        encoded = self._hf(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-        starts = np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
-        return np.array(encoded["input_ids"], np.int32), starts
+            return ids, self.offsets(ids)
+        encoded = self._hf(text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+        ids = np.array(encoded["input_ids"], np.int32)
+        if self._bytes is not None:
+            # The tokenizer's own offsets can leave out the space in front of a word. Where no normalizer changed the text,
+            # its bytes say where each token starts; tokens put before or behind the text take no room.
+            added = encoded["special_tokens_mask"]
+            pieces = [b"" if put else self._bytes[token] for token, put in zip(encoded["input_ids"], added, strict=True)]
+            if b"".join(pieces) == text.encode():
+                return ids, piece_starts(pieces)
+        return ids, np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
 
     def decode(self, ids: Ids) -> str:
         """Text of token ids without special tokens, as it stands: no clean-up of spaces."""
         return self._hf.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
-    def offsets(self, ids: Ids, special: bool = False) -> Ids:
-        """Code points before each token in ``decode(ids)`` [N]; special tokens take no room unless ``special``."""
-        if self._bytes is None:
-            return self._prefix_offsets(ids)
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts, at = np.zeros(len(ids), np.int32), 0
-        for i, token in enumerate(ids.tolist()):
-            starts[i] = at
-            if special or token not in self._special:
-                at += len(decoder.decode(self._bytes[token] if token < len(self._bytes) else b""))
-        return starts
-
-    def _prefix_offsets(self, ids: Ids) -> Ids:
-        """Offsets by decoding from a place that is known to be a boundary, for tokenizers that do not work on bytes."""
-        starts = np.zeros(len(ids), np.int32)
-        for i in range(1, len(ids)):
-            starts[i] = max(starts[i - 1], len(self.decode(ids[:i]).rstrip(BROKEN)))
-        return starts
+    def offsets(self, ids: Ids) -> Ids:
+        """Code points before each token in ``decode(ids)`` [N]; special tokens take no room, and start where the next one does."""
+        if self._bytes is not None:
+            size = len(self._bytes)
+            return piece_starts(b"" if i in self.special or i >= size else self._bytes[i] for i in ids.tolist())
+        shown = np.array([i not in self.special for i in ids.tolist()], np.bool_)
+        text = ids[shown]
+        if self._hf.is_fast:
+            starts = token_starts(text, self._hf.convert_ids_to_tokens(text.tolist()), self.decode)
+        else:  # whatever its tokens are: every beginning of the text is decoded
+            starts = np.array([len(self.decode(text[:i]).rstrip(BROKEN)) for i in range(len(text))], np.int32)
+        return np.append(starts, np.int32(len(self.decode(text))))[np.cumsum(shown) - shown]
 
     @cached_property
     def _bytes(self) -> list[bytes] | None:
@@ -152,15 +155,19 @@ class StopStrings:
         self._ids: list[int] = []
         self._text = ""
         self._sure, self._known = "", 0  # text of the first _known ids, which ends with a whole character
+        self._back = 0  # as _known, one such place earlier
+        self._pushed = 0
         self._reach = max(map(len, stop)) - 1
         self._from = 0  # matches that end at or before this code point do not count
 
     def push(self, token: int) -> str | None:
         """Takes the next token; the stop string that the text now holds (the earliest; of equals the first listed), or None."""
-        self._ids.append(token)
         before = len(self._text)
-        self._advance()
-        if len(self._ids) <= self._after:
+        self._pushed += 1
+        if token not in self._tokenizer.special:
+            self._ids.append(token)
+            self._advance()
+        if self._pushed <= self._after:
             self._from = len(self._text)
             return None
         where = max(0, min(before, self._from) - self._reach)
@@ -172,15 +179,14 @@ class StopStrings:
         return self._text.find(stop, max(where, self._from - len(stop) + 1, 0))
 
     def _advance(self) -> None:
-        """Reads the new ids' text. Decoding starts a few ids back, so that spaces come out as in the whole text."""
-        back = max(0, self._known - 4)
-        known = self._tokenizer.decode(np.array(self._ids[back : self._known], np.int32))
-        tail = self._tokenizer.decode(np.array(self._ids[back:], np.int32))[len(known) :]
+        """Reads the new ids' text. Decoding starts a whole character back, so that spaces come out as in the whole text."""
+        known = self._tokenizer.decode(np.array(self._ids[self._back : self._known], np.int32))
+        tail = self._tokenizer.decode(np.array(self._ids[self._back :], np.int32))[len(known) :]
         if tail.endswith(BROKEN) and len(self._ids) - self._known <= LONGEST_CHARACTER:
             self._text = self._sure + tail.rstrip(BROKEN)
             return
         self._text = self._sure = self._sure + tail
-        self._known = len(self._ids)
+        self._back, self._known = self._known, len(self._ids)
 
 
 def cut(text: str, stop: tuple[str, ...], matched: str | None, include: bool, least: int) -> str:
@@ -197,16 +203,21 @@ def cut(text: str, stop: tuple[str, ...], matched: str | None, include: bool, le
 def load(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:
     """The tokenizer of a checkpoint's folder. ``chat_template`` is a template or the path of one.
 
-    Raises ModelError where there is no tokenizer, ConfigError where the template's file cannot be read.
+    Raises ModelError where there is no tokenizer, ConfigError where the template cannot be read or parsed.
     """
     from mlx_lm.utils import load_tokenizer
 
+    if not any(path for name in FILES for path in folder.glob(name)):
+        raise ModelError(f"model.path: {folder} holds no tokenizer; put the model's tokenizer files beside its weights")
     try:
         hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer  # pyright: ignore[reportPrivateUsage]
     except Exception as error:  # tokenizers fail in many ways; each means that this folder cannot be used
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
-    return Tokenizer(hf, _template(chat_template), template_args)
+    template = _template(chat_template)
+    if template is not None:
+        _refuse_unparsable(template, hf)
+    return Tokenizer(hf, template, template_args)
 
 
 def _template(given: str | None) -> str | None:
@@ -217,3 +228,15 @@ def _template(given: str | None) -> str | None:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompt.chat_template: {given} is neither a readable file nor a template ({error})") from error
+
+
+def _refuse_unparsable(template: str, hf: Any) -> None:
+    """A template with a syntax error would fail every row; the tokenizer parses it with the extensions that it knows."""
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        hf.apply_chat_template([{"role": "user", "content": ""}], tokenize=False, chat_template=template)
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"prompt.chat_template, line {error.lineno}: the template cannot be parsed: {error.message}") from None
+    except Exception:  # what a template makes of messages is for the rows to show
+        return

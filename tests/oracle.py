@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 Distribution = NDArray[np.float64]
 
 
-def edited(logits: Sequence[float], s: Sampling, prompt: Sequence[int] = (), completion: Sequence[int] = (), eos: Sequence[int] = ()) -> list[float]:
+def edited(
+    logits: Sequence[float], s: Sampling, prompt: Sequence[int] = (), completion: Sequence[int] = (), eos: Sequence[int] = ()
+) -> list[float]:
     """Logits after the min_tokens mask, the bias and the penalties."""
     x = [float(value) for value in logits]
     if len(completion) < s.min_tokens:

@@ -44,6 +44,7 @@ ORDER = {
         "scan",
         "reader",
         "prompts",
+        "offsets",
         "tokenizer",
         "planner",
         "cache",

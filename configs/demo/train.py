@@ -2,6 +2,7 @@
 
     python configs/demo/train.py tinyshakespeare.txt --out configs/demo
 
+README.md beside it gives the commands that made the weights.
 Everything the model is comes from here: the held-out scenes, the questions, the tokenizer, the weights. It knows the
 text (speeches separated by blank lines, each opened by its speaker's name) and nothing of the package.
 """
@@ -120,24 +121,33 @@ def make_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def windows(tokenizer: Tokenizer, texts: list[str], shown: list[str], share: float, seed: int) -> Iterator[tuple[list[int], int]]:
-    """Endless token windows one longer than the length sent in: of scenes, and with chance ``share`` of sums.
+def windows(tokenizer: Tokenizer, texts: list[str], options: argparse.Namespace) -> Iterator[tuple[list[int], list[float]]]:
+    """Endless windows of ``length + 1`` token ids with the weight of each in the loss.
 
-    Send a length, receive ids; scenes are one stream, each opened by BOS.
+    A window is of sums in chats with chance ``share``, of bare sums with chance ``drills``, else of scenes, which are one
+    stream, each opened by BOS. With ``answers_only`` what can't be known (the question) has no weight.
     """
-    rng = random.Random(seed)
+    rng = random.Random(options.seed)
+    shown, _ = sums()
     stream = [i for text in texts for i in tokenizer.encode(text).ids]
-    length = yield [], 0
+    size = options.length + 1
     while True:
-        if rng.random() < share:
-            ids: list[int] = []
-            while len(ids) <= length:
-                q = rng.choice(shown)
-                ids += tokenizer.encode(f"{asked(q)}{answer(q)}{END}\n").ids
-            length = yield ids[: length + 1], 1
-        else:
-            at = rng.randrange(len(stream) - length)
-            length = yield stream[at : at + length + 1], 0
+        kind = rng.random()
+        if kind >= options.share + options.drills:
+            at = rng.randrange(len(stream) - size)
+            yield stream[at : at + size], [1.0] * size
+            continue
+        ids: list[int] = []
+        weights: list[float] = []
+        while len(ids) < size:
+            q = rng.choice(shown)
+            result = answer(q).removeprefix(q)
+            parts = (asked(q), f"{q}{result}{END}\n") if kind < options.share else (q, f"{result}\n")
+            for text, weight in zip(parts, (0.0 if options.answers_only else 1.0, 1.0), strict=True):
+                part = tokenizer.encode(text, add_special_tokens=text.startswith(START)).ids
+                ids += part
+                weights += [weight] * len(part)
+        yield ids[:size], weights[:size]
 
 
 def held_out(model: nn.Module, tokenizer: Tokenizer, texts: list[str], context: int = 1024) -> float:
@@ -171,43 +181,40 @@ def accuracy(model: nn.Module, tokenizer: Tokenizer, questions: list[str]) -> fl
     return right / len(questions)
 
 
-def train(tokenizer: Tokenizer, texts: list[str], unseen: list[str], options: argparse.Namespace) -> nn.Module:
-    """AdamW, cosine schedule; first windows of 128 tokens, then some of 1,024 so that long contexts hold."""
-    mx.random.seed(options.seed)
-    shown, fresh = sums()
-    model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
+def train(model: nn.Module, tokenizer: Tokenizer, texts: list[str], unseen: list[str], options: argparse.Namespace) -> None:
+    """AdamW with a warm-up and a cosine schedule; says how it goes, and saves the model now and then and at the end."""
     decay = optim.cosine_decay(options.rate, options.steps, options.rate * 0.05)
     warm = optim.linear_schedule(0.0, options.rate, 100)
     optimizer = optim.AdamW(learning_rate=optim.join_schedules([warm, decay], [100]), weight_decay=0.1)
     state = [model.state, optimizer.state]
 
-    def loss(x: mx.array, y: mx.array) -> mx.array:
-        return nn.losses.cross_entropy(model(x), y, reduction="mean")
+    def loss(x: mx.array, y: mx.array, weights: mx.array) -> mx.array:
+        return (nn.losses.cross_entropy(model(x), y) * weights).sum() / weights.sum()
 
-    def step(x: mx.array, y: mx.array) -> mx.array:
-        value, grads = nn.value_and_grad(model, loss)(x, y)
+    def step(x: mx.array, y: mx.array, weights: mx.array) -> mx.array:
+        value, grads = nn.value_and_grad(model, loss)(x, y, weights)
         grads, _ = optim.clip_grad_norm(grads, 1.0)
         optimizer.update(model, grads)
         return value
 
-    if not options.no_compile:
-        step = mx.compile(step, inputs=state, outputs=state)
-    source = windows(tokenizer, texts, shown, options.share, options.seed)
-    next(source)
-    tic, seen = time.perf_counter(), 0
+    step = mx.compile(step, inputs=state, outputs=state)
+    source = windows(tokenizer, texts, options)
+    _, fresh = sums()
+    tic, mean = time.perf_counter(), 0.0
     for at in range(1, options.steps + 1):
-        length = 128 if at <= options.steps - options.long_steps else 1024
-        rows = mx.array([source.send(length)[0] for _ in range(2048 // length)])
-        value = step(rows[:, :-1], rows[:, 1:])
+        rows = [next(source) for _ in range(options.rows)]
+        ids, weights = (mx.array(part) for part in zip(*rows, strict=True))
+        value = step(ids[:, :-1], ids[:, 1:], weights[:, 1:])
         mx.eval(state, value)
-        seen += 2048
+        mean += value.item() / 100
         if at % 100 == 0:
-            print(f"{at} loss {value.item():.3f} {seen / (time.perf_counter() - tic):.0f} tokens/s", flush=True)
+            rate = at * options.rows * options.length / (time.perf_counter() - tic)
+            print(f"{at} loss {mean:.3f} {rate:.0f} tokens/s", flush=True)
+            mean = 0.0
         if at % 1000 == 0 or at == options.steps:
             right = accuracy(model, tokenizer, fresh[:300])
             print(f"  held-out perplexity {held_out(model, tokenizer, unseen):.2f}, sums {right:.3f}", flush=True)
             save(model, tokenizer, options.out)
-    return model
 
 
 def save(model: nn.Module, tokenizer: Tokenizer, out: Path) -> None:
@@ -238,14 +245,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--steps", type=int, default=3200)
-    parser.add_argument("--long-steps", type=int, default=200)
-    parser.add_argument("--share", type=float, default=0.25, help="share of windows that are sums")
+    parser.add_argument("--start", type=Path, help="folder of weights to go on from")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--length", type=int, default=128, help="tokens a window")
+    parser.add_argument("--rows", type=int, default=16, help="windows a step")
+    parser.add_argument("--share", type=float, default=0.25, help="share of windows that are sums in chats")
+    parser.add_argument("--drills", type=float, default=0.0, help="share of windows that are sums without a chat around them")
+    parser.add_argument("--answers-only", action="store_true", help="what the user asks does not count in the loss")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-compile", action="store_true")
     options = parser.parse_args()
     mx.set_default_device(mx.cpu if sys.platform == "linux" and not mx.cuda.is_available() else mx.gpu)
+    mx.random.seed(options.seed)
 
     every = scenes(options.text.read_text())
     unseen, texts = every[5::8], [s for i, s in enumerate(every) if i % 8 != 5]
@@ -255,7 +266,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     write_lines(options.out / "documents.jsonl", [{"text": s} for s in unseen])
     write_lines(options.out / "questions.jsonl", [{"question": f"What is {q}?", "answer": answer(q)} for q in fresh[:1000]])
-    save(train(tokenizer, texts, unseen, options), tokenizer, options.out)
+    model = llama.Model(llama.ModelArgs.from_dict(CONFIG))
+    if options.start is not None:
+        model.load_weights(str(options.start / "model.safetensors"))
+        model.set_dtype(mx.float32)
+    train(model, tokenizer, texts, unseen, options)
 
 
 if __name__ == "__main__":

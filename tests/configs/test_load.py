@@ -253,6 +253,12 @@ output: {path: "${WHERE}/${WHERE}"}
     assert literal.prompt.chat_template == "~{{ messages }}"
 
 
+def test_a_template_needs_no_quotes_of_its_own_in_an_override(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("job: generate\nmodel: {path: demo}\ndata: {path: x.jsonl}\noutput: {path: out}\n")
+    assert load(path, ["prompt.user={{ question }}?"]).prompt.user == "{{ question }}?"
+
+
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOWHERE", raising=False)
     found = lines(tmp_path, LEAST.replace("{path: out}", '{path: "${NOWHERE}/x"}') + "on_error: no\n")

@@ -31,7 +31,9 @@ SAMPLERS = [pytest.param(by_specification, id="reference"), pytest.param(samplin
 
 
 def parameters(rows: list[Sampling], uniforms: Any, edits: Edits | None = None) -> Parameters:
-    floats = lambda name: np.array([getattr(s, name) for s in rows], np.float32)
+    def floats(name: str) -> Floats:
+        return np.array([getattr(s, name) for s in rows], np.float32)
+
     return Parameters(
         floats("temperature"),
         np.array([s.top_k for s in rows], np.int32),
@@ -50,7 +52,10 @@ def edits_of(s: Sampling, rows: int, prompt: list[int], completion: list[int], e
     masked = sorted((set() if s.ignore_eos else set(eos)) | set(s.stop_token_ids)) if len(completion) < s.min_tokens else []
     changed = [*masked, *s.logit_bias]
     add = [*([-np.inf] * len(masked)), *s.logit_bias.values()]
-    flat = lambda ids: (np.repeat(np.arange(rows, dtype=np.int32), len(ids)), np.tile(np.array(ids, np.int32), rows))
+
+    def flat(ids: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        return np.repeat(np.arange(rows, dtype=np.int32), len(ids)), np.tile(np.array(ids, np.int32), rows)
+
     return Edits(*flat(changed), np.tile(np.array(add, np.float32), rows), *flat([*prompt, *completion]), *flat(completion))
 
 
@@ -184,7 +189,8 @@ def test_rows_of_one_batch_keep_their_own_parameters(sampler: Sampler):
     ids, under = sampler(x, parameters(every, u))
     for i, s in enumerate(every):
         alone, under_alone = sampler(x[i : i + 1], parameters([s], u[i : i + 1]))
-        assert (alone[0], under_alone[0]) == (ids[i], under[i])
+        assert alone[0] == ids[i]
+        np.testing.assert_allclose(under_alone[0], under[i], rtol=0, atol=1e-6)  # sums of another shape
 
 
 V = 152_000
@@ -205,7 +211,11 @@ def test_the_draw_is_right_at_a_large_vocabulary(sampler: Sampler, shape: str, m
     if masked_by == "model":
         x[outer] = -np.inf
     else:
-        edits = Edits(np.repeat(np.arange(len(u), dtype=np.int32), len(outer)), np.tile(outer, len(u)), np.full(len(u) * len(outer), -np.inf, np.float32))
+        edits = Edits(
+            np.repeat(np.arange(len(u), dtype=np.int32), len(outer)),
+            np.tile(outer, len(u)),
+            np.full(len(u) * len(outer), -np.inf, np.float32),
+        )
     ids, under = sampler(np.tile(x, (len(u), 1)), parameters([PLAIN] * len(u), u, edits))
     p = np.exp(truth - truth.max())
     p /= p.sum()

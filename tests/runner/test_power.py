@@ -70,8 +70,8 @@ class ContextDropped(Wrapped):
         return self.network(tokens, cache=cache)
 
 
-def outcomes(network: Network, **limits: int) -> list[Generated]:
-    return run(setup_of(network, **limits), greedy(PROMPTS))
+def outcomes(network: Network, tokens: int = 64) -> list[Generated]:
+    return run(setup_of(network, tokens=tokens), greedy(PROMPTS))
 
 
 @pytest.mark.parametrize("comparison", COMPARISONS)

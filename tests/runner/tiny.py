@@ -123,8 +123,8 @@ def setup_of(network: Network, way: str = "padded", rows: int = 4, tokens: int =
 
 
 def engine_of(setup: Setup, eos: Sequence[int] = ()) -> Engine:
-    def no_stopper(asked: Request) -> Any:
-        raise AssertionError(f"row {asked.row} has stop strings")
+    def no_stopper(sampling: Sampling) -> Any:
+        raise AssertionError(f"there is a stop string: {sampling.stop}")
 
     return Engine(setup, frozenset(eos), no_stopper)
 

@@ -1,0 +1,91 @@
+"""The fast BLAS goes in before mlx or says why not; each case in an interpreter of its own, as it can happen once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlx_bulk.kernels import backend
+
+LINUX_CPU = sys.platform == "linux" and not any(backend._installed(f"mlx-cuda{tail}") for tail in ("", "-12", "-13"))  # pyright: ignore[reportPrivateUsage]
+linux_cpu = pytest.mark.skipif(not LINUX_CPU, reason="macOS and CUDA bring their own BLAS")
+
+
+def python(code: str, folder: Path, **env: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if key != "MLX_BULK_BLAS"}
+    return subprocess.run([sys.executable, "-c", code], env=kept | env, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+def test_importing_kernels_chooses_the_blas_and_leaves_mlx_for_later(tmp_path: Path):
+    code = "import sys, mlx_bulk.kernels.backend as b; print('mlx.core' in sys.modules, b._blas is not None)"
+    assert python(code, tmp_path).split() == ["False", "True"]
+
+
+@linux_cpu
+def test_the_blas_can_be_turned_off(tmp_path: Path):
+    out = python("from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path, MLX_BULK_BLAS="off")
+    assert "MLX_BULK_BLAS=off" in out
+
+
+@linux_cpu
+def test_a_library_that_cannot_be_opened_is_named(tmp_path: Path):
+    (tmp_path / "libwrong.so").write_text("not a library")
+    out = python("from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path, MLX_BULK_BLAS=str(tmp_path / "libwrong.so"))
+    assert "libwrong.so cannot be opened" in out
+    assert "slow one" in out
+
+
+@linux_cpu
+def test_mlx_loaded_before_us_is_said(tmp_path: Path):
+    out = python("import mlx.core; from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path)
+    assert "import mlx_bulk first" in out
+
+
+@linux_cpu
+@pytest.mark.skipif(backend.prepare().library is None, reason="no fast BLAS here")
+def test_the_opened_library_is_the_one_that_multiplies(tmp_path: Path):
+    """Opened globally before mlx, its sgemm is found first; the product is right."""
+    code = """
+import ctypes
+from mlx_bulk.kernels import backend
+mx = backend.load_mlx()
+mine = ctypes.CDLL(backend.prepare().library)
+address = lambda library: ctypes.cast(library.cblas_sgemm, ctypes.c_void_p).value
+print(address(ctypes.CDLL(None)) == address(mine), float(mx.abs(mx.ones((64, 48)) @ mx.full((48, 32), 2.0) - 96).max()))
+"""
+    assert python(code, tmp_path).split() == ["True", "0.0"]
+
+
+def test_two_builds_of_mlx_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backend, "_installed", lambda name: name in ("mlx-cpu", "mlx-cuda-12"))
+    with pytest.raises(backend.BackendError, match=r"both mlx-cpu and mlx-cuda-12 .* pip uninstall"):
+        backend.load_mlx()
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_only_linux_needs_a_blas(monkeypatch: pytest.MonkeyPatch, platform: str):
+    monkeypatch.setattr(sys, "platform", platform)
+    assert backend._choose() == backend.Blas(None)  # pyright: ignore[reportPrivateUsage]
+    assert str(backend.Blas(None)) == "the system's own"
+
+
+def test_a_blas_reads_as_its_file_and_core():
+    assert str(backend.Blas("/usr/lib/libopenblas.so.0", "Haswell")) == "libopenblas.so.0 (Haswell)"
+    assert str(backend.Blas("/x/libmkl_rt.so.3")) == "libmkl_rt.so.3"
+
+
+def test_memory_lies_within_the_machines():
+    assert backend.device_name() in ("metal", "cuda", "cpu")
+    assert backend.memory_bytes() > 1 << 28
+    if backend.device_name() == "cpu":
+        assert backend.memory_bytes() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_matrix_products_are_right_with_the_blas_in_place():
+    mx = backend.load_mlx()
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(70, 130)).astype(np.float32), rng.normal(size=(130, 50)).astype(np.float32)
+    # sums of 130 float32 products of size 1
+    np.testing.assert_allclose(np.array(mx.array(a) @ mx.array(b)), a.astype(np.float64) @ b, rtol=0, atol=1e-4)

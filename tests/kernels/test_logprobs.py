@@ -1,0 +1,155 @@
+"""Both ways of scoring, the specification and the CPU's, against float64 and sorting."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.kernels import logprobs
+from mlx_bulk.kernels.logprobs import BLOCK, CHUNK_BYTES, Scores
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Scorer = Callable[[Floats, Ints, int, bool], Scores]
+
+
+def by_specification(x: Floats, targets: Ints, top: int, stats: bool) -> Scores:
+    parts = logprobs.reference(mx.array(x), mx.array(targets), top, stats)
+    return Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+
+
+SCORERS = [pytest.param(by_specification, id="reference"), pytest.param(logprobs.on_cpu, id="on_cpu")]
+
+
+def oracle(x: Floats, targets: Ints, top: int) -> tuple[NDArray[np.float64], Ints, Ints, NDArray[np.float64]]:
+    """log_softmax [N, V], ids of the top by sorting [N, top], ranks [N], entropies [N], in float64."""
+    wide = x.astype(np.float64)
+    peak = wide.max(axis=1, keepdims=True)
+    logp = wide - peak - np.log(np.exp(wide - peak).sum(axis=1, keepdims=True))
+    order = np.array([sorted(range(x.shape[1]), key=lambda i, row=row: (-row[i], i)) for row in x])
+    ranks = (order == targets[:, None]).argmax(axis=1) + 1
+    p = np.exp(logp)
+    return logp, order[:, :top].astype(np.int32), ranks.astype(np.int32), -np.where(p > 0, p * np.where(p > 0, logp, 0), 0).sum(axis=1)
+
+
+def assert_right(scores: Scores, x: Floats, targets: Ints, top: int) -> None:
+    """Ids and ranks are exact. Logprobs differ by float32's rounding of values up to 100 and of sums: 3e-5."""
+    logp, ids, ranks, entropies = oracle(x, targets, top)
+    at = np.arange(len(x))
+    np.testing.assert_allclose(scores.logprobs, logp[at, targets], rtol=0, atol=3e-5)
+    assert scores.logprobs.dtype == np.float32
+    np.testing.assert_array_equal(scores.ranks, ranks)
+    assert scores.entropies is not None
+    np.testing.assert_allclose(scores.entropies, entropies, rtol=0, atol=1e-4)
+    if top:
+        np.testing.assert_array_equal(scores.top_ids, ids)
+        assert scores.top_logprobs is not None
+        np.testing.assert_allclose(scores.top_logprobs, np.take_along_axis(logp, ids.astype(np.int64), axis=1), rtol=0, atol=3e-5)
+
+
+@st.composite
+def scored(draw: st.DrawFn) -> tuple[Floats, Ints, int]:
+    """Logits [N, V] around the blocks' sizes, with ties and -inf; targets; a top of at most V."""
+    v = draw(st.sampled_from([1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 200, 255, 256, 257, 1030]))
+    n = draw(st.integers(1, 4))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    x = rng.normal(0, draw(st.sampled_from([0.5, 3.0, 30.0])), (n, v)) + draw(st.sampled_from([0.0, 50.0]))
+    if draw(st.booleans()):
+        x = np.round(x)
+    x[rng.random((n, v)) < draw(st.sampled_from([0.0, 0.3, 0.99]))] = -np.inf
+    x[np.arange(n), rng.integers(0, v, n)] = 1.0
+    return x.astype(np.float32), rng.integers(0, v, n).astype(np.int32), min(v, draw(st.sampled_from([0, 1, 4, 20])))
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+@settings(max_examples=100, deadline=None)
+@given(scored())
+def test_scores_are_those_of_float64_and_sorting(scorer: Scorer, case: tuple[Floats, Ints, int]):
+    x, targets, top = case
+    assert_right(scorer(x, targets, top, True), x, targets, top)
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_large_vocabulary_loses_no_precision(scorer: Scorer):
+    """One float32 running sum over 152,000 equal terms would be off by 1e-3; ties go to the lower id throughout."""
+    v = 152_000
+    x = np.stack([np.zeros(v), np.random.default_rng(0).normal(0, 2, v)]).astype(np.float32)
+    targets = np.array([v - 1, 77], np.int32)
+    scores = scorer(x, targets, 20, True)
+    assert_right(scores, x, targets, 20)
+    assert scores.top_ids is not None
+    assert scores.top_ids[0].tolist() == list(range(20))
+    assert scores.ranks is not None
+    assert scores.ranks[0] == v
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_equals_across_blocks_go_to_the_lower_id(scorer: Scorer):
+    x = np.zeros((1, 5 * BLOCK + 3), np.float32)
+    x[0, [BLOCK - 1, BLOCK, 4 * BLOCK, 5 * BLOCK + 2]] = 1.0
+    scores = scorer(x, np.array([4 * BLOCK], np.int32), 6, True)
+    assert scores.top_ids is not None
+    assert scores.top_ids[0].tolist() == [BLOCK - 1, BLOCK, 4 * BLOCK, 5 * BLOCK + 2, 0, 1]
+    assert scores.ranks is not None
+    assert scores.ranks.tolist() == [3]
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("v", [12, BLOCK, 300])
+@pytest.mark.filterwarnings("error")
+def test_rows_without_numbers_come_out_as_nan_and_spare_the_others(scorer: Scorer, v: int):
+    x = np.random.default_rng(1).normal(0, 1, (4, v)).astype(np.float32)
+    x[1], x[2] = np.nan, -np.inf
+    targets = np.zeros(4, np.int32)
+    scores = scorer(x, targets, 5, True)
+    np.testing.assert_array_equal(np.isnan(scores.logprobs), [False, True, True, False])
+    assert_right(scores[np.array([0, 3])], x[[0, 3]], targets[:2], 5)
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_target_of_minus_infinity_stays_minus_infinity(scorer: Scorer):
+    x = np.array([[0.0, -np.inf, 0.0]], np.float32)
+    scores = scorer(x, np.array([1], np.int32), 3, True)
+    assert scores.logprobs.tolist() == [-np.inf]
+    assert scores.top_ids is not None
+    assert scores.top_ids.tolist() == [[0, 2, 1]]
+    assert scores.ranks is not None
+    assert scores.ranks.tolist() == [3]
+    assert scores.entropies is not None
+    np.testing.assert_allclose(scores.entropies, [np.log(2)], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+def test_halves_are_cast_before_anything_is_subtracted(dtype: mx.Dtype):
+    x = mx.array(np.random.default_rng(2).normal(20, 4, (6, 300)).astype(np.float32)).astype(dtype)
+    targets = np.arange(6, dtype=np.int32)
+    assert_right(logprobs.score(x, targets, 4, True), np.array(x.astype(mx.float32)), targets, 4)
+
+
+def test_chunks_of_rows_are_one_result():
+    v = 1 << 16
+    n = 3 * CHUNK_BYTES // (4 * v) // 2  # one chunk and a half
+    x = np.random.default_rng(3).normal(0, 3, (n, v)).astype(np.float32)
+    targets = np.arange(n, dtype=np.int32)
+    whole = logprobs.on_cpu(x, targets, 3, True)
+    assert len(whole.logprobs) == n
+    last = logprobs.on_cpu(x[-1:], targets[-1:], 3, True)
+    for name in Scores.__slots__:
+        np.testing.assert_array_equal(getattr(whole[-1:], name), getattr(last, name))
+
+
+def test_no_tokens_have_no_scores():
+    scores = logprobs.on_cpu(np.zeros((0, 300), np.float32), np.zeros(0, np.int32), 4, True)
+    assert scores.logprobs.shape == (0,)
+    assert scores.top_ids is not None
+    assert scores.top_ids.shape == (0, 4)
+
+
+def test_what_is_not_asked_for_is_none():
+    x = mx.zeros((2, 7))
+    scores = logprobs.join([logprobs.score(x, np.zeros(2, np.int32))] * 2)
+    assert scores.logprobs.shape == (4,)
+    assert (scores.top_ids, scores.top_logprobs, scores.ranks, scores.entropies) == (None, None, None, None)

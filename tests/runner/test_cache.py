@@ -1,0 +1,89 @@
+"""Caches of a batch: forks share nothing, rows are kept in the order asked for, and their cost is what arrays hold."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_bulk.runner.cache import Caches, evaluate, forked, fresh, growth, select
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
+
+from .tiny import PADDED, build
+
+TOKENS = np.random.default_rng(0).integers(0, 256, (3, 12))
+
+
+def filled(name: str, padded: bool) -> Caches:
+    caches = fresh(build(name), 3, padded)
+    build(name)(mx.array(TOKENS), cache=caches)
+    evaluate(caches)
+    return caches
+
+
+def next_logits(name: str, caches: Caches, rows: int) -> Any:
+    return np.array(build(name)(mx.array([[7]] * rows), cache=caches)[:, -1])
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "lfm2"])
+def test_rows_are_kept_forked_and_reordered(name: str, padded: bool):
+    whole = next_logits(name, filled(name, padded), 3)
+    assert np.abs(whole[0] - whole[2]).max() > 0.1
+    caches = filled(name, padded)
+    select(caches, [2, 0, 2, 1, 0], 3, padded)
+    # another number of rows is another shape of the same products
+    np.testing.assert_allclose(next_logits(name, caches, 5), whole[[2, 0, 2, 1, 0]], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "lfm2"])
+def test_a_fork_leaves_the_original_as_it_was(name: str, padded: bool):
+    whole = next_logits(name, filled(name, padded), 3)
+    caches = filled(name, padded)
+    twin = forked(caches, [1, 1, 0], 3, padded)
+    for _ in range(3):
+        next_logits(name, twin, 3)
+    np.testing.assert_array_equal(next_logits(name, caches, 3), whole)
+
+
+def test_keeping_all_rows_touches_nothing():
+    class Untouched:
+        def filter(self, index: mx.array) -> None:
+            raise AssertionError(index)
+
+    select([Untouched()], [0, 1, 2], 3, padded=True)  # pyright: ignore[reportArgumentType]
+
+
+def test_rows_of_a_list_of_caches_are_selected_within():
+    inner = KVCache()
+    inner.update_and_fetch(mx.arange(3.0).reshape(3, 1, 1, 1), mx.arange(3.0).reshape(3, 1, 1, 1))
+    both: Any = CacheList(inner, KVCache())
+    select([both], [2, 0], 3, padded=False)
+    assert inner.keys is not None
+    assert inner.keys[:, 0, 0, 0].tolist() == [2.0, 0.0]
+
+
+def test_a_layer_that_cannot_be_padded_says_so():
+    class Quantized:
+        def make_cache(self) -> list[Any]:
+            return [QuantizedKVCache()]
+
+    with pytest.raises(AttributeError):
+        fresh(Quantized(), 2, padded=True)
+
+
+@pytest.mark.parametrize(("name", "by_token"), [("llama", 4 * 2 * 2 * 16 * 4), ("lfm2", 2 * 2 * 2 * 16 * 4), ("mamba2", 0)])
+def test_growth_is_layers_times_keys_and_values(name: str, by_token: int):
+    """layers x (keys, values) x heads x width x 4 bytes; a recurrent layer's state does not grow."""
+    caches = fresh(build(name), 1, padded=False)
+    build(name)(mx.array(TOKENS[:1]), cache=caches)
+    evaluate(caches)
+    found = growth(caches)
+    assert found[0] == by_token
+    assert (found[1] > 0) == (name != "llama")
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_empty_caches_hold_the_rows_asked_for(name: str):
+    caches = fresh(build(name), 3, padded=True)
+    assert next_logits(name, caches, 3).shape == (3, 256)

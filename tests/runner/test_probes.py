@@ -1,0 +1,71 @@
+"""The probe lets through what is right in a batch, and nothing else."""
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_bulk.runner.probes import probe, slots_independent
+
+from .tiny import EXACT, PADDED, VOCABULARY, assert_decode_is_echo, assert_greedy_as_alone, build, greedy, prompts_of, run, setup_of
+
+
+class Mixing:
+    """A model that is right for one row alone, and in a batch lets a little of its mates into each row."""
+
+    def __init__(self, network: Any, share: float):
+        self.network, self.layers, self.share = network, network.layers, share
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.network(tokens, cache=cache)
+        return (1 - self.share) * logits + self.share * logits.mean(axis=0, keepdims=True)
+
+
+class Raising:
+    """A model that takes one row only."""
+
+    def __init__(self, network: Any):
+        self.network, self.layers = network, network.layers
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        if tokens.shape[0] > 1:
+            raise ValueError(f"found {tokens.shape[0]} rows\nsecond line")
+        return self.network(tokens, cache=cache)
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_models_that_heed_their_mask_are_padded(name: str):
+    found = probe(build(name), VOCABULARY, "float32")
+    assert (found.way, found.reason) == ("padded", "")
+    assert found.difference < 1e-4  # logits of size 10; only the order of float32 sums differs
+    assert found.token_bytes + found.row_bytes > 0
+
+
+@pytest.mark.parametrize(("name", "reason"), [("mamba", "padded batches change logits by"), ("gemma2", "padded batches crash")])
+def test_models_that_fail_with_pads_get_rows_of_one_length(name: str, reason: str):
+    assert name in EXACT
+    found = probe(build(name), VOCABULARY, "float32")
+    assert found.way == "exact"
+    assert found.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5])
+def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: float):
+    network, prompts = Mixing(build("llama"), share), prompts_of((5, 5, 12))
+    found = probe(network, VOCABULARY, "float32")
+    assert (found.way, found.difference) == ("alone", 0.0)
+    assert found.reason.startswith("exact batches change logits by")
+    outcomes = run(setup_of(network, found.way), greedy(prompts))
+    assert_greedy_as_alone(network, prompts, outcomes)
+    assert_decode_is_echo(network, prompts, outcomes)
+
+
+def test_a_model_that_takes_one_row_only_runs_rows_alone():
+    found = probe(Raising(build("llama")), VOCABULARY, "float32")
+    assert found.way == "alone"
+    assert found.reason == "exact batches crash: found 2 rows"
+
+
+@pytest.mark.parametrize("rows", [2, 3, 6, 16])
+def test_slots_are_independent_where_bits_do_not_depend_on_mates(rows: int):
+    assert slots_independent(build("llama"), VOCABULARY, rows)
+    assert not slots_independent(Mixing(build("llama"), 1e-3), VOCABULARY, rows)

@@ -1,0 +1,331 @@
+"""Text to ids and back, on the demo's byte-level tokenizer and on small ones built here: offsets, BOS, EOS, stop strings."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.runner.errors import ModelError, RowError
+from mlx_bulk.runner.tokenizer import StopStrings, Tokenizer, cut, load
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from ..checkpoints import BOS, DEMO, EOS, VOCABULARY, copy_tokenizer
+
+IM_START = 1  # special in the demo's tokenizer.json, though it has no name such as eos_token
+# The characters that stand for the bytes 0 to 255 in a byte-level vocabulary: visible ones for themselves.
+HIDDEN = [*range(33), *range(127, 161), 173]
+GPT2_BYTES = [chr(256 + HIDDEN.index(byte)) if byte in HIDDEN else chr(byte) for byte in range(256)]
+TEXTS = [
+    "",
+    "a",
+    "The king is dead.",
+    "café, 東京 and 🙂🙂",
+    "two\nlines\t and  spaces ",
+    "e\u0301 🇫🇷 \u2028 ﷽",
+    "<|im_start|>user",
+]
+
+
+@functools.cache
+def demo() -> Tokenizer:
+    return load(DEMO, None, {}, trust_remote_code=False)
+
+
+@functools.cache
+def demo_backend() -> Backend:
+    return Backend.from_file(str(DEMO / "tokenizer.json"))
+
+
+def fast(backend: Backend, **names: str) -> Tokenizer:
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **names))
+
+
+@functools.cache
+def sentencepiece_like(*, bpe: bool) -> Tokenizer:
+    """As Llama 2's and Gemma's: ▁ for a space, a token a byte for what there is no token for."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁king", "a", "e", "é", "k", "t", "h", "."]
+    if bpe:
+        vocabulary = {token: i for i, token in enumerate(tokens)}
+        backend = Backend(models.BPE(vocabulary | {"th": len(tokens)}, [("t", "h")], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    else:
+        scores = [(token, -10.0 if token.startswith("<") else -2.0) for token in tokens]
+        backend = Backend(models.Unigram(scores, unk_id=0, byte_fallback=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return fast(backend)
+
+
+def metaspace() -> Tokenizer:
+    """As T5's and older conversions: pieces of words, without bytes."""
+    pieces = ["▁", "▁the", "▁king", "a", "e", "é", "k", "t", "h", ".", "東", "京"]
+    backend = Backend(models.Unigram([("<unk>", -20.0), *((piece, -2.0) for piece in pieces)], unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return fast(backend)
+
+
+def trimming() -> Tokenizer:
+    """Byte-level, with a post-processor that leaves spaces out of its offsets and puts a BOS before the text, as Llama 3's."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {char: i for i, char in enumerate([*alphabet, "Ġk", "<s>", "</s>"])}
+    backend = Backend(models.BPE(vocabulary, [("Ġ", "k")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    template = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocabulary["<s>"])])
+    backend.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    backend.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
+    return fast(backend)
+
+
+def char_starts(raw: bytes) -> list[int]:
+    """For each byte, the code point that it belongs to when ``raw`` is decoded with U+FFFD for each broken sequence."""
+    starts: list[int] = []
+    at = 0
+    while len(starts) < len(raw):
+        rest = raw[len(starts) :]
+        try:
+            good, bad = rest.decode(), 0
+        except UnicodeDecodeError as error:
+            good, bad = rest[: error.start].decode(), error.end - error.start
+        for char in good:
+            starts += [at] * len(char.encode())
+            at += 1
+        starts += [at] * bad
+        at += bool(bad)
+    return starts
+
+
+def pieces_of(ids: list[int]) -> list[bytes]:
+    """The bytes of each of the demo's tokens; special ones have none."""
+    of = {char: byte for byte, char in enumerate(GPT2_BYTES)}
+    return [b"" if i in (BOS, IM_START, EOS) else bytes(of[char] for char in demo_backend().id_to_token(i)) for i in ids]
+
+
+@settings(deadline=None)  # the first example loads the tokenizer
+@given(st.lists(st.integers(0, VOCABULARY - 1), max_size=30))
+def test_offsets_of_any_bytes_are_those_of_the_decoded_text(ids: list[int]):
+    tokenizer, found = demo(), np.array(ids, np.int32)
+    pieces = pieces_of(ids)
+    raw = b"".join(pieces)
+    text = tokenizer.decode(found)
+    assert text == raw.decode(errors="replace")
+    starts = [*char_starts(raw), len(text)]
+    before = np.cumsum([0, *map(len, pieces)])[:-1]
+    assert tokenizer.offsets(found).tolist() == [starts[at] for at in before]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_prompt_offsets_are_those_of_the_text(text: str):
+    tokenizer = demo()
+    prompt = tokenizer.encode(text)
+    assert prompt.ids[0] == BOS
+    assert prompt.offsets[0] == 0
+    assert prompt.offsets.dtype == prompt.ids.dtype == np.int32
+    if "<|" not in text:  # else a special token stands in the text, which decode leaves out
+        assert tokenizer.decode(prompt.ids) == text
+        assert prompt.offsets.tolist() == tokenizer.offsets(prompt.ids).tolist()
+
+
+def test_a_special_token_in_the_text_takes_its_room():
+    prompt = demo().encode("ab<|im_start|>cd")
+    at = prompt.ids.tolist().index(IM_START)
+    assert prompt.offsets[at] == 2
+    assert prompt.offsets[at + 1] == 2 + len("<|im_start|>")
+
+
+def test_special_tokens_of_a_completion_take_no_room():
+    tokenizer = demo()
+    (a,), (b,) = (tokenizer.encode(char).ids[1:] for char in "xy")
+    ids = np.array([a, IM_START, b, EOS], np.int32)
+    assert tokenizer.decode(ids) == "xy"
+    assert tokenizer.offsets(ids).tolist() == [0, 1, 1, 2]
+
+
+def test_offsets_of_a_tokenizer_that_trims_them_count_the_spaces():
+    tokenizer = trimming()
+    prompt = tokenizer.encode("a k.\n é ")
+    assert prompt.text[: prompt.offsets[-1]] == "a k.\n é"
+    #                                  <s> a Ġk .  \n  space é é space
+    assert prompt.offsets.tolist() == [0, 0, 1, 3, 4, 5, 6, 6, 7]
+
+
+@pytest.mark.parametrize("tokenizer", [sentencepiece_like(bpe=True), sentencepiece_like(bpe=False), metaspace()])
+@pytest.mark.parametrize("text", ["the king", "theé  eat", "é 東京🙂 the", " the", "", "🙂🙂🙂🙂🙂 the 東 京"])
+def test_offsets_of_sentencepiece_tokens(tokenizer: Tokenizer, text: str):
+    prompt = tokenizer.encode(text)
+    ids = prompt.ids
+    shown = tokenizer.decode(ids)
+    beginnings = [tokenizer.decode(ids[:i]) for i in range(len(ids))]
+    # A beginning that ends inside a character has a U+FFFD there: such a token shares its character's start.
+    whole = [len(beginning) if shown.startswith(beginning) else 0 for beginning in beginnings]
+    assert tokenizer.offsets(ids).tolist() == np.maximum.accumulate(whole).tolist()
+
+
+def test_broken_bytes_of_a_byte_fallback_tokenizer_are_a_character_each():
+    tokenizer = sentencepiece_like(bpe=True)
+    byte = {value: 3 + value for value in range(256)}
+    a = tokenizer.encode("a").ids[-1]
+    ids = np.array([a, byte[0xE6], byte[0x9D], a, byte[0xC3], byte[0xA9], a], np.int32)
+    assert tokenizer.decode(ids) == "a\ufffd\ufffdaéa"
+    assert tokenizer.offsets(ids).tolist() == [0, 1, 2, 3, 4, 4, 5]
+
+
+# ------------------------------------------------------------------------------------------------ BOS, EOS, templates
+
+
+def test_raw_text_gets_one_bos_even_if_it_brings_its_own():
+    tokenizer = demo()
+    plain = tokenizer.encode("Hello")
+    brought = tokenizer.encode("<|endoftext|>Hello")
+    assert plain.ids.tolist() == brought.ids.tolist()
+    assert plain.ids.tolist().count(BOS) == 1
+    assert brought.offsets[:2].tolist() == [0, len("<|endoftext|>")]
+
+
+def test_a_chat_template_that_writes_bos_gives_one():
+    prompt = demo().encode_chat([{"role": "user", "content": "Hi"}], "Sure")
+    assert prompt.text == "<|endoftext|><|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nSure"
+    assert prompt.ids.tolist().count(BOS) == 1
+    assert prompt.ids[0] == BOS
+    assert prompt.offsets[1] == len("<|endoftext|>")
+
+
+def test_a_template_that_refuses_messages_fails_the_row(tmp_path: Path):
+    strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user comes first') }}{% endif %}x"
+    tokenizer = load(DEMO, strict, {}, trust_remote_code=False)
+    assert tokenizer.encode_chat([{"role": "user", "content": "Hi"}], "").text == "x"
+    with pytest.raises(RowError, match="the chat template refuses the messages: user comes first") as caught:
+        tokenizer.encode_chat([{"role": "assistant", "content": "Hi"}], "")
+    assert caught.value.stage == "template"
+
+
+def test_template_arguments_reach_the_template():
+    tokenizer = load(DEMO, "{{ 'thinks' if enable_thinking else 'answers' }}", {"enable_thinking": True}, trust_remote_code=False)
+    assert tokenizer.encode_chat([{"role": "user", "content": ""}], "").text == "thinks"
+
+
+def test_a_template_is_read_from_its_file_or_refused(tmp_path: Path):
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ messages[0].content }}!")
+    assert load(DEMO, str(path), {}, trust_remote_code=False).chat_template == "{{ messages[0].content }}!"
+    with pytest.raises(ConfigError, match=r"prompt\.chat_template: .*gone\.jinja is neither a readable file nor a template"):
+        load(DEMO, str(tmp_path / "gone.jinja"), {}, trust_remote_code=False)
+    with pytest.raises(ConfigError, match=r"prompt\.chat_template, line 2: the template cannot be parsed: "):
+        load(DEMO, "{{ messages }}\n{% if %}", {}, trust_remote_code=False)
+
+
+def test_tokenizers_that_cannot_be_loaded(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"holds no tokenizer; put the model's tokenizer files beside its weights"):
+        load(tmp_path, None, {}, trust_remote_code=False)
+    copy_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=f"model.path: the tokenizer in {tmp_path} cannot be loaded: "):
+        load(tmp_path, None, {}, trust_remote_code=False)
+
+
+def test_eos_bos_and_size():
+    tokenizer = demo()
+    assert (tokenizer.eos, tokenizer.bos, tokenizer.size) == (frozenset([EOS]), BOS, VOCABULARY)
+    assert tokenizer.has_chat_template
+
+
+def test_a_base_model_has_no_chat_template(tmp_path: Path):
+    copy_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    assert not load(tmp_path, None, {}, trust_remote_code=False).has_chat_template
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": None, "eos_token": None}))
+    bare = load(tmp_path, "{{ messages }}", {}, trust_remote_code=False)
+    assert bare.has_chat_template
+    assert (bare.bos, bare.eos) == (None, frozenset())
+
+
+# ------------------------------------------------------------------------------------------------------ stop strings
+
+
+def pushed(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], after: int = 0) -> tuple[int, str | None]:
+    """How many of ``ids`` were taken until one completed a stop string, and which."""
+    watch = StopStrings(tokenizer, stop, after)
+    for count, token in enumerate(ids, start=1):
+        if (found := watch.push(token)) is not None:
+            return count, found
+    return len(ids), None
+
+
+def single_bytes(text: str) -> list[int]:
+    """Ids of the demo's tokenizer that are one byte each."""
+    return [demo_backend().token_to_id(GPT2_BYTES[byte]) for byte in text.encode()]
+
+
+def test_a_stop_string_across_tokens_and_split_characters():
+    tokenizer, ids = demo(), single_bytes("a🙂é!")
+    assert len(ids) == 1 + 4 + 2 + 1
+    assert pushed(tokenizer, ids, ("🙂",)) == (5, "🙂")
+    assert pushed(tokenizer, ids, ("a🙂é",)) == (7, "a🙂é")
+    assert pushed(tokenizer, ids, ("\ufffd",)) == (8, None)  # a half character is none
+    assert pushed(tokenizer, ids, ("é!", "!")) == (8, "é!")
+
+
+def test_broken_bytes_do_not_hide_what_follows():
+    tokenizer = demo()
+    ids = [*single_bytes("🙂")[:2], *single_bytes("a stop b")]
+    assert pushed(tokenizer, ids, ("stop",)) == (2 + len("a stop"), "stop")
+
+
+def test_the_earliest_match_wins_then_the_first_listed():
+    tokenizer = demo()
+    ids = single_bytes("xyz")
+    assert pushed(tokenizer, ids, ("z", "xyz", "yz")) == (3, "xyz")
+    assert pushed(tokenizer, ids, ("yz", "xy")) == (2, "xy")
+    whole = tokenizer.encode(" messenger").ids[1:].tolist()
+    assert len(whole) < len(" messenger")
+    assert pushed(tokenizer, whole, ("enger", "e"))[1] == "e"
+
+
+def test_matches_within_min_tokens_do_not_count():
+    tokenizer, ids = demo(), single_bytes("ababab")
+    assert pushed(tokenizer, ids, ("ab",)) == (2, "ab")
+    assert pushed(tokenizer, ids, ("ab",), after=2) == (4, "ab")
+    # A match may begin before the limit, if it ends behind it.
+    assert pushed(tokenizer, ids, ("ab",), after=3) == (4, "ab")
+    assert cut("ababab"[:4], ("ab",), "ab", include=False, least=3) == "ab"
+    assert cut("ababab"[:4], ("ab",), "ab", include=True, least=3) == "abab"
+    assert pushed(tokenizer, ids, ("ab",), after=6) == (6, None)
+
+
+def test_special_tokens_are_no_text_but_count_as_tokens():
+    tokenizer = demo()
+    a, b = single_bytes("ab")
+    assert pushed(tokenizer, [a, IM_START, b], ("ab",)) == (3, "ab")
+    assert pushed(tokenizer, [a, IM_START, b], ("<|im_start|>",)) == (3, None)
+    assert pushed(tokenizer, [a, IM_START, b, a, b], ("ab",), after=3) == (5, "ab")
+
+
+@settings(deadline=None)  # the first example loads the tokenizer
+@given(st.text(alphabet="ab é京🙂", min_size=1, max_size=12), st.text(alphabet="ab é京🙂", min_size=1, max_size=3))
+def test_stop_strings_are_found_where_they_are(text: str, stop: str):
+    for tokenizer in (demo(), sentencepiece_like(bpe=True)):
+        ids = tokenizer.encode(text).ids.tolist()
+        shown = tokenizer.decode(np.array(ids, np.int32))
+        taken, found = pushed(tokenizer, ids, (stop,))
+        assert (found == stop) == (stop in shown)
+        if found:
+            assert stop in tokenizer.decode(np.array(ids[:taken], np.int32))
+            assert stop not in tokenizer.decode(np.array(ids[: taken - 1], np.int32))
+
+
+def test_bytes_of_a_byte_fallback_tokenizer_are_read_as_a_whole_run():
+    tokenizer = sentencepiece_like(bpe=True)
+    ids: list[Any] = tokenizer.encode("東京🙂東京🙂.").ids.tolist()
+    assert len(ids) > 2 * (3 + 3 + 4)
+    assert pushed(tokenizer, ids, ("京🙂東",))[1] == "京🙂東"
+    assert pushed(tokenizer, ids, ("🙂.",)) == (len(ids), "🙂.")
