@@ -1,9 +1,16 @@
-"""What every test shares: the oracle tests run where their libraries are, and always where CI asks for them."""
+"""What every test shares: the fast BLAS, which is opened before any test imports mlx, and the rule for the oracle tests.
+
+Those run where their libraries are, and always where CI asks for them.
+"""
 
 import importlib.util
 import os
 
 import pytest
+
+from mlx_bulk.kernels import backend
+
+backend.prepare()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
