@@ -88,7 +88,7 @@ def _run(config: Path, overrides: list[str], overwrite: bool, stop: "_Stop", qui
     with stop:
         return pipeline.run(
             loaded,
-            lambda parts: GenerateJob(*(getattr(parts, name) for name in parts.__slots__)),
+            GenerateJob,
             overwrite=overwrite,
             stopped=stop.asked,
             quiet=quiet,

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -17,16 +16,17 @@ from pydantic_core import ErrorDetails
 from ..configs.errors import ConfigError
 from ..configs.explain import shown
 from ..configs.fields import Expected
-from ..configs.schema import RunConfig, SamplingConfig
+from ..configs.schema import SamplingConfig
 from ..runner.columns import lookup, require_column
 from ..runner.errors import RowError
+from ..runner.job import Parts
 from ..runner.parts import read_results
 from ..runner.prefill import Wanted
-from ..runner.prompts import Rendered, Text
+from ..runner.prompts import Text
 from ..runner.record_batch import LEADING_NULL
 from ..runner.records import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from ..runner.stats import list_sum, perplexity
-from ..runner.tokenizer import Tokenizer, cut
+from ..runner.tokenizer import cut
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
@@ -36,52 +36,50 @@ FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """A generation job over rows with ``columns``, of which ``kept`` is the records' ``input`` struct.
+    """A generation job, as ``runner.job.Job`` describes it."""
 
-    ``context`` is the longest sequence that the model was made for, in tokens; None where it does not say.
-    """
-
-    config: RunConfig
-    columns: list[str]
-    kept: pa.StructType | None
-    render: Callable[[dict[str, Any]], Rendered]
-    tokenizer: Tokenizer
-    context: int | None
-    vocabulary: int
+    parts: Parts
 
     def __post_init__(self) -> None:
-        for name, path in self.config.sampling.columns.items():
-            require_column(self.columns, path, f"sampling.columns.{name}")
-        if self.config.logprobs.top > self.vocabulary:
-            raise ConfigError(f"logprobs.top: found {self.config.logprobs.top}; expected at most {self.vocabulary}, the model's vocabulary")
-        for name, ids in (("logit_bias", self.config.sampling.logit_bias), ("stop_token_ids", self.config.sampling.stop_token_ids)):
-            if wrong := [i for i in ids if i >= self.vocabulary]:
-                raise ConfigError(f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.vocabulary}, the model's vocabulary")
+        for name, path in self.parts.config.sampling.columns.items():
+            require_column(self.parts.columns, path, f"sampling.columns.{name}")
+        if self.parts.config.logprobs.top > self.parts.vocabulary:
+            raise ConfigError(
+                f"logprobs.top: found {self.parts.config.logprobs.top}; expected at most {self.parts.vocabulary}, the model's vocabulary"
+            )
+        for name, ids in (
+            ("logit_bias", self.parts.config.sampling.logit_bias),
+            ("stop_token_ids", self.parts.config.sampling.stop_token_ids),
+        ):
+            if wrong := [i for i in ids if i >= self.parts.vocabulary]:
+                raise ConfigError(
+                    f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.parts.vocabulary}, the model's vocabulary"
+                )
 
     @property
     def wanted(self) -> Wanted:
         """Which figures the engine is to compute."""
-        logprobs = self.config.logprobs
+        logprobs = self.parts.config.logprobs
         return Wanted(logprobs.prompt, logprobs.top, logprobs.stats)
 
     # ----------------------------------------------------------------------------------------------- row -> request
 
     def requests(self, row: Row) -> list[Request]:
         """One request a row, with all its samples. Raises RowError."""
-        rendered = self.render(row.columns)
+        rendered = self.parts.render(row.columns)
         if isinstance(rendered, Text):
-            prompt = self.tokenizer.encode(rendered.text)
+            prompt = self.parts.tokenizer.encode(rendered.text)
         else:
-            prompt = self.tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
+            prompt = self.parts.tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
-        keys = (seed + s if seed is not None else seed_of(self.config.sampling.seed, row.key, s) for s in range(n))
+        keys = (seed + s if seed is not None else seed_of(self.parts.config.sampling.seed, row.key, s) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(keys))
         return [Request(row.position, prompt, Generate(sampling, samples))]
 
     def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
         """The row's parameters, its number of samples, and its own seed if it brings one."""
-        config, columns = self.config.sampling, self.config.sampling.columns
+        config, columns = self.parts.config.sampling, self.parts.config.sampling.columns
         if not columns:
             return self._shared, config.n, None
         given = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
@@ -89,36 +87,36 @@ class GenerateJob:
             merged = SamplingConfig.model_validate(config.model_dump() | {name: _typed(name, value) for name, value in given.items()})
         except ValidationError as error:
             raise RowError("sampling", _refused(error.errors()[0], columns, given)) from error
-        if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.vocabulary]:
-            raise RowError("sampling", f"token id {wrong[0]} is not below {self.vocabulary}, the model's vocabulary")
+        if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.parts.vocabulary]:
+            raise RowError("sampling", f"token id {wrong[0]} is not below {self.parts.vocabulary}, the model's vocabulary")
         return _parameters(merged), merged.n, merged.seed if "seed" in given else None
 
     @cached_property
     def _shared(self) -> Sampling:
-        return _parameters(self.config.sampling)
+        return _parameters(self.parts.config.sampling)
 
     def _fitted(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
         """Prompt and max_tokens within the context. A prompt that is cut is cut so far that max_tokens have room; its BOS stays."""
         n = len(prompt.ids)
         if n == 0:
             raise RowError("tokenize", "the prompt has no tokens, and this tokenizer puts no BOS before it; expected at least one token")
-        if self.context is None or n + sampling.max_tokens <= self.context:
+        if self.parts.context is None or n + sampling.max_tokens <= self.parts.context:
             return prompt, sampling
-        policy = self.config.prompt.too_long
-        if n < self.context:
-            return prompt, _with_max_tokens(sampling, self.context - n)
+        policy = self.parts.config.prompt.too_long
+        if n < self.parts.context:
+            return prompt, _with_max_tokens(sampling, self.parts.context - n)
         if policy == "error":
             raise RowError(
                 "too_long",
-                f"the prompt has {n} tokens, the model's context {self.context}: no room for one token more; "
+                f"the prompt has {n} tokens, the model's context {self.parts.context}: no room for one token more; "
                 "shorten it, or set prompt.too_long to truncate_left or truncate_right",
             )
-        keep = max(1, self.context - sampling.max_tokens)
-        sampling = _with_max_tokens(sampling, self.context - keep)
+        keep = max(1, self.parts.context - sampling.max_tokens)
+        sampling = _with_max_tokens(sampling, self.parts.context - keep)
         if policy == "truncate_right":
             return Prompt(prompt.text, prompt.ids[:keep], prompt.offsets[:keep]), sampling
         index = np.arange(n - keep, n)
-        if keep > 1 and prompt.ids[0] == self.tokenizer.bos:
+        if keep > 1 and prompt.ids[0] == self.parts.tokenizer.bos:
             index[0] = 0
         return Prompt(prompt.text, prompt.ids[index], prompt.offsets[index]), sampling
 
@@ -127,9 +125,9 @@ class GenerateJob:
     @cached_property
     def schema(self) -> pa.Schema:
         """The contract's columns, those that this config fills."""
-        logprobs = self.config.logprobs
+        logprobs = self.parts.config.logprobs
         fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
-        fields += [("input", self.kept)] if self.kept is not None else []
+        fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
         fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
         fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
         fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
@@ -146,13 +144,13 @@ class GenerateJob:
     @property
     def _differs(self) -> bool:
         """True when the distribution sampled from can be another than the model's own."""
-        return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
+        return not self._shared.plain or bool(MAY_DIFFER & set(self.parts.config.sampling.columns))
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """A finished completion as the schema's columns."""
         assert isinstance(outcome, Generated), "only finished completions become records"
         sampling, prompt, scores = request.work.sampling, request.prompt, outcome.scores
-        text, offsets = self.tokenizer.decode(outcome.ids), self.tokenizer.offsets(outcome.ids)
+        text, offsets = self.parts.tokenizer.decode(outcome.ids), self.parts.tokenizer.offsets(outcome.ids)
         least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
         everything: dict[str, Any] = {
             "row": row.position,
@@ -173,7 +171,7 @@ class GenerateJob:
             "cumulative_logprob": math.fsum(scores.logprobs.astype(np.float64)),
             "seed": outcome.sample.seed,
         }
-        if self.kept is not None:
+        if self.parts.kept is not None:
             everything["input"] = row.columns
         for name in scores.__slots__:
             everything[name] = getattr(scores, name)
@@ -184,14 +182,14 @@ class GenerateJob:
 
     def statistics(self, run: Path) -> pa.Table:
         """One row of sums and counts over all records, and the perplexities that follow from them."""
-        echo = self.config.logprobs.prompt
+        echo = self.parts.config.logprobs.prompt
         columns = ["prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", *(["prompt_logprobs"] if echo else [])]
         count = dict.fromkeys(COUNTS, 0)
         sums: dict[str, list[float]] = {"completion": [], "prompt": []}
         for batch in read_results(run, columns):
             prompts, completions = (batch.column(name).to_numpy() for name in columns[:2])
             by_length = np.array(batch.column("finish_reason").to_pylist(), object) == "length"
-            full = by_length & (prompts + completions == (self.context or -1))
+            full = by_length & (prompts + completions == (self.parts.context or -1))
             count["records"] += batch.num_rows
             count["prompt_tokens"] += int(prompts.sum())
             count["completion_tokens"] += int(completions.sum())

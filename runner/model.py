@@ -22,7 +22,7 @@ log = logging.getLogger("mlx_bulk")
 
 WEIGHTS = ("*.safetensors", "config.json")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
-TOKENIZER = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,9 +71,8 @@ def find(config: ModelConfig) -> Checkpoint:
         other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
         found = f" (found {', '.join(sorted(other)[:3])}: only safetensors are read)" if other else ""
         raise ModelError(f"model.path: {folder} holds no model*.safetensors{found}")
-    for name in ADAPTER if adapter is not None else ():
-        if not (adapter / name).is_file():
-            raise ModelError(f"model.adapter: {adapter} holds no {name}; expected a LoRA or DoRA adapter in mlx-lm's format")
+    if adapter is not None and (missing := [name for name in ADAPTER if not (adapter / name).is_file()]):
+        raise ModelError(f"model.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
     from mlx_lm.utils import load_config
 
     try:
@@ -109,7 +108,8 @@ def _near(path: Path) -> str:
 
 def fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
     """sha256 of the contents of weights, tokenizer and adapter: paths and dates do not enter."""
-    found = {"model.weights": _digest(checkpoint.folder, WEIGHTS), "model.tokenizer": _digest(checkpoint.folder, TOKENIZER)}
+    code = [name] if isinstance(name := checkpoint.config.get("model_file"), str) else []
+    found = {"model.weights": _digest(checkpoint.folder, (*WEIGHTS, *code)), "model.tokenizer": _digest(checkpoint.folder, TOKENIZER)}
     found["model.chat_template"] = _digest(checkpoint.folder, ("chat_template*",))
     found["model.generation_config"] = _digest(checkpoint.folder, ("generation_config.json",))
     found["model.adapter"] = "none" if checkpoint.adapter is None else _digest(checkpoint.adapter, ("*.safetensors", "adapter_config.json"))
@@ -150,6 +150,8 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
 def _short(error: Exception, checkpoint: Checkpoint) -> str:
     if isinstance(error, ValueError) and "not supported" in str(error):
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
+    if "trust_remote_code" in str(error):
+        return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0] + (f" (and {len(lines) - 1} more lines; --log-level debug shows them)" if len(lines) > 1 else "")
 

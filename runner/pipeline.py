@@ -26,13 +26,13 @@ from .engine import Engine, Progress
 from .errors import OutOfRoom
 from .fitting import fit, row_check
 from .inputs import Scan
-from .job import Job
+from .job import Job, Parts
 from .manifest import RunDir
 from .memory import is_out_of_memory, peak_bytes
 from .model import Checkpoint
 from .planner import Backlog
 from .preparing import Desk
-from .prompts import Rendered, compile_prompt
+from .prompts import compile_prompt
 from .reader import read
 from .recovery import Recovered
 from .scan import FILE_NAME, scan
@@ -41,19 +41,6 @@ from .watch import Counts, Watch
 from .writer import Writer
 
 log = logging.getLogger("mlx_bulk")
-
-
-@dataclass(slots=True, frozen=True)
-class Parts:
-    """What a job kind is made from, once the input and the checkpoint are known."""
-
-    config: RunConfig
-    columns: list[str]
-    kept: pa.StructType | None
-    render: Callable[[dict[str, Any]], Rendered]
-    tokenizer: Tokenizer
-    context: int | None
-    vocabulary: int
 
 
 @dataclass(slots=True, frozen=True)

@@ -103,13 +103,14 @@ class Tokenizer:
 
     def offsets(self, ids: Ids) -> Ids:
         """Code points before each token in ``decode(ids)`` [N]; special tokens take no room, and start where the next one does."""
-        if self._bytes is not None:
-            size = len(self._bytes)
-            return piece_starts(b"" if i in self.special or i >= size else self._bytes[i] for i in ids.tolist())
         shown = np.array([i not in self.special for i in ids.tolist()], np.bool_)
         text = ids[shown]
-        if self._hf.is_fast:
-            starts = token_starts(text, self._hf.convert_ids_to_tokens(text.tolist()), self.decode)
+        if self._bytes is not None:
+            size = len(self._bytes)  # the model's vocabulary may be padded beyond the tokenizer's
+            starts = piece_starts(self._bytes[i] if i < size else b"" for i in text.tolist())
+        elif self._hf.is_fast:
+            tokens = [token or "" for token in self._hf.convert_ids_to_tokens(text.tolist())]
+            starts = token_starts(text, tokens, self.decode)
         else:  # whatever its tokens are: every beginning of the text is decoded
             starts = np.array([len(self.decode(text[:i]).rstrip(BROKEN)) for i in range(len(text))], np.int32)
         return np.append(starts, np.int32(len(self.decode(text))))[np.cumsum(shown) - shown]

@@ -12,6 +12,8 @@ from typing import Any
 import mlx.core as mx
 import mlx_bulk.configs
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import load as mlx_lm_load
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -56,3 +58,20 @@ def copy_tokenizer(folder: Path) -> None:
     for name in TOKENIZER:
         shutil.copy(DEMO / name, folder / name)
     (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": BOS, "eos_token_id": [EOS, BOS]}))
+
+
+def write_adapter(checkpoint: Path, folder: Path, kind: str) -> Path:
+    """A LoRA or DoRA adapter with random weights, as ``mlx_lm.lora`` saves one."""
+    folder.mkdir()
+    network = mlx_lm_load(str(checkpoint))[0]
+    parameters = {"rank": 4, "scale": 8.0, "dropout": 0.0}
+    network.freeze()
+    linear_to_lora_layers(network, 2, parameters, use_dora=kind == "dora")
+    mx.random.seed(1)
+    leaves: Any = tree_flatten(network.trainable_parameters())
+    # lora_b starts at zero, where an adapter changes nothing; DoRA's magnitude m is part of the adapter.
+    weights = {name: array * 1.5 if name.endswith(".m") else 0.1 * mx.random.normal(array.shape) for name, array in leaves}
+    mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
+    config = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": parameters}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder

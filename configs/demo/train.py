@@ -49,7 +49,7 @@ CONFIG = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
-    "max_position_embeddings": 1024,
+    "max_position_embeddings": 512,
     "tie_word_embeddings": True,
     "attention_bias": False,
     "mlp_bias": False,
@@ -150,7 +150,7 @@ def windows(tokenizer: Tokenizer, texts: list[str], options: argparse.Namespace)
         yield ids[:size], weights[:size]
 
 
-def held_out(model: nn.Module, tokenizer: Tokenizer, texts: list[str], context: int = 1024) -> float:
+def held_out(model: nn.Module, tokenizer: Tokenizer, texts: list[str], context: int = 512) -> float:
     """Perplexity a token of the texts, in windows of ``context``, each token scored once."""
     nll = count = 0.0
     for text in texts:
@@ -230,7 +230,7 @@ def save(model: nn.Module, tokenizer: Tokenizer, out: Path) -> None:
 
     write("config.json", CONFIG)
     write("generation_config.json", {"bos_token_id": 0, "eos_token_id": [2, 0], "pad_token_id": 0})
-    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 1024, "clean_up_tokenization_spaces": False}
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, "clean_up_tokenization_spaces": False}
     write("tokenizer_config.json", kind | names)
     (out / "chat_template.jinja").write_text(CHAT_TEMPLATE)
 

@@ -22,27 +22,19 @@ ROWS: list[Record] = [
 
 @dataclass(slots=True, frozen=True)
 class Done:
-    """A command that has ended: its exit code, its text, its run directory."""
+    """A command that has ended: its exit code, its text, its run directory, and what results and errors held then."""
 
     code: int
     stdout: str
     stderr: str
     output: Path
-
-    @property
-    def table(self) -> pa.Table:
-        """All records, in the order of the parts."""
-        return table_of(self.output / "results")
+    table: pa.Table
+    errors: list[Record]
 
     @property
     def records(self) -> list[Record]:
-        """All records, as Python values."""
+        """All records, as Python values, in the order of the parts."""
         return self.table.to_pylist()
-
-    @property
-    def errors(self) -> list[Record]:
-        """All quarantined rows."""
-        return table_of(self.output / "errors").to_pylist()
 
     @property
     def last_line(self) -> str:
@@ -91,8 +83,9 @@ class Bench:
         """``mlx-bulk run`` on a config as it lies there."""
         result = CliRunner().invoke(cli, ["run", str(config), *options], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-        output = options[options.index("--output") + 1] if "--output" in options else self.root / "run"
-        return Done(result.exit_code, result.stdout, result.stderr, Path(output))
+        output = Path(options[options.index("--output") + 1]) if "--output" in options else self.root / "run"
+        errors = table_of(output / "errors").to_pylist()
+        return Done(result.exit_code, result.stdout, result.stderr, output, table_of(output / "results"), errors)
 
 
 def table_of(folder: Path) -> pa.Table:

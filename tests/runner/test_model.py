@@ -16,12 +16,11 @@ from mlx_bulk.kernels import backend
 from mlx_bulk.runner.errors import ModelError
 from mlx_bulk.runner.model import Checkpoint, Model, find, fingerprints, load
 from mlx_bulk.runner.rope import translated
-from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import quantize_model, save_config
 from numpy.typing import NDArray
 
-from ..checkpoints import LLAMA, VOCABULARY, write_checkpoint
+from ..checkpoints import LLAMA, VOCABULARY, write_adapter, write_checkpoint
 
 PLENTY = 1 << 40  # bytes
 IDS = list(range(5, 45))
@@ -92,8 +91,30 @@ def test_weights_and_config_that_do_not_fit(tmp_path: Path, tiny: Path, change: 
 def test_the_demo_is_found_by_name():
     checkpoint = find(ModelConfig(path="demo"))
     assert (checkpoint.folder / "model.safetensors").is_file()
-    assert checkpoint.context == 1024
+    assert checkpoint.context == 512
     assert checkpoint.eos == {0, 2}  # the generation config's, which has one more than the tokenizer
+
+
+def test_a_hub_id_is_fetched_at_its_revision(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, str | None]] = []
+
+    def snapshot(repo: str, revision: str | None = None, **_: Any) -> str:
+        asked.append((repo, revision))
+        return str(tiny)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert find(ModelConfig(path="org/name", revision="v2")).folder == tiny
+    assert asked == [("org/name", "v2")]
+
+
+def test_a_hub_that_has_no_such_model_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    def snapshot(*_: Any, **__: Any) -> str:
+        raise OSError("404 Client Error\nRepository Not Found")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    with pytest.raises(ModelError) as caught:
+        find(ModelConfig(path="org/name"))
+    assert str(caught.value) == "model.path: org/name is neither a local folder nor to be had from the hub: 404 Client Error"
 
 
 def test_context_and_eos_are_read_by_any_of_their_names(tmp_path: Path):
@@ -132,9 +153,10 @@ def test_fingerprints_follow_contents_alone(tmp_path: Path, tiny: Path):
 def test_dtype_is_what_the_weights_have(tiny: Path, dtype: str):
     model = loaded(tiny, dtype=dtype)
     assert model.dtype == dtype
-    assert {str(array.dtype) for _, array in tree_flatten(model.network.parameters())} == {f"mlx.core.{dtype}"}
+    arrays: Any = [array for _, array in tree_flatten(model.network.parameters())]
+    assert {str(array.dtype) for array in arrays} == {f"mlx.core.{dtype}"}
     assert model.vocabulary == VOCABULARY
-    assert model.weight_bytes == sum(array.nbytes for _, array in tree_flatten(model.network.parameters()))
+    assert model.weight_bytes == sum(array.nbytes for array in arrays)
 
 
 @on_cpu
@@ -188,25 +210,6 @@ def test_quantized_weights_stay_so_where_they_do_not(tmp_path: Path, tiny: Path,
 # ----------------------------------------------------------------------------------------------------------- adapters
 
 
-def write_adapter(tiny: Path, folder: Path, kind: str) -> Path:
-    """A LoRA or DoRA adapter with random weights, as ``mlx_lm.lora`` saves one."""
-    folder.mkdir()
-    network = mlx_lm_load(str(tiny))[0]
-    parameters = {"rank": 4, "scale": 8.0, "dropout": 0.0}
-    network.freeze()
-    linear_to_lora_layers(network, 2, parameters, use_dora=kind == "dora")
-    mx.random.seed(1)
-    weights = {
-        # lora_b starts at zero, where an adapter changes nothing; DoRA's magnitude m is part of the adapter.
-        name: array * 1.5 if name.endswith(".m") else 0.1 * mx.random.normal(array.shape)
-        for name, array in tree_flatten(network.trainable_parameters())
-    }
-    mx.save_safetensors(str(folder / "adapters.safetensors"), weights)
-    config = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": parameters}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    return folder
-
-
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_an_adapter_is_applied_as_by_mlx_lm(tmp_path: Path, tiny: Path, kind: str):
     adapter = write_adapter(tiny, tmp_path / kind, kind)
@@ -242,6 +245,7 @@ SIZES: dict[str, Any] = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1, "norm_topk_prob": True}
 GEMMA = {
+    "hidden_size": 64,  # its root is exact in bfloat16, in which mlx-lm scales Gemma's embeddings
     "sliding_window": 16,
     "num_hidden_layers": 6,  # of which the last is full, as in every Gemma 3
     "layer_types": [*["sliding_attention"] * 5, "full_attention"],
@@ -332,7 +336,7 @@ def test_scaled_rope_of_a_loaded_model(tmp_path: Path):
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_checkpoint_of_transformers_gives_its_logits(tmp_path: Path, name: str):
-    import torch
+    torch: Any = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -348,4 +352,4 @@ def test_a_checkpoint_of_transformers_gives_its_logits(tmp_path: Path, name: str
     network = loaded(tmp_path / name, dtype="float32").network
     assert expected.std() > 0.1
     # float32 on both sides: only the order of sums differs
-    np.testing.assert_allclose(np.array(network(mx.array([ids]))[0]), expected, rtol=0, atol=1e-4 * max(1.0, float(expected.std())))
+    np.testing.assert_allclose(np.array(network(mx.array([ids]))[0]), expected, rtol=0, atol=1e-4)

@@ -107,7 +107,7 @@ def char_starts(raw: bytes) -> list[int]:
 def pieces_of(ids: list[int]) -> list[bytes]:
     """The bytes of each of the demo's tokens; special ones have none."""
     of = {char: byte for byte, char in enumerate(GPT2_BYTES)}
-    return [b"" if i in (BOS, IM_START, EOS) else bytes(of[char] for char in demo_backend().id_to_token(i)) for i in ids]
+    return [b"" if i in (BOS, IM_START, EOS) else bytes(of[char] for char in demo_backend().id_to_token(i) or "") for i in ids]
 
 
 @settings(deadline=None)  # the first example loads the tokenizer
@@ -177,6 +177,15 @@ def test_broken_bytes_of_a_byte_fallback_tokenizer_are_a_character_each():
     ids = np.array([a, byte[0xE6], byte[0x9D], a, byte[0xC3], byte[0xA9], a], np.int32)
     assert tokenizer.decode(ids) == "a\ufffd\ufffdaéa"
     assert tokenizer.offsets(ids).tolist() == [0, 1, 2, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize("tokenizer", [demo(), sentencepiece_like(bpe=True)])
+def test_ids_beyond_the_tokenizer_are_no_text(tokenizer: Tokenizer):
+    # A model's vocabulary may be padded: such an id can be drawn, if hardly ever.
+    a = int(tokenizer.encode("a").ids[-1])
+    ids = np.array([a, tokenizer.size + 7, a], np.int32)
+    assert tokenizer.decode(ids) == "aa"
+    assert tokenizer.offsets(ids).tolist() == [0, 1, 1]
 
 
 # ------------------------------------------------------------------------------------------------ BOS, EOS, templates
@@ -263,7 +272,8 @@ def pushed(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], after: i
 
 def single_bytes(text: str) -> list[int]:
     """Ids of the demo's tokenizer that are one byte each."""
-    return [demo_backend().token_to_id(GPT2_BYTES[byte]) for byte in text.encode()]
+    vocabulary = demo_backend().get_vocab()
+    return [vocabulary[GPT2_BYTES[byte]] for byte in text.encode()]
 
 
 def test_a_stop_string_across_tokens_and_split_characters():

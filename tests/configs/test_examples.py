@@ -1,0 +1,31 @@
+"""Every config that ships with the package runs on the demo model."""
+
+from pathlib import Path
+
+import mlx_bulk.configs
+import pyarrow as pa
+import pytest
+import yaml
+from click.testing import CliRunner
+from mlx_bulk.jobs.cli import cli
+
+EXAMPLES = sorted(Path(mlx_bulk.configs.__path__[0]).glob("*.yaml"))
+
+
+def test_there_are_examples():
+    assert "demo.yaml" in [path.name for path in EXAMPLES]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_runs_as_it_is_but_for_its_size(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    stated = yaml.safe_load(path.read_text())
+    less = ["--set", "data.limit=3", "--set", "sampling.max_tokens=8"]
+    result = CliRunner().invoke(cli, ["run", str(path), *less])
+    assert result.exit_code == 0, result.output
+    output = tmp_path / stated["output"]["path"]  # relative to where the command is given
+    with pa.memory_map(str(output / "results/part-00000000.arrow")) as file:
+        records = pa.ipc.open_file(file).read_all().to_pylist()
+    samples = stated["sampling"].get("n", 1)
+    assert [(r["row"], r["sample"]) for r in records] == [(row, sample) for row in range(3) for sample in range(samples)]
+    assert all(0 < record["completion_tokens"] <= 8 for record in records)
