@@ -75,6 +75,7 @@ def _run(config: Path, overrides: list[str], overwrite: bool, stop: "_Stop", qui
     from ..configs.load import load
 
     loaded = load(config, overrides)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for those who call it
     from ..kernels.backend import BackendError, load_mlx
     from ..runner.errors import ModelError
 
@@ -125,7 +126,7 @@ class _Stop:
 
 def _last_line(summary: "Summary", stopped: int) -> str:
     errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
-    if summary.complete and not summary.prompt_tokens + summary.generated_tokens and summary.of:
+    if summary.of and not summary.worked:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
     rate = tokens / summary.seconds if summary.seconds else 0.0

@@ -20,17 +20,15 @@ from ..configs.schema import SamplingConfig
 from ..runner.columns import lookup, require_column
 from ..runner.errors import RowError
 from ..runner.job import Parts
-from ..runner.parts import read_results
 from ..runner.prefill import Wanted
 from ..runner.prompts import Text
 from ..runner.record_batch import LEADING_NULL
 from ..runner.records import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
-from ..runner.stats import list_sum, perplexity
 from ..runner.tokenizer import cut
+from .completions import statistics
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
-COUNTS = ("records", "prompt_tokens", "completion_tokens", "stopped", "at_max_tokens", "at_context", "prompt_scored")
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 
 
@@ -71,6 +69,9 @@ class GenerateJob:
             prompt = self.parts.tokenizer.encode(rendered.text)
         else:
             prompt = self.parts.tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
+        if len(prompt.ids) and prompt.ids.max() >= self.parts.vocabulary:
+            limit = f"{self.parts.vocabulary}, the model's vocabulary"
+            raise RowError("tokenize", f"the prompt holds the token id {prompt.ids.max()}, which is not below {limit}")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
         keys = (seed + s if seed is not None else seed_of(self.parts.config.sampling.seed, row.key, s) for s in range(n))
@@ -96,7 +97,10 @@ class GenerateJob:
         return _parameters(self.parts.config.sampling)
 
     def _fitted(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
-        """Prompt and max_tokens within the context. A prompt that is cut is cut so far that max_tokens have room; its BOS stays."""
+        """Prompt and max_tokens within the context.
+
+        A prompt that is cut leaves room for max_tokens, or half of the context where they are more; its BOS stays.
+        """
         n = len(prompt.ids)
         if n == 0:
             raise RowError("tokenize", "the prompt has no tokens, and this tokenizer puts no BOS before it; expected at least one token")
@@ -111,7 +115,7 @@ class GenerateJob:
                 f"the prompt has {n} tokens, the model's context {self.parts.context}: no room for one token more; "
                 "shorten it, or set prompt.too_long to truncate_left or truncate_right",
             )
-        keep = max(1, self.parts.context - sampling.max_tokens)
+        keep = max(1, self.parts.context - sampling.max_tokens, self.parts.context // 2)
         sampling = _with_max_tokens(sampling, self.parts.context - keep)
         if policy == "truncate_right":
             return Prompt(prompt.text, prompt.ids[:keep], prompt.offsets[:keep]), sampling
@@ -151,13 +155,16 @@ class GenerateJob:
         assert isinstance(outcome, Generated), "only finished completions become records"
         sampling, prompt, scores = request.work.sampling, request.prompt, outcome.scores
         text, offsets = self.parts.tokenizer.decode(outcome.ids), self.parts.tokenizer.offsets(outcome.ids)
+        by_id = outcome.finish_reason == "stop" and (outcome.stop_reason is None or outcome.ids[-1] in sampling.stop_token_ids)
+        if by_id and not sampling.include_stop:
+            text = text[: offsets[-1]]
         least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
         everything: dict[str, Any] = {
             "row": row.position,
             "key": row.key,
             "sample": outcome.sample.index,
             "prompt": prompt.text,
-            "completion": cut(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least),
+            "completion": text if by_id else cut(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least),
             "finish_reason": outcome.finish_reason,
             "stop_reason": outcome.stop_reason,
             "truncated": outcome.finish_reason == "length",
@@ -182,32 +189,8 @@ class GenerateJob:
 
     def statistics(self, run: Path) -> pa.Table:
         """One row of sums and counts over all records, and the perplexities that follow from them."""
-        echo = self.parts.config.logprobs.prompt
-        columns = ["prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", *(["prompt_logprobs"] if echo else [])]
-        count = dict.fromkeys(COUNTS, 0)
-        sums: dict[str, list[float]] = {"completion": [], "prompt": []}
-        for batch in read_results(run, columns):
-            prompts, completions = (batch.column(name).to_numpy() for name in columns[:2])
-            by_length = np.array(batch.column("finish_reason").to_pylist(), object) == "length"
-            full = by_length & (prompts + completions == (self.parts.context or -1))
-            count["records"] += batch.num_rows
-            count["prompt_tokens"] += int(prompts.sum())
-            count["completion_tokens"] += int(completions.sum())
-            count["stopped"] += int((~by_length).sum())
-            count["at_max_tokens"] += int((by_length & ~full).sum())
-            count["at_context"] += int(full.sum())
-            sums["completion"] += batch.column("cumulative_logprob").to_pylist()
-            if echo:
-                total, scored = list_sum(batch.column("prompt_logprobs"))
-                sums["prompt"].append(total)
-                count["prompt_scored"] += scored
-        completion, prompt = math.fsum(sums["completion"]), math.fsum(sums["prompt"])
-        row: dict[str, Any] = {"group": "all", **count, "sum_logprob": completion}
-        row["completion_perplexity"] = perplexity(completion, count["completion_tokens"])
-        row["prompt_sum_logprob"] = prompt if echo else None
-        row["prompt_perplexity"] = perplexity(prompt, count["prompt_scored"]) if echo else None
-        types = {"group": pa.string(), **dict.fromkeys(count, pa.int64())}
-        return pa.table({name: pa.array([value], types.get(name, pa.float64())) for name, value in row.items()})
+        sampling = self.parts.config.sampling
+        return statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
 
 
 def seed_of(seed: int, key: str, sample: int, around: int = 0) -> int:

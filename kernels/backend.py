@@ -50,6 +50,7 @@ def prepare() -> Blas:
 
 
 def _choose() -> Blas:
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA float32 means float32, unless the user says otherwise
     if sys.platform != "linux" or _installed("mlx-cuda-12") or _installed("mlx-cuda-13") or _installed("mlx-cuda"):
         return Blas(None)
     wish = os.environ.get("MLX_BULK_BLAS", "")

@@ -98,8 +98,9 @@ def reference(logits: mx.array, p: Parameters) -> tuple[mx.array, mx.array]:
     if p.edits is not None:
         x = _edited(x, p, p.edits)
     best = mx.argmax(x, axis=-1)
+    certain = mx.where(mx.isfinite(x.max(axis=-1)), 0.0, mx.nan)  # NaN: all are masked
     if p.greedy.all():
-        return best.astype(mx.int32), mx.zeros(best.shape)
+        return best.astype(mx.int32), certain
     greedy = _mask(p.greedy)
     z = (x - x.max(axis=-1, keepdims=True)) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
     if p.filtered.any():
@@ -108,7 +109,7 @@ def reference(logits: mx.array, p: Parameters) -> tuple[mx.array, mx.array]:
     drawn, total = _drawn(e, mx.array(p.uniforms))
     ids = mx.where(greedy, best, drawn)
     under = mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total)
-    return ids.astype(mx.int32), mx.where(greedy, 0.0, under)
+    return ids.astype(mx.int32), mx.where(greedy, certain, under)
 
 
 def _mask(rows: NDArray[np.bool_]) -> mx.array:
@@ -184,7 +185,7 @@ def on_cpu(x: Floats, p: Parameters) -> tuple[Ints, Floats]:
     if p.edits is not None:
         x = _edited_on_cpu(x.copy(), p, p.edits)
     ids = np.argmax(x, axis=-1).astype(np.int32)
-    under = np.zeros(len(x), np.float32)
+    under = np.where(np.isfinite(x[np.arange(len(x)), ids]), np.float32(0), np.float32(np.nan))  # NaN: all are masked
     rows = np.flatnonzero(~p.greedy)
     if len(rows):
         with np.errstate(invalid="ignore"):  # a row of NaN stays one; its scores quarantine it

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+RECORD_SCHEMA = "record schema"
+
 _SHOWN = 120
 
 
@@ -16,11 +18,10 @@ def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """One line a key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
     now = json.loads(json.dumps(now))  # tuples are lists once stored
     missing = object()
-    return [
-        f"{key}: the run has {_shown(stored, key)}, the config now says {_shown(now, key)}"
-        for key in sorted(stored.keys() | now.keys())
-        if stored.get(key, missing) != now.get(key, missing)
-    ]
+    changed = [key for key in sorted(stored.keys() | now.keys()) if stored.get(key, missing) != now.get(key, missing)]
+    if len(changed) > 1:  # the columns follow from the settings: those say it better
+        changed = [key for key in changed if key != RECORD_SCHEMA]
+    return [f"{key}: the run has {_shown(stored, key)}, the config now says {_shown(now, key)}" for key in changed]
 
 
 def _shown(values: dict[str, Any], key: str) -> str:

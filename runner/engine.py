@@ -28,9 +28,13 @@ CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the
 
 @dataclass(slots=True)
 class Progress:
-    """Counts since the start, in tokens but for ``steps`` (of decoding) and ``places`` (rows x steps there was room for)."""
+    """Counts since the start, in tokens but for ``steps`` (of decoding) and ``places`` (rows x steps there was room for).
+
+    ``prefilled`` are the prompts' tokens without each one's last, ``padded`` the same with pads.
+    """
 
     prompt: int = 0
+    prefilled: int = 0
     padded: int = 0
     generated: int = 0
     steps: int = 0
@@ -81,7 +85,8 @@ class Engine:
                 return
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
             self._parked = prefill(self._setup, requests)
-            self.progress.prompt += self._parked.tokens
+            self.progress.prompt += sum(len(r.prompt.ids) for r in requests)
+            self.progress.prefilled += self._parked.tokens
             self.progress.padded += self._parked.padded_tokens
         self._join(self._parked, free)
         if not self._parked.waiting:
@@ -93,6 +98,10 @@ class Engine:
 
     def _join(self, group: Prefilled, free: int) -> None:
         """As many of the group's waiting samples as there is room for take slots; their caches join the batch."""
+        longest = max(self._load().longest, *map(reach, group.requests))
+        free = min(free, self._setup.group_limits.most_rows(longest) - len(self._order))
+        if free <= 0:
+            return
         now, group.waiting = group.waiting[:free], group.waiting[free:]
         rows, of, padded = [i for i, _ in now], len(group.requests), self._setup.padded
         caches = group.caches
@@ -134,7 +143,7 @@ class Engine:
         if self.progress.steps % CLEAR_STEPS == 0:
             mx.clear_cache()
         self.progress.places += self._setup.limits.rows
-        bad = np.isnan(scores.logprobs)
+        bad = np.isnan(scores.logprobs) | np.isnan(sampled)
         perhaps = bad | np.isin(ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
         leaving = np.zeros(len(order), np.bool_)
         for at in np.flatnonzero(perhaps & ~self._done):
@@ -149,7 +158,9 @@ class Engine:
         row = self._slots.row(slot)
         sampling = row.sampling
         if bad or row.fault is not None:
-            message = row.fault or f"the model's logits for generated token {int(self._slots.count[slot]) - 1} are NaN or all -inf"
+            message = (
+                row.fault or f"the model's logits for generated token {int(self._slots.count[slot]) - 1} are NaN, or all -inf or masked"
+            )
             return Failure(row.request.row, None, row.sample.index, "generate", "NotANumber", message, "")
         matched = row.stopper.push(token) if row.stopper is not None else None
         finish, reason = "stop", None

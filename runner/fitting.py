@@ -32,7 +32,7 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted) -> tuple[Setup, dict[
     Raises OutOfRoom where memory does not hold the weights, ModelError where deterministic mode cannot be kept.
     """
     device = backend.device_name()
-    way = probe(model.network, model.vocabulary, model.dtype.split("/")[0])
+    way = probe(model.network, model.vocabulary)
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
     room = kv_bytes(config.memory, model.weight_bytes, workspace=2 * LOGIT_BYTES[device])

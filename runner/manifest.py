@@ -42,7 +42,8 @@ class RunDir(RunPaths):
     def open(cls, path: Path, overwrite: bool = False) -> Self:
         """Creates or continues the run directory ``path``; ``overwrite`` removes the run that is there first.
 
-        Raises RunDirError where another process has it open, where the folder holds something that is not a run (it is X
+        Raises RunDirError where another process has it open, where the folder holds something that is not a run (which is
+        left as it is), or where it cannot be made.
         """
         try:
             with room_on(path):
@@ -76,18 +77,19 @@ class RunDir(RunPaths):
         self.close()
 
     def bind(self, run: dict[str, Any]) -> None:
-        """Writes ``run`` to run.json where there is none; else holds it against what is stored.
+        """Writes ``run`` to run.json where nothing is finished yet; else holds it against what is stored.
 
         ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal; ``run["inputs"]`` (see
         ``drift.inputs_drift``) equal or an extension, which is then stored. The rest is not compared.
         Raises DriftError with a line a difference, RunDirError where run.json is missing beside finished work or unreadable.
         """
-        if not self.run.exists():
-            if self.commits.exists() or any(self.journal.iterdir()):
-                raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
+        finished = self.commits.exists() or any(self.journal.iterdir())
+        if finished and not self.run.exists():
+            raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
+        stored = self._stored() if self.run.exists() else None
+        if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
             self._store({"schema_version": SCHEMA_VERSION, **run})
             return
-        stored = self._stored()
         lines = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
         if lines:
             raise DriftError(

@@ -4,6 +4,7 @@ A checkpoint comes from the embedded demo, a local folder or the hub; names of s
 5 changed them (rope.py). Knows nothing of prompts or batches; what a model can do in a batch is found by probes.py.
 """
 
+import json
 import logging
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -76,9 +77,16 @@ def find(config: ModelConfig) -> Checkpoint:
     from mlx_lm.utils import load_config
 
     try:
-        return Checkpoint(folder, adapter, load_config(folder))
+        return Checkpoint(folder, adapter, load_config(folder) | _own_eos(folder))
     except ValueError as error:
         raise ModelError(f"model.path: {folder / 'config.json'} is not readable: {error}") from error
+
+
+def _own_eos(folder: Path) -> dict[str, Any]:
+    """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_text()) if path.is_file() else {}
+    return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
 
 
 def _folder(path: str, revision: str | None, key: str) -> Path:
@@ -134,9 +142,14 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
         network, _ = load_model(
             checkpoint.folder, lazy=True, model_config=translated(checkpoint.config), trust_remote_code=config.trust_remote_code
         )
-        _set_precision(network, config.dtype, memory)
+        dtype = _dtype(config.dtype)
+        if dtype is not None:
+            network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
+        _dequantize_if_it_fits(network, memory)
         if checkpoint.adapter is not None:
             load_adapters(network, str(checkpoint.adapter))
+        if dtype is not None:
+            network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
         network.eval()
         mx.eval(network.parameters())
         vocabulary = int(network(mx.array([[0]])).shape[-1])
@@ -156,25 +169,28 @@ def _short(error: Exception, checkpoint: Checkpoint) -> str:
     return lines[0] + (f" (and {len(lines) - 1} more lines; --log-level debug shows them)" if len(lines) > 1 else "")
 
 
-def _set_precision(network: Any, dtype: str, memory: int) -> None:
-    """``auto`` is the checkpoint's own precision; on the CPU float32, since half precision has no fast path there."""
+def _dtype(wanted: str) -> Any:
+    """The precision to cast to, None for the checkpoint's own. ``auto`` on the CPU is float32: half precision has no fast path there."""
     import mlx.core as mx
+
+    if wanted == "auto":
+        return mx.float32 if backend.device_name() == "cpu" else None
+    return getattr(mx, wanted)
+
+
+def _dequantize_if_it_fits(network: Any, memory: int) -> None:
+    """On the CPU, where quantized matrix products are slow, makes quantized weights whole."""
     from mlx.utils import tree_flatten
     from mlx_lm.utils import dequantize_model
 
-    on_cpu = backend.device_name() == "cpu"
-    if dtype == "auto" and not on_cpu:
+    if backend.device_name() != "cpu" or not any(name.endswith(".scales") for name, _ in tree_flatten(network.parameters())):
         return
-    want: Any = getattr(mx, "float32" if dtype == "auto" else dtype)
-    parameters = tree_flatten(network.parameters())
-    network.set_dtype(want)  # before dequantizing: half-precision scales would round the weights once more
-    if on_cpu and any(name.endswith(".scales") for name, _ in parameters):
-        need = 4 * _parameter_count(network)
-        if need <= memory:
-            dequantize_model(network)
-        else:
-            room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
-            log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+    need = 4 * _parameter_count(network)
+    if need <= memory:
+        dequantize_model(network)
+    else:
+        room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
+        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
 
 
 def _parameter_count(network: Any) -> int:

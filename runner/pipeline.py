@@ -21,6 +21,7 @@ from ..configs.schema import RunConfig, identity
 from ..kernels import backend
 from . import model as models
 from . import tokenizer as tokenizers
+from .drift import RECORD_SCHEMA
 from .durable import replacing
 from .engine import Engine, Progress
 from .errors import OutOfRoom
@@ -45,7 +46,10 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class Summary:
-    """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's."""
+    """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's.
+
+    ``worked``: False when nothing was left to do.
+    """
 
     output: Path
     rows: int
@@ -58,6 +62,7 @@ class Summary:
     padding_waste: float
     peak_memory_bytes: int
     complete: bool
+    worked: bool
 
 
 def run(config: RunConfig, make: Callable[[Parts], Job], overwrite: bool, stopped: Callable[[], bool], quiet: bool) -> Summary:
@@ -117,17 +122,18 @@ class _Session:
         recovered = run_dir.recover(found.rows, config.batch.rows_per_shard, job.schema)
         writer = Writer(run_dir, job.schema, found.rows, config.batch.rows_per_shard, recovered, config.output.fsync_seconds)
         progress, complete = Progress(), True
+        worked = len(recovered.committed) * config.batch.rows_per_shard < found.rows
         try:
             if found.rows == 0:
                 log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
-            elif len(recovered.committed) * config.batch.rows_per_shard < found.rows:
+            elif worked:
                 progress, complete = self._generate(found, checkpoint, tokenizer, job, writer, recovered, stopped)
             if complete:
                 writer.finish()
                 self._write_statistics(job)
         finally:
             writer.close()
-        return self._summary(found, writer, progress, complete)
+        return self._summary(found, writer, progress, complete, worked)
 
     def _identity(self, checkpoint: Checkpoint, tokenizer: Tokenizer, job: Job) -> dict[str, Any]:
         template = tokenizer.chat_template
@@ -139,7 +145,7 @@ class _Session:
             **identity(self.config),
             **models.fingerprints(checkpoint),
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
-            "record schema": sha256(job.schema.serialize()).hexdigest(),
+            RECORD_SCHEMA: sha256(job.schema.serialize()).hexdigest(),
         }
 
     def _generate(
@@ -160,7 +166,8 @@ class _Session:
         self.run_dir.session(about)
         self.started = True
         rows = read(found, config.data, lambda position: position // per_shard in recovered.committed)
-        engine = Engine(setup, tokenizer.eos | checkpoint.eos, tokenizer.stopper)
+        eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < model.vocabulary)
+        engine = Engine(setup, eos, tokenizer.stopper)
         desk = Desk(
             job,
             rows,
@@ -195,7 +202,7 @@ class _Session:
         with replacing(self.run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
 
-    def _summary(self, found: Scan, writer: Writer, p: Progress, complete: bool) -> Summary:
+    def _summary(self, found: Scan, writer: Writer, p: Progress, complete: bool, worked: bool) -> Summary:
         summary = Summary(
             output=self.run_dir.root,
             rows=writer.rows,
@@ -205,9 +212,10 @@ class _Session:
             prompt_tokens=p.prompt,
             generated_tokens=p.generated,
             seconds=round(monotonic() - self.begin, 3),
-            padding_waste=round(1 - p.prompt / p.padded, 4) if p.padded else 0.0,
+            padding_waste=round(1 - p.prefilled / p.padded, 4) if p.padded else 0.0,
             peak_memory_bytes=peak_bytes(),
             complete=complete,
+            worked=worked,
         )
         values = {name: getattr(summary, name) for name in summary.__slots__}
         self.run_dir.write_summary(json.loads(json.dumps(values, default=str)))

@@ -32,6 +32,11 @@ class Limits:
         """Bytes of ``rows`` rows in buffers as wide as the longest of them."""
         return rows * (longest * self.token_bytes + self.row_bytes)
 
+    def most_rows(self, longest: int) -> int:
+        """How many rows that become ``longest`` may decode at once: at least one."""
+        need = self.kv(1, longest)
+        return self.rows if need * self.rows <= self.kv_bytes else max(1, int(self.kv_bytes // need))
+
 
 @dataclass(slots=True, frozen=True)
 class Load:
@@ -87,7 +92,7 @@ def group(waiting: deque[Request], limits: Limits, load: Load) -> list[Request]:
     while waiting:
         request = waiting[0]
         width = len(taken[0].prompt.ids) if taken else len(request.prompt.ids)
-        samples = min(len(request.work.samples), limits.rows)
+        samples = min(len(request.work.samples), limits.most_rows(reach(request)))
         after = rows + samples, max(longest, reach(request))
         alone = not taken and load.rows == 0
         if not alone:

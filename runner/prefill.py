@@ -7,6 +7,7 @@ does, chunks are cut so that one chunk's logits stay within a stated bound: no [
              e f h                     e f . .               f h
 """
 
+import math
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,8 +56,12 @@ class Setup:
 
     @property
     def group_limits(self) -> Limits:
-        """Limits of one prefill: a group that nothing can join is as large as its batch, whatever its tokens."""
-        return self.limits if self.joins else replace(self.limits, tokens=sys.maxsize)
+        """Limits of a group: one that nothing can join is as large as its batch, whatever its tokens.
+
+        A static batch is made by rows alone: its rows must not depend on the memory that this machine has.
+        """
+        limits = self.limits if self.joins else replace(self.limits, tokens=sys.maxsize)
+        return replace(limits, kv_bytes=math.inf) if self.static else limits
 
 
 @dataclass(slots=True)

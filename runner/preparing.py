@@ -127,8 +127,9 @@ class Desk:
             if self._stop.is_set():
                 raise StoppedError
             shard = row.position // self._per_shard
-            if ends is not None and shard >= ends and window:
-                self._put_window(window)
+            if ends is not None and shard >= ends:
+                if window:
+                    self._put_window(window)
                 window, ends = [], None
             ends = shard + size if ends is None else ends
             window += self._requests(row)
@@ -154,20 +155,24 @@ class Desk:
         if isinstance(row, BadRow):
             self._post(Failure(row.position, None, None, "read", "UnreadableRow", row.message, row.text))
             return []
+        done = shard.samples.get(row.position, set()) if shard is not None else set[int]()
         try:
             requests = self._job.requests(row)
-            for request in requests:
-                if problem := self._check(request):
-                    raise RowError("too_long", problem)
+            problems = [problem for request in requests if (problem := self._check(request))]
+            if problems and not done:
+                raise RowError("too_long", problems[0])
         except RowError as error:
             text = json_text(row.columns)
             self._post(Failure(row.position, row.key, None, error.stage, type(error).__name__, str(error), text))
             return []
         self._post((row.position, sum(len(r.work.samples) for r in requests)))
-        done = shard.samples.get(row.position, set()) if shard is not None else set[int]()
         left = [kept for r in requests if (kept := _without(r, set() if self._whole else done)).work.samples]
         for request in left:
             self._waiting[row.position] = _Waiting(row, request, len(request.work.samples))
+        if problems:  # this session has less room than the one that recorded some of the row's samples
+            for sample in (sample for request in left for sample in request.work.samples):
+                self._post(Failure(row.position, None, sample.index, "too_long", "RowError", problems[0], ""))
+            return []
         return left
 
     def _record(self) -> None:

@@ -37,12 +37,12 @@ class Found:
     reason: str = ""
 
 
-def probe(network: Any, vocabulary: int, dtype: str) -> Found:
+def probe(network: Any, vocabulary: int) -> Found:
     """Finds the fastest way that gives the same logits as each row alone."""
     prompts = _prompts(vocabulary)
     single = [_alone(network, x) for x in prompts]
     spread = float(np.concatenate(single).std())
-    allowed = TOLERANCE.get(dtype, TOLERANCE["bfloat16"]) * max(spread, 1e-3)
+    allowed = TOLERANCE[_precision(network, prompts[0])] * max(spread, 1e-3)
     token_bytes, row_bytes = _growth(network, prompts[0])
     reason = ""
     ways: tuple[tuple[Way, Batched], ...] = (("padded", _padded), ("exact", _exact))
@@ -67,6 +67,11 @@ def _alone(network: Any, ids: NDArray[np.int32]) -> NDArray[np.float32]:
     """Logits [STEPS, V] of the last positions of one prompt, from one call without padding."""
     caches = fresh(network, 1, padded=False)
     return _numpy(network(mx.array(ids)[None], cache=caches)[0, -STEPS:])
+
+
+def _precision(network: Any, ids: NDArray[np.int32]) -> str:
+    """The type that the logits come in."""
+    return str(network(mx.array(ids)[None]).dtype).removeprefix("mlx.core.")
 
 
 def _growth(network: Any, ids: NDArray[np.int32]) -> tuple[float, float]:

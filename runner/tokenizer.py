@@ -21,7 +21,7 @@ from .offsets import piece_starts, token_starts
 from .records import Ids, Prompt, Sampling
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
-LONGEST_CHARACTER = 4  # bytes, and so at most as many tokens
+UNSETTLED = 64  # tokens that may wait for the rest of a character before they are taken for broken
 FILES = ("token*", "vocab*", "*.tiktoken")
 
 
@@ -183,7 +183,7 @@ class StopStrings:
         """Reads the new ids' text. Decoding starts a whole character back, so that spaces come out as in the whole text."""
         known = self._tokenizer.decode(np.array(self._ids[self._back : self._known], np.int32))
         tail = self._tokenizer.decode(np.array(self._ids[self._back :], np.int32))[len(known) :]
-        if tail.endswith(BROKEN) and len(self._ids) - self._known <= LONGEST_CHARACTER:
+        if tail.endswith(BROKEN) and len(self._ids) - self._known <= UNSETTLED:
             self._text = self._sure + tail.rstrip(BROKEN)
             return
         self._text = self._sure = self._sure + tail

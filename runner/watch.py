@@ -92,7 +92,7 @@ class Watch:
 
     def _line(self, rate: float) -> None:
         at, p = self._counts(), self._progress
-        waste = 1 - p.prompt / p.padded if p.padded else 0.0
+        waste = 1 - p.prefilled / p.padded if p.padded else 0.0
         self._metrics(
             {
                 "rows": at.rows,

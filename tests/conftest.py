@@ -7,7 +7,6 @@ import importlib.util
 import os
 
 import pytest
-
 from mlx_bulk.kernels import backend
 
 backend.prepare()

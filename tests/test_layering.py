@@ -63,7 +63,7 @@ ORDER = {
         "watch",
         "pipeline",
     ],
-    "jobs": ["generate", "cli"],
+    "jobs": ["completions", "generate", "cli"],
 }
 
 FILES = sorted(path for folder in ORDER for path in (ROOT / folder).glob("*.py"))

@@ -34,7 +34,7 @@ class Raising:
 
 @pytest.mark.parametrize("name", PADDED)
 def test_models_that_heed_their_mask_are_padded(name: str):
-    found = probe(build(name), VOCABULARY, "float32")
+    found = probe(build(name), VOCABULARY)
     assert (found.way, found.reason) == ("padded", "")
     assert found.difference < 1e-4  # logits of size 10; only the order of float32 sums differs
     assert found.token_bytes + found.row_bytes > 0
@@ -43,7 +43,7 @@ def test_models_that_heed_their_mask_are_padded(name: str):
 @pytest.mark.parametrize(("name", "reason"), [("mamba", "padded batches change logits by"), ("gemma2", "padded batches crash")])
 def test_models_that_fail_with_pads_get_rows_of_one_length(name: str, reason: str):
     assert name in EXACT
-    found = probe(build(name), VOCABULARY, "float32")
+    found = probe(build(name), VOCABULARY)
     assert found.way == "exact"
     assert found.reason.startswith(reason)
 
@@ -51,7 +51,7 @@ def test_models_that_fail_with_pads_get_rows_of_one_length(name: str, reason: st
 @pytest.mark.parametrize("share", [0.02, 0.5])
 def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: float):
     network, prompts = Mixing(build("llama"), share), prompts_of((5, 5, 12))
-    found = probe(network, VOCABULARY, "float32")
+    found = probe(network, VOCABULARY)
     assert (found.way, found.difference) == ("alone", 0.0)
     assert found.reason.startswith("exact batches change logits by")
     outcomes = run(setup_of(network, found.way), greedy(prompts))
@@ -60,7 +60,7 @@ def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: 
 
 
 def test_a_model_that_takes_one_row_only_runs_rows_alone():
-    found = probe(Raising(build("llama")), VOCABULARY, "float32")
+    found = probe(Raising(build("llama")), VOCABULARY)
     assert found.way == "alone"
     assert found.reason == "exact batches crash: found 2 rows"
 
