@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mlx_bulk.runner.tokenizer import load as load_tokenizer
 from mlx_lm.utils import load_model
 from numpy.typing import NDArray
 
-from ..checkpoints import BOS, CONTEXT
+from ..checkpoints import BOS, CONTEXT, VOCABULARY
 from .bench import ROWS, Bench, Done, Record
 
 ECHO_TOLERANCE = 1e-4  # a prefill against one full forward, in float32 (the contract's)
@@ -246,3 +247,42 @@ def test_reading_the_parts_by_datasets(bench: Bench):
     assert loaded["completion_ids"][:] == [record["completion_ids"] for record in ours]
     assert loaded["prompt_logprobs"][0][0] is None
     assert loaded["input"][:] == ROWS
+
+
+def test_a_prompt_is_not_cut_to_nothing_when_max_tokens_fill_the_context(bench: Bench):
+    """Half of the context is the prompt's, whatever max_tokens says."""
+    done = bench.run(
+        rows=[{"q": prompt_of(CONTEXT + 20)}], prompt={"text": "{{ q }}", "too_long": "truncate_left"}, sampling={"max_tokens": 500}
+    )
+    [record] = done.records
+    assert record["prompt_tokens"] == CONTEXT // 2
+    assert record["prompt_ids"][0] == BOS
+    assert record["completion_tokens"] <= CONTEXT // 2
+
+
+def test_the_token_that_stops_leaves_no_text(bench: Bench):
+    """Its id is recorded; its text is in the completion only when include_stop asks for it."""
+    [plain] = bench.run("--set", "data.limit=1").records
+    ids, starts = plain["completion_ids"], plain["text_offset"]
+    at = next(i for i in range(1, len(ids)) if ids[i] not in ids[:i])
+    for include, end in ((False, starts[at]), (True, starts[at + 1])):
+        given = {"stop_token_ids": [ids[at]], "include_stop": include, "max_tokens": 6}
+        [stopped] = bench.run("--set", "data.limit=1", "--overwrite", sampling=given).records
+        assert stopped["completion_ids"] == ids[: at + 1]
+        assert stopped["stop_reason"] == str(ids[at])
+        assert stopped["completion"] == plain["completion"][:end]
+
+
+def test_a_token_that_the_model_does_not_have_is_quarantined(bench: Bench, model: Path):
+    """The tokenizer knows one token more than the embedding: read out of bounds, its row would be noise without a word."""
+    larger = bench.root / "larger"
+    shutil.copytree(model, larger)
+    tokenizer = json.loads((larger / "tokenizer.json").read_text())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"].append({"id": VOCABULARY, "content": "<more>", **flags})
+    (larger / "tokenizer.json").write_text(json.dumps(tokenizer))
+    done = bench.run("--model", str(larger), rows=[{"q": "a <more> b"}, {"q": "a b"}], logprobs={"prompt": True})
+    assert done.code == 3
+    assert [(error["row"], error["stage"]) for error in done.errors] == [(0, "tokenize")]
+    assert f"{VOCABULARY}, which is not below {VOCABULARY}" in done.errors[0]["message"]
+    assert [record["row"] for record in done.records] == [1]

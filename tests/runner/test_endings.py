@@ -146,3 +146,13 @@ def test_a_logprob_of_minus_infinity_stays():
     assert outcome.echo is not None
     assert outcome.echo.logprobs[0] == -np.inf
     assert np.isfinite(outcome.echo.logprobs[1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_tokens_are_all_masked_fails(temperature: float):
+    """min_tokens masks every stop id, and here every id is one: nothing can be sampled."""
+    everything = tuple(range(counting().vocabulary))
+    asked = request(0, [1], Sampling(max_tokens=4, min_tokens=2, temperature=temperature, stop_token_ids=everything))
+    [failure] = outcomes_of(setup_of(counting(), wanted=Wanted()), [asked])
+    assert isinstance(failure, Failure)
+    assert (failure.error, failure.sample) == ("NotANumber", 0)

@@ -17,7 +17,7 @@ from mlx_bulk.runner.errors import ModelError
 from mlx_bulk.runner.model import Checkpoint, Model, find, fingerprints, load
 from mlx_bulk.runner.rope import translated
 from mlx_lm.utils import load as mlx_lm_load
-from mlx_lm.utils import quantize_model, save_config
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 from numpy.typing import NDArray
 
 from ..checkpoints import LLAMA, VOCABULARY, write_adapter, write_checkpoint
@@ -353,3 +353,21 @@ def test_a_checkpoint_of_transformers_gives_its_logits(tmp_path: Path, name: str
     assert expected.std() > 0.1
     # float32 on both sides: only the order of sums differs
     np.testing.assert_allclose(np.array(network(mx.array([ids]))[0]), expected, rtol=0, atol=1e-4)
+
+
+def test_block_float_weights_are_float32_on_the_cpu(tmp_path: Path):
+    """mlx dequantizes mxfp4 to bfloat16, whose noise the probe would have to allow for."""
+    folder = write_checkpoint(tmp_path / "whole")
+    network, config = load_model(folder)
+    network, config = quantize_model(network, config, group_size=32, bits=4, mode="mxfp4")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    save_model(packed, network)
+    save_config(config, packed / "config.json")
+    assert loaded(packed).dtype == "float32"
+
+
+def test_an_eos_of_id_0_counts(tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "tiny")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
+    assert find(ModelConfig(path=str(folder))).eos == {0}

@@ -208,3 +208,19 @@ def test_closing_early_records_what_was_put_and_stops_reading():
     desk.close()
     assert written.added == [(window[0].row, 0)]
     assert read[0] < 5 * WINDOW_ROWS
+
+
+def test_a_shard_without_requests_does_not_shift_the_windows_behind_it():
+    """All rows of the first shard fail; the next shard is one window, as it is when the run goes on after it."""
+    windows = drive(desk_of(rows_of(*[-1] * 4, *[1] * 4, *[1] * 4), Written(), per_shard=4, whole_shards=True))
+    assert windows == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_less_memory_than_before_fails_only_what_is_not_recorded():
+    """Samples 0 and 2 of row 0 are recorded, all of row 1; this session has room for neither row."""
+    done = {0: Ledger(samples={0: {0, 2}, 1: {0}})}
+    written = Written()
+    assert drive(desk_of(rows_of(3, 1, 1), written, done, check=lambda _: "too large")) == []
+    assert written.admitted == {0: 3, 1: 1}
+    assert [(failure.row, failure.sample, failure.stage) for failure in written.failed] == [(0, 1, "too_long"), (2, None, "too_long")]
+    assert written.failed[0].key == "key 0"

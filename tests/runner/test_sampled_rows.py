@@ -103,7 +103,7 @@ def test_one_prompt_with_many_samples_is_prefilled_once():
     windows = iter([[request(0, prompts_of((20,))[0], Sampling(max_tokens=3), range(9))]])
     engine = engine_of(setup_of(build("llama"), rows=4))
     assert len(list(engine.run(Backlog(lambda wait: next(windows, None))))) == 9
-    assert engine.progress.prompt == 19
+    assert engine.progress.prefilled == 19
 
 
 def test_the_stream_goes_on_across_blocks_of_numbers():
@@ -124,3 +124,28 @@ def assert_drawn_by_chain(chain: Chain, asked: Request, outcome: Generated) -> N
         u = uniform(outcome.sample.seed, t)
         assert token == np.searchsorted(ends, u, side="right")
         last = token
+
+
+def test_samples_beyond_the_memory_wait_their_turn():
+    """Each row can become 15 tokens of 2 bytes and a byte besides; there is room for three at once, and 8 samples are asked."""
+    network = build("llama")
+    asked = [request(0, [1, 2, 3, 4, 5], Sampling(max_tokens=10), seeds=range(8))]
+    roomy = setup_of(network, rows=8)
+    limits = replace(roomy.limits, token_bytes=2.0, row_bytes=1.0, kv_bytes=3 * 31.0)
+    counted = Counted(network)
+    assert_same(run(replace(roomy, limits=limits, model=counted), asked), run(roomy, asked))
+    assert counted.rows == {1, 2, 3}  # one for the prefill, at most three that decode
+
+
+class Counted:
+    """A model that notes how many rows its calls have."""
+
+    def __init__(self, network: Network):
+        self.network, self.rows = network, set[int]()
+
+    def __call__(self, ids: mx.array, cache: object = None) -> mx.array:
+        self.rows.add(ids.shape[0])
+        return self.network(ids, cache=cache)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.network, name)

@@ -1,6 +1,10 @@
 """Deterministic mode's batches: frozen until the last row is done, so that no row's bytes depend on its mates' contents."""
 
+from collections import deque
+from dataclasses import replace
+
 import pytest
+from mlx_bulk.runner.planner import Load, group, longest_first
 from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Generated, Sampling
 
@@ -31,3 +35,11 @@ def bytes_of(outcome: Generated) -> list[bytes]:
 def test_a_static_batch_gives_the_same_results():
     network, requests = build("llama"), greedy(prompts_of())
     assert_same(run(setup_of(network), requests), run(setup_of(network, static=True), requests))
+
+
+def test_a_static_batch_is_made_by_rows_alone():
+    """Its rows may not depend on the memory that a machine has."""
+    setup = setup_of(build("llama"), rows=3, static=True)
+    tight = replace(setup, limits=replace(setup.limits, kv_bytes=50.0))
+    waiting = deque(longest_first(greedy(prompts_of())))
+    assert len(group(waiting, tight.group_limits, Load())) == 3
