@@ -181,6 +181,13 @@ def accuracy(model: nn.Module, tokenizer: Tokenizer, questions: list[str]) -> fl
     return right / len(questions)
 
 
+def measure(model: nn.Module, tokenizer: Tokenizer, texts: list[str]) -> None:
+    """Prints the perplexity of the held-out texts and the share of fresh sums that are right."""
+    _, fresh = sums()
+    perplexity, right = held_out(model, tokenizer, texts), accuracy(model, tokenizer, fresh[:1000])
+    print(f"held-out perplexity {perplexity:.2f}, sums {right:.3f}", flush=True)
+
+
 def train(model: nn.Module, tokenizer: Tokenizer, texts: list[str], unseen: list[str], options: argparse.Namespace) -> None:
     """AdamW with a warm-up and a cosine schedule; says how it goes, and saves the model now and then and at the end."""
     decay = optim.cosine_decay(options.rate, options.steps, options.rate * 0.05)
@@ -199,7 +206,6 @@ def train(model: nn.Module, tokenizer: Tokenizer, texts: list[str], unseen: list
 
     step = mx.compile(step, inputs=state, outputs=state)
     source = windows(tokenizer, texts, options)
-    _, fresh = sums()
     tic, mean = time.perf_counter(), 0.0
     for at in range(1, options.steps + 1):
         rows = [next(source) for _ in range(options.rows)]
@@ -212,9 +218,8 @@ def train(model: nn.Module, tokenizer: Tokenizer, texts: list[str], unseen: list
             print(f"{at} loss {mean:.3f} {rate:.0f} tokens/s", flush=True)
             mean = 0.0
         if at % 1000 == 0 or at == options.steps:
-            right = accuracy(model, tokenizer, fresh[:300])
-            print(f"  held-out perplexity {held_out(model, tokenizer, unseen):.2f}, sums {right:.3f}", flush=True)
             save(model, tokenizer, options.out)
+            measure(model, tokenizer, unseen)
 
 
 def save(model: nn.Module, tokenizer: Tokenizer, out: Path) -> None:
@@ -246,7 +251,7 @@ def main() -> None:
     parser.add_argument("text", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent)
     parser.add_argument("--start", type=Path, help="folder of weights to go on from")
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=3000, help="0 only measures the model in --start")
     parser.add_argument("--length", type=int, default=128, help="tokens a window")
     parser.add_argument("--rows", type=int, default=16, help="windows a step")
     parser.add_argument("--share", type=float, default=0.25, help="share of windows that are sums in chats")
@@ -270,7 +275,10 @@ def main() -> None:
     if options.start is not None:
         model.load_weights(str(options.start / "model.safetensors"))
         model.set_dtype(mx.float32)
-    train(model, tokenizer, texts, unseen, options)
+    if options.steps:
+        train(model, tokenizer, texts, unseen, options)
+    else:
+        measure(model, tokenizer, unseen)
 
 
 if __name__ == "__main__":
