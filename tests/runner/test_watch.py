@@ -69,7 +69,7 @@ def test_a_run_that_moves_is_no_stall(monkeypatch: pytest.MonkeyPatch):
         if len(seen) == 3:
             enough.set()
 
-    progress = Progress(prompt=60, padded=80, generated=30, places=40)
+    progress = Progress(prompt=60, prefilled=60, padded=80, generated=30, places=40)
     with heard() as handler, Watch(progress, counts, metrics, stall_seconds=1000, quiet=False):
         assert enough.wait(PATIENCE)
     assert not [message for message in handler.messages if "no step" in message]
