@@ -11,15 +11,21 @@ from typing import Any
 
 import mlx.core as mx
 import mlx_bulk.configs
+import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_bulk.configs.schema import ModelConfig
+from mlx_bulk.runner.model import Model, find, load
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load as mlx_lm_load
+from numpy.typing import NDArray
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 BOS, EOS = 0, 2
 VOCABULARY = 2048
 CONTEXT = 96
+PLENTY = 1 << 40  # bytes
+IDS = list(range(5, 45))
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -75,3 +81,15 @@ def write_adapter(checkpoint: Path, folder: Path, kind: str) -> Path:
     config = {"fine_tune_type": kind, "num_layers": 2, "lora_parameters": parameters}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     return folder
+
+
+def loaded(path: Path, memory: int = PLENTY, **settings: Any) -> Model:
+    """A checkpoint as the runner loads it, in ``memory`` bytes."""
+    config = ModelConfig(path=str(path), **settings)
+    return load(config, find(config), memory)
+
+
+def logprobs(network: Any, ids: list[int] = IDS) -> NDArray[np.float32]:
+    """Logprobs [T, V] of a full forward."""
+    logits = network(mx.array([ids]))[0].astype(mx.float32)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
