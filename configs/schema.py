@@ -229,17 +229,23 @@ def identity(config: RunConfig) -> dict[str, JsonValue]:
     Left out are settings that only steer (memory, durability), and those whose contents a run fingerprints itself
     (weights, adapter, input files).
     """
-    return _identity(config, "", config.batch.deterministic)
+    return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if shapes}
 
 
-def _identity(section: Section, prefix: str, deterministic: bool) -> dict[str, JsonValue]:
-    found: dict[str, JsonValue] = {}
+def free(config: RunConfig) -> dict[str, JsonValue]:
+    """The settings that may change between two starts of one run, by dotted key."""
+    return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if not shapes}
+
+
+def _settings(section: Section, prefix: str, deterministic: bool) -> dict[str, tuple[JsonValue, bool]]:
+    """Every setting by dotted key: its value, and whether it shapes results."""
+    found: dict[str, tuple[JsonValue, bool]] = {}
     written: dict[str, JsonValue] = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
         if isinstance(value, Section):
-            found |= _identity(value, f"{prefix}{name}.", deterministic)
-        elif not marks or (marks[0] == "deterministic" and deterministic):
-            found[f"{prefix}{name}"] = written[name]
+            found |= _settings(value, f"{prefix}{name}.", deterministic)
+        else:
+            marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
+            found[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and deterministic)
     return found

@@ -58,6 +58,9 @@ def run(
     stop = _Stop()
     try:
         summary = _run(config, [*overrides, *given], overwrite, stop, quiet)
+    except KeyboardInterrupt:
+        click.echo("mlx-bulk: interrupted before the first step; the same command starts again", err=True)
+        sys.exit(stop.code or 128 + signal.SIGINT)
     except BulkError as error:
         log.debug("the error below came from here:", exc_info=error)
         click.echo(f"mlx-bulk: {error}", err=True)
@@ -97,15 +100,20 @@ def _run(config: Path, overrides: list[str], overwrite: bool, stop: "_Stop", qui
 
 
 class _Stop:
-    """SIGINT and SIGTERM ask the run to end between two steps; a second one ends it at once (what is on disk stays right)."""
+    """SIGINT and SIGTERM ask the run to end between two steps; a second one ends it at once (what is on disk stays right).
+
+    Before the first step there is nothing to save: reading the input or loading the model is broken off.
+    """
 
     def __init__(self) -> None:
         self.code = 0
+        self._stepping = False
         self._asked = threading.Event()
         self._before: dict[int, Any] = {}
 
     def asked(self) -> bool:
-        """True once a signal has come."""
+        """True once a signal has come; who asks for the first time is about to take a step."""
+        self._stepping = True
         return self._asked.is_set()
 
     def __enter__(self) -> None:
@@ -117,9 +125,11 @@ class _Stop:
             signal.signal(number, handler)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
-        if self.asked():
+        if self._asked.is_set():
             os._exit(128 + number)
         self.code = 128 + number
+        if not self._stepping:
+            raise KeyboardInterrupt
         self._asked.set()
         click.echo(f"\nmlx-bulk: {signal.Signals(number).name}: finishing this step and saving (again: stop at once)", err=True)
 

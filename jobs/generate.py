@@ -213,9 +213,11 @@ def _typed(name: str, value: Any) -> Any:
     """A value of a column as its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
     if isinstance(value, str) and name != "stop":
         try:
-            return json.loads(value)
+            return json.loads(value.lower() if value in ("True", "False") else value)
         except ValueError:
             return value
+    if name == "logit_bias" and isinstance(value, dict | list):  # a table's map is a list of pairs, its struct has nulls
+        return {key: bias for key, bias in dict(value).items() if bias is not None}
     whole = isinstance(value, float) and value.is_integer() and type(SamplingConfig.model_fields[name].default) is int
     return int(value) if whole else value
 

@@ -116,15 +116,6 @@ class Column:
             return pa.field(name, pa.large_string(), metadata=JSON_METADATA)
 
 
-def input_value(struct: pa.StructType, columns: dict[str, Any]) -> dict[str, Any]:
-    """A row's kept columns as the record's ``input``: absent ones null, columns that vary as JSON text."""
-    kept: dict[str, Any] = {}
-    for column in struct:
-        value = columns.get(column.name)
-        kept[column.name] = json_text(value) if column.metadata == JSON_METADATA and value is not None else value
-    return kept
-
-
 def json_text(value: Any) -> str:
     """Any column value as JSON: bytes in base64, dates and decimals as their strings."""
     return json.dumps(value, ensure_ascii=False, default=_scalar_text)

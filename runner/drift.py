@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-RECORD_SCHEMA = "record schema"
+import pyarrow as pa
+
+COLUMN = "column "
 
 _SHOWN = 120
 
@@ -19,9 +21,32 @@ def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     now = json.loads(json.dumps(now))  # tuples are lists once stored
     missing = object()
     changed = [key for key in sorted(stored.keys() | now.keys()) if stored.get(key, missing) != now.get(key, missing)]
-    if len(changed) > 1:  # the columns follow from the settings: those say it better
-        changed = [key for key in changed if key != RECORD_SCHEMA]
-    return [f"{key}: the run has {_shown(stored, key)}, the config now says {_shown(now, key)}" for key in changed]
+    return [f"{key}: the run has {_shown(stored, key)}, {_source_of(key)} {_shown(now, key)}" for key in changed]
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    """The records' columns as part of a run's identity: name -> type, the input's columns one by one."""
+    columns: dict[str, str] = {}
+    for field in schema:
+        inner = list(field.type) if field.name == "input" and pa.types.is_struct(field.type) else []
+        columns |= {f"{COLUMN}input.{child.name}": _type(child) for child in inner} or {f"{COLUMN}{field.name}": _type(field)}
+    return columns
+
+
+def _type(field: pa.Field) -> str:
+    return f"{field.type} (JSON)" if b"json" in (field.metadata or {}) else str(field.type)
+
+
+def without_consequences(lines: list[str]) -> list[str]:
+    """The lines without those on columns, where others say what changed them; with a hint where nothing else does."""
+    causes = [line for line in lines if not line.startswith(COLUMN)]
+    if causes or not lines:
+        return causes
+    return [*lines, "(rows that were added may not change the columns: a new run takes any, or names in data.keep those that it wants)"]
+
+
+def _source_of(key: str) -> str:
+    return "the input now gives" if key.startswith(COLUMN) else "the config now says"
 
 
 def _shown(values: dict[str, Any], key: str) -> str:

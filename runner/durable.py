@@ -176,6 +176,10 @@ def room_on(folder: Path) -> Generator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
+        if error.errno == errno.EROFS:
+            raise OutOfRoom(
+                f"{error.filename or folder}: is on a read-only volume. Make it writable, or choose another --output."
+            ) from error
         volume = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_mount())
         raise OutOfRoom(
             f"{error.filename or folder}: {error.strerror}. The volume {volume} has {shutil.disk_usage(volume).free} bytes free. "

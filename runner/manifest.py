@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from .drift import covered_rows, identity_drift, inputs_drift
+from .drift import covered_rows, identity_drift, inputs_drift, without_consequences
 from .durable import append_line, atomic_write, fsync_folder, mend_lines, room_on
 from .errors import DriftError, RunDirError
 from .paths import OWN_FILES, OWN_JOURNALS, OWN_PARTS, RunPaths
@@ -50,6 +50,8 @@ class RunDir(RunPaths):
                 _refuse_strangers(path)
                 path.mkdir(parents=True, exist_ok=True)
                 run = cls(path, _lock(path / ".lock"))
+        except FileExistsError as error:
+            raise RunDirError(f"{path}: is a file; expected a folder for the run. Choose another --output.") from error
         except OSError as error:
             raise RunDirError(f"{path}: cannot be used as an output folder ({error}). Choose another --output.") from error
         try:
@@ -90,7 +92,7 @@ class RunDir(RunPaths):
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
             self._store({"schema_version": SCHEMA_VERSION, **run})
             return
-        lines = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
+        lines = without_consequences(identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"]))
         if lines:
             raise DriftError(
                 f"{self.root}: this run was started with something else:\n"

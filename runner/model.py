@@ -77,15 +77,19 @@ def find(config: ModelConfig) -> Checkpoint:
     from mlx_lm.utils import load_config
 
     try:
-        return Checkpoint(folder, adapter, load_config(folder) | _own_eos(folder))
+        found = load_config(folder)
     except ValueError as error:
         raise ModelError(f"model.path: {folder / 'config.json'} is not readable: {error}") from error
+    return Checkpoint(folder, adapter, found | _own_eos(folder))
 
 
 def _own_eos(folder: Path) -> dict[str, Any]:
     """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
     path = folder / "generation_config.json"
-    generation = json.loads(path.read_text()) if path.is_file() else {}
+    try:
+        generation = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"model.path: {path} is not readable: {error}") from error
     return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
 
 

@@ -4,9 +4,9 @@ config -> reader -> prompts -> tokenizer -> planner -> engine -> writer -> stati
 written, beside the model's work (preparing.py, writer.py); this thread alone touches the model.
 """
 
-import json
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from ..configs.errors import ConfigError
-from ..configs.schema import RunConfig, identity
+from ..configs.schema import RunConfig, free, identity
 from ..kernels import backend
 from . import model as models
 from . import tokenizer as tokenizers
-from .drift import RECORD_SCHEMA
-from .durable import replacing
+from .column_types import JSON_METADATA
+from .drift import columns_of
+from .durable import replacing, room_on
 from .engine import Engine, Progress
 from .errors import OutOfRoom
 from .fitting import fit, row_check
@@ -42,6 +43,8 @@ from .watch import Counts, Watch
 from .writer import Writer
 
 log = logging.getLogger("mlx_bulk")
+
+SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "seconds", "padding_waste", "peak_memory_bytes")
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,22 +73,20 @@ def run(config: RunConfig, make: Callable[[Parts], Job], overwrite: bool, stoppe
 
     Raises a BulkError for what stops the job; what was finished until then is safe.
     """
-    _early_checks(config)
-    with RunDir.open(Path(config.output.path), overwrite) as run_dir:
+    compile_prompt(config.prompt, [])  # what is wrong with the templates is said before any file is opened
+    with RunDir.open(Path(config.output.path), overwrite) as run_dir, room_on(run_dir.root):
         session = _Session(config, run_dir, quiet)
         try:
             summary = session.run(make, stopped)
         except BaseException as error:
             if session.started:
-                run_dir.session_ended({"how": type(error).__name__, "message": str(error)})
+                with suppress(OSError):  # the error itself matters more than the note of it
+                    run_dir.session_ended({"how": type(error).__name__, "message": str(error)})
             raise
-        run_dir.session_ended({"how": "complete" if summary.complete else "stopped", "rows": summary.rows, "errors": summary.errors})
+        if session.started:
+            how = "complete" if summary.complete else "stopped"
+            run_dir.session_ended({"how": how, "rows": summary.rows, "errors": summary.errors})
         return summary
-
-
-def _early_checks(config: RunConfig) -> None:
-    """What is wrong with the templates, said before any file is opened."""
-    compile_prompt(config.prompt, [])
 
 
 class _Session:
@@ -99,6 +100,11 @@ class _Session:
     def run(self, make: Callable[[Parts], Job], stopped: Callable[[], bool]) -> Summary:
         config, run_dir = self.config, self.run_dir
         found = scan(config.data, run_dir.root)
+        for column in found.schema:
+            if column.metadata == JSON_METADATA:
+                log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
+        if config.prompt.too_long == "truncate_right" and config.prompt.text is None:
+            log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")
         render = compile_prompt(config.prompt, found.columns)
         kept = found.input_type(config.data.keep)
         checkpoint = models.find(config.model)
@@ -145,7 +151,7 @@ class _Session:
             **identity(self.config),
             **models.fingerprints(checkpoint),
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
-            RECORD_SCHEMA: sha256(job.schema.serialize()).hexdigest(),
+            **columns_of(job.schema),
         }
 
     def _generate(
@@ -163,7 +169,7 @@ class _Session:
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
         model = models.load(config.model, checkpoint, int(config.batch.memory * backend.memory_bytes()))
         setup, about = fit(model, config.batch, job.wanted)
-        self.run_dir.session(about)
+        self.run_dir.session({**about, "settings": free(config)})
         self.started = True
         rows = read(found, config.data, lambda position: position // per_shard in recovered.committed)
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < model.vocabulary)
@@ -217,8 +223,10 @@ class _Session:
             complete=complete,
             worked=worked,
         )
-        values = {name: getattr(summary, name) for name in summary.__slots__}
-        self.run_dir.write_summary(json.loads(json.dumps(values, default=str)))
+        if worked or not self.run_dir.summary.exists():
+            values = {name: getattr(summary, name) for name in summary.__slots__ if name != "worked"}
+            session = {name: values.pop(name) for name in SESSION_FIGURES}
+            self.run_dir.write_summary({**values, "output": str(summary.output), "session": session})
         return summary
 
 

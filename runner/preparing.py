@@ -153,7 +153,7 @@ class Desk:
             self._post((row.position, 1))
             return []
         if isinstance(row, BadRow):
-            self._post(Failure(row.position, None, None, "read", "UnreadableRow", row.message, row.text))
+            self._post(Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text))
             return []
         done = shard.samples.get(row.position, set()) if shard is not None else set[int]()
         try:

@@ -49,7 +49,13 @@ def _row(scanned: Scanned, data: DataConfig, entry: Entry, position: int) -> Row
             text = json_text(columns)
             raise
     except UnreadableError as error:
-        return BadRow(position, f"{place(scanned.source, entry, position)}: {error}", error.text or text, entry.line)
+        return BadRow(
+            position,
+            f"{place(scanned.source, entry, position)}: {error}",
+            error.text or text,
+            entry.line,
+            None if data.key else str(position),
+        )
 
 
 def _changed(scanned: Scanned) -> DataError:

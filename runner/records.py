@@ -27,12 +27,16 @@ class Row:
 
 @dataclass(slots=True, frozen=True)
 class BadRow:
-    """An input row that could not be read; ``text`` is what stood there, ``line`` its 1-based line where there are lines."""
+    """An input row that could not be read; ``text`` is what stood there, ``line`` its 1-based line where there are lines.
+
+    Its ``key`` is its position, or None where keys come from a column.
+    """
 
     position: int
     message: str
     text: str
     line: int | None = None
+    key: str | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ..configs.schema import DataConfig
 from .durable import replacing
-from .errors import DataError
+from .errors import DataError, DriftError
 
 log = logging.getLogger("mlx_bulk")
 
@@ -76,7 +76,9 @@ def naming(source: Source) -> Generator[None]:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         kind = source.format if source.codec is None else f"{source.format} ({source.codec})"
-        raise DataError(f"{source.path}: cannot be read as {kind}: {error}. Replace it, or correct data.format.") from error
+        raise DataError(
+            f"{source.path}: cannot be read as {kind}: {str(error).rstrip('.')}. Replace it, or correct data.format."
+        ) from error
 
 
 def _find(path: str, data: DataConfig, spool: Path) -> list[Source]:
@@ -147,13 +149,41 @@ def _in_folder(folder: Path, wanted: str) -> list[Source]:
 def _spooled(wanted: str, spool: Path) -> Source:
     form = "jsonl" if wanted == "auto" else wanted
     kept = spool / SPOOL_NAMES[form]
-    if not kept.exists():
-        if sys.stdin.isatty():
+    if sys.stdin.isatty():
+        if not kept.exists():
             raise DataError("data.path is '-', but nothing is piped into stdin. Pipe the rows in, or name a file.")
-        spool.mkdir(parents=True, exist_ok=True)
-        with replacing(kept) as file:
-            shutil.copyfileobj(sys.stdin.buffer, file, BUFFER)
+        return Source(str(kept), form)
+    spool.mkdir(parents=True, exist_ok=True)
+    fresh = kept.with_suffix(".new")
+    with replacing(fresh) as file:
+        shutil.copyfileobj(sys.stdin.buffer, file, BUFFER)
+    if not kept.exists() or not _has_work(spool):
+        if fresh.stat().st_size or not kept.exists():
+            fresh.replace(kept)
+    elif fresh.stat().st_size and not _begins_with(fresh, kept):
+        fresh.unlink()
+        raise DriftError(
+            f"{spool}: stdin brings other rows than those the run began with, which it keeps in {kept}. "
+            "Pipe those in again, or nothing (they are kept), choose another --output, or start over with --overwrite."
+        )
+    elif fresh.stat().st_size:
+        fresh.replace(kept)  # the same rows, or more of them
+    fresh.unlink(missing_ok=True)
     return Source(str(kept), form)
+
+
+def _has_work(run: Path) -> bool:
+    """Whether rows of the spooled input are finished: the spool is then what the run is about."""
+    journal = run / "journal"
+    return (run / "commits.jsonl").exists() or (journal.is_dir() and any(journal.iterdir()))
+
+
+def _begins_with(long: Path, short: Path) -> bool:
+    with long.open("rb") as ours, short.open("rb") as theirs:
+        while piece := theirs.read(BUFFER):
+            if ours.read(len(piece)) != piece:
+                return False
+    return True
 
 
 def _missing(path: Path) -> DataError:

@@ -43,6 +43,7 @@ class Watch:
         self._bar: tqdm[Any] | None = None
         self._show = not quiet
         self._redirect = ExitStack()
+        self._noted = monotonic(), 0  # when the last line of metrics was written, and the tokens until then
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -57,6 +58,7 @@ class Watch:
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
+        self._note()
         if self._bar is not None:
             self._redraw()
             self._bar.close()
@@ -65,14 +67,17 @@ class Watch:
     def _run(self) -> None:
         start = line_due = monotonic()
         line_due += LINE_SECONDS
-        before, said = self._tokens, 0.0
+        said = 0.0
         while not self._stopped.wait(REDRAW_SECONDS):
             now = monotonic()
             if self._bar is not None:
                 self._redraw(self._tokens / max(now - start, 1e-9))
             if now >= line_due:
-                self._line((self._tokens - before) / LINE_SECONDS)
-                before, line_due = self._tokens, now + LINE_SECONDS
+                line_due = now + LINE_SECONDS
+                rate = self._note()
+                if self._show and self._bar is None:
+                    at = self._counts()
+                    log.info("%d of %d rows, %d errors, %s tok/s", at.rows, at.of, at.errors, f"{rate:,.0f}")
             quiet_for = now - self._progress.since
             if quiet_for > self._stall and now - said > self._stall:
                 log.warning("no step for %.0f s: still %s", quiet_for, self._progress.now)
@@ -90,20 +95,17 @@ class Watch:
             self._bar.set_postfix_str(f"{rate:,.0f} tok/s" + (f", {at.errors} errors" if at.errors else ""), refresh=False)
         self._bar.refresh()
 
-    def _line(self, rate: float) -> None:
-        at, p = self._counts(), self._progress
+    def _note(self) -> float:
+        """Writes a line of metrics; the tokens a second since the line before."""
+        at, p, now = self._counts(), self._progress, monotonic()
+        rate = (self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)
+        self._noted = now, self._tokens
         waste = 1 - p.prefilled / p.padded if p.padded else 0.0
-        self._metrics(
-            {
-                "rows": at.rows,
-                "errors": at.errors,
-                "prompt_tokens": p.prompt,
-                "generated_tokens": p.generated,
-                "tokens_per_second": round(rate, 1),
-                "padding_waste": round(waste, 4),
-                "slots_filled": round(p.generated / p.places, 4) if p.places else None,
-                "peak_memory_bytes": peak_bytes(),
-            }
-        )
-        if self._show and self._bar is None:
-            log.info("%d of %d rows, %d errors, %s tok/s", at.rows, at.of, at.errors, f"{rate:,.0f}")
+        line: dict[str, Any] = {"rows": at.rows, "errors": at.errors, "prompt_tokens": p.prompt, "generated_tokens": p.generated}
+        line |= {"tokens_per_second": round(rate, 1), "padding_waste": round(waste, 4)}
+        line |= {"slots_filled": round(p.generated / p.places, 4) if p.places else None, "peak_memory_bytes": peak_bytes()}
+        try:
+            self._metrics(line)
+        except OSError as error:
+            log.warning("metrics.jsonl cannot be written: %s", error)
+        return rate

@@ -289,12 +289,17 @@ def test_log_level_touches_our_logger_alone(bench: Bench, level: str):
 def test_the_last_line_and_summary_agree(bench: Bench):
     done = bench.run()
     summary = json.loads((done.output / "summary.json").read_text())
-    prompt, generated = summary["prompt_tokens"], summary["generated_tokens"]
+    prompt, generated = summary["session"]["prompt_tokens"], summary["session"]["generated_tokens"]
     assert generated == sum(record["completion_tokens"] for record in done.records) == 30
     assert (summary["rows"], summary["of"], summary["records"], summary["errors"], summary["complete"]) == (5, 5, 5, 0, True)
     assert done.last_line.startswith(f"complete: 5 of 5 rows; {prompt} prompt + {generated} generated tokens in ")
     assert done.last_line.endswith(f"-> {done.output}")
     assert done.stdout == ""
+
+
+def test_a_run_that_is_complete_keeps_its_summary(bench: Bench):
+    before = (bench.run().output / "summary.json").read_bytes()
+    assert (bench.run().output / "summary.json").read_bytes() == before
 
 
 # ------------------------------------------------------------------------------------------------------ the processes

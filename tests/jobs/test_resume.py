@@ -4,6 +4,7 @@ The child sends itself the signal when it has recorded so many completions, so n
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlx_bulk.runner import pipeline
 
 from .bench import Bench, Done, Record, table_of
 
@@ -88,7 +90,7 @@ def test_a_signal_stops_between_steps_and_the_same_command_goes_on(bench: Bench,
     # What was saved is not done again: the second session generates the rest alone.
     left = 80 - summary["records"]
     assert resumed.last_line.startswith("complete: 40 of 40 rows; ")
-    assert json.loads((bench.root / "run/summary.json").read_text())["generated_tokens"] <= 6 * left
+    assert json.loads((bench.root / "run/summary.json").read_text())["session"]["generated_tokens"] <= 6 * left
     assert_same_records(resumed.records, whole.records)
 
 
@@ -156,3 +158,19 @@ def test_another_process_on_the_same_folder_is_named(bench: Bench):
     assert f"{bench.root}/run: process " in done.last_line
     assert "is working here. Wait for it, stop it, or choose another --output." in done.last_line
     assert table_of(bench.root / "run/results").num_rows == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_before_the_first_step_breaks_off_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, code: int):
+    """Here while the input is read; the model is never loaded."""
+
+    def signalled(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal was not taken")
+
+    monkeypatch.setattr(pipeline, "scan", signalled)
+    done = bench.run()
+    assert done.code == code
+    assert done.stderr == "mlx-bulk: interrupted before the first step; the same command starts again\n"
+    monkeypatch.undo()
+    assert bench.run().code == 0

@@ -96,11 +96,11 @@ EFFECTS: dict[str, list[Effect]] = {
     "logprobs.stats": [({"logprobs": {"stats": True}}, lambda d: column(d, "ranks")[0], [1] * 6)],
     "batch.rows": [
         ({"batch": {"rows": 2}}, lambda d: session(d)["batch"]["rows"], 2),
-        ({"batch": {"rows": 1}}, lambda d: summary(d)["padding_waste"], 0.0),
+        ({"batch": {"rows": 1}}, lambda d: summary(d)["session"]["padding_waste"], 0.0),
     ],
     "batch.tokens": [
         ({"batch": {"tokens": 7}}, lambda d: session(d)["batch"]["tokens"], 7),
-        ({"batch": {"tokens": 7}}, lambda d: summary(d)["padding_waste"], 0.0),
+        ({"batch": {"tokens": 7}}, lambda d: summary(d)["session"]["padding_waste"], 0.0),
     ],
     "batch.memory": [({"batch": {"memory": 1e-6}}, lambda d: (d.code, "raise batch.memory, or use a smaller" in d.last_line), (6, True))],
     "batch.rows_per_shard": [({"batch": {"rows_per_shard": 2}}, parts, [f"part-{i:08}.arrow" for i in range(3)])],
@@ -219,6 +219,34 @@ def test_stdin_is_spooled_and_not_read_again(bench: Bench):
     ) == ["a", "b"]
 
 
+def test_other_rows_in_stdin_are_refused_and_more_of_them_extend(bench: Bench):
+    rows = '{"q": "one"}\n{"q": "two"}\n'
+    assert bench.run("--data", "-", stdin='{"q": 1}\n{"x"', prompt={"text": "{{ nothing }}"}).code == 5
+    assert bench.run("--data", "-", stdin=rows).code == 0  # nothing was finished: the fixed pipe is read
+    refused = bench.run("--data", "-", stdin='{"q": "other"}\n')
+    assert refused.code == 4
+    assert "stdin brings other rows than those the run began with" in refused.last_line
+    assert prompts(bench.run("--data", "-", stdin=rows + '{"q": "three"}\n')) == ["one", "two", "three"]
+    assert prompts(bench.run("--data", "-", stdin="")) == ["one", "two", "three"]
+
+
+def test_rows_that_change_the_columns_are_refused_by_name(bench: Bench):
+    assert bench.run(rows=[{"q": "a"}]).code == 0
+    refused = bench.run(rows=[{"q": "a"}, {"q": "b", "extra": 1}])
+    assert refused.code == 4
+    assert '  column input.extra: the run has nothing, the input now gives "int64"' in refused.stderr.splitlines()
+    assert "data.keep" in refused.stderr
+
+
+def test_short_runs_leave_a_line_of_metrics_and_their_settings(bench: Bench):
+    done = bench.run()
+    [line] = [json.loads(text) for text in (done.output / "metrics.jsonl").read_text().splitlines()]
+    assert (line["rows"], line["errors"], line["generated_tokens"]) == (5, 0, 30)
+    settings_noted = session(done)["settings"]
+    assert settings_noted["output.fsync_seconds"] == 5
+    assert "sampling.max_tokens" not in settings_noted  # that one is part of the run's identity
+
+
 def test_formats(bench: Bench):
     table = pa.table({"q": ["x", "yy"]})
     pq.write_table(table, bench.root / "t.parquet")
@@ -335,7 +363,7 @@ def test_the_run_directory_holds_what_the_contract_names(bench: Bench):
     } <= names
     assert list((done.output / "journal").iterdir()) == []
     run = json.loads((done.output / "run.json").read_text())
-    fingerprints = ("model.weights", "model.tokenizer", "model.chat_template", "model.adapter", "record schema")
+    fingerprints = ("model.weights", "model.tokenizer", "model.chat_template", "model.adapter", "column completion", "column input.q")
     assert set(fingerprints) <= run["identity"].keys()
     assert all(re.fullmatch("[0-9a-f]{64}|none", run["identity"][name]) for name in fingerprints[:4])
     start, end = (json.loads(line) for line in (done.output / "sessions.jsonl").read_text().splitlines())

@@ -9,6 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.runner.records import Sampling
 from mlx_lm.utils import load_model
@@ -284,3 +286,21 @@ def test_text_and_floats_of_other_formats_are_read_as_numbers(bench: Bench):
     # A table's integers are floats where some are missing.
     done = bench.run("--overwrite", rows=[{"q": "a", "max": 2.0}], sampling={"columns": {"max_tokens": "max"}})
     assert done.records[0]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("kind", ["struct", "map"])
+def test_a_bias_of_a_table_s_row_is_read(bench: Bench, kind: str):
+    """A struct holds null for the ids of other rows; a map is a list of pairs."""
+    typed = pa.struct([("300", pa.float64()), ("301", pa.float64())]) if kind == "struct" else pa.map_(pa.string(), pa.float64())
+    bias: list[Any] = [{"300": 50.0}, {"301": 50.0}] if kind == "struct" else [[("300", 50.0)], [("301", 50.0)]]
+    pq.write_table(pa.table({"q": ["a", "b"], "bias": pa.array(bias, typed)}), bench.root / "rows.parquet")
+    done = bench.run(data={"path": str(bench.root / "rows.parquet")}, sampling={"columns": {"logit_bias": "bias"}, "max_tokens": 2})
+    assert done.code == 0, done.errors
+    assert [record["completion_ids"] for record in done.records] == [[300, 300], [301, 301]]
+
+
+def test_python_s_spelling_of_truth_in_csv_is_read(bench: Bench):
+    path = bench.root / "rows.csv"
+    path.write_text("q,go_on\na,True\nb,False\n")
+    done = bench.run(data={"path": str(path)}, sampling={"columns": {"ignore_eos": "go_on"}})
+    assert (done.code, len(done.records)) == (0, 2)

@@ -100,7 +100,7 @@ def test_a_folder_that_is_no_run_is_refused_and_untouched(tmp_path: Path, name: 
 
 def test_a_file_in_place_of_the_folder_is_one_clear_line(tmp_path: Path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(RunDirError, match="cannot be used as an output folder"):
+    with pytest.raises(RunDirError, match="is a file; expected a folder"):
         RunDir.open(tmp_path / "run")
 
 

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
-from mlx_bulk.runner.column_types import JSON_METADATA, input_value
+from mlx_bulk.runner.column_types import JSON_METADATA
 from mlx_bulk.runner.errors import DataError
 from mlx_bulk.runner.inputs import Scan
+from mlx_bulk.runner.record_batch import record_batch
 from mlx_bulk.runner.scan import FILE_NAME, scan
 
 
@@ -71,7 +72,7 @@ def test_json_types(tmp_path: Path, values: list[Any], expected: str) -> None:
     assert _types(found) == {"c": expected}
     struct = found.input_type("all")
     assert struct is not None
-    kept = pa.array([input_value(struct, {"c": value}) for value in values], struct).to_pylist()
+    kept = record_batch(pa.schema([("input", struct)]), [{"input": {"c": value}} for value in values]).column(0).to_pylist()
     if expected == "json":
         assert [row["c"] if row["c"] is None else json.loads(row["c"]) for row in kept] == values
     elif not expected.startswith("struct"):
