@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -37,7 +37,7 @@ from .preparing import Desk
 from .prompts import compile_prompt
 from .reader import read
 from .recovery import Recovered
-from .scan import FILE_NAME, scan
+from .scan import SCAN_FILE, scan
 from .tokenizer import Tokenizer
 from .watch import Counts, Watch
 from .writer import Writer
@@ -89,6 +89,44 @@ def run(config: RunConfig, make: Callable[[Parts], Job], overwrite: bool, stoppe
         return summary
 
 
+@dataclass(slots=True, frozen=True)
+class _Known:
+    """What a session knows before it touches the model or the run directory's rows."""
+
+    found: Scan
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    job: Job
+
+    @classmethod
+    def of(cls, config: RunConfig, folder: Path, make: Callable[[Parts], Job]) -> Self:
+        """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job; ``folder`` is the run directory."""
+        found = scan(config.data, folder)
+        _warn(config, found)
+        render = compile_prompt(config.prompt, found.columns)
+        kept = found.input_type(config.data.keep)
+        checkpoint = models.find(config.model)
+        tokenizer = tokenizers.load(
+            checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
+        )
+        if config.prompt.text is None and not tokenizer.has_chat_template:
+            cure = "set prompt.chat_template, or use prompt.text for a base model"
+            raise ConfigError(f"prompt: the tokenizer in {checkpoint.folder} has no chat template; {cure}")
+        vocabulary = _vocabulary(checkpoint, tokenizer)
+        return cls(
+            found, checkpoint, tokenizer, make(Parts(config, found.columns, kept, render, tokenizer, checkpoint.context, vocabulary))
+        )
+
+
+def _warn(config: RunConfig, found: Scan) -> None:
+    """Says what is allowed and may surprise."""
+    for column in found.schema:
+        if column.metadata == JSON_METADATA:
+            log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
+    if config.prompt.too_long == "truncate_right" and config.prompt.text is None:
+        log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")
+
+
 class _Session:
     """One start of a run: everything between the open directory and the summary."""
 
@@ -98,74 +136,44 @@ class _Session:
         self.begin = monotonic()
 
     def run(self, make: Callable[[Parts], Job], stopped: Callable[[], bool]) -> Summary:
-        config, run_dir = self.config, self.run_dir
-        found = scan(config.data, run_dir.root)
-        for column in found.schema:
-            if column.metadata == JSON_METADATA:
-                log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
-        if config.prompt.too_long == "truncate_right" and config.prompt.text is None:
-            log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")
-        render = compile_prompt(config.prompt, found.columns)
-        kept = found.input_type(config.data.keep)
-        checkpoint = models.find(config.model)
-        tokenizer = tokenizers.load(
-            checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
-        )
-        if config.prompt.text is None and not tokenizer.has_chat_template:
-            raise ConfigError(
-                f"prompt: the tokenizer in {checkpoint.folder} has no chat template; "
-                "set prompt.chat_template, or use prompt.text for a base model"
-            )
-        job = make(Parts(config, found.columns, kept, render, tokenizer, checkpoint.context, _vocabulary(checkpoint, tokenizer)))
-        run_dir.bind(
-            {
-                "config": config.model_dump(mode="json"),
-                "identity": self._identity(checkpoint, tokenizer, job),
-                "inputs": found.fingerprint(),
-            }
-        )
-        found.save(run_dir.root / FILE_NAME)
-        recovered = run_dir.recover(found.rows, config.batch.rows_per_shard, job.schema)
-        writer = Writer(run_dir, job.schema, found.rows, config.batch.rows_per_shard, recovered, config.output.fsync_seconds)
-        progress, complete = Progress(), True
-        worked = len(recovered.committed) * config.batch.rows_per_shard < found.rows
+        """Does what is left, and says how far it came."""
+        config, run_dir, per_shard = self.config, self.run_dir, self.config.batch.rows_per_shard
+        known = _Known.of(config, run_dir.root, make)
+        rows = known.found.rows
+        run_dir.bind({"config": config.model_dump(mode="json"), "identity": self._identity(known), "inputs": known.found.fingerprint()})
+        known.found.save(run_dir.root / SCAN_FILE)
+        recovered = run_dir.recover(rows, per_shard, known.job.schema)
+        writer = Writer(run_dir, known.job.schema, rows, per_shard, recovered, config.output.fsync_seconds)
+        progress, complete, worked = Progress(), True, len(recovered.committed) * per_shard < rows
         try:
-            if found.rows == 0:
+            if rows == 0:
                 log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
             elif worked:
-                progress, complete = self._generate(found, checkpoint, tokenizer, job, writer, recovered, stopped)
+                progress, complete = self._generate(known, writer, recovered, stopped)
             if complete:
                 writer.finish()
-                self._write_statistics(job)
+                self._write_statistics(known.job)
         finally:
             writer.close()
-        return self._summary(found, writer, progress, complete, worked)
+        return self._summary(known.found, writer, progress, complete, worked)
 
-    def _identity(self, checkpoint: Checkpoint, tokenizer: Tokenizer, job: Job) -> dict[str, Any]:
-        template = tokenizer.chat_template
+    def _identity(self, known: _Known) -> dict[str, Any]:
+        template = known.tokenizer.chat_template
         machine: dict[str, Any] = {}
         if self.config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
             machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
         return {
             **machine,
             **identity(self.config),
-            **models.fingerprints(checkpoint),
+            **models.fingerprints(known.checkpoint),
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
-            **columns_of(job.schema),
+            **columns_of(known.job.schema),
         }
 
-    def _generate(
-        self,
-        found: Scan,
-        checkpoint: Checkpoint,
-        tokenizer: Tokenizer,
-        job: Job,
-        writer: Writer,
-        recovered: Recovered,
-        stopped: Callable[[], bool],
-    ) -> tuple[Progress, bool]:
+    def _generate(self, known: _Known, writer: Writer, recovered: Recovered, stopped: Callable[[], bool]) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
         config, per_shard = self.config, self.config.batch.rows_per_shard
+        found, job, tokenizer, checkpoint = known.found, known.job, known.tokenizer, known.checkpoint
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
         model = models.load(config.model, checkpoint, int(config.batch.memory * backend.memory_bytes()))
         setup, about = fit(model, config.batch, job.wanted)

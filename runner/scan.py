@@ -22,7 +22,7 @@ from .lines import Entry, UnreadableError, line_entries
 from .sources import Source, find_sources, naming
 from .tables import batch_rows, hub_sha256, open_table
 
-FILE_NAME = "inputs.json"
+SCAN_FILE = "inputs.json"
 
 
 def scan(data: DataConfig, folder: Path) -> Scan:
@@ -32,7 +32,7 @@ def scan(data: DataConfig, folder: Path) -> Scan:
     scanned anew. Raises DataError for what stops the job: missing files, unknown formats, duplicate keys, no such key.
     """
     sources = find_sources(data, folder)
-    saved = _still_true(folder / FILE_NAME, data, sources)
+    saved = _still_true(folder / SCAN_FILE, data, sources)
     if saved:
         return saved
     tally = _Tally(data, sources)

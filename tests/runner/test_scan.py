@@ -15,7 +15,7 @@ from mlx_bulk.runner.column_types import JSON_METADATA
 from mlx_bulk.runner.errors import DataError
 from mlx_bulk.runner.inputs import Scan
 from mlx_bulk.runner.record_batch import record_batch
-from mlx_bulk.runner.scan import FILE_NAME, scan
+from mlx_bulk.runner.scan import SCAN_FILE, scan
 
 
 def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -168,13 +168,13 @@ def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Pa
     run = tmp_path / "run"
     run.mkdir()
     first = scan(data, run)
-    first.save(run / FILE_NAME)
-    assert Scan.load(run / FILE_NAME) == first
-    assert Scan.load(run / FILE_NAME).schema.equals(first.schema, check_metadata=True)
+    first.save(run / SCAN_FILE)
+    assert Scan.load(run / SCAN_FILE) == first
+    assert Scan.load(run / SCAN_FILE).schema.equals(first.schema, check_metadata=True)
 
-    saved = json.loads((run / FILE_NAME).read_text())
+    saved = json.loads((run / SCAN_FILE).read_text())
     saved["rows"] = 77  # a mark that only a reused scan bears
-    (run / FILE_NAME).write_text(json.dumps(saved))
+    (run / SCAN_FILE).write_text(json.dumps(saved))
     assert scan(data, run).rows == 77
     assert scan(data.model_copy(update={"limit": 1}), run).rows == 1
     stat = path.stat()
@@ -186,9 +186,9 @@ def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Pa
 def test_a_damaged_saved_scan_is_not_used(tmp_path: Path, damage: str) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / FILE_NAME).write_text(damage)
+    (tmp_path / "run" / SCAN_FILE).write_text(damage)
     with pytest.raises(DataError, match="Delete it"):
-        Scan.load(tmp_path / "run" / FILE_NAME)
+        Scan.load(tmp_path / "run" / SCAN_FILE)
     assert _scan(tmp_path, path).rows == 1
 
 
