@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from mlx_bulk.kernels import logprobs
+from mlx_bulk.kernels import sampling as sampling_kernel
 from mlx_bulk.runner.planner import Backlog
 from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Generated, Sampling
@@ -147,3 +149,42 @@ def test_the_engine_stops_between_steps_when_asked():
     engine = engine_of(setup_of(build("llama")))
     assert list(engine.run(Backlog(lambda wait: next(windows, None)), lambda: next(asked))) == []
     assert engine.progress.steps == 2
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=8, temperature=0.0),
+        Sampling(
+            max_tokens=8,
+            temperature=0.8,
+            top_p=0.9,
+            top_k=40,
+            min_p=0.01,
+            repetition_penalty=1.2,
+            presence_penalty=0.5,
+            frequency_penalty=0.3,
+            logit_bias={3: 2.0},
+            min_tokens=3,
+            stop_token_ids=(7,),
+        ),
+    ],
+    ids=["greedy", "everything"],
+)
+def test_the_way_of_metal_and_cuda_is_the_cpu_s(monkeypatch: pytest.MonkeyPatch, sampling: Sampling):
+    """There the references in mx ops run whole; here they run on the CPU device, against NumPy's way through the same engine."""
+    setup = setup_of(build("llama"), wanted=Wanted(echo=True, top=3, stats=True))
+    asked = [request(i, prompt, sampling, seeds=(1000 + i,)) for i, prompt in enumerate(prompts_of())]
+    here = run(setup, asked)
+    for module in (logprobs, sampling_kernel):
+        monkeypatch.setattr(module, "device_name", lambda: "metal")
+    there = run(setup, asked)
+    assert_same(here, there)
+    for a, b in zip(here, there, strict=True):
+        np.testing.assert_allclose(a.sampled_logprobs, b.sampled_logprobs, rtol=0, atol=1e-5)
+        for mine, theirs in ((a.scores, b.scores), (a.echo, b.echo)):
+            assert mine is not None
+            assert theirs is not None
+            assert [x.tolist() for x in (mine.top_ids, mine.ranks) if x is not None] == [
+                x.tolist() for x in (theirs.top_ids, theirs.ranks) if x is not None
+            ]
