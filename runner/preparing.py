@@ -163,7 +163,7 @@ class Desk:
                 raise RowError("too_long", problems[0])
         except RowError as error:
             text = json_text(row.columns)
-            self._post(Failure(row.position, row.key, None, error.stage, type(error).__name__, str(error), text))
+            self._post(Failure(row.position, row.key, None, error.stage, type(error).__name__, _placed(str(error), row), text))
             return []
         self._post((row.position, sum(len(r.work.samples) for r in requests)))
         left = [kept for r in requests if (kept := _without(r, set() if self._whole else done)).work.samples]
@@ -191,7 +191,7 @@ class Desk:
     def _fail(self, failure: Failure) -> None:
         if (sample := failure.sample) is not None:
             row = self._settled(failure.row).row
-            failure = replace(failure, key=row.key, input=json_text(row.columns))
+            failure = replace(failure, key=row.key, message=_placed(failure.message, row), input=json_text(row.columns))
             if self._recorded(failure.row, sample):
                 return
         if self._fail_fast:
@@ -218,6 +218,10 @@ class Desk:
         """Whether an earlier session has recorded this sample (it was run again for the sake of its batch)."""
         shard = self._recovered.done.get(row // self._per_shard)
         return shard is not None and shard.has(row, sample)
+
+
+def _placed(message: str, row: Row) -> str:
+    return f"{message} ({row.place})" if row.place else message
 
 
 def _without(request: Request, done: set[int]) -> Request:

@@ -44,7 +44,7 @@ def _row(scanned: Scanned, data: DataConfig, entry: Entry, position: int) -> Row
     try:
         columns = entry.parse()
         try:
-            return Row(position, row_key(columns, data, position), columns)
+            return Row(position, row_key(columns, data, position), columns, place(scanned.source, entry, position))
         except UnreadableError:
             text = json_text(columns)
             raise

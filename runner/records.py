@@ -18,11 +18,15 @@ Floats = NDArray[np.float32]
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """One input row: its position among the input's rows, the user's key for it, its columns."""
+    """One input row: its position among the input's rows, the user's key for it, its columns, and where it stands.
+
+    ``place`` is for messages: the file, and the line where there are lines.
+    """
 
     position: int
     key: str
     columns: dict[str, Any]
+    place: str = field(default="", compare=False)
 
 
 @dataclass(slots=True, frozen=True)

@@ -225,6 +225,7 @@ def test_quarantined_rows_are_counted_on_the_last_line(bench: Bench):
     (error,) = done.errors
     assert (error["row"], error["key"], error["sample"], error["stage"]) == (1, "1", None, "template")
     assert error["message"].startswith("prompt.text: null or missing in this row: q.")
+    assert error["message"].endswith("rows.jsonl, line 2)")
     assert json.loads(error["input"]) == {"q": None}
     again = bench.run(rows=THREE)
     assert (again.code, again.records, again.errors) == (3, done.records, done.errors)

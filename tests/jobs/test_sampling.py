@@ -271,7 +271,8 @@ def test_a_bad_value_costs_its_row_alone(bench: Bench, name: str, value: Any, me
     done = bench.run(rows=[{"q": "a", "v": None}, {"q": "b", "v": value}], sampling={"columns": {name: "v"}})
     assert done.code == 3
     assert [record["row"] for record in done.records] == [0]
-    assert [(error["row"], error["stage"], error["message"]) for error in done.errors] == [(1, "sampling", message)]
+    place = f" ({bench.root / 'rows.jsonl'}, line 2)"
+    assert [(error["row"], error["stage"], error["message"]) for error in done.errors] == [(1, "sampling", message + place)]
 
 
 def test_text_and_floats_of_other_formats_are_read_as_numbers(bench: Bench):
