@@ -16,11 +16,6 @@ class RunPaths:
     root: Path
 
     @property
-    def lock(self) -> Path:
-        """Held by the one process that writes here; says which."""
-        return self.root / ".lock"
-
-    @property
     def run(self) -> Path:
         """What the run is: written when it starts, and when its input grows."""
         return self.root / "run.json"
@@ -69,11 +64,6 @@ class RunPaths:
     def summary(self) -> Path:
         """What the last line of the run said."""
         return self.root / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        """The run as a page."""
-        return self.root / "report.html"
 
     def results_part(self, shard: int) -> Path:
         """The committed results of ``shard``."""

@@ -29,7 +29,15 @@ def finished(tmp_path: Path) -> Path:
         run.session({"host": "here"})
         run.add_metrics({"rows": 1})
         run.write_summary({"rows": 1})
-        for file in (run.inputs, run.commits, run.stats, run.report, run.results_part(0), run.errors_part(0), run.journal_of(1)):
+        for file in (
+            run.inputs,
+            run.commits,
+            run.stats,
+            run.root / "report.html",
+            run.results_part(0),
+            run.errors_part(0),
+            run.journal_of(1),
+        ):
             file.write_bytes(b"")
         (run.root / "stdin.jsonl").write_bytes(b"{}\n")
         (run.results / "part-00000001.arrow.orphan").write_bytes(b"")

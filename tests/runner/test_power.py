@@ -74,9 +74,9 @@ def outcomes(network: Network, tokens: int = 64) -> list[Generated]:
     return run(setup_of(network, tokens=tokens), greedy(PROMPTS))
 
 
-@pytest.mark.parametrize("comparison", COMPARISONS)
-def test_each_comparison_passes_without_a_fault(comparison: Comparison):
-    comparison(build("llama"), PROMPTS, outcomes(build("llama")))
+@pytest.mark.parametrize("assert_agrees", COMPARISONS)
+def test_each_comparison_passes_without_a_fault(assert_agrees: Comparison):
+    assert_agrees(build("llama"), PROMPTS, outcomes(build("llama")))
 
 
 @pytest.mark.parametrize("comparison", [assert_greedy_as_alone, assert_decode_is_echo])
