@@ -4,7 +4,6 @@ Two kinds of tokenizers are told apart: those whose tokens are pieces of UTF-8 (
 text, with a token a byte (``<0xE9>``) for what they have no token for. Knows no vocabulary; what it needs it is given.
 """
 
-import codecs
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -22,18 +21,20 @@ def piece_starts(pieces: Iterable[bytes]) -> Ids:
     "é"   C3 A9      starts of C3 | A9     0 0
     "?f"  C3 66                C3 | 66     0 1
     """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    starts: list[int] = []
-    done = 0  # characters that are complete
-    for piece in pieces:
-        start = done
-        if piece:
-            done += len(decoder.decode(piece[:1]))
-            waits = bool(decoder.getstate()[0])  # for the rest of its character
-            start = done if waits else done - 1
-            done += len(decoder.decode(piece[1:]))
-        starts.append(start)
-    return np.array(starts, np.int32)
+    parts = list(pieces)
+    raw = b"".join(parts)
+    opens = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80  # bytes that begin a character
+    at = 0
+    while at < len(raw):
+        try:
+            raw[at:].decode()
+            break
+        except UnicodeDecodeError as error:  # the next broken sequence, as errors="replace" finds it
+            opens[at + error.start : at + error.end] = False
+            opens[at + error.start] = True
+            at += error.end
+    characters = np.append(np.cumsum(opens) - 1, np.sum(opens))  # of each byte, and of the end
+    return characters[np.cumsum([0, *map(len, parts)])[:-1]].astype(np.int32)
 
 
 def token_starts(ids: Ids, tokens: Sequence[str], decode: Callable[[Ids], str]) -> Ids:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.errors import ModelError, RowError
+from mlx_bulk.runner.offsets import piece_starts
 from mlx_bulk.runner.tokenizer import Tokenizer, load
 
 from ..checkpoints import BOS, DEMO, EOS, VOCABULARY, copy_tokenizer
@@ -60,6 +61,13 @@ def test_offsets_of_any_bytes_are_those_of_the_decoded_text(ids: list[int]):
     starts = [*char_starts(raw), len(text)]
     before = np.cumsum([0, *map(len, pieces)])[:-1]
     assert tokenizer.offsets(found).tolist() == [starts[at] for at in before]
+
+
+def test_half_a_surrogate_is_two_broken_characters():
+    """Python's incremental decoder waits for a third byte here; a decoder of the whole text does not."""
+    assert b"\xed\xa1".decode(errors="replace") == "\ufffd\ufffd"
+    assert piece_starts([b"\xed", b"\xa1", b"", b"a"]).tolist() == [0, 1, 2, 2]
+    assert piece_starts([]).tolist() == []
 
 
 @pytest.mark.parametrize("text", TEXTS)
