@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from .fields import Expected, Section, nearest
-from .schema import RunConfig
+from .jobs import JOBS
 
 _SHOWN = 80
 
@@ -32,8 +32,8 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-def settings(model: type[Section] = RunConfig, prefix: str = "") -> list[str]:
-    """Every dotted key of the config that holds a value, in the schema's order."""
+def settings(model: type[Section], prefix: str = "") -> list[str]:
+    """Every dotted key of a config of the kind ``model`` that holds a value, in the schema's order."""
     found: list[str] = []
     for name, field in model.model_fields.items():
         section = section_of(field)
@@ -47,33 +47,45 @@ def section_of(field: FieldInfo) -> type[Section] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-def unknown(key: str, valid: Sequence[str]) -> Problem:
-    """A key that does not exist beside the ``valid`` ones: the nearest is suggested, or all are listed."""
+def holds_section(field: FieldInfo) -> bool:
+    """True for a field that holds a section or something else (null, a short form of it)."""
+    return any(isinstance(kind, type) and issubclass(kind, Section) for kind in get_args(field.annotation))
+
+
+def unknown(key: str, valid: Sequence[str], root: type[Section]) -> Problem:
+    """A key that does not exist beside the ``valid`` ones in a config of the kind ``root``: the nearest is suggested, or all are listed."""
     prefix, _, name = key.rpartition(".")
     near = nearest(name, valid)
-    elsewhere = [path for path in settings() if path.rpartition(".")[2] == name]
+    elsewhere = [path for path in settings(root) if path.rpartition(".")[2] == name]
     if near:
         fix = f"did you mean {prefix}.{near}?" if prefix else f"did you mean {near}?"
     elif elsewhere:
         fix = f"did you mean {' or '.join(elsewhere)}?"
+    elif others := [job for job, model in JOBS.items() if model is not root and key in _keys(model)]:
+        fix = f"it belongs to job: {' or '.join(others)}; remove it, or expected one of {', '.join(valid)}"
     else:
         fix = f"expected one of {', '.join(valid)}"
     return Problem(key, f"no such key; {fix}")
 
 
-def problems(error: ValidationError, values: object) -> list[Problem]:
-    """One problem a setting, in the order of the schema's checks. ``values`` is what was validated."""
+def _keys(model: type[Section]) -> set[str]:
+    """The dotted keys of a config's settings and of its sections."""
+    return {*settings(model), *model.model_fields}
+
+
+def problems(error: ValidationError, values: object, root: type[Section]) -> list[Problem]:
+    """One problem a setting, in the order of the schema's checks. ``values`` is what was validated by ``root``."""
     found: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
-        setting, problem = _problem(detail, values)
+        setting, problem = _problem(detail, values, root)
         # A union reports each of its branches; the one that reaches deepest names the offending element.
         if setting not in found or len(problem.key) > len(found[setting].key):
             found[setting] = problem
     return list(found.values())
 
 
-def _problem(detail: ErrorDetails, values: object) -> tuple[str, Problem]:
-    model, names, field, rest = _walk(detail["loc"])
+def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple[str, Problem]:
+    model, names, field, rest = _walk(detail["loc"], root)
     key = ".".join(names)
     match detail["type"]:
         case "contradiction":
@@ -81,18 +93,20 @@ def _problem(detail: ErrorDetails, values: object) -> tuple[str, Problem]:
             key = ".".join(part for part in (key, context["key"]) if part)
             return key, Problem(key, context["text"])
         case "missing":
-            return key, Problem(key, f"missing; expected {_expected(field)}")
+            return key, Problem(key, f"missing; expected {_expected(field, root)}")
         case "extra_forbidden" | "invalid_key" if model is not None:
             key = ".".join([*names, str(rest[0])])
-            return key, unknown(key, list(model.model_fields))
+            return key, unknown(key, list(model.model_fields), root)
         case _:
             element, value = _descend(names, rest, values)
-            return key, Problem(element, f"found {shown(value)}; expected {_expected(field)}{_fix(field, value)}")
+            return key, Problem(element, f"found {shown(value)}; expected {_expected(field, root)}{_fix(field, value)}")
 
 
-def _walk(loc: tuple[int | str, ...]) -> tuple[type[Section] | None, list[str], FieldInfo | None, tuple[int | str, ...]]:
+def _walk(
+    loc: tuple[int | str, ...], root: type[Section]
+) -> tuple[type[Section] | None, list[str], FieldInfo | None, tuple[int | str, ...]]:
     """Splits pydantic's location: the section it ends in (None inside a setting), names so far, their field, what is behind."""
-    model: type[Section] | None = RunConfig
+    model: type[Section] | None = root
     names: list[str] = []
     field: FieldInfo | None = None
     for depth, step in enumerate(loc):
@@ -117,9 +131,9 @@ def _descend(names: list[str], rest: tuple[int | str, ...], values: object) -> t
     return key, value
 
 
-def _expected(field: FieldInfo | None) -> str:
+def _expected(field: FieldInfo | None, root: type[Section]) -> str:
     if field is None:
-        return f"a mapping with {', '.join(RunConfig.model_fields)}"
+        return f"a mapping with {', '.join(root.model_fields)}"
     if section := section_of(field):
         return f"a mapping with {', '.join(section.model_fields)}"
     # The last mark is the setting's own; those before it belong to its kind of value.

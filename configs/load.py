@@ -5,43 +5,45 @@ Reads the config and nothing else: whether a model or an input exists is for tho
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from .errors import ConfigError
-from .explain import Problem, problems, section_of, shown, unknown
+from .explain import Problem, holds_section, problems, section_of, shown, unknown
+from .fields import Section, nearest
+from .jobs import JOBS
 from .parse import Scalar, Value, parse
-from .schema import RunConfig, names_a_file
+from .schema import JobConfig, names_a_file
 
 Values = dict[Scalar, Value]
 
 _DEMO = Path(__file__).parent / "demo"
 _EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
-_LATER_JOBS = ("score", "rollout", "sweep")
-_PATHS = ("model.path", "model.adapter", "data.path", "prompt.chat_template", "output.path")
+_LATER_JOBS = ("rollout", "sweep")
+_PATHS = ("model.path", "model.adapter", "data.path", "prompt.chat_template", "score.reference", "output.path")
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
     """The config in the YAML file ``path`` with ``overrides`` ("sampling.n=4", values in YAML) on top.
 
     ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path of a shipped file.
     Raises ConfigError, with one line for each problem.
     """
     values = _read(path)
-    overridden = [_override(values, text) for text in overrides]
-    _refuse_later_jobs(values.get("job"), path)
-    for name, field in RunConfig.model_fields.items():
+    model = _kind(values, overrides, path)
+    overridden = [_override(values, text, model) for text in overrides]
+    for name, field in model.model_fields.items():
         # A section that is left out or left empty holds its defaults, and names what it lacks.
         if section_of(field) and values.get(name) is None:
             values[name] = {}
     found = _expand_paths(values)
     try:
-        config = RunConfig.model_validate(values)
+        config = model.model_validate(values)
     except ValidationError as error:
-        found += problems(error, values)
+        found += problems(error, values, model)
     else:
         if not found:
             return config
@@ -50,8 +52,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 def json_schema() -> dict[str, JsonValue]:
     """The JSON schema of a config file, as configs/schema.json ships it for editors."""
-    schema = RunConfig.model_json_schema()
-    return {"$schema": GenerateJsonSchema.schema_dialect, **schema, "title": "mlx-bulk job"}
+    kinds, definitions = models_json_schema([(model, "validation") for model in JOBS.values()], title="mlx-bulk job")
+    named = {model: reference["$ref"] for (model, _), reference in kinds.items()}
+    rules: list[JsonValue] = [
+        {"if": {"properties": {"job": {"const": job}}}, "then": {"$ref": named[model]}} for job, model in JOBS.items()
+    ]
+    jobs: dict[str, JsonValue] = {"job": {"enum": list(JOBS)}}
+    return {
+        "$schema": GenerateJsonSchema.schema_dialect,
+        **definitions,
+        "type": "object",
+        "required": ["job"],
+        "properties": jobs,
+        "allOf": rules,
+    }
 
 
 def _read(path: Path) -> Values:
@@ -68,18 +82,37 @@ def _read(path: Path) -> Values:
     if values is None:
         raise ConfigError(f"{path}: empty; expected a job config ({_EXAMPLE})")
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: found {shown(values)}; expected a mapping with {', '.join(RunConfig.model_fields)}")
+        raise ConfigError(f"{path}: found {shown(values)}; expected a mapping with {', '.join(JobConfig.model_fields)}")
     return values
 
 
-def _override(values: Values, text: str) -> str:
+def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfig]:
+    """The model of the job that the file, or the last override of ``job``, names."""
+    given = [parse(text[4:], f"--set {text}") for text in overrides if text.startswith("job=")]
+    job, source = (given[-1], "--set") if given else (values.get("job"), str(path))
+    if job in _LATER_JOBS:
+        raise ConfigError(f"{source}: job: found {job}; this version runs {_either(JOBS)}; set it to one of them")
+    if isinstance(job, str) and job in JOBS:
+        return JOBS[job]
+    if "job" not in values and not given:
+        raise ConfigError(f"{path}: job: missing; expected {_either(JOBS)}")
+    near = nearest(job, JOBS) if isinstance(job, str) else None
+    raise ConfigError(f"{source}: job: found {shown(job)}; expected {_either(JOBS)}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _either(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _override(values: Values, text: str, model: type[Section]) -> str:
     """Writes one KEY=VALUE into ``values`` and returns KEY."""
     key, equals, written = text.partition("=")
     source = f"--set {text}"
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"{source}: expected KEY=VALUE, for example sampling.temperature=0")
-    _refuse_unknown(names, source)
+    _refuse_unknown(names, source, model)
     # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
     value = written if written.lstrip().startswith(("{{", "{%")) else parse(written, source)
     place = values
@@ -97,24 +130,19 @@ def _override(values: Values, text: str) -> str:
     return key
 
 
-def _refuse_unknown(names: list[str], source: str) -> None:
-    model = RunConfig
+def _refuse_unknown(names: list[str], source: str, root: type[Section]) -> None:
+    model = root
     for depth, name in enumerate(names):
         key = ".".join(names[: depth + 1])
         field = model.model_fields.get(name)
         if field is None:
-            raise ConfigError(f"{source}: {_line(unknown(key, list(model.model_fields)))}")
+            raise ConfigError(f"{source}: {_line(unknown(key, list(model.model_fields), root))}")
         section = section_of(field)
         if section is None:
-            if depth + 1 < len(names) and not isinstance(field.default, dict):
+            if depth + 1 < len(names) and not isinstance(field.default, dict) and not holds_section(field):
                 raise ConfigError(f"{source}: {key} is a single value and has no keys; set {key} itself")
             return
         model = section
-
-
-def _refuse_later_jobs(job: Value, path: Path) -> None:
-    if job in _LATER_JOBS:
-        raise ConfigError(f"{path}: job: found {job}; this version runs generate only; set it to generate")
 
 
 def _expand_paths(values: Values) -> list[Problem]:

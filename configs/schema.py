@@ -88,7 +88,7 @@ class DataConfig(Section):
 
 
 class PromptConfig(Section):
-    """How a row becomes a prompt: exactly one of text, messages and user."""
+    """How a row becomes a prompt, where the job takes one: by text, messages or user, not by two of them."""
 
     text: NameOrNull = Field(default=None, description="Raw text: a Jinja template over the row's columns, without a chat template.")
     messages: NameOrNull = Field(default=None, description="Column that holds chat messages ({role, content}).")
@@ -105,12 +105,15 @@ class PromptConfig(Section):
         default="error", description="What happens to a prompt that leaves no room for one token."
     )
 
+    @property
+    def sources(self) -> list[str]:
+        """Which of text, messages and user are given."""
+        return [name for name in ("text", "messages", "user") if getattr(self, name) is not None]
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        sources = [name for name in ("text", "messages", "user") if getattr(self, name) is not None]
-        if len(sources) != 1:
-            found = " and ".join(sources) or "none of them"
-            raise contradiction("", f"found {found}; expected exactly one of text, messages, user")
+        if len(self.sources) > 1:
+            raise contradiction("", f"found {' and '.join(self.sources)}; expected exactly one of text, messages, user")
         if self.system is not None and self.user is None:
             place = "in the messages column" if self.messages else "in the text"
             raise contradiction("system", f"expected null, since it goes with prompt.user only; put the system turn {place}")
@@ -199,14 +202,13 @@ class OutputConfig(Section):
     fsync_seconds: Annotated[Seconds, FREE] = Field(default=5, description="A power cut costs at most this much finished work.")
 
 
-class GenerateConfig(Section):
-    """A generation job."""
+class JobConfig(Section):
+    """What every job has that runs a model over rows."""
 
-    job: Literal["generate"] = Field(description="What the job does.")
+    job: str = Field(description="What the job does.")
     model: ModelConfig = Field(description="The model, and how it is loaded.")
     data: DataConfig = Field(description="The input rows.")
-    prompt: PromptConfig = Field(description="How a row becomes a prompt.")
-    sampling: SamplingConfig = Field(default=SamplingConfig(), description="How tokens are drawn, and when a completion ends.")
+    prompt: PromptConfig = Field(default=PromptConfig(), description="How a row becomes a prompt.")
     logprobs: LogprobsConfig = Field(default=LogprobsConfig(), description="Which logprobs the records hold.")
     batch: BatchConfig = Field(default=BatchConfig(), description="How rows share the device.")
     on_error: Annotated[Literal["quarantine", "fail"], FREE] = Field(
@@ -214,8 +216,23 @@ class GenerateConfig(Section):
     )
     output: OutputConfig = Field(description="The run directory.")
 
+    @property
+    def reference(self) -> ModelConfig | None:
+        """The second model that a job holds the first against; None where it takes one model."""
+        return None
 
-RunConfig = GenerateConfig
+
+class GenerateConfig(JobConfig):
+    """A generation job."""
+
+    job: Literal["generate"] = Field(description="What the job does.")  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    sampling: SamplingConfig = Field(default=SamplingConfig(), description="How tokens are drawn, and when a completion ends.")
+
+    @model_validator(mode="after")
+    def _has_a_prompt(self) -> Self:
+        if not self.prompt.sources:
+            raise contradiction("prompt", "found none of them; expected exactly one of text, messages, user")
+        return self
 
 
 def names_a_file(chat_template: str) -> bool:
@@ -223,7 +240,7 @@ def names_a_file(chat_template: str) -> bool:
     return "{{" not in chat_template and "{%" not in chat_template
 
 
-def identity(config: RunConfig) -> dict[str, JsonValue]:
+def identity(config: JobConfig) -> dict[str, JsonValue]:
     """The settings that shape results, by dotted key; two runs that differ here may not share a run directory.
 
     Left out are settings that only steer (memory, durability), and those whose contents a run fingerprints itself
@@ -232,7 +249,7 @@ def identity(config: RunConfig) -> dict[str, JsonValue]:
     return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if shapes}
 
 
-def free(config: RunConfig) -> dict[str, JsonValue]:
+def free(config: JobConfig) -> dict[str, JsonValue]:
     """The settings that may change between two starts of one run, by dotted key."""
     return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if not shapes}
 

@@ -70,6 +70,8 @@ def run(
         click.echo(f"mlx-bulk: {type(error).__name__}: {error} (finished rows are safe; --log-level debug shows where)", err=True)
         sys.exit(BulkError.exit_code)
     if not quiet:
+        if summary.closing:
+            click.echo(summary.closing, err=True)
         click.echo(_last_line(summary, stop.code), err=True)
     sys.exit(stop.code or (QUARANTINED if summary.errors else 0))
 
@@ -87,16 +89,11 @@ def _run(config: Path, overrides: list[str], overwrite: bool, stop: "_Stop", qui
     except BackendError as error:
         raise ModelError(str(error)) from error
     from ..runner import pipeline
-    from .generate import GenerateJob
+    from ..runner.loaded import Models
+    from .kinds import KINDS
 
     with stop:
-        return pipeline.run(
-            loaded,
-            GenerateJob,
-            overwrite=overwrite,
-            stopped=stop.asked,
-            quiet=quiet,
-        )
+        return pipeline.run(loaded, KINDS[loaded.job], overwrite, stop.asked, quiet, Models())
 
 
 class _Stop:
@@ -139,12 +136,14 @@ def _last_line(summary: "Summary", stopped: int) -> str:
     if summary.of and not summary.worked:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
+    counted = f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated"
+    if summary.scored_tokens:
+        tokens, counted = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
     rate = tokens / summary.seconds if summary.seconds else 0.0
     state = "stopped; the same command continues" if stopped else "complete"
     return (
         f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
-        f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated tokens "
-        f"in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
+        f"{counted} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -16,16 +17,18 @@ from pydantic_core import ErrorDetails
 from ..configs.errors import ConfigError
 from ..configs.explain import shown
 from ..configs.fields import Expected
-from ..configs.schema import SamplingConfig
+from ..configs.schema import GenerateConfig, SamplingConfig
 from ..runner.columns import lookup, require_column
+from ..runner.engine import Engine
 from ..runner.errors import RowError
 from ..runner.job import Parts
-from ..runner.prefill import Wanted
-from ..runner.prompts import Text
+from ..runner.prefill import Setup, Wanted
+from ..runner.prompts import Columns, Rendered, compile_prompt
 from ..runner.record_batch import LEADING_NULL
 from ..runner.records import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from ..runner.tokenizer import cut
 from .completions import statistics
+from .prompting import encode_prompt, require_chat_template
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
@@ -39,48 +42,69 @@ class GenerateJob:
     parts: Parts
 
     def __post_init__(self) -> None:
-        for name, path in self.parts.config.sampling.columns.items():
+        require_chat_template(self.parts)
+        for name, path in self.config.sampling.columns.items():
             require_column(self.parts.columns, path, f"sampling.columns.{name}")
-        if self.parts.config.logprobs.top > self.parts.vocabulary:
+        if self.config.logprobs.top > self.parts.vocabulary:
             raise ConfigError(
-                f"logprobs.top: found {self.parts.config.logprobs.top}; expected at most {self.parts.vocabulary}, the model's vocabulary"
+                f"logprobs.top: found {self.config.logprobs.top}; expected at most {self.parts.vocabulary}, the model's vocabulary"
             )
         for name, ids in (
-            ("logit_bias", self.parts.config.sampling.logit_bias),
-            ("stop_token_ids", self.parts.config.sampling.stop_token_ids),
+            ("logit_bias", self.config.sampling.logit_bias),
+            ("stop_token_ids", self.config.sampling.stop_token_ids),
         ):
             if wrong := [i for i in ids if i >= self.parts.vocabulary]:
                 raise ConfigError(
                     f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.parts.vocabulary}, the model's vocabulary"
                 )
 
+    @staticmethod
+    def check(config: GenerateConfig, columns: Collection[str]) -> None:
+        """Parses the prompt's templates, and holds the columns that they ask for against ``columns``, if there are any."""
+        compile_prompt(config.prompt, columns)
+
+    @cached_property
+    def config(self) -> GenerateConfig:
+        """The job's settings."""
+        assert isinstance(self.parts.config, GenerateConfig)
+        return self.parts.config
+
+    @cached_property
+    def _render(self) -> Callable[[Columns], Rendered]:
+        return compile_prompt(self.config.prompt, self.parts.columns)
+
+    def engine(self, setup: Setup, reference: Setup | None) -> Engine:
+        """The engine that decodes; a generation job has no reference model."""
+        assert reference is None
+        return Engine(setup, self.parts.eos, self.parts.tokenizer.stopper)
+
+    def closing(self, statistics: pa.Table) -> str:
+        """Nothing: the last line says it all."""
+        return ""
+
     @property
     def wanted(self) -> Wanted:
         """Which figures the engine is to compute."""
-        logprobs = self.parts.config.logprobs
+        logprobs = self.config.logprobs
         return Wanted(logprobs.prompt, logprobs.top, logprobs.stats)
 
     # ----------------------------------------------------------------------------------------------- row -> request
 
     def requests(self, row: Row) -> list[Request]:
         """One request a row, with all its samples. Raises RowError."""
-        rendered = self.parts.render(row.columns)
-        if isinstance(rendered, Text):
-            prompt = self.parts.tokenizer.encode(rendered.text)
-        else:
-            prompt = self.parts.tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
+        prompt = encode_prompt(self._render(row.columns), self.parts.tokenizer)
         if len(prompt.ids) and prompt.ids.max() >= self.parts.vocabulary:
             limit = f"{self.parts.vocabulary}, the model's vocabulary"
             raise RowError("tokenize", f"the prompt holds the token id {prompt.ids.max()}, which is not below {limit}")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
-        keys = (seed + s if seed is not None else seed_of(self.parts.config.sampling.seed, row.key, s) for s in range(n))
+        keys = (seed + s if seed is not None else seed_of(self.config.sampling.seed, row.key, s) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(keys))
         return [Request(row.position, prompt, Generate(sampling, samples))]
 
     def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
         """The row's parameters, its number of samples, and its own seed if it brings one."""
-        config, columns = self.parts.config.sampling, self.parts.config.sampling.columns
+        config, columns = self.config.sampling, self.config.sampling.columns
         if not columns:
             return self._shared, config.n, None
         given = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
@@ -94,7 +118,7 @@ class GenerateJob:
 
     @cached_property
     def _shared(self) -> Sampling:
-        return _parameters(self.parts.config.sampling)
+        return _parameters(self.config.sampling)
 
     def _fitted(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
         """Prompt and max_tokens within the context.
@@ -106,7 +130,7 @@ class GenerateJob:
             raise RowError("tokenize", "the prompt has no tokens, and this tokenizer puts no BOS before it; expected at least one token")
         if self.parts.context is None or n + sampling.max_tokens <= self.parts.context:
             return prompt, sampling
-        policy = self.parts.config.prompt.too_long
+        policy = self.config.prompt.too_long
         if n < self.parts.context:
             return prompt, _with_max_tokens(sampling, self.parts.context - n)
         if policy == "error":
@@ -129,7 +153,7 @@ class GenerateJob:
     @cached_property
     def schema(self) -> pa.Schema:
         """The contract's columns, those that this config fills."""
-        logprobs = self.parts.config.logprobs
+        logprobs = self.config.logprobs
         fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
         fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
         fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
@@ -148,7 +172,7 @@ class GenerateJob:
     @property
     def _differs(self) -> bool:
         """True when the distribution sampled from can be another than the model's own."""
-        return not self._shared.plain or bool(MAY_DIFFER & set(self.parts.config.sampling.columns))
+        return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """A finished completion as the schema's columns."""
@@ -189,7 +213,7 @@ class GenerateJob:
 
     def statistics(self, run: Path) -> pa.Table:
         """One row of sums and counts over all records, and the perplexities that follow from them."""
-        sampling = self.parts.config.sampling
+        sampling = self.config.sampling
         return statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..kernels.logprobs import Scores
 from ..kernels.sampling import draw
 from .cache import Caches, forked, select
-from .planner import Backlog, Load, reach
+from .planner import Backlog, Load
 from .prefill import Prefilled, Setup, prefill
 from .records import Failure, Generated, Outcome, Request, Sample, Sampling
 from .slots import Active, Slots, Stopper
@@ -30,13 +30,15 @@ CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the
 class Progress:
     """Counts since the start, in tokens but for ``steps`` (of decoding) and ``places`` (rows x steps there was room for).
 
-    ``prefilled`` are the prompts' tokens without each one's last, ``padded`` the same with pads.
+    ``prefilled`` are the tokens that went through the model in prefills, ``padded`` the same with pads. ``scored`` are tokens
+    of passages that have got their logprob.
     """
 
     prompt: int = 0
     prefilled: int = 0
     padded: int = 0
     generated: int = 0
+    scored: int = 0
     steps: int = 0
     places: int = 0
     now: str = "waiting for input"
@@ -60,8 +62,9 @@ class Engine:
         self._caches: Caches = []
         self._parked: Prefilled | None = None  # a prompt with more samples than the batch has room for
 
-    def run(self, backlog: Backlog, stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
-        """Outcomes of all that is in the backlog, in the order in which they finish; ends early when ``stopped``."""
+    def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
+        """Outcomes of all windows' requests (see ``Backlog``), in the order in which they finish; ends early when ``stopped``."""
+        backlog = Backlog(next_window)
         while not stopped():
             self._admit(backlog)
             if not len(self._order):
@@ -94,11 +97,11 @@ class Engine:
 
     def _load(self) -> Load:
         rows = [self._slots.row(slot).request for slot in self._order]
-        return Load(len(rows), max(map(reach, rows), default=0))
+        return Load(len(rows), max((row.reach for row in rows), default=0))
 
     def _join(self, group: Prefilled, free: int) -> None:
         """As many of the group's waiting samples as there is room for take slots; their caches join the batch."""
-        longest = max(self._load().longest, *map(reach, group.requests))
+        longest = max(self._load().longest, *(request.reach for request in group.requests))
         free = min(free, self._setup.group_limits.most_rows(longest) - len(self._order))
         if free <= 0:
             return

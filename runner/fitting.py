@@ -14,10 +14,10 @@ from ..kernels import backend
 from .errors import ModelError
 from .memory import kv_bytes
 from .model import Model
-from .planner import Limits, reach
+from .planner import Limits
 from .prefill import Setup, Wanted
 from .probes import Found, missing_window, probe, slots_independent
-from .records import Request
+from .records import AnyRequest, Request
 
 log = logging.getLogger("mlx_bulk")
 
@@ -26,51 +26,65 @@ TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when bat
 LOGIT_BYTES = {"cpu": 32 << 20, "metal": 256 << 20, "cuda": 512 << 20}  # of one chunk's float32 logits, when the prompt is echoed
 
 
-def fit(model: Model, config: BatchConfig, wanted: Wanted) -> tuple[Setup, dict[str, Any]]:
-    """The engine's setup, and what a session notes of it. Logs one line.
+def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | None = None) -> tuple[Setup, Setup | None, dict[str, Any]]:
+    """The engine's setup, the reference model's beside it, and what a session notes of them. Logs one line.
 
-    Raises OutOfRoom where memory does not hold the weights, ModelError where deterministic mode cannot be kept.
+    With a reference both hold the same rows: the limits are those that both can keep. Raises OutOfRoom where memory does not
+    hold the weights, ModelError where deterministic mode cannot be kept.
     """
     device = backend.device_name()
-    way = probe(model.network, model.vocabulary)
+    models = [model] if reference is None else [model, reference]
+    ways = [probe(m.network, m.vocabulary) for m in models]
+    limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
+    if config.deterministic and not all(slots_independent(m.network, m.vocabulary, limits.rows) for m in models):
+        raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
+    padded = not limits.even
+    setups = [Setup(m.network, m.vocabulary, limits, wanted, padded, config.deterministic, LOGIT_BYTES[device]) for m in models]
+    for m, way in zip(models, ways, strict=True):
+        log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
+    return setups[0], setups[1] if reference else None, _about(models, config, ways, limits)
+
+
+def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: int) -> Limits:
+    """What a batch may take that every model's caches hold, in the most cautious of their ways."""
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
-    room = kv_bytes(config.memory, model.weight_bytes, workspace=2 * LOGIT_BYTES[device])
-    limits = Limits(1 if way.way == "alone" else rows, tokens, room, way.token_bytes, way.row_bytes, even=way.way != "padded")
-    if config.deterministic and not slots_independent(model.network, model.vocabulary, limits.rows):
-        raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
-    setup = Setup(model.network, model.vocabulary, limits, wanted, way.way == "padded", config.deterministic, LOGIT_BYTES[device])
-    log.info("%s: %s on %s, %s", model.checkpoint.folder.name, model.dtype, device, _said(way, limits))
-    return setup, _about(model, config, way, limits)
+    room = kv_bytes(config.memory, weight_bytes, workspace=2 * LOGIT_BYTES[device])
+    kinds = {way.way for way in ways}
+    token_bytes, row_bytes = sum(way.token_bytes for way in ways), sum(way.row_bytes for way in ways)
+    return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, even=kinds != {"padded"})
 
 
-def row_check(setup: Setup, config: dict[str, Any]) -> Callable[[Request], str | None]:
+def row_check(setup: Setup, config: dict[str, Any]) -> Callable[[AnyRequest], str | None]:
     """Says why a request cannot run even alone, or None; warns once of a row beyond a window that the model lacks."""
     window = missing_window(setup.model, config)
     warned = False
 
-    def check(request: Request) -> str | None:
+    def check(request: AnyRequest) -> str | None:
         nonlocal warned
-        if window is not None and not warned and reach(request) > window:
+        if window is not None and not warned and request.reach > window:
             warned = True
             log.warning(
                 "row %d can grow to %d tokens: config.json asks for a sliding window of %d, which mlx-lm's %s does not have; "
                 "logprobs beyond it are not the trained model's",
-                *(request.row, reach(request), window, config.get("model_type")),
+                *(request.row, request.reach, window, config.get("model_type")),
             )
         return _too_large(request, setup.limits)
 
     return check
 
 
-def _too_large(request: Request, limits: Limits) -> str | None:
+def _too_large(request: AnyRequest, limits: Limits) -> str | None:
     """Why a request cannot run even alone, or None."""
-    need = limits.kv(1, reach(request))
+    need = limits.kv(1, request.reach)
     if need <= limits.kv_bytes:
         return None
+    room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
+    if not isinstance(request, Request):
+        return f"{request.reach} tokens {room}; lower score.context, or raise batch.memory"
     return (
-        f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more need {need / 1e9:.2f} GB of KV cache, "
-        f"{limits.kv_bytes / 1e9:.2f} GB are there; shorten the prompt, lower sampling.max_tokens, or raise batch.memory"
+        f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more {room}; "
+        "shorten the prompt, lower sampling.max_tokens, or raise batch.memory"
     )
 
 
@@ -82,16 +96,20 @@ def _said(way: Found, limits: Limits) -> str:
     return f"{how}, slower but right ({way.reason})"
 
 
-def _about(model: Model, config: BatchConfig, way: Found, limits: Limits) -> dict[str, Any]:
+def _about(models: list[Model], config: BatchConfig, ways: list[Found], limits: Limits) -> dict[str, Any]:
     """A session's line: what the results may depend on beyond the run's identity."""
-    return {
+    about = {
         "versions": {name: version(name) for name in ("mlx", "mlx-lm", "transformers", "pyarrow", "numpy")},
         "host": platform.node(),
         "platform": platform.platform(),
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
-        "model": str(model.checkpoint.folder),
-        "dtype": model.dtype,
         "batch": {**config.model_dump(mode="json"), "rows": limits.rows, "tokens": limits.tokens},
-        "probe": {"way": way.way, "difference": way.difference, "reason": way.reason},
+        **_about_model(models[0], ways[0]),
     }
+    return about if len(models) == 1 else {**about, "reference": _about_model(models[1], ways[1])}
+
+
+def _about_model(model: Model, way: Found) -> dict[str, Any]:
+    probed = {"way": way.way, "difference": way.difference, "reason": way.reason}
+    return {"model": str(model.checkpoint.folder), "dtype": model.dtype, "probe": probed}

@@ -1,16 +1,16 @@
 """What a job kind is: row -> requests, outcome -> record, records -> statistics. A new kind fulfils this and nothing else changes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ..configs.schema import RunConfig
-from .prefill import Wanted
-from .prompts import Rendered
-from .records import Outcome, Request, Row
+from ..configs.schema import JobConfig
+from .engine import Progress
+from .prefill import Setup, Wanted
+from .records import Outcome, Row
 from .tokenizer import Tokenizer
 
 
@@ -19,16 +19,31 @@ class Parts:
     """What a job kind is made from, once input and checkpoint are known.
 
     columns: names in the input; kept: the records' ``input`` struct, None without one; context: the longest sequence that
-    the model was made for, in tokens, None where it does not say; vocabulary: the width of its logits.
+    the model was made for, in tokens, None where it does not say; vocabulary: the width of its logits; family: its
+    ``model_type``; eos: the ids that end a completion.
     """
 
-    config: RunConfig
+    config: JobConfig
     columns: list[str]
     kept: pa.StructType | None
-    render: Callable[[dict[str, Any]], Rendered]
     tokenizer: Tokenizer
     context: int | None
     vocabulary: int
+    family: str
+    eos: frozenset[int]
+
+
+class Runs(Protocol):
+    """What runs requests through a model: the engine for completions, the scorer for logprobs."""
+
+    @property
+    def progress(self) -> Progress:
+        """Counts since the start."""
+        ...
+
+    def run(self, next_window: Callable[[bool], list[Any] | None], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        """Outcomes of all windows' requests, in the order in which they finish; ends early when ``stopped``."""
+        ...
 
 
 class Job(Protocol):
@@ -44,14 +59,37 @@ class Job(Protocol):
         """The records' columns: ``row`` first; ``sample`` where a row can have several records."""
         ...
 
-    def requests(self, row: Row) -> list[Request]:
+    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
+        """What runs this job's requests on a loaded model, held against a ``reference`` model where the config names one."""
+        ...
+
+    def requests(self, row: Row) -> list[Any]:
         """What a row asks of the engine. Raises RowError where it cannot be done."""
         ...
 
-    def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
+    def record(self, row: Row, request: Any, outcome: Outcome) -> dict[str, Any]:
         """A finished outcome as the schema's columns (``row`` and ``sample`` are put in by the writer)."""
         ...
 
     def statistics(self, run: Path) -> pa.Table:
         """Statistics of all records in a run directory, one row a group; a function of the records alone."""
+        ...
+
+    def closing(self, statistics: pa.Table) -> str:
+        """What of the statistics is printed at the end of a run; empty for nothing."""
+        ...
+
+
+class Kind(Protocol):
+    """A job kind: what makes a ``Job`` from its parts, and checks templates."""
+
+    def __call__(self, parts: Parts) -> Job:
+        """The job, readied for one run. Raises ConfigError or DataError where config, input and model do not fit."""
+        ...
+
+    def check(self, config: Any, columns: Collection[str]) -> None:
+        """Raises ConfigError for templates that cannot be parsed, DataError for those that ask for columns not in ``columns``.
+
+        With no columns only the first is checked: that is done before any file is opened.
+        """
         ...

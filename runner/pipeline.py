@@ -16,25 +16,24 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from ..configs.errors import ConfigError
-from ..configs.schema import RunConfig, free, identity
+from ..configs.schema import BatchConfig, JobConfig, ModelConfig, free, identity
 from ..kernels import backend
-from . import model as models
+from . import model as checkpoints
 from . import tokenizer as tokenizers
 from .column_types import JSON_METADATA
 from .drift import columns_of
 from .durable import replacing, room_on
-from .engine import Engine, Progress
-from .errors import OutOfRoom
+from .engine import Progress
+from .errors import ModelError, OutOfRoom
 from .fitting import fit, row_check
 from .inputs import Scan
-from .job import Job, Parts
+from .job import Job, Kind, Parts
+from .loaded import Models
 from .manifest import RunDir
 from .memory import is_out_of_memory, peak_bytes
-from .model import Checkpoint
-from .planner import Backlog
+from .model import Checkpoint, Model
+from .prefill import Wanted
 from .preparing import Desk
-from .prompts import compile_prompt
 from .reader import read
 from .recovery import Recovered
 from .scan import SCAN_FILE, scan
@@ -44,14 +43,14 @@ from .writer import Writer
 
 log = logging.getLogger("mlx_bulk")
 
-SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "seconds", "padding_waste", "peak_memory_bytes")
+SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "scored_tokens", "seconds", "padding_waste", "peak_memory_bytes")
 
 
 @dataclass(slots=True, frozen=True)
 class Summary:
     """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's.
 
-    ``worked``: False when nothing was left to do.
+    ``worked``: False when nothing was left to do. ``closing``: what of the statistics is shown at the end, if they are complete.
     """
 
     output: Path
@@ -61,23 +60,27 @@ class Summary:
     errors: int
     prompt_tokens: int
     generated_tokens: int
+    scored_tokens: int
     seconds: float
     padding_waste: float
     peak_memory_bytes: int
     complete: bool
     worked: bool
+    closing: str
 
 
-def run(config: RunConfig, make: Callable[[Parts], Job], overwrite: bool, stopped: Callable[[], bool], quiet: bool) -> Summary:
+def run(config: JobConfig, kind: Kind, overwrite: bool, stopped: Callable[[], bool], quiet: bool, models: Models) -> Summary:
     """Runs the job, or what is left of it. ``stopped`` is asked between steps whether to end early.
+
+    ``models`` holds what an earlier run of this process loaded, and then what this one did.
 
     Raises a BulkError for what stops the job; what was finished until then is safe.
     """
-    compile_prompt(config.prompt, [])  # what is wrong with the templates is said before any file is opened
+    kind.check(config, [])  # what is wrong with the templates is said before any file is opened
     with RunDir.open(Path(config.output.path), overwrite) as run_dir, room_on(run_dir.root):
-        session = _Session(config, run_dir, quiet)
+        session = _Session(config, run_dir, quiet, models)
         try:
-            summary = session.run(make, stopped)
+            summary = session.run(kind, stopped)
         except BaseException as error:
             if session.started:
                 with suppress(OSError):  # the error itself matters more than the note of it
@@ -95,30 +98,39 @@ class _Known:
 
     found: Scan
     checkpoint: Checkpoint
-    tokenizer: Tokenizer
+    reference: Checkpoint | None
     job: Job
+    template: str | None
 
     @classmethod
-    def of(cls, config: RunConfig, folder: Path, make: Callable[[Parts], Job]) -> Self:
+    def of(cls, config: JobConfig, folder: Path, kind: Kind) -> Self:
         """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job; ``folder`` is the run directory."""
         found = scan(config.data, folder)
         _warn(config, found)
-        render = compile_prompt(config.prompt, found.columns)
+        kind.check(config, found.columns)
         kept = found.input_type(config.data.keep)
-        checkpoint = models.find(config.model)
+        checkpoint = checkpoints.find(config.model)
         tokenizer = tokenizers.load(
             checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
         )
-        if config.prompt.text is None and not tokenizer.has_chat_template:
-            cure = "set prompt.chat_template, or use prompt.text for a base model"
-            raise ConfigError(f"prompt: the tokenizer in {checkpoint.folder} has no chat template; {cure}")
+        reference = None if config.reference is None else _reference(config.reference, tokenizer)
         vocabulary = _vocabulary(checkpoint, tokenizer)
-        return cls(
-            found, checkpoint, tokenizer, make(Parts(config, found.columns, kept, render, tokenizer, checkpoint.context, vocabulary))
-        )
+        eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
+        family = str(checkpoint.config.get("model_type"))
+        parts = Parts(config, found.columns, kept, tokenizer, checkpoint.context, vocabulary, family, eos)
+        return cls(found, checkpoint, reference, kind(parts), tokenizer.chat_template)
 
 
-def _warn(config: RunConfig, found: Scan) -> None:
+def _reference(config: ModelConfig, tokenizer: Tokenizer) -> Checkpoint:
+    """The second model's checkpoint. Raises ModelError where its tokens are not the first one's."""
+    checkpoint = checkpoints.find(config)
+    other = tokenizers.load(checkpoint.folder, None, {}, config.trust_remote_code)
+    if difference := tokenizer.difference(other):
+        raise ModelError(f"score.reference: the tokenizer of {checkpoint.folder} is another than the model's: {difference}")
+    return checkpoint
+
+
+def _warn(config: JobConfig, found: Scan) -> None:
     """Says what is allowed and may surprise."""
     for column in found.schema:
         if column.metadata == JSON_METADATA:
@@ -130,65 +142,67 @@ def _warn(config: RunConfig, found: Scan) -> None:
 class _Session:
     """One start of a run: everything between the open directory and the summary."""
 
-    def __init__(self, config: RunConfig, run_dir: RunDir, quiet: bool):
-        self.config, self.run_dir, self.quiet = config, run_dir, quiet
+    def __init__(self, config: JobConfig, run_dir: RunDir, quiet: bool, models: Models):
+        self.config, self.run_dir, self.quiet, self.models = config, run_dir, quiet, models
         self.started = False
         self.begin = monotonic()
 
-    def run(self, make: Callable[[Parts], Job], stopped: Callable[[], bool]) -> Summary:
+    def run(self, kind: Kind, stopped: Callable[[], bool]) -> Summary:
         """Does what is left, and says how far it came."""
         config, run_dir, per_shard = self.config, self.run_dir, self.config.batch.rows_per_shard
-        known = _Known.of(config, run_dir.root, make)
+        known = _Known.of(config, run_dir.root, kind)
         rows = known.found.rows
         run_dir.bind({"config": config.model_dump(mode="json"), "identity": self._identity(known), "inputs": known.found.fingerprint()})
         known.found.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(rows, per_shard, known.job.schema)
         writer = Writer(run_dir, known.job.schema, rows, per_shard, recovered, config.output.fsync_seconds)
+        closing = ""
         progress, complete, worked = Progress(), True, len(recovered.committed) * per_shard < rows
         try:
             if rows == 0:
                 log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
             elif worked:
-                progress, complete = self._generate(known, writer, recovered, stopped)
+                progress, complete = self._work(known, writer, recovered, stopped)
             if complete:
                 writer.finish()
-                self._write_statistics(known.job)
+                closing = self._write_statistics(known.job)
         finally:
             writer.close()
-        return self._summary(known.found, writer, progress, complete, worked)
+        return self._summary(known.found, writer, progress, complete, worked, closing)
 
     def _identity(self, known: _Known) -> dict[str, Any]:
-        template = known.tokenizer.chat_template
+        template, reference = known.template, {}
+        if known.reference is not None:
+            reference = {f"score.reference.{key}": value for key, value in checkpoints.fingerprints(known.reference).items()}
         machine: dict[str, Any] = {}
         if self.config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
             machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
         return {
             **machine,
             **identity(self.config),
-            **models.fingerprints(known.checkpoint),
+            **checkpoints.fingerprints(known.checkpoint),
+            **reference,
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
             **columns_of(known.job.schema),
         }
 
-    def _generate(self, known: _Known, writer: Writer, recovered: Recovered, stopped: Callable[[], bool]) -> tuple[Progress, bool]:
+    def _work(self, known: _Known, writer: Writer, recovered: Recovered, stopped: Callable[[], bool]) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
         config, per_shard = self.config, self.config.batch.rows_per_shard
-        found, job, tokenizer, checkpoint = known.found, known.job, known.tokenizer, known.checkpoint
+        found, job = known.found, known.job
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
-        model = models.load(config.model, checkpoint, int(config.batch.memory * backend.memory_bytes()))
-        setup, about = fit(model, config.batch, job.wanted)
+        setup, reference, about = fit(*self._models(known, job.wanted))
         self.run_dir.session({**about, "settings": free(config)})
         self.started = True
         rows = read(found, config.data, lambda position: position // per_shard in recovered.committed)
-        eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < model.vocabulary)
-        engine = Engine(setup, eos, tokenizer.stopper)
+        engine = job.engine(setup, reference)
         desk = Desk(
             job,
             rows,
             writer,
             recovered,
             per_shard,
-            row_check(setup, checkpoint.config),
+            row_check(setup, known.checkpoint.config),
             stopped,
             fail_fast=config.on_error == "fail",
             whole_shards=setup.static,
@@ -200,7 +214,7 @@ class _Session:
         try:
             with Watch(engine.progress, counts, self.run_dir.add_metrics, config.batch.stall_seconds, self.quiet):
                 try:
-                    for outcome in engine.run(Backlog(desk.next_window), lambda: stopped() or desk.failed):
+                    for outcome in engine.run(desk.next_window, lambda: stopped() or desk.failed):
                         desk.put(outcome)
                 finally:
                     desk.close()
@@ -211,12 +225,22 @@ class _Session:
             raise
         return engine.progress, not stopped()
 
-    def _write_statistics(self, job: Job) -> None:
+    def _models(self, known: _Known, wanted: Wanted) -> tuple[Model, BatchConfig, Wanted, Model | None]:
+        """What ``fit`` takes, loaded: the model, and the reference beside it."""
+        needed = [(self.config.model, known.checkpoint)]
+        if self.config.reference is not None and known.reference is not None:
+            needed.append((self.config.reference, known.reference))
+        model, *others = self.models.get(needed, int(self.config.batch.memory * backend.memory_bytes()))
+        return model, self.config.batch, wanted, others[0] if others else None
+
+    def _write_statistics(self, job: Job) -> str:
+        """Writes stats.arrow; what of it is shown at the end."""
         table = job.statistics(self.run_dir.root)
         with replacing(self.run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
+        return job.closing(table)
 
-    def _summary(self, found: Scan, writer: Writer, p: Progress, complete: bool, worked: bool) -> Summary:
+    def _summary(self, found: Scan, writer: Writer, p: Progress, complete: bool, worked: bool, closing: str) -> Summary:
         summary = Summary(
             output=self.run_dir.root,
             rows=writer.rows,
@@ -225,14 +249,16 @@ class _Session:
             errors=writer.errors,
             prompt_tokens=p.prompt,
             generated_tokens=p.generated,
+            scored_tokens=p.scored,
             seconds=round(monotonic() - self.begin, 3),
             padding_waste=round(1 - p.prefilled / p.padded, 4) if p.padded else 0.0,
             peak_memory_bytes=peak_bytes(),
             complete=complete,
             worked=worked,
+            closing=closing,
         )
         if worked or not self.run_dir.summary.exists():
-            values = {name: getattr(summary, name) for name in summary.__slots__ if name != "worked"}
+            values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}
             session = {name: values.pop(name) for name in SESSION_FIGURES}
             self.run_dir.write_summary({**values, "output": str(summary.output), "session": session})
         return summary

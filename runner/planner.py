@@ -46,11 +46,6 @@ class Load:
     longest: int = 0
 
 
-def reach(request: Request) -> int:
-    """Tokens that a request's row can hold in the end: the prompt and all it may generate."""
-    return len(request.prompt.ids) + request.work.sampling.max_tokens
-
-
 def longest_first(requests: Iterable[Request]) -> list[Request]:
     """By prompt length, longest first; equals in the order of the input."""
     return sorted(requests, key=lambda r: (-len(r.prompt.ids), r.row))
@@ -92,8 +87,8 @@ def group(waiting: deque[Request], limits: Limits, load: Load) -> list[Request]:
     while waiting:
         request = waiting[0]
         width = len(taken[0].prompt.ids) if taken else len(request.prompt.ids)
-        samples = min(len(request.work.samples), limits.most_rows(reach(request)))
-        after = rows + samples, max(longest, reach(request))
+        samples = min(len(request.work.samples), limits.most_rows(request.reach))
+        after = rows + samples, max(longest, request.reach)
         alone = not taken and load.rows == 0
         if not alone:
             if after[0] > limits.rows or limits.kv(*after) > limits.kv_bytes:

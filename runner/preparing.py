@@ -13,7 +13,7 @@ from queue import Empty, Full, Queue
 from .column_types import json_text
 from .errors import DataError, RowError
 from .job import Job
-from .records import BadRow, Failure, Generate, Outcome, Request, Row
+from .records import AnyRequest, BadRow, Failure, Outcome, Row
 from .recovery import Recovered
 from .writer import Writer
 
@@ -30,7 +30,7 @@ class _Waiting:
     """A row whose outcomes are not all recorded."""
 
     row: Row
-    request: Request
+    request: AnyRequest
     left: int
 
 
@@ -49,7 +49,7 @@ class Desk:
         writer: Writer,
         recovered: Recovered,
         rows_per_shard: int,
-        check: Callable[[Request], str | None],
+        check: Callable[[AnyRequest], str | None],
         stopped: Callable[[], bool],
         *,
         fail_fast: bool,
@@ -58,7 +58,7 @@ class Desk:
         self._job, self._rows, self._writer, self._recovered, self._check = job, rows, writer, recovered, check
         self._per_shard, self._stopped, self._fail_fast, self._whole = rows_per_shard, stopped, fail_fast, whole_shards
         self._waiting: dict[int, _Waiting] = {}
-        self._windows: Queue[list[Request] | None] = Queue(1)
+        self._windows: Queue[list[AnyRequest] | None] = Queue(1)
         self._outcomes: Queue[Outcome | tuple[int, int] | None] = Queue(OUTCOMES)
         self._stop = threading.Event()
         self.failure: BaseException | None = None
@@ -74,7 +74,7 @@ class Desk:
         """True when preparing or recording has failed; ``close`` raises what it was."""
         return self.failure is not None
 
-    def next_window(self, wait: bool) -> list[Request] | None:
+    def next_window(self, wait: bool) -> list[AnyRequest] | None:
         """The requests of the next rows; an empty list while they are not ready (unless told to wait), None behind the last."""
         while not (self.failed or self._stopped()):
             try:
@@ -120,7 +120,7 @@ class Desk:
 
     def _prepare(self) -> None:
         """Rows to windows of requests; a window ends with a shard."""
-        window: list[Request] = []
+        window: list[AnyRequest] = []
         size = 1 if self._whole else max(1, WINDOW_ROWS // self._per_shard)
         ends = None
         for row in self._rows:
@@ -137,7 +137,7 @@ class Desk:
             self._put_window(window)
         self._put_window(None)
 
-    def _put_window(self, window: list[Request] | None) -> None:
+    def _put_window(self, window: list[AnyRequest] | None) -> None:
         while not self._stop.is_set():
             try:
                 self._windows.put(window, timeout=0.2)
@@ -146,7 +146,7 @@ class Desk:
                 continue
         raise StoppedError
 
-    def _requests(self, row: Row | BadRow) -> list[Request]:
+    def _requests(self, row: Row | BadRow) -> list[AnyRequest]:
         """A row's requests, less what is recorded already; a row that cannot be done goes to the errors."""
         shard = self._recovered.done.get(row.position // self._per_shard)
         if shard is not None and row.position in shard.failed:
@@ -165,13 +165,13 @@ class Desk:
             text = json_text(row.columns)
             self._post(Failure(row.position, row.key, None, error.stage, type(error).__name__, _placed(str(error), row), text))
             return []
-        self._post((row.position, sum(len(r.work.samples) for r in requests)))
-        left = [kept for r in requests if (kept := _without(r, set() if self._whole else done)).work.samples]
+        self._post((row.position, sum(len(r.samples) for r in requests)))
+        left = [kept for r in requests if (kept := r.without(set() if self._whole else done)).samples]
         for request in left:
-            self._waiting[row.position] = _Waiting(row, request, len(request.work.samples))
+            self._waiting[row.position] = _Waiting(row, request, len(request.samples))
         if problems:  # this session has less room than the one that recorded some of the row's samples
-            for sample in (sample for request in left for sample in request.work.samples):
-                self._post(Failure(row.position, None, sample.index, "too_long", "RowError", problems[0], ""))
+            for sample in (sample for request in left for sample in request.samples):
+                self._post(Failure(row.position, None, sample, "too_long", "RowError", problems[0], ""))
             return []
         return left
 
@@ -202,9 +202,9 @@ class Desk:
     def _finish(self, outcome: Outcome) -> None:
         assert not isinstance(outcome, Failure)
         waiting = self._settled(outcome.row)
-        if not self._recorded(outcome.row, outcome.sample.index):
+        if not self._recorded(outcome.row, outcome.index):
             record = self._job.record(waiting.row, waiting.request, outcome)
-            self._writer.add(outcome.row, outcome.sample.index, record)
+            self._writer.add(outcome.row, outcome.index, record)
 
     def _settled(self, row: int) -> _Waiting:
         """What waits for an outcome of ``row``, of which one has come now."""
@@ -222,8 +222,3 @@ class Desk:
 
 def _placed(message: str, row: Row) -> str:
     return f"{message} ({row.place})" if row.place else message
-
-
-def _without(request: Request, done: set[int]) -> Request:
-    left = tuple(sample for sample in request.work.samples if sample.index not in done)
-    return replace(request, work=Generate(request.work.sampling, left)) if done else request

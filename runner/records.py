@@ -4,12 +4,13 @@ Plain slots dataclasses without behaviour beyond derived values. What a request 
 tagged variants (``Generate`` / ``Generated``; scoring adds its own), so the engine never looks at a job's kind.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.divergence import Divergence
 from ..kernels.logprobs import Scores
 
 Ids = NDArray[np.int32]
@@ -116,6 +117,51 @@ class Request:
     prompt: Prompt
     work: Generate
 
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Indices of the outcomes asked for."""
+        return tuple(sample.index for sample in self.work.samples)
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the row can hold in the end: the prompt and all it may generate."""
+        return len(self.prompt.ids) + self.work.sampling.max_tokens
+
+    def without(self, done: set[int]) -> Self:
+        """The same less the samples that are ``done``."""
+        left = tuple(sample for sample in self.work.samples if sample.index not in done)
+        return replace(self, work=Generate(self.work.sampling, left)) if done else self
+
+
+@dataclass(slots=True, frozen=True)
+class Passage:
+    """Tokens of which some are scored, each behind all that stand before it.
+
+    ids: [T]. positions: [N], ascending and at least 1: the indices of the ids whose logprob is asked for. Those before the
+    first are context, and tokens behind the last are not looked at.
+    """
+
+    ids: Ids
+    positions: Ids
+
+
+@dataclass(slots=True, frozen=True)
+class ScoreRequest:
+    """What one row asks of the scorer: passages, which may begin alike (several choices behind one prompt)."""
+
+    row: int
+    passages: tuple[Passage, ...]
+    samples: tuple[int, ...] = (0,)
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the longest passage."""
+        return max(len(passage.ids) for passage in self.passages)
+
+    def without(self, done: set[int]) -> Self:
+        """The same, with nothing asked for where it is ``done``."""
+        return replace(self, samples=tuple(index for index in self.samples if index not in done))
+
 
 @dataclass(slots=True, frozen=True)
 class Generated:
@@ -134,6 +180,28 @@ class Generated:
     stop_reason: str | None
     echo: Scores | None
 
+    @property
+    def index(self) -> int:
+        """Which of the row's outcomes this is."""
+        return self.sample.index
+
+
+@dataclass(slots=True, frozen=True)
+class Scored:
+    """A scored row: of each passage, in the request's order, the scores of its N positions.
+
+    ``divergences`` likewise, where there is a reference model; None without one.
+    """
+
+    row: int
+    scores: tuple[Scores, ...]
+    divergences: tuple[Divergence, ...] | None = None
+
+    @property
+    def index(self) -> int:
+        """Which of the row's outcomes this is: a row has one."""
+        return 0
+
 
 @dataclass(slots=True, frozen=True)
 class Failure:
@@ -148,4 +216,5 @@ class Failure:
     input: str
 
 
-Outcome = Generated | Failure
+AnyRequest = Request | ScoreRequest
+Outcome = Generated | Scored | Failure

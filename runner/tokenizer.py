@@ -61,6 +61,10 @@ class Tokenizer:
         """True when messages can be rendered."""
         return self._template is not None or self._hf.chat_template is not None
 
+    def difference(self, other: "Tokenizer") -> str | None:
+        """How another tokenizer maps text to other ids than this one, or None where they do the same."""
+        raise NotImplementedError
+
     def encode(self, text: str) -> Prompt:
         """Raw text to a prompt, with the special tokens that the tokenizer adds by itself; a BOS that the text brings is not doubled."""
         ids, offsets = self._encode(text, special=True)

@@ -19,8 +19,8 @@ MAY_IMPORT = {
 }
 
 ORDER = {
-    "configs": ["errors", "fields", "schema", "parse", "explain", "load"],
-    "kernels": ["backend", "logprobs", "sampling"],
+    "configs": ["errors", "fields", "schema", "score", "jobs", "parse", "explain", "load"],
+    "kernels": ["backend", "logprobs", "divergence", "sampling"],
     "runner": [
         "errors",
         "records",
@@ -51,6 +51,7 @@ ORDER = {
         "rope",
         "hashes",
         "model",
+        "loaded",
         "probes",
         "slots",
         "prefill",
@@ -63,7 +64,7 @@ ORDER = {
         "watch",
         "pipeline",
     ],
-    "jobs": ["completions", "generate", "cli"],
+    "jobs": ["prompting", "completions", "generate", "kinds", "cli"],
 }
 
 FILES = sorted(path for folder in ORDER for path in (ROOT / folder).glob("*.py"))

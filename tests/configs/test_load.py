@@ -15,7 +15,7 @@ from mlx_bulk.configs import load as loading
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.load import load
-from mlx_bulk.configs.schema import GenerateConfig, RunConfig, SamplingConfig
+from mlx_bulk.configs.schema import GenerateConfig, JobConfig, SamplingConfig
 
 CONFIGS = Path(loading.__file__).parent
 
@@ -299,11 +299,12 @@ scalars = st.one_of(
 values = st.recursive(
     scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(scalars, inner, max_size=3)), max_leaves=6
 )
-keys = st.one_of(st.sampled_from(sorted({part for key in settings() for part in key.split(".")})), scalars)
+keys = st.one_of(st.sampled_from(sorted({part for key in settings(GenerateConfig) for part in key.split(".")})), scalars)
 
 
 @given(
-    tree=st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=5)), max_size=6), key=st.sampled_from(settings())
+    tree=st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=5)), max_size=6),
+    key=st.sampled_from(settings(GenerateConfig)),
 )
 @one_file
 def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, key: str) -> None:
@@ -313,18 +314,18 @@ def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, ke
     for wanted in (tree, valid | tree, valid | ({section: {**valid.get(section, {}), name: tree}} if section else {name: tree})):
         path.write_text(yaml.safe_dump(wanted, allow_unicode=True), encoding="utf-8", errors="replace")
         try:
-            assert isinstance(load(path), RunConfig)
+            assert isinstance(load(path), JobConfig)
         except ConfigError as error:
             assert all(line.startswith(f"{path}: ") for line in str(error).split("\n"))  # noqa: PT017 - either outcome is right
 
 
-@given(text=st.text(), override=st.text(), key=st.sampled_from(settings()))
+@given(text=st.text(), override=st.text(), key=st.sampled_from(settings(GenerateConfig)))
 @one_file
 def test_any_text_is_a_config_or_a_config_error(tmp_path: Path, text: str, override: str, key: str) -> None:
     written(tmp_path, LEAST)
     for overrides in ([override], [f"{key}={override}"], [f"{key}.{override}"]):
         try:
-            assert isinstance(load(tmp_path / "job.yaml", overrides), RunConfig)
+            assert isinstance(load(tmp_path / "job.yaml", overrides), JobConfig)
         except ConfigError as error:
             assert str(error)  # noqa: PT017 - either outcome is right
 

@@ -8,13 +8,13 @@ import pytest
 from mlx_bulk.configs import load as loading
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.fields import Section
-from mlx_bulk.configs.schema import GenerateConfig, RunConfig, SamplingConfig, identity
+from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig, identity
 from pydantic import ValidationError
 
 CONFIGS = Path(loading.__file__).parent
 
 
-def config(**sections: Any) -> RunConfig:
+def config(**sections: Any) -> GenerateConfig:
     """The smallest job, with ``sections`` in place of its own."""
     least = {
         "job": "generate",
@@ -56,8 +56,8 @@ def test_every_setting_says_what_it_is_in_one_line() -> None:
                 found += descriptions(kind)
         return found
 
-    lines = descriptions(RunConfig)
-    assert len(lines) > len(settings())
+    lines = descriptions(GenerateConfig)
+    assert len(lines) > len(settings(GenerateConfig))
     assert all(line and "\n" not in line and line.endswith(".") for line in lines)
 
 
@@ -122,7 +122,7 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "output.path",
         "output.fsync_seconds",
     }
-    assert keys == set(settings()) - free
+    assert keys == set(settings(GenerateConfig)) - free
 
 
 def test_batch_sizes_are_part_of_a_deterministic_runs_identity() -> None:
@@ -148,4 +148,6 @@ def test_the_json_schema_accepts_a_single_stop_string_and_knows_every_setting() 
     definitions: Any = loading.json_schema()["$defs"]
     stop = definitions["SamplingConfig"]["properties"]["stop"]
     assert {"type": "string"} in stop["anyOf"]
-    assert set(definitions["BatchConfig"]["properties"]) == {key.split(".")[1] for key in settings() if key.startswith("batch.")}
+    assert set(definitions["BatchConfig"]["properties"]) == {
+        key.split(".")[1] for key in settings(GenerateConfig) if key.startswith("batch.")
+    }

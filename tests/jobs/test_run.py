@@ -129,7 +129,7 @@ ELSEWHERE: dict[str, str] = {
 
 
 def test_every_key_is_held():
-    ours = {key for key in settings() if not key.startswith("sampling.")}
+    ours = {key for key in settings(GenerateConfig) if not key.startswith("sampling.")}
     assert sorted(ours) == sorted(EFFECTS.keys() | ELSEWHERE.keys())
     named = [name for name in ELSEWHERE.values() if name.startswith("test_")]
     assert [name for name in named if name not in globals()] == []

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.planner import Backlog
 from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Failure, Generated, Sampling
 
@@ -93,7 +92,7 @@ def test_a_stopper_sees_its_own_rows_tokens_and_a_stop_id_goes_before_it():
     plain = Sampling(max_tokens=6, temperature=0.0)
     rules = [plain, replace(plain, stop=("2 3",)), replace(plain, stop=("4",), stop_token_ids=(4,)), replace(plain, stop=("6",))]
     windows = iter([[request(i, start, s) for i, (start, s) in enumerate(zip(([0], [0, 1], [2], [0]), rules, strict=True))]])
-    outcomes = sorted(engine.run(Backlog(lambda wait: next(windows, None))), key=lambda o: o.row)
+    outcomes = sorted(engine.run(lambda wait: next(windows, None)), key=lambda o: o.row)
     assert all(isinstance(o, Generated) for o in outcomes)
     found = [(o.ids.tolist(), o.finish_reason, o.stop_reason) for o in outcomes if isinstance(o, Generated)]
     assert found == [

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels import sampling as sampling_kernel
-from mlx_bulk.runner.planner import Backlog
 from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Generated, Sampling
 
@@ -82,7 +81,7 @@ def test_rows_leave_and_join_in_the_middle(name: str):
     setup = setup_of(network, rows=3, tokens=32)
     windows = iter([requests])
     engine = engine_of(setup)
-    outcomes = list(engine.run(Backlog(lambda wait: next(windows, None))))
+    outcomes = list(engine.run(lambda wait: next(windows, None)))
     assert engine.progress.steps < sum(len(o.ids) for o in outcomes if isinstance(o, Generated))  # rows did share steps
     finished = [o.row for o in outcomes]
     assert finished != sorted(finished)
@@ -147,7 +146,7 @@ def test_the_engine_stops_between_steps_when_asked():
     asked = iter([False, False, True])
     windows = iter([greedy(prompts_of((4, 4)), max_tokens=50)])
     engine = engine_of(setup_of(build("llama")))
-    assert list(engine.run(Backlog(lambda wait: next(windows, None)), lambda: next(asked))) == []
+    assert list(engine.run(lambda wait: next(windows, None), lambda: next(asked))) == []
     assert engine.progress.steps == 2
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.runner.planner import Backlog, Limits, Load, group, longest_first, reach
+from mlx_bulk.runner.planner import Backlog, Limits, Load, group, longest_first
 from mlx_bulk.runner.records import Request, Sampling
 
 from .tiny import request
@@ -35,7 +35,7 @@ loads = st.builds(Load, rows=st.integers(0, 9), longest=st.integers(0, 60))
 def fits(taken: list[Request], of: Limits, load: Load) -> bool:
     """The limits, stated anew: rows, KV bytes, padded tokens, one length."""
     rows = load.rows + sum(min(len(r.work.samples), of.rows) for r in taken)
-    longest = max([load.longest, *map(reach, taken)])
+    longest = max([load.longest, *(request.reach for request in taken)])
     lengths = [len(r.prompt.ids) for r in taken]
     within_kv = rows * (longest * of.token_bytes + of.row_bytes) <= of.kv_bytes
     within_tokens = len(taken) == 1 or len(taken) * max(lengths) <= of.tokens

@@ -6,7 +6,6 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.planner import Backlog
 from mlx_bulk.runner.records import Generated, Request, Sampling
 from numpy.typing import NDArray
 
@@ -102,7 +101,7 @@ def test_samples_of_one_prefill_are_as_each_alone(name: str, way: str, samples: 
 def test_one_prompt_with_many_samples_is_prefilled_once():
     windows = iter([[request(0, prompts_of((20,))[0], Sampling(max_tokens=3), range(9))]])
     engine = engine_of(setup_of(build("llama"), rows=4))
-    assert len(list(engine.run(Backlog(lambda wait: next(windows, None))))) == 9
+    assert len(list(engine.run(lambda wait: next(windows, None)))) == 9
     assert engine.progress.prefilled == 19
 
 

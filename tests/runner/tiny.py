@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.planner import Backlog, Limits
+from mlx_bulk.runner.planner import Limits
 from mlx_bulk.runner.prefill import Setup, Wanted
 from mlx_bulk.runner.records import Generate, Generated, Outcome, Prompt, Request, Sample, Sampling
 from mlx_lm.generate import generate_step
@@ -132,7 +132,7 @@ def engine_of(setup: Setup, eos: Sequence[int] = ()) -> Engine:
 def outcomes_of(setup: Setup, requests: list[Request], eos: Sequence[int] = ()) -> list[Outcome]:
     """Everything the engine gives for ``requests`` (one window of the backlog), by row and sample."""
     windows = iter([requests])
-    found = engine_of(setup, eos).run(Backlog(lambda wait: next(windows, None)))
+    found = engine_of(setup, eos).run(lambda wait: next(windows, None))
     return sorted(found, key=lambda o: (o.row, o.sample.index if isinstance(o, Generated) else o.sample or 0))
 
 
