@@ -47,9 +47,10 @@ def section_of(field: FieldInfo) -> type[Section] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
-def holds_section(field: FieldInfo) -> bool:
-    """True for a field that holds a section or something else (null, a short form of it)."""
-    return any(isinstance(kind, type) and issubclass(kind, Section) for kind in get_args(field.annotation))
+def holds_keys(field: FieldInfo) -> bool:
+    """True for a field that can hold a mapping beside or instead of a plain value: names to values, or a section or null."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Section)) for kind in kinds)
 
 
 def unknown(key: str, valid: Sequence[str], root: type[Section]) -> Problem:

@@ -2,5 +2,7 @@
 
 from .schema import GenerateConfig, JobConfig
 from .score import ScoreConfig
+from .sweep import SweepConfig
 
-JOBS: dict[str, type[JobConfig]] = {"generate": GenerateConfig, "score": ScoreConfig}
+ROW_JOBS: dict[str, type[JobConfig]] = {"generate": GenerateConfig, "score": ScoreConfig}
+JOBS: dict[str, type[JobConfig | SweepConfig]] = {**ROW_JOBS, "sweep": SweepConfig}

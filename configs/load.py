@@ -3,38 +3,73 @@
 Reads the config and nothing else: whether a model or an input exists is for those who open it.
 """
 
+import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from .errors import ConfigError
-from .explain import Problem, holds_section, problems, section_of, shown, unknown
+from .eval import EvalConfig
+from .explain import Problem, holds_keys, problems, section_of, shown, unknown
 from .fields import Section, nearest
 from .jobs import JOBS
 from .parse import Scalar, Value, parse
 from .schema import JobConfig, names_a_file
+from .sweep import SweepConfig
 
 Values = dict[Scalar, Value]
+Checked = TypeVar("Checked", bound=Section)
 
 _DEMO = Path(__file__).parent / "demo"
 _EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
-_LATER_JOBS = ("rollout", "sweep")
+_LATER_JOBS = ("rollout",)
 _PATHS = ("model.path", "model.adapter", "data.path", "prompt.chat_template", "score.reference", "output.path")
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """The config in the YAML file ``path`` with ``overrides`` ("sampling.n=4", values in YAML) on top.
+def load(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> JobConfig | SweepConfig:
+    """The config in the YAML file ``path`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``paths``.
 
+    paths: model.path, data.path and output.path as they are; in a sweep the first two are its base's.
     ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path of a shipped file.
-    Raises ConfigError, with one line for each problem.
+    Raises ConfigError, with one line for each problem. A sweep's base is opened where it is a path; its cells are not checked.
     """
     values = _read(path)
     model = _kind(values, overrides, path)
-    overridden = [_override(values, text, model) for text in overrides]
+    sweeps = issubclass(model, SweepConfig)
+    overridden: list[str] = []
+    for text in [*overrides, *_short(paths or {}, sweeps)]:
+        if sweeps:  # the next override may reach into it
+            _open_base(values, path)
+        overridden.append(_override(values, text, model))
+    if sweeps:
+        _open_base(values, path)
+    return _whole(values, model, overridden, path)
+
+
+def load_eval(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> EvalConfig:
+    """As ``load``, for the config of an evaluation, which ``mlx-bulk eval`` runs."""
+    values = _read(path)
+    if values.get("job") != "eval":
+        found = f"found {shown(values['job'])}" if "job" in values else "missing"
+        raise ConfigError(f"{path}: job: {found}; expected eval, which mlx-bulk eval runs; {either(JOBS)} is for mlx-bulk run")
+    overridden = [_override(values, text, EvalConfig) for text in [*overrides, *_short(paths or {}, sweeps=False)]]
+    return _whole(values, EvalConfig, overridden, path)
+
+
+def _whole(values: Values, model: type[Checked], overridden: Sequence[str], path: Path) -> Checked:
+    config = checked(values, model)
+    if isinstance(config, list):
+        raise ConfigError("\n".join(f"{_source(problem.key, overridden, path)}: {line(problem)}" for problem in config))
+    return config
+
+
+def checked(values: Values, model: type[Checked]) -> Checked | list[Problem]:
+    """``values`` (whose paths are expanded in place) as a config of the kind ``model``, or all that is wrong with them."""
     for name, field in model.model_fields.items():
         # A section that is left out or left empty holds its defaults, and names what it lacks.
         if section_of(field) and values.get(name) is None:
@@ -43,21 +78,19 @@ def load(path: Path, overrides: Sequence[str] = ()) -> JobConfig:
     try:
         config = model.model_validate(values)
     except ValidationError as error:
-        found += problems(error, values, model)
-    else:
-        if not found:
-            return config
-    raise ConfigError("\n".join(f"{_source(problem.key, overridden, path)}: {_line(problem)}" for problem in found))
+        return found + problems(error, values, model)
+    return found or config
 
 
 def json_schema() -> dict[str, JsonValue]:
     """The JSON schema of a config file, as configs/schema.json ships it for editors."""
-    kinds, definitions = models_json_schema([(model, "validation") for model in JOBS.values()], title="mlx-bulk job")
+    every: dict[str, type[Section]] = {**JOBS, "eval": EvalConfig}
+    kinds, definitions = models_json_schema([(model, "validation") for model in every.values()], title="mlx-bulk job")
     named = {model: reference["$ref"] for (model, _), reference in kinds.items()}
     rules: list[JsonValue] = [
-        {"if": {"properties": {"job": {"const": job}}}, "then": {"$ref": named[model]}} for job, model in JOBS.items()
+        {"if": {"properties": {"job": {"const": job}}}, "then": {"$ref": named[model]}} for job, model in every.items()
     ]
-    jobs: dict[str, JsonValue] = {"job": {"enum": list(JOBS)}}
+    jobs: dict[str, JsonValue] = {"job": {"enum": list(every)}}
     return {
         "$schema": GenerateJsonSchema.schema_dialect,
         **definitions,
@@ -86,23 +119,43 @@ def _read(path: Path) -> Values:
     return values
 
 
-def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfig]:
+def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfig | SweepConfig]:
     """The model of the job that the file, or the last override of ``job``, names."""
     given = [parse(text[4:], f"--set {text}") for text in overrides if text.startswith("job=")]
     job, source = (given[-1], "--set") if given else (values.get("job"), str(path))
+    if job == "eval":
+        raise ConfigError(f"{source}: job: found eval, which mlx-bulk run does not run; use mlx-bulk eval {path}")
     if job in _LATER_JOBS:
-        raise ConfigError(f"{source}: job: found {job}; this version runs {_either(JOBS)}; set it to one of them")
+        raise ConfigError(f"{source}: job: found {job}; this version runs {either(JOBS)}; set it to one of them")
     if isinstance(job, str) and job in JOBS:
         return JOBS[job]
     if "job" not in values and not given:
-        raise ConfigError(f"{path}: job: missing; expected {_either(JOBS)}")
+        raise ConfigError(f"{path}: job: missing; expected {either(JOBS)}")
     near = nearest(job, JOBS) if isinstance(job, str) else None
-    raise ConfigError(f"{source}: job: found {shown(job)}; expected {_either(JOBS)}" + (f"; did you mean {near}?" if near else ""))
+    raise ConfigError(f"{source}: job: found {shown(job)}; expected {either(JOBS)}" + (f"; did you mean {near}?" if near else ""))
 
 
-def _either(names: Iterable[str]) -> str:
+def either(names: Iterable[str]) -> str:
+    """The names as a choice: "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
+
+
+def _short(paths: Mapping[str, str], sweeps: bool) -> list[str]:
+    """The overrides that ``paths`` stand for."""
+    return [f"{'base.' if sweeps and key != 'output.path' else ''}{key}={json.dumps(value)}" for key, value in paths.items()]
+
+
+def _open_base(values: Values, path: Path) -> None:
+    """Puts the settings of a file in the place of its path; where its own runs would go does not matter here."""
+    base = values.get("base")
+    if not isinstance(base, str):
+        return
+    try:
+        file = _expand("base", base)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: base: {error}") from None
+    values["base"] = {key: value for key, value in _read(Path(str(file))).items() if key != "output"}
 
 
 def _override(values: Values, text: str, model: type[Section]) -> str:
@@ -112,9 +165,16 @@ def _override(values: Values, text: str, model: type[Section]) -> str:
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"{source}: expected KEY=VALUE, for example sampling.temperature=0")
-    _refuse_unknown(names, source, model)
+    if names[0] == "matrix":  # its keys have dots of their own
+        names[1:] = [".".join(names[1:])] if names[1:] else []
+    refuse_unknown(names, source, model)
     # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
-    value = written if written.lstrip().startswith(("{{", "{%")) else parse(written, source)
+    put(values, names, written if written.lstrip().startswith(("{{", "{%")) else parse(written, source), source)
+    return key
+
+
+def put(values: Values, names: Sequence[str], value: Value, source: str) -> None:
+    """Sets the key that ``names`` spell, making the mappings above it. Raises ConfigError where one of those is a plain value."""
     place = values
     for depth, name in enumerate(names[:-1]):
         inner = place.get(name)
@@ -127,19 +187,19 @@ def _override(values: Values, text: str, model: type[Section]) -> str:
     # A token id is an integer in YAML and digits here; both are one key.
     same = [existing for existing in place if str(existing) == names[-1]]
     place[same[0] if same else names[-1]] = value
-    return key
 
 
-def _refuse_unknown(names: list[str], source: str, root: type[Section]) -> None:
+def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> None:
+    """Raises ConfigError where ``names`` spell no key of a config of the kind ``root``."""
     model = root
     for depth, name in enumerate(names):
         key = ".".join(names[: depth + 1])
         field = model.model_fields.get(name)
         if field is None:
-            raise ConfigError(f"{source}: {_line(unknown(key, list(model.model_fields), root))}")
+            raise ConfigError(f"{source}: {line(unknown(key, list(model.model_fields), root))}")
         section = section_of(field)
         if section is None:
-            if depth + 1 < len(names) and not isinstance(field.default, dict) and not holds_section(field):
+            if depth + 1 < len(names) and not holds_keys(field):
                 raise ConfigError(f"{source}: {key} is a single value and has no keys; set {key} itself")
             return
         model = section
@@ -192,6 +252,7 @@ def _source(key: str, overridden: Sequence[str], path: Path) -> str:
     return "--set" if any(f"{key}.".startswith(f"{name}.") or f"{key}[".startswith(f"{name}[") for name in overridden) else str(path)
 
 
-def _line(problem: Problem) -> str:
+def line(problem: Problem) -> str:
+    """A problem as a message shows it, behind where it was found."""
     key = problem.key if problem.key.isprintable() else shown(problem.key)
     return f"{key}: {problem.text}" if key else problem.text

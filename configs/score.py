@@ -8,9 +8,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from .fields import CountOrAuto, CountOrNull, Expected, NameOrNull, Section, contradiction
-from .schema import JobConfig, ModelConfig
+from .schema import JobConfig, ModelConfig, PromptConfig
 
 KINDS = ("text", "completion", "choices", "messages")
+# What of `prompt` applies where nothing stands before what is scored.
+OF_PROMPT: dict[str, tuple[str, ...]] = {"text": (), "messages": ("chat_template", "chat_template_args", "too_long")}
 
 
 def _named_model(value: object) -> object:
@@ -73,6 +75,12 @@ class ScoreSettings(Section):
             for name, default in (("windows", "lm_eval"), ("bos_every_window", "auto")):
                 if getattr(self, name) != default:
                     raise contradiction(name, f"expected nothing, since it goes with score.text and this scores {self.kind}; remove it")
+        if self.bos_every_window is True and self.prefix == "none":
+            raise contradiction("bos_every_window", "expected false, since score.prefix is none; set score.prefix to bos, or remove it")
+        if self.messages is not None and self.prefix != "bos":
+            raise contradiction("prefix", "expected nothing, since the chat template says what stands before the first token; remove it")
+        if self.choices is not None and self.reference is not None:
+            raise contradiction("reference", "expected null, since models are compared on text, completion or messages; remove it")
         if self.stride is not None and self.context != "auto" and self.stride > self.context:
             raise contradiction("stride", f"found {self.stride}; expected at most score.context, which is {self.context}")
         return self
@@ -90,13 +98,22 @@ class ScoreConfig(JobConfig):
         return self.score.reference
 
     @model_validator(mode="after")
-    def _prompt_where_it_is_completed(self) -> Self:
-        wanted = self.score.kind in ("completion", "choices")
-        if wanted and not self.prompt.sources:
-            raise contradiction("prompt", f"found none of text, messages, user; score.{self.score.kind} completes one: give one of them")
-        if not wanted and self.prompt.sources:
-            source = self.prompt.sources[0]
-            raise contradiction(f"prompt.{source}", f"expected null, since score.{self.score.kind} has no prompt before it; remove it")
+    def _prompt_fits_the_kind(self) -> Self:
+        kind = self.score.kind
+        if kind not in OF_PROMPT:
+            if not self.prompt.sources:
+                raise contradiction("prompt", f"found none of text, messages, user; score.{kind} completes one: give one of them")
+            return self
+        for name, field in PromptConfig.model_fields.items():
+            if name not in OF_PROMPT[kind] and getattr(self.prompt, name) != field.default:
+                raise contradiction(f"prompt.{name}", f"expected nothing, since score.{kind} has no prompt before it; remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_fit_the_kind(self) -> Self:
         if not self.logprobs.tokens:
             raise contradiction("logprobs.tokens", "found false; expected true, since a scoring job is about them; remove it")
+        for name in ("top", "stats") if self.score.choices is not None else ():
+            if getattr(self.logprobs, name):
+                raise contradiction(f"logprobs.{name}", "expected it off, since the records of choices do not hold it; remove it")
         return self

@@ -1,29 +1,29 @@
-"""The command line: ``mlx-bulk run CONFIG``. Errors become one readable message and an exit code here, at the edge, and only here.
+"""The command line, ``mlx-bulk run CONFIG`` first. Errors become one readable message and an exit code here, at the edge, and only here.
 
 Heavy libraries are imported when a command needs them, so that ``--help`` and config errors answer at once.
 """
 
-import json
 import logging
 import os
 import signal
 import sys
-import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..configs.errors import BulkError
+from .ending import QUARANTINED, last_line
+from .stopping import Stop
 
 if TYPE_CHECKING:
-    from ..runner.pipeline import Summary
+    from ..configs.cells import Cell
 
 log = logging.getLogger("mlx_bulk")
 
 LEVELS = ("debug", "info", "warning", "error")
-QUARANTINED = 3  # exit code: complete, some rows are in errors/
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,16 +51,72 @@ def run(
     log_level: str,
     quiet: bool,
 ) -> None:
-    """Runs the job in CONFIG, or continues it where its run directory left off."""
+    """Runs the job or the sweep in CONFIG, or continues it where its run directory left off."""
     _set_log(log_level, quiet)
-    short = {"model.path": model, "data.path": data, "output.path": output}
-    given = [f"{key}={json.dumps(value)}" for key, value in short.items() if value is not None]
-    stop = _Stop()
+    paths = {key: value for key, value in (("model.path", model), ("data.path", data), ("output.path", output)) if value is not None}
+    stop = Stop()
+    with _one_line_errors():
+        try:
+            code = _run(config, overrides, paths, overwrite, stop, quiet)
+        except KeyboardInterrupt:
+            click.echo("mlx-bulk: interrupted before the first step; the same command starts again", err=True)
+            code = 128 + signal.SIGINT
+    sys.exit(stop.code or code)
+
+
+@cli.command()
+@click.argument("run_a", type=click.Path(path_type=Path))
+@click.argument("run_b", type=click.Path(path_type=Path))
+@click.option("--top", type=click.IntRange(min=0), default=10, show_default=True, help="How many of the most different documents to list.")
+@click.option("--json", "as_json", is_flag=True, help="Prints one JSON object in place of text.")
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+def compare(run_a: Path, run_b: Path, top: int, as_json: bool, log_level: str) -> None:
+    """Shows two runs side by side: what differs in their configs and figures, and in which documents most."""
+    _set_log(log_level, quiet=False)
+    with _one_line_errors():
+        from .compare import compared
+        from .side_by_side import shown_as_json, shown_as_text
+
+        comparison = compared(run_a, run_b, top)
+        click.echo(shown_as_json(comparison) if as_json else shown_as_text(comparison))
+
+
+@cli.command("eval")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--model", help="Short for --set model.path=…")
+@click.option("--output", help="Short for --set output.path=…")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a key, for example limit=100. Repeatable.")
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+@click.option("-q", "--quiet", is_flag=True, help="Errors only: no progress, no log.")
+def eval_(config: Path, model: str | None, output: str | None, overrides: tuple[str, ...], log_level: str, quiet: bool) -> None:
+    """Runs the tasks of lm-evaluation-harness that CONFIG names, and prints their table."""
+    _set_log(log_level, quiet)
+    paths = {key: value for key, value in (("model.path", model), ("output.path", output)) if value is not None}
+    with _one_line_errors():
+        from ..configs.load import load_eval
+
+        loaded = load_eval(config, overrides, paths)
+        if quiet:
+            os.environ["TQDM_DISABLE"] = "1"  # lm-eval's bars have no other switch
+            logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        _ready()
+        from .evaluate import evaluate
+
+        try:
+            done = evaluate(loaded)
+        except KeyboardInterrupt:
+            click.echo("mlx-bulk: interrupted; nothing was written, the same command starts again", err=True)
+            sys.exit(128 + signal.SIGINT)
+        click.echo(done.tables)
+        if not quiet:
+            click.echo(f"complete -> {done.results}", err=True)
+
+
+@contextmanager
+def _one_line_errors() -> Generator[None]:
+    """Ends the process with one readable line and an exit code for what is raised inside."""
     try:
-        summary = _run(config, [*overrides, *given], overwrite, stop, quiet)
-    except KeyboardInterrupt:
-        click.echo("mlx-bulk: interrupted before the first step; the same command starts again", err=True)
-        sys.exit(stop.code or 128 + signal.SIGINT)
+        yield
     except BulkError as error:
         log.debug("the error below came from here:", exc_info=error)
         click.echo(f"mlx-bulk: {error}", err=True)
@@ -69,17 +125,49 @@ def run(
         log.debug("the error below came from here:", exc_info=error)
         click.echo(f"mlx-bulk: {type(error).__name__}: {error} (finished rows are safe; --log-level debug shows where)", err=True)
         sys.exit(BulkError.exit_code)
+
+
+def _run(config: Path, overrides: Sequence[str], paths: dict[str, str], overwrite: bool, stop: Stop, quiet: bool) -> int:
+    """Runs a job or a sweep, says how it ended, and returns the exit code."""
+    from ..configs.cells import cells
+    from ..configs.load import load
+    from ..configs.sweep import SweepConfig
+
+    loaded = load(config, overrides, paths)
+    if isinstance(loaded, SweepConfig):
+        return _run_sweep(cells(loaded, str(config)), Path(loaded.output.path), overwrite, stop, quiet)
+    _ready()
+    from ..runner import pipeline
+    from ..runner.loaded import Models
+    from .kinds import KINDS
+
+    with stop:
+        summary = pipeline.run(loaded, KINDS[loaded.job], overwrite, stop.asked, quiet, Models())
     if not quiet:
         if summary.closing:
             click.echo(summary.closing, err=True)
-        click.echo(_last_line(summary, stop.code), err=True)
-    sys.exit(stop.code or (QUARANTINED if summary.errors else 0))
+        click.echo(last_line(summary, bool(stop.code)), err=True)
+    return QUARANTINED if summary.errors else 0
 
 
-def _run(config: Path, overrides: list[str], overwrite: bool, stop: "_Stop", quiet: bool) -> "Summary":
-    from ..configs.load import load
+def _run_sweep(cells: "list[Cell]", folder: Path, overwrite: bool, stop: Stop, quiet: bool) -> int:
+    _ready()
+    from . import sweep
+    from .kinds import KINDS
+    from .sweep_table import closing_table, sweep_table, write_sweep_table
 
-    loaded = load(config, overrides)
+    with stop:
+        ended = sweep.run(cells, KINDS, folder, overwrite, stop.asked, quiet)
+        table = sweep_table(ended)
+        write_sweep_table(table, folder)
+    if not quiet:
+        click.echo(closing_table(ended, table), err=True)
+        click.echo(sweep.closing_line(ended, folder), err=True)
+    return sweep.exit_code(ended)
+
+
+def _ready() -> None:
+    """Loads mlx with its fast BLAS, before anything else imports it."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for those who call it
     from ..kernels.backend import BackendError, load_mlx
     from ..runner.errors import ModelError
@@ -88,63 +176,6 @@ def _run(config: Path, overrides: list[str], overwrite: bool, stop: "_Stop", qui
         load_mlx()
     except BackendError as error:
         raise ModelError(str(error)) from error
-    from ..runner import pipeline
-    from ..runner.loaded import Models
-    from .kinds import KINDS
-
-    with stop:
-        return pipeline.run(loaded, KINDS[loaded.job], overwrite, stop.asked, quiet, Models())
-
-
-class _Stop:
-    """SIGINT and SIGTERM ask the run to end between two steps; a second one ends it at once (what is on disk stays right).
-
-    Before the first step there is nothing to save: reading the input or loading the model is broken off.
-    """
-
-    def __init__(self) -> None:
-        self.code = 0
-        self._stepping = False
-        self._asked = threading.Event()
-        self._before: dict[int, Any] = {}
-
-    def asked(self) -> bool:
-        """True once a signal has come; who asks for the first time is about to take a step."""
-        self._stepping = True
-        return self._asked.is_set()
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._take) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _take(self, number: int, _frame: FrameType | None) -> None:
-        if self._asked.is_set():
-            os._exit(128 + number)
-        self.code = 128 + number
-        if not self._stepping:
-            raise KeyboardInterrupt
-        self._asked.set()
-        click.echo(f"\nmlx-bulk: {signal.Signals(number).name}: finishing this step and saving (again: stop at once)", err=True)
-
-
-def _last_line(summary: "Summary", stopped: int) -> str:
-    errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
-    if summary.of and not summary.worked:
-        return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
-    tokens = summary.prompt_tokens + summary.generated_tokens
-    counted = f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated"
-    if summary.scored_tokens:
-        tokens, counted = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
-    rate = tokens / summary.seconds if summary.seconds else 0.0
-    state = "stopped; the same command continues" if stopped else "complete"
-    return (
-        f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
-        f"{counted} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
-    )
 
 
 def _set_log(level: str, quiet: bool) -> None:

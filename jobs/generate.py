@@ -26,9 +26,9 @@ from ..runner.prefill import Setup, Wanted
 from ..runner.prompts import Columns, Rendered, compile_prompt
 from ..runner.record_batch import LEADING_NULL
 from ..runner.records import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
-from ..runner.tokenizer import cut
+from ..runner.stop_strings import cut
 from .completions import statistics
-from .prompting import encode_prompt, require_chat_template
+from .prompting import encode_prompt, require_chat_template, require_known, require_top
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
@@ -45,10 +45,7 @@ class GenerateJob:
         require_chat_template(self.parts)
         for name, path in self.config.sampling.columns.items():
             require_column(self.parts.columns, path, f"sampling.columns.{name}")
-        if self.config.logprobs.top > self.parts.vocabulary:
-            raise ConfigError(
-                f"logprobs.top: found {self.config.logprobs.top}; expected at most {self.parts.vocabulary}, the model's vocabulary"
-            )
+        require_top(self.parts)
         for name, ids in (
             ("logit_bias", self.config.sampling.logit_bias),
             ("stop_token_ids", self.config.sampling.stop_token_ids),
@@ -93,9 +90,7 @@ class GenerateJob:
     def requests(self, row: Row) -> list[Request]:
         """One request a row, with all its samples. Raises RowError."""
         prompt = encode_prompt(self._render(row.columns), self.parts.tokenizer)
-        if len(prompt.ids) and prompt.ids.max() >= self.parts.vocabulary:
-            limit = f"{self.parts.vocabulary}, the model's vocabulary"
-            raise RowError("tokenize", f"the prompt holds the token id {prompt.ids.max()}, which is not below {limit}")
+        require_known(prompt.ids, self.parts.vocabulary, "the prompt")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
         keys = (seed + s if seed is not None else seed_of(self.config.sampling.seed, row.key, s) for s in range(n))

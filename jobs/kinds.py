@@ -2,5 +2,6 @@
 
 from ..runner.job import Kind
 from .generate import GenerateJob
+from .score import ScoreJob
 
-KINDS: dict[str, Kind] = {"generate": GenerateJob}
+KINDS: dict[str, Kind] = {"generate": GenerateJob, "score": ScoreJob}

@@ -122,9 +122,14 @@ def load_mlx() -> Any:
         raise BackendError(f"mlx is not usable here ({error}); pip install 'mlx-bulk{extra}'") from error
     if device_name() == "metal":
         mx.set_wired_limit(memory_bytes())  # weights and caches stay resident
-    if device_name() == "cpu" and shutil.which("g++") is None:
-        mx.disable_compile()  # mlx compiles fused kernels on the CPU with g++
+    if device_name() == "cpu" and not compiles():
+        mx.disable_compile()
     return mx
+
+
+def compiles() -> bool:
+    """Whether mlx can compile fused kernels for the CPU: it does so with g++."""
+    return shutil.which("g++") is not None
 
 
 def device_name() -> str:

@@ -1,13 +1,19 @@
 """How far a model's next-token distribution is from a reference's: KL divergence, the true token's probability, agreement.
 
-From two sets of logits over one vocabulary, a position a row; float32, natural log. ``reference`` in plain mx ops is the
-specification and what Metal and CUDA run, ``on_cpu`` the same by NumPy. Nothing here knows of models or text.
+From two sets of logits over one vocabulary, a position a row; float32, natural log. ``specification`` in plain mx ops is what
+Metal and CUDA run, ``on_cpu`` the same by NumPy's SIMD on the zero-copy views. Nothing here knows of models or text.
 """
 
 from dataclasses import dataclass
 
+import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
+
+from .backend import device_name
+from .logprobs import sum_by_blocks
+
+CHUNK_BYTES = 2 << 20  # of one model's logits at once: what is computed from them stays in the core's cache
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,3 +27,89 @@ class Divergence:
     delta_ps: NDArray[np.float32]
     agreements: NDArray[np.bool_]
     reference_logprobs: NDArray[np.float32]
+
+    def __getitem__(self, index: slice | NDArray[np.intp]) -> "Divergence":
+        """The figures of some of the positions."""
+        return Divergence(self.kls[index], self.delta_ps[index], self.agreements[index], self.reference_logprobs[index])
+
+
+def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32]) -> Divergence:
+    """How far ``logits`` [N, V] are from those of the ``reference`` [N, V], of any float types, with ``targets`` [N] the true tokens.
+
+    KL(ref ‖ model) = Σ p_ref · (log p_ref − log p_model) over the whole vocabulary, where 0 · log 0 = 0: infinite where the
+    model excludes (logit -inf) what the reference does not, NaN where either's logits hold a NaN, and as far below 0 as rounding
+    takes it. One evaluation.
+    """
+    if device_name() == "cpu":
+        logits, reference = logits.astype(mx.float32), reference.astype(mx.float32)
+        mx.eval(logits, reference)
+        return on_cpu(np.array(logits, copy=False), np.array(reference, copy=False), targets)
+    parts = specification(logits, reference, mx.array(targets))
+    mx.eval(*parts)
+    return Divergence(*(np.array(part) for part in parts))
+
+
+def join(parts: list[Divergence]) -> Divergence:
+    """One ``Divergence`` of consecutive ones."""
+    return Divergence(
+        np.concatenate([part.kls for part in parts]),
+        np.concatenate([part.delta_ps for part in parts]),
+        np.concatenate([part.agreements for part in parts]),
+        np.concatenate([part.reference_logprobs for part in parts]),
+    )
+
+
+def specification(logits: mx.array, reference: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """kls, delta_ps, agreements, reference_logprobs of logits [N, V], unevaluated.
+
+    With x' = x − max x and Z = Σ exp x', KL = Σ p_ref · (x'_ref − x'_model) + log Z_model − log Z_ref: near the peaks, where the
+    mass is, nothing large is subtracted.
+    """
+    x, r = logits.astype(mx.float32), reference.astype(mx.float32)
+    x_peak, r_peak = x.max(axis=-1, keepdims=True), r.max(axis=-1, keepdims=True)
+    x_down, r_down = x - x_peak, r - r_peak
+    weights = mx.exp(r_down)
+    x_log_total, r_log_total = mx.log(sum_by_blocks(mx.exp(x_down))), mx.log(sum_by_blocks(weights))
+    terms = mx.where(weights > 0, weights * (r_down - x_down), 0.0)
+    terms = mx.where((x == -mx.inf) & (r > -mx.inf), mx.inf, terms)  # by the logits: a tiny chance must not vanish in exp
+    kls = sum_by_blocks(terms) / sum_by_blocks(weights) + (x_log_total - r_log_total)
+    at_target = mx.take_along_axis(x, targets[:, None], axis=-1) - (x_peak + x_log_total)
+    reference_logprobs = mx.take_along_axis(r, targets[:, None], axis=-1) - (r_peak + r_log_total)
+    delta_ps = mx.exp(at_target) - mx.exp(reference_logprobs)
+    return kls[:, 0], delta_ps[:, 0], mx.argmax(x, axis=-1) == mx.argmax(r, axis=-1), reference_logprobs[:, 0]
+
+
+def on_cpu(logits: NDArray[np.float32], reference: NDArray[np.float32], targets: NDArray[np.int32]) -> Divergence:
+    """``specification`` by NumPy: logits [N, V], reference [N, V], targets [N]."""
+    rows = max(1, CHUNK_BYTES // (4 * logits.shape[1]))
+    starts = range(0, max(1, len(logits)), rows)
+    return join([_chunk(logits[at : at + rows], reference[at : at + rows], targets[at : at + rows]) for at in starts])
+
+
+def _chunk(x: NDArray[np.float32], r: NDArray[np.float32], targets: NDArray[np.int32]) -> Divergence:
+    with np.errstate(invalid="ignore", divide="ignore"):  # a row of NaN or of -inf comes out as NaN, and is quarantined
+        x_top, r_top = x.argmax(axis=-1), r.argmax(axis=-1)
+        x_peak, r_peak = _at(x, x_top), _at(r, r_top)
+        x_down, r_down = x - x_peak, r - r_peak
+        terms = r_down - x_down
+        x_total = np.exp(x_down, out=x_down).sum(axis=-1, keepdims=True)
+        weights = np.exp(r_down, out=r_down)
+        r_total = weights.sum(axis=-1, keepdims=True)
+        terms *= weights
+        sums = terms.sum(axis=-1, keepdims=True)
+        undefined = np.flatnonzero(np.isnan(sums))  # where 0 · inf or inf − inf took part
+        if len(undefined):
+            allowed = r[undefined] > -np.inf
+            terms = np.where(allowed & (x[undefined] == -np.inf), np.inf, np.where(allowed, terms[undefined], 0))
+            sums[undefined] = terms.sum(axis=-1, keepdims=True)
+        x_log_total, r_log_total = np.log(x_total), np.log(r_total)
+        kls = sums / r_total + (x_log_total - r_log_total)
+        at_target = _at(x, targets) - (x_peak + x_log_total)
+        reference_logprobs = _at(r, targets) - (r_peak + r_log_total)
+        delta_ps = np.exp(at_target) - np.exp(reference_logprobs)
+    return Divergence(kls[:, 0], delta_ps[:, 0], x_top == r_top, reference_logprobs[:, 0])
+
+
+def _at(x: NDArray[np.float32], ids: NDArray[np.integer]) -> NDArray[np.float32]:
+    """Of each row of ``x`` [N, V] the value at its id, [N, 1]."""
+    return np.take_along_axis(x, ids[:, None], axis=-1)

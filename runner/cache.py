@@ -8,11 +8,12 @@ caches holding B rows of one length; rows can leave or be forked by index, none 
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 
 class Cache(Protocol):
@@ -64,12 +65,17 @@ def _select_plain(cache: Any, index: mx.array, of: int) -> None:
     def pick(leaf: Any) -> Any:
         return leaf[index] if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == of else leaf
 
+    _change(cache, pick)
+
+
+def _change(cache: Any, change: Callable[[Any], Any]) -> None:
+    """Puts ``change`` of each leaf of a plain cache in its place."""
     for name, value in vars(cache).items():
         if name == "caches":  # a list of caches (mlx-lm's CacheList)
             for inner in value:
-                _select_plain(inner, index, of)
+                _change(inner, change)
         else:
-            setattr(cache, name, tree_map(pick, value))
+            setattr(cache, name, tree_map(change, value))
 
 
 def forked(caches: Caches, rows: list[int], of: int, padded: bool) -> Caches:
@@ -77,6 +83,32 @@ def forked(caches: Caches, rows: list[int], of: int, padded: bool) -> Caches:
     twins = copy.deepcopy(caches)  # mlx arrays are changed in place by -= and by slices: sharing them would tie the two
     select(twins, rows, of, padded)
     return twins
+
+
+def widened(caches: Caches, rows: int) -> Caches:
+    """New plain caches of ``rows`` rows, each the one row that ``caches`` hold, which stay as they are."""
+
+    def repeat(leaf: Any) -> Any:
+        return mx.broadcast_to(leaf, (rows, *leaf.shape[1:])) if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == 1 else leaf
+
+    twins = copy.deepcopy(caches)
+    for cache in twins:
+        _change(cache, repeat)
+    return twins
+
+
+def trimmable(caches: Caches, tokens: int) -> bool:
+    """Whether plain caches can take so many tokens more and give them back: where nothing is forgotten for them."""
+    return all(
+        type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.offset + tokens < cache.max_size)
+        for cache in cast(list[Any], caches)
+    )
+
+
+def trim(caches: Caches, tokens: int) -> None:
+    """Takes the newest ``tokens`` of each row back out of ``trimmable`` plain caches."""
+    for cache in cast(list[KVCache | RotatingKVCache], caches):
+        cache.trim(tokens)
 
 
 def evaluate(caches: Caches) -> None:

@@ -6,6 +6,7 @@ Knows the device and the model; nothing of datasets or files.
 import logging
 import platform
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -18,12 +19,14 @@ from .planner import Limits
 from .prefill import Setup, Wanted
 from .probes import Found, missing_window, probe, slots_independent
 from .records import AnyRequest, Request
+from .shortcuts import Shortcuts, shortcuts
 
 log = logging.getLogger("mlx_bulk")
 
 ROWS = {"cpu": 32, "metal": 64, "cuda": 256}  # decoding at once, when batch.rows is auto
 TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when batch.tokens is auto
-LOGIT_BYTES = {"cpu": 32 << 20, "metal": 256 << 20, "cuda": 512 << 20}  # of one chunk's float32 logits, when the prompt is echoed
+# Of the float32 logits read at once. They stand twice, beside what their reduction takes: all of it stays below 256 MB.
+LOGIT_BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}
 
 
 def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | None = None) -> tuple[Setup, Setup | None, dict[str, Any]]:
@@ -40,9 +43,15 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
         raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
     padded = not limits.even
     setups = [Setup(m.network, m.vocabulary, limits, wanted, padded, config.deterministic, LOGIT_BYTES[device]) for m in models]
+    short = [shortcuts(s.model, s.vocabulary, limits, padded) if wanted.echo else None for s in setups]
+    setups = [
+        s if f is None else replace(s, head=f.head, right_padded=f.right_padded, shared=f.shared)
+        for s, f in zip(setups, short, strict=True)
+    ]
     for m, way in zip(models, ways, strict=True):
         log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
-    return setups[0], setups[1] if reference else None, _about(models, config, ways, limits)
+    abouts = [_about_model(m, way, found) for m, way, found in zip(models, ways, short, strict=True)]
+    return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
 
 
 def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: int) -> Limits:
@@ -96,7 +105,7 @@ def _said(way: Found, limits: Limits) -> str:
     return f"{how}, slower but right ({way.reason})"
 
 
-def _about(models: list[Model], config: BatchConfig, ways: list[Found], limits: Limits) -> dict[str, Any]:
+def _about(models: list[dict[str, Any]], config: BatchConfig, limits: Limits) -> dict[str, Any]:
     """A session's line: what the results may depend on beyond the run's identity."""
     about = {
         "versions": {name: version(name) for name in ("mlx", "mlx-lm", "transformers", "pyarrow", "numpy")},
@@ -105,11 +114,14 @@ def _about(models: list[Model], config: BatchConfig, ways: list[Found], limits: 
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
         "batch": {**config.model_dump(mode="json"), "rows": limits.rows, "tokens": limits.tokens},
-        **_about_model(models[0], ways[0]),
+        **models[0],
     }
-    return about if len(models) == 1 else {**about, "reference": _about_model(models[1], ways[1])}
+    return about if len(models) == 1 else {**about, "reference": models[1]}
 
 
-def _about_model(model: Model, way: Found) -> dict[str, Any]:
-    probed = {"way": way.way, "difference": way.difference, "reason": way.reason}
-    return {"model": str(model.checkpoint.folder), "dtype": model.dtype, "probe": probed}
+def _about_model(model: Model, way: Found, found: Shortcuts | None) -> dict[str, Any]:
+    probed: dict[str, Any] = {"way": way.way, "difference": way.difference, "reason": way.reason}
+    if found is not None:
+        taken = {"head": found.head is not None, "right_padded": found.right_padded, "shared": found.shared}
+        probed["scoring"] = {**taken, "reasons": list(found.reasons)}
+    return {"model": str(model.checkpoint.folder), "dtype": model.dtype, "substitutes": list(model.substitutes), "probe": probed}

@@ -4,14 +4,10 @@ Opens it under a lock, binds it to one identity for good, and refuses what is no
 done, and never removes a file that it cannot name as the project's.
 """
 
-import fcntl
 import json
 import logging
 import os
-import socket
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +17,7 @@ import pyarrow as pa
 from .drift import covered_rows, identity_drift, inputs_drift, without_consequences
 from .durable import append_line, atomic_write, fsync_folder, mend_lines, room_on
 from .errors import DriftError, RunDirError
+from .locking import lock, now, refuse_strangers
 from .paths import OWN_FILES, OWN_JOURNALS, OWN_PARTS, RunPaths
 from .recovery import Recovered, recover
 
@@ -28,8 +25,7 @@ log = logging.getLogger("mlx_bulk")
 
 SCHEMA_VERSION = 1
 
-_NOT_CONTENT = {".lock", ".DS_Store"}
-_LOCK_MARK = "mlx-bulk run"
+_MARK = "mlx-bulk run"
 
 
 @dataclass(slots=True)
@@ -47,9 +43,9 @@ class RunDir(RunPaths):
         """
         try:
             with room_on(path):
-                _refuse_strangers(path)
+                refuse_strangers(path, _MARK, known=_read_run(path / "run.json") is not None)
                 path.mkdir(parents=True, exist_ok=True)
-                run = cls(path, _lock(path / ".lock"))
+                run = cls(path, lock(path, _MARK))
         except FileExistsError as error:
             raise RunDirError(f"{path}: is a file; expected a folder for the run. Choose another --output.") from error
         except OSError as error:
@@ -110,15 +106,15 @@ class RunDir(RunPaths):
 
     def session(self, info: dict[str, Any]) -> None:
         """Notes a start in sessions.jsonl: versions, host, device, free settings."""
-        append_line(self.sessions, {"event": "start", "time": _now(), "pid": os.getpid(), **info})
+        append_line(self.sessions, {"event": "start", "time": now(), "pid": os.getpid(), **info})
 
     def session_ended(self, info: dict[str, Any]) -> None:
         """Notes how the session that started last has ended."""
-        append_line(self.sessions, {"event": "end", "time": _now(), "pid": os.getpid(), **info})
+        append_line(self.sessions, {"event": "end", "time": now(), "pid": os.getpid(), **info})
 
     def add_metrics(self, values: dict[str, Any]) -> None:
         """Appends one interval's line to metrics.jsonl."""
-        append_line(self.metrics, {"time": _now(), **values})
+        append_line(self.metrics, {"time": now(), **values})
 
     def write_summary(self, values: dict[str, Any]) -> None:
         """Writes summary.json: what the last line of the run said."""
@@ -152,15 +148,6 @@ class RunDir(RunPaths):
         self.run.unlink(missing_ok=True)
 
 
-def _refuse_strangers(path: Path) -> None:
-    """Raises RunDirError for a folder that holds something but is not a run."""
-    if not path.is_dir() or not (names := {entry.name for entry in path.iterdir()} - _NOT_CONTENT):
-        return
-    if _read_run(path / "run.json") is None and _LOCK_MARK not in _read_text(path / ".lock"):
-        shown = ", ".join(sorted(names)[:5]) + (", …" if len(names) > 5 else "")
-        raise RunDirError(f"{path}: is not an mlx-bulk run, it holds {shown}. Choose another --output, or an empty folder.")
-
-
 def _read_run(path: Path) -> dict[str, Any] | None:
     """What run.json says, or None where it is not one of ours."""
     try:
@@ -168,38 +155,3 @@ def _read_run(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return run if isinstance(run, dict) and {"schema_version", "identity", "inputs"} <= run.keys() else None
-
-
-def _lock(path: Path) -> int:
-    """An open descriptor that holds the lock; the file then says who we are. Raises RunDirError where another holds it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        holder = json.dumps({"file": _LOCK_MARK, "pid": os.getpid(), "host": socket.gethostname(), "since": _now()})
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, holder.encode() + b"\n", 0)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise RunDirError(f"{path.parent}: {_holder(path)} is working here. Wait for it, stop it, or choose another --output.") from error
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _holder(path: Path) -> str:
-    with suppress(ValueError, KeyError, TypeError):
-        holder = json.loads(_read_text(path))
-        return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
-    return "another process"
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -44,6 +44,13 @@ class Checkpoint:
         return None
 
     @property
+    def window(self) -> int | None:
+        """The sliding window of attention, in tokens; None where its config asks for none."""
+        text = self.config | (self.config.get("text_config") or {})
+        window = text.get("sliding_window")
+        return window if isinstance(window, int) and window > 0 and text.get("use_sliding_window") is not False else None
+
+    @property
     def eos(self) -> frozenset[int]:
         """EOS ids of the generation config (config.json's where there is none)."""
         value = self.config.get("eos_token_id")
@@ -52,13 +59,17 @@ class Checkpoint:
 
 @dataclass(slots=True, frozen=True)
 class Model:
-    """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary]."""
+    """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary].
+
+    ``substitutes`` names what of it is computed by kernels of ours.
+    """
 
     network: Any
     checkpoint: Checkpoint
     vocabulary: int
     dtype: str
     weight_bytes: int
+    substitutes: tuple[str, ...] = ()
 
 
 def find(config: ModelConfig) -> Checkpoint:
@@ -142,6 +153,8 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
     from mlx.utils import tree_flatten
     from mlx_lm.utils import load_adapters, load_model
 
+    from .substitutes import substitute
+
     try:
         network, _ = load_model(
             checkpoint.folder, lazy=True, model_config=translated(checkpoint.config), trust_remote_code=config.trust_remote_code
@@ -161,7 +174,8 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
         raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
-    return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), sum(a.nbytes for a in arrays))
+    substitutes = substitute(network, vocabulary, checkpoint.window)
+    return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), sum(a.nbytes for a in arrays), substitutes)
 
 
 def _short(error: Exception, checkpoint: Checkpoint) -> str:

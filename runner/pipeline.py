@@ -37,6 +37,7 @@ from .preparing import Desk
 from .reader import read
 from .recovery import Recovered
 from .scan import SCAN_FILE, scan
+from .stats import figures
 from .tokenizer import Tokenizer
 from .watch import Counts, Watch
 from .writer import Writer
@@ -135,7 +136,7 @@ def _warn(config: JobConfig, found: Scan) -> None:
     for column in found.schema:
         if column.metadata == JSON_METADATA:
             log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
-    if config.prompt.too_long == "truncate_right" and config.prompt.text is None:
+    if config.prompt.too_long == "truncate_right" and config.prompt.sources not in ([], ["text"]):
         log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")
 
 
@@ -156,7 +157,7 @@ class _Session:
         known.found.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(rows, per_shard, known.job.schema)
         writer = Writer(run_dir, known.job.schema, rows, per_shard, recovered, config.output.fsync_seconds)
-        closing = ""
+        statistics = None
         progress, complete, worked = Progress(), True, len(recovered.committed) * per_shard < rows
         try:
             if rows == 0:
@@ -165,10 +166,10 @@ class _Session:
                 progress, complete = self._work(known, writer, recovered, stopped)
             if complete:
                 writer.finish()
-                closing = self._write_statistics(known.job)
+                statistics = self._write_statistics(known.job)
         finally:
             writer.close()
-        return self._summary(known.found, writer, progress, complete, worked, closing)
+        return self._summary(known, writer, progress, worked, statistics)
 
     def _identity(self, known: _Known) -> dict[str, Any]:
         template, reference = known.template, {}
@@ -233,18 +234,19 @@ class _Session:
         model, *others = self.models.get(needed, int(self.config.batch.memory * backend.memory_bytes()))
         return model, self.config.batch, wanted, others[0] if others else None
 
-    def _write_statistics(self, job: Job) -> str:
-        """Writes stats.arrow; what of it is shown at the end."""
+    def _write_statistics(self, job: Job) -> pa.Table:
+        """Writes stats.arrow."""
         table = job.statistics(self.run_dir.root)
         with replacing(self.run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table)
-        return job.closing(table)
+        return table
 
-    def _summary(self, found: Scan, writer: Writer, p: Progress, complete: bool, worked: bool, closing: str) -> Summary:
+    def _summary(self, known: _Known, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
+        """Says how the run ended; ``statistics`` are there when it is complete."""
         summary = Summary(
             output=self.run_dir.root,
             rows=writer.rows,
-            of=found.rows,
+            of=known.found.rows,
             records=writer.records,
             errors=writer.errors,
             prompt_tokens=p.prompt,
@@ -253,14 +255,15 @@ class _Session:
             seconds=round(monotonic() - self.begin, 3),
             padding_waste=round(1 - p.prefilled / p.padded, 4) if p.padded else 0.0,
             peak_memory_bytes=peak_bytes(),
-            complete=complete,
+            complete=statistics is not None,
             worked=worked,
-            closing=closing,
+            closing="" if statistics is None else known.job.closing(statistics),
         )
         if worked or not self.run_dir.summary.exists():
             values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}
             session = {name: values.pop(name) for name in SESSION_FIGURES}
-            self.run_dir.write_summary({**values, "output": str(summary.output), "session": session})
+            values |= {"output": str(summary.output), "session": session}
+            self.run_dir.write_summary(values | {"statistics": None if statistics is None else figures(statistics)})
         return summary
 
 

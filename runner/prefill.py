@@ -18,27 +18,46 @@ from numpy.typing import NDArray
 
 from ..kernels.logprobs import Scores, join, score
 from .cache import Caches, evaluate, fresh
+from .head import Head, Reader, Whole, read
 from .planner import Limits
 from .records import Request, Sample
 
-LEAST_CHUNK = 8  # tokens
+LEAST_CHUNK = 8  # tokens of a call whose logits are not to be had apart
+LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many take half as long again a token
 
 
 @dataclass(slots=True, frozen=True)
 class Wanted:
-    """Which figures are computed: ``logprobs.prompt``, ``logprobs.top`` and ``logprobs.stats`` of the config."""
+    """Which figures are computed: ``logprobs.prompt``, ``logprobs.top`` and ``logprobs.stats`` of the config.
+
+    ``greedy``: of a scored token, whether it is the most likely one.
+    """
 
     echo: bool = False
     top: int = 0
     stats: bool = False
+    greedy: bool = False
+
+    def scores(self, logits: mx.array, targets: NDArray[np.int32]) -> Scores:
+        """The figures of ``targets`` [N] under ``logits`` [N, V]."""
+        return score(logits, targets, self.top, self.stats, self.greedy)
+
+    @property
+    def nothing(self) -> Scores:
+        """The figures of no tokens."""
+        ints, floats, k = np.zeros(0, np.int32), np.zeros(0, np.float32), self.top
+        tops = (ints.reshape(0, k), floats.reshape(0, k)) if k else (None, None)
+        return Scores(floats, *tops, *((ints, floats) if self.stats else (None, None)), ints.astype(np.bool_) if self.greedy else None)
 
 
 @dataclass(slots=True, frozen=True)
 class Setup:
     """A model and how it is run. ``padded``: rows of unlike length share a batch (the probe allows it).
 
-    ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits
-    of one chunk of an echoed prefill.
+    ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits that
+    the echo and the scorer read at once. What the probes found for them: ``head`` is the network split in two (None: it
+    cannot be), ``right_padded``: rows of unlike length share a batch of plain caches, pads behind them; ``shared``: rows
+    can be fed on top of copies of another row's caches.
     """
 
     model: Any
@@ -48,6 +67,19 @@ class Setup:
     padded: bool
     static: bool = False
     logit_bytes: int = 32 << 20
+    head: Head | None = None
+    right_padded: bool = False
+    shared: bool = False
+
+    @property
+    def reader(self) -> Reader:
+        """What makes logits in two steps."""
+        return self.head or Whole(self.model)
+
+    @property
+    def logit_rows(self) -> int:
+        """Positions whose logits may stand at once."""
+        return max(LEAST_ROWS, self.logit_bytes // (4 * self.vocabulary))
 
     @property
     def joins(self) -> bool:
@@ -103,47 +135,38 @@ def prefill(setup: Setup, requests: list[Request]) -> Prefilled:
 def _forward(setup: Setup, tokens: NDArray[np.int32], ids: list[NDArray[np.int32]], caches: Caches) -> list[Scores | None]:
     """Runs ``tokens`` [B, T] through the model chunk by chunk; each row's echo scores [len(ids) - 1], if wanted."""
     rows, width = tokens.shape
-    parts = [[_nothing(setup.wanted)] for _ in ids]
+    parts = [[setup.wanted.nothing] for _ in ids]
     at = 0
     while at < width:
-        n = _chunk(setup, rows, width - at)
-        logits: mx.array = setup.model(mx.array(tokens[:, at : at + n]), cache=caches)
+        n = chunk(setup, rows, width - at)
+        states = setup.reader.states(mx.array(tokens[:, at : at + n]), caches)
         if setup.wanted.echo:
-            _echo(setup.wanted, logits, at, ids, parts)
+            _echo(setup, states, at, ids, parts)
         evaluate(caches)
         mx.clear_cache()
         at += n
     return [join(p) if setup.wanted.echo else None for p in parts]
 
 
-def _chunk(setup: Setup, rows: int, left: int) -> int:
-    """Tokens a row in the next call; never a last one alone (see the note on rotating caches in ``prefill``)."""
+def chunk(setup: Setup, rows: int, left: int) -> int:
+    """Tokens a row in the next call of ``rows`` rows that have ``left`` to go; never a last one alone (see ``prefill``)."""
     n = setup.limits.tokens // rows
-    if setup.wanted.echo:
+    if setup.wanted.echo and setup.head is None:
         n = min(n, max(LEAST_CHUNK, setup.logit_bytes // (4 * rows * setup.vocabulary)))
     n = max(n, 2)
     return left if left <= n + 1 else n
 
 
-def _echo(wanted: Wanted, logits: mx.array, at: int, ids: list[NDArray[np.int32]], parts: list[list[Scores]]) -> None:
-    """Appends to ``parts`` the scores of the tokens that ``logits`` [B, N, V], of positions at … at + N - 1, predict."""
-    b, n, v = logits.shape
+def _echo(setup: Setup, states: mx.array, at: int, ids: list[NDArray[np.int32]], parts: list[list[Scores]]) -> None:
+    """Appends to ``parts`` the scores of the tokens that ``states`` [B, N, H], of positions at … at + N - 1, predict."""
+    b, n, h = states.shape
     counts = [max(0, min(len(x) - 1 - at, n)) for x in ids]
     if not any(counts):
         return
-    flat = logits.reshape(b * n, v)
-    if sum(counts) < b * n:
-        flat = flat[mx.array(np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)]))]
+    index = np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)])
     targets = np.concatenate([x[at + 1 : at + 1 + c] for x, c in zip(ids, counts, strict=True)])
-    scores = score(flat, targets, wanted.top, wanted.stats)
+    scores, _ = read([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted.scores)
     end = 0
     for part, count in zip(parts, counts, strict=True):
         part.append(scores[end : end + count])
         end += count
-
-
-def _nothing(wanted: Wanted) -> Scores:
-    """The scores of no tokens, with the figures that are wanted."""
-    ints, floats, k = np.zeros(0, np.int32), np.zeros(0, np.float32), wanted.top
-    tops = (ints.reshape(0, k), floats.reshape(0, k)) if k else (None, None)
-    return Scores(floats, *tops, *((ints, floats) if wanted.stats else (None, None)))

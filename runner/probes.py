@@ -41,8 +41,7 @@ def probe(network: Any, vocabulary: int) -> Found:
     """Finds the fastest way that gives the same logits as each row alone."""
     prompts = _prompts(vocabulary)
     single = [_alone(network, x) for x in prompts]
-    spread = float(np.concatenate(single).std())
-    allowed = TOLERANCE[_precision(network, prompts[0])] * max(spread, 1e-3)
+    allowed = _allowed(network, prompts, single)
     token_bytes, row_bytes = _growth(network, prompts[0])
     reason = ""
     ways: tuple[tuple[Way, Batched], ...] = (("padded", _padded), ("exact", _exact))
@@ -67,6 +66,16 @@ def _alone(network: Any, ids: NDArray[np.int32]) -> NDArray[np.float32]:
     """Logits [STEPS, V] of the last positions of one prompt, from one call without padding."""
     caches = fresh(network, 1, padded=False)
     return _numpy(network(mx.array(ids)[None], cache=caches)[0, -STEPS:])
+
+
+def allowed_difference(network: Any, vocabulary: int) -> float:
+    """How far a network's logits may differ between two ways to compute them."""
+    prompts = _prompts(vocabulary)
+    return _allowed(network, prompts, [_alone(network, x) for x in prompts])
+
+
+def _allowed(network: Any, prompts: list[NDArray[np.int32]], single: list[NDArray[np.float32]]) -> float:
+    return TOLERANCE[_precision(network, prompts[0])] * max(float(np.concatenate(single).std()), 1e-3)
 
 
 def _precision(network: Any, ids: NDArray[np.int32]) -> str:

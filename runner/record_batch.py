@@ -1,10 +1,12 @@
 """Records to Arrow: one column builder an Arrow type, NumPy arrays into lists without Python per element.
 
 The schema says everything; nothing here knows a job kind. Two field metadata mark what a type cannot say: ``json``
-(a value of any type, kept as JSON text) and ``leading_null`` (a list whose first element is null, put there here).
+(a value of any type, kept as JSON text) and ``leading_null`` (a list whose first element is null, put there here). Lists with
+nulls in other places come as ``Masked``.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,22 @@ LEADING_NULL = {b"leading_null": b"1"}
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
+@dataclass(slots=True, frozen=True)
+class Masked:
+    """A list of T elements of which N are there and the others null. values: [N], or [N, k] for a list of lists; there: [T].
+
+    values  a b        there  . x . x        list  null a null b
+    """
+
+    values: NDArray[Any]
+    there: NDArray[np.bool_]
+
+
 def record_batch(schema: pa.Schema, records: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     """The records as one batch of ``schema``; a column that a record lacks is null there.
 
-    Lists of numbers come as arrays [N], lists of such lists as arrays [N, k], the ``input`` struct as the row's columns.
+    Lists of numbers come as arrays [N], lists of such lists as arrays [N, k] (of unlike lengths: as a list of arrays), either as
+    ``Masked`` where elements are null, and the ``input`` struct as the row's columns.
     Raises ValueError naming the row and column of a value that does not fit, or a key that has no column.
     """
     known = set(schema.names)
@@ -40,8 +54,12 @@ def record_bytes(record: dict[str, Any]) -> int:
 def _value_bytes(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
+    if isinstance(value, Masked):
+        return value.values.nbytes
     if isinstance(value, str):
         return len(value)
+    if isinstance(value, list):
+        return sum(map(_value_bytes, value))
     return record_bytes(value) if isinstance(value, dict) else 8
 
 
@@ -78,7 +96,7 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
         values = [None if value is None else json_text(value) for value in values]
     if pa.types.is_struct(field.type) and field.type.num_fields:
         return _struct(field.type, values)
-    if pa.types.is_list(field.type) and any(isinstance(value, np.ndarray) for value in values):
+    if pa.types.is_list(field.type) and any(isinstance(value, np.ndarray | Masked) for value in values):
         return _list(field.type, values, b"leading_null" in metadata)
     return pa.array(values, type=field.type)
 
@@ -93,25 +111,33 @@ def _struct(type_: pa.StructType, values: list[Any]) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(type_), mask=absent)
 
 
-def _list(type_: pa.ListType, values: list[NDArray[Any] | None], leading: bool) -> pa.Array:
+def _list(type_: pa.ListType, values: list[NDArray[Any] | Masked | None], leading: bool) -> pa.Array:
     """Lists from arrays [N], or lists of lists from arrays [N, k]; None is a null list.
 
     A leading null (.) before arrays of lengths 2 and 1:   values   . a b . c
                                                            offsets  0     3   5
     """
     absent = np.array([value is None for value in values], dtype=bool)
-    present = [np.asarray(value) for value in values if value is not None]
+    present = [_masked(value, leading) for value in values if value is not None]
     nested = pa.types.is_list(type_.value_type)
-    if wrong := [value.shape for value in present if value.ndim != 1 + nested]:
+    if wrong := [value.values.shape for value in present if value.values.ndim != 1 + nested]:
         raise ValueError(f"expected an array of {1 + nested} dimensions, got shape {wrong[0]}")
+    if wrong := [value for value in present if len(value.values) != np.count_nonzero(value.there)]:
+        raise ValueError(f"expected {np.count_nonzero(wrong[0].there)} values that are there, got {len(wrong[0].values)}")
     lengths = np.zeros(len(values), dtype=np.int64)
-    lengths[~absent] = [len(value) + leading for value in present]
-    offsets = _offsets(lengths)
-    empty = np.zeros(int(offsets[-1]), dtype=bool)
-    if leading:
-        empty[offsets[:-1][~absent]] = True
-    items = _inner_lists(type_.value_type, present, empty) if nested else _scalars(type_.value_type, present, empty)
-    return _list_array(type_, offsets, items, absent)
+    lengths[~absent] = [len(value.there) for value in present]
+    empty = ~np.concatenate([np.zeros(0, dtype=bool), *(value.there for value in present)])
+    arrays = [value.values for value in present]
+    items = _inner_lists(type_.value_type, arrays, empty) if nested else _scalars(type_.value_type, arrays, empty)
+    return _list_array(type_, _offsets(lengths), items, absent)
+
+
+def _masked(value: NDArray[Any] | Masked, leading: bool) -> Masked:
+    if isinstance(value, Masked):
+        return value
+    there = np.ones(len(value) + leading, dtype=bool)
+    there[:leading] = False
+    return Masked(value, there)
 
 
 def _scalars(type_: pa.DataType, arrays: list[NDArray[Any]], empty: NDArray[np.bool_]) -> pa.Array:

@@ -147,7 +147,10 @@ class Passage:
 
 @dataclass(slots=True, frozen=True)
 class ScoreRequest:
-    """What one row asks of the scorer: passages, which may begin alike (several choices behind one prompt)."""
+    """What one row asks of the scorer: passages, which may begin alike (several choices behind one prompt).
+
+    None where there is nothing to score (an empty document).
+    """
 
     row: int
     passages: tuple[Passage, ...]
@@ -156,7 +159,7 @@ class ScoreRequest:
     @property
     def reach(self) -> int:
         """Tokens of the longest passage."""
-        return max(len(passage.ids) for passage in self.passages)
+        return max((len(passage.ids) for passage in self.passages), default=0)
 
     def without(self, done: set[int]) -> Self:
         """The same, with nothing asked for where it is ``done``."""

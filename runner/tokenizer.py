@@ -1,4 +1,4 @@
-"""Text to token ids and back: chat templates, offsets in code points, and the watch for stop strings.
+"""Text to token ids and back: chat templates, and offsets in code points.
 
 Wraps the checkpoint's Hugging Face tokenizer. Offsets count code points of the text; tokens inside one character share
 its start. Knows nothing of datasets or models.
@@ -16,12 +16,13 @@ import numpy as np
 
 from ..configs.errors import ConfigError
 from ..configs.schema import names_a_file
+from .chat_spans import Turns, marks_turns, rendered, token_spans
 from .errors import ModelError, RowError
 from .offsets import piece_starts, token_starts
 from .records import Ids, Prompt, Sampling
+from .stop_strings import BROKEN, StopStrings
+from .tokenizer_difference import difference
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"
-UNSETTLED = 64  # tokens that may wait for the rest of a character before they are taken for broken
 FILES = ("token*", "vocab*", "*.tiktoken")
 
 
@@ -61,9 +62,14 @@ class Tokenizer:
         """True when messages can be rendered."""
         return self._template is not None or self._hf.chat_template is not None
 
+    @property
+    def marks_turns(self) -> bool:
+        """True when the chat template says which text is the assistant's."""
+        return self.has_chat_template and marks_turns(self._hf.get_chat_template(self._template))
+
     def difference(self, other: "Tokenizer") -> str | None:
         """How another tokenizer maps text to other ids than this one, or None where they do the same."""
-        raise NotImplementedError
+        return difference(self._hf, other._hf)
 
     def encode(self, text: str) -> Prompt:
         """Raw text to a prompt, with the special tokens that the tokenizer adds by itself; a BOS that the text brings is not doubled."""
@@ -72,19 +78,39 @@ class Tokenizer:
             ids, offsets = ids[1:], offsets[1:]
         return Prompt(text, ids, offsets)
 
-    def encode_chat(self, messages: list[dict[str, Any]], prefill: str) -> Prompt:
-        """Messages to a prompt that ends where the assistant's turn begins, followed by ``prefill``.
+    def encode_opening(self, text: str) -> Prompt:
+        """As ``encode``, less the special tokens that the tokenizer puts behind a text: more text may follow."""
+        prompt = self.encode(text)
+        end = len(prompt.ids) - self._put_behind
+        return Prompt(text, prompt.ids[:end], prompt.offsets[:end])
 
-        Raises RowError where the template refuses the messages (roles that must alternate, say).
+    def encode_text(self, text: str) -> Prompt:
+        """Text alone, without special tokens but those that it holds itself."""
+        return Prompt(text, *self._encode(text, special=False))
+
+    def encode_turns(self, messages: list[dict[str, Any]]) -> Turns:
+        """A whole chat, with the assistant's turns marked by its template.
+
+        Raises RowError where the template refuses the messages, or a turn does not begin and end with a token.
         """
+        text, spans = rendered(self._hf, self._hf.get_chat_template(self._template), self._template_args, messages)
+        ids, offsets = self._encode(text, special=False)
+        tokens = token_spans(text, ids, spans, lambda part: self._encode(part, special=False)[0])
+        return Turns(Prompt(text, ids, offsets), spans, tokens)
+
+    def encode_chat(self, messages: list[dict[str, Any]], prefill: str) -> Prompt:
+        """Messages to a prompt that ends where the assistant's turn begins, followed by ``prefill``. Raises as ``chat_text``."""
+        return self.encode_text(self.chat_text(messages, prefill))
+
+    def chat_text(self, messages: list[dict[str, Any]], prefill: str) -> str:
+        """The text of such a prompt. Raises RowError where the template refuses the messages (roles that must alternate, say)."""
         try:
             text = self._hf.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, chat_template=self._template, **self._template_args
             )
         except Exception as error:  # templates raise what they like
             raise RowError("template", f"the chat template refuses the messages: {error}") from error
-        text = str(text) + prefill
-        return Prompt(text, *self._encode(text, special=False))
+        return str(text) + prefill
 
     def _encode(self, text: str, special: bool) -> tuple[Ids, Ids]:
         if not self._hf.is_fast:
@@ -120,6 +146,13 @@ class Tokenizer:
         return np.append(starts, np.int32(len(self.decode(text))))[np.cumsum(shown) - shown]
 
     @cached_property
+    def _put_behind(self) -> int:
+        """Number of special tokens that the tokenizer puts behind a text."""
+        plain, whole = (self._encode("a", special=special)[0].tolist() for special in (False, True))
+        before = next(at for at in range(len(whole) + 1) if whole[at : at + len(plain)] == plain)
+        return len(whole) - before - len(plain)
+
+    @cached_property
     def _bytes(self) -> list[bytes] | None:
         """The bytes of each token of a byte-level tokenizer; None for other kinds."""
         if not self._hf.is_fast:
@@ -134,7 +167,7 @@ class Tokenizer:
         tokens = self._hf.convert_ids_to_tokens(list(range(size)))
         return [added.get(i) or _token_bytes(token, of) for i, token in enumerate(tokens)]
 
-    def stopper(self, sampling: Sampling) -> "StopStrings":
+    def stopper(self, sampling: Sampling) -> StopStrings:
         """A watcher for a row's stop strings; only what ends behind its first ``min_tokens`` tokens counts."""
         return StopStrings(self, sampling.stop, sampling.min_tokens)
 
@@ -150,59 +183,6 @@ def _token_bytes(token: str | None, of: dict[str, int]) -> bytes:
     if token is None:
         return b""
     return bytes(of[c] for c in token) if all(c in of for c in token) else token.encode()
-
-
-class StopStrings:
-    """Watches one completion's text for stop strings, across token boundaries; a half character waits for its rest."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...], after: int):
-        self._tokenizer, self._stop, self._after = tokenizer, stop, after
-        self._ids: list[int] = []
-        self._text = ""
-        self._sure, self._known = "", 0  # text of the first _known ids, which ends with a whole character
-        self._back = 0  # as _known, one such place earlier
-        self._pushed = 0
-        self._reach = max(map(len, stop)) - 1
-        self._from = 0  # matches that end at or before this code point do not count
-
-    def push(self, token: int) -> str | None:
-        """Takes the next token; the stop string that the text now holds (the earliest; of equals the first listed), or None."""
-        before = len(self._text)
-        self._pushed += 1
-        if token not in self._tokenizer.special:
-            self._ids.append(token)
-            self._advance()
-        if self._pushed <= self._after:
-            self._from = len(self._text)
-            return None
-        where = max(0, min(before, self._from) - self._reach)
-        found = [(at, i) for i, s in enumerate(self._stop) if (at := self._find(s, where)) >= 0]
-        return self._stop[min(found)[1]] if found else None
-
-    def _find(self, stop: str, where: int) -> int:
-        """First place of ``stop`` that ends behind what does not count; -1 where there is none."""
-        return self._text.find(stop, max(where, self._from - len(stop) + 1, 0))
-
-    def _advance(self) -> None:
-        """Reads the new ids' text. Decoding starts a whole character back, so that spaces come out as in the whole text."""
-        known = self._tokenizer.decode(np.array(self._ids[self._back : self._known], np.int32))
-        tail = self._tokenizer.decode(np.array(self._ids[self._back :], np.int32))[len(known) :]
-        if tail.endswith(BROKEN) and len(self._ids) - self._known <= UNSETTLED:
-            self._text = self._sure + tail.rstrip(BROKEN)
-            return
-        self._text = self._sure = self._sure + tail
-        self._back, self._known = self._known, len(self._ids)
-
-
-def cut(text: str, stop: tuple[str, ...], matched: str | None, include: bool, least: int) -> str:
-    """A completion's text without the stop string that ended it (with it, when ``include``).
-
-    ``least`` is the number of code points in which stop strings did not count.
-    """
-    if matched is None or matched not in stop:
-        return text
-    at = text.find(matched, max(0, least - len(matched) + 1))
-    return text if at < 0 else text[: at + len(matched)] if include else text[:at]
 
 
 def load(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:

@@ -101,7 +101,13 @@ class Watch:
         rate = (self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)
         self._noted = now, self._tokens
         waste = 1 - p.prefilled / p.padded if p.padded else 0.0
-        line: dict[str, Any] = {"rows": at.rows, "errors": at.errors, "prompt_tokens": p.prompt, "generated_tokens": p.generated}
+        line: dict[str, Any] = {
+            "rows": at.rows,
+            "errors": at.errors,
+            "prompt_tokens": p.prompt,
+            "generated_tokens": p.generated,
+            "scored_tokens": p.scored,
+        }
         line |= {"tokens_per_second": round(rate, 1), "padding_waste": round(waste, 4)}
         line |= {"slots_filled": round(p.generated / p.places, 4) if p.places else None, "peak_memory_bytes": peak_bytes()}
         try:

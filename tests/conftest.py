@@ -16,6 +16,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips an oracle test without torch or lm-eval; with MLX_BULK_ORACLE=1 it fails instead."""
     if item.get_closest_marker("oracle") is None or os.environ.get("MLX_BULK_ORACLE") == "1":
         return
-    for library in ("torch", "lm_eval"):
+    for library in ("torch", "lm_eval", "accelerate"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed; pip install -e '.[oracle]'")

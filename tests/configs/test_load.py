@@ -1,6 +1,7 @@
 """From a file and overrides to a config: round trips, messages, overrides, expansion, and whatever else people write."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from mlx_bulk.configs import load as loading
+from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.load import load
 from mlx_bulk.configs.schema import GenerateConfig, JobConfig, SamplingConfig
+from mlx_bulk.configs.score import ScoreConfig
+from mlx_bulk.configs.sweep import SweepConfig
 
 CONFIGS = Path(loading.__file__).parent
 
@@ -41,6 +45,12 @@ def message(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
         load(path, overrides)
     return str(caught.value).replace(str(path), "job.yaml")
+
+
+def generation(path: Path, *overrides: str) -> GenerateConfig:
+    config = load(path, overrides)
+    assert isinstance(config, GenerateConfig)
+    return config
 
 
 def lines(folder: Path, text: str, *overrides: str) -> list[str]:
@@ -150,7 +160,7 @@ def test_prompt_contradictions(tmp_path: Path, prompt: str, line: str) -> None:
 def test_hub_settings_need_a_hub_dataset(tmp_path: Path) -> None:
     text = LEAST.replace("rows.jsonl", "rows.jsonl, config: main")
     assert lines(tmp_path, text) == ["job.yaml: data.config: expected null, since data.path is no hub dataset (hf:owner/name); remove it"]
-    assert load(written(tmp_path, text), ["data.path=hf:owner/name"]).data.config == "main"
+    assert generation(written(tmp_path, text), "data.path=hf:owner/name").data.config == "main"
 
 
 def test_every_problem_is_told_at_once_and_says_where_it_came_from(tmp_path: Path) -> None:
@@ -159,20 +169,50 @@ def test_every_problem_is_told_at_once_and_says_where_it_came_from(tmp_path: Pat
     assert found == [
         "job.yaml: model.path: missing; expected demo, a local folder, or a Hugging Face repo id; --model gives it too",
         "job.yaml: data.path: missing; expected a file, glob or folder, a list of them, '-', or hf:owner/name; --data gives it too",
+        "job.yaml: output.path: missing; expected a folder for the run; --output gives it too",
         "--set: sampling.top_p: found 3; expected a number above 0 and at most 1",
         "job.yaml: sampling.n: found 0; expected a whole number of at least 1",
-        "job.yaml: output.path: missing; expected a folder for the run; --output gives it too",
     ]
 
 
-@pytest.mark.parametrize("job", ["score", "rollout", "sweep"])
-def test_jobs_of_later_versions_are_named(tmp_path: Path, job: str) -> None:
-    found = lines(tmp_path, f"job: {job}\nscore: {{text: x}}\n")
-    assert found == [f"job.yaml: job: found {job}; this version runs generate only; set it to generate"]
+def test_jobs_of_later_versions_are_named(tmp_path: Path) -> None:
+    found = lines(tmp_path, "job: rollout\nscore: {text: x}\n")
+    assert found == ["job.yaml: job: found rollout; this version runs generate, score or sweep; set it to one of them"]
+
+
+@pytest.mark.parametrize(
+    ("job", "overrides", "line"),
+    [
+        ("scores", [], 'job.yaml: job: found "scores"; expected generate, score or sweep; did you mean score?'),
+        ("[score]", [], 'job.yaml: job: found ["score"]; expected generate, score or sweep'),
+        ("null", [], "job.yaml: job: found null; expected generate, score or sweep"),
+        ("score", ["job=sweeps"], '--set: job: found "sweeps"; expected generate, score or sweep; did you mean sweep?'),
+        ("score", ["job=rollout"], "--set: job: found rollout; this version runs generate, score or sweep; set it to one of them"),
+    ],
+)
+def test_a_wrong_job_is_told_alone(tmp_path: Path, job: str, overrides: list[str], line: str) -> None:
+    # Which other keys are right depends on it.
+    assert lines(tmp_path, f"job: {job}\nzzz: 1\n", *overrides) == [line]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (LEAST + "score: {text: x}\n", "score: no such key; it belongs to job: score; remove it, or expected one of "),
+        (
+            LEAST.replace("generate", "score") + "score: {completion: x}\nsampling: {n: 2}\n",
+            "sampling: no such key; it belongs to job: gen",
+        ),
+        (LEAST + "matrix: {}\n", "matrix: no such key; it belongs to job: sweep; remove it, or expected one of "),
+    ],
+)
+def test_a_key_of_another_job_is_named_as_such(tmp_path: Path, text: str, line: str) -> None:
+    (found,) = lines(tmp_path, text)
+    assert found.startswith(f"job.yaml: {line}")
 
 
 def test_the_job_is_required(tmp_path: Path) -> None:
-    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == ["job.yaml: job: missing; expected generate"]
+    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == ["job.yaml: job: missing; expected generate, score or sweep"]
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
@@ -190,19 +230,17 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
 
 def test_overrides_are_yaml_and_create_sections(tmp_path: Path) -> None:
     path = written(tmp_path, LEAST + "sampling: {logit_bias: {5: 1}}\n")
-    config = load(
+    config = generation(
         path,
-        [
-            "sampling.temperature=1e-2",
-            'sampling.stop=["\\n", END]',
-            "sampling.logit_bias.5=2",
-            "sampling.logit_bias.6=3",
-            "sampling.columns.seed=meta.seed",
-            "prompt.chat_template_args.enable_thinking=false",
-            "batch.rows=4",
-            "output.path=a=b",
-            "data.limit=",
-        ],
+        "sampling.temperature=1e-2",
+        'sampling.stop=["\\n", END]',
+        "sampling.logit_bias.5=2",
+        "sampling.logit_bias.6=3",
+        "sampling.columns.seed=meta.seed",
+        "prompt.chat_template_args.enable_thinking=false",
+        "batch.rows=4",
+        "output.path=a=b",
+        "data.limit=",
     )
     assert (config.sampling.temperature, config.sampling.stop) == (0.01, ["\n", "END"])
     assert config.sampling.logit_bias == {5: 2.0, 6: 3.0}
@@ -244,19 +282,19 @@ data: {path: ["${WHERE}/a.jsonl", "~/b.jsonl"]}
 prompt: {user: "~ ${WHERE}", chat_template: ~/chat.jinja}
 output: {path: "${WHERE}/${WHERE}"}
 """
-    config = load(written(tmp_path, text))
+    config = generation(written(tmp_path, text))
     assert (config.model.path, config.model.adapter) == ("/home/me/model", "/disk/adapter")
     assert config.data.path == ["/disk/a.jsonl", "/home/me/b.jsonl"]
     assert (config.prompt.user, config.prompt.chat_template) == ("~ ${WHERE}", "/home/me/chat.jinja")
     assert config.output.path == "/disk//disk"
-    literal = load(written(tmp_path, text), ["prompt.chat_template='~{{ messages }}'"])
+    literal = generation(written(tmp_path, text), "prompt.chat_template='~{{ messages }}'")
     assert literal.prompt.chat_template == "~{{ messages }}"
 
 
 def test_a_template_needs_no_quotes_of_its_own_in_an_override(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text("job: generate\nmodel: {path: demo}\ndata: {path: x.jsonl}\noutput: {path: out}\n")
-    assert load(path, ["prompt.user={{ question }}?"]).prompt.user == "{{ question }}?"
+    assert generation(path, "prompt.user={{ question }}?").prompt.user == "{{ question }}?"
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,20 +308,26 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest
 
 def test_shipped_data_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = load(written(tmp_path, LEAST), ["data.path=demo:questions.jsonl"]).data.path
+    path = generation(written(tmp_path, LEAST), "data.path=demo:questions.jsonl").data.path
     assert isinstance(path, str)
     assert set(json.loads(Path(path).read_text(encoding="utf-8").splitlines()[0])) == {"question", "answer"}
     for name in ("nothing.jsonl", "../demo.yaml"):
         found = message(written(tmp_path, LEAST), f"data.path=demo:{name}")
-        assert found == f'--set: data.path: found "demo:{name}"; expected one of demo:documents.jsonl, demo:questions.jsonl'
+        assert (
+            found
+            == f'--set: data.path: found "demo:{name}"; expected one of demo:choices.jsonl, demo:documents.jsonl, demo:questions.jsonl'
+        )
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_load_and_name_the_schema(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=./schema.json\n")
     config = load(path)
-    assert config.model.path == "demo"
     assert config.output.path == f"outputs/{path.stem}"
+    if isinstance(config, SweepConfig):
+        assert cells(config, str(path))
+        return
+    assert config.model.path == "demo"
     assert isinstance(config.data.path, str)
     assert Path(config.data.path).is_file()
 
@@ -299,22 +343,36 @@ scalars = st.one_of(
 values = st.recursive(
     scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(scalars, inner, max_size=3)), max_leaves=6
 )
-keys = st.one_of(st.sampled_from(sorted({part for key in settings(GenerateConfig) for part in key.split(".")})), scalars)
+SCORING = yaml.safe_load(LEAST) | {"job": "score", "prompt": {}, "score": {"text": "{{ text }}"}}
+LEASTS: dict[type[JobConfig | SweepConfig], dict[str, Any]] = {
+    GenerateConfig: yaml.safe_load(LEAST),
+    ScoreConfig: SCORING,
+    SweepConfig: {
+        "job": "sweep",
+        "base": {key: value for key, value in SCORING.items() if key != "output"},
+        "matrix": {"data.limit": [1]},
+        "output": {"path": "out"},
+    },
+}
+KEYS = [(kind, key) for kind in LEASTS for key in settings(kind)]
+keys = st.one_of(st.sampled_from(sorted({part for _, key in KEYS for part in key.split(".")})), scalars)
 
 
 @given(
     tree=st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=5)), max_size=6),
-    key=st.sampled_from(settings(GenerateConfig)),
+    of=st.sampled_from(KEYS),
 )
 @one_file
-def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, key: str) -> None:
+def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, of: tuple[type[JobConfig | SweepConfig], str]) -> None:
     path = tmp_path / "job.yaml"
+    kind, key = of
     section, _, name = key.rpartition(".")
-    valid = yaml.safe_load(LEAST)
+    valid = LEASTS[kind]
     for wanted in (tree, valid | tree, valid | ({section: {**valid.get(section, {}), name: tree}} if section else {name: tree})):
         path.write_text(yaml.safe_dump(wanted, allow_unicode=True), encoding="utf-8", errors="replace")
         try:
-            assert isinstance(load(path), JobConfig)
+            config = load(path)
+            assert isinstance(config, JobConfig) or cells(config, str(path))
         except ConfigError as error:
             assert all(line.startswith(f"{path}: ") for line in str(error).split("\n"))  # noqa: PT017 - either outcome is right
 
@@ -325,9 +383,43 @@ def test_any_text_is_a_config_or_a_config_error(tmp_path: Path, text: str, overr
     written(tmp_path, LEAST)
     for overrides in ([override], [f"{key}={override}"], [f"{key}.{override}"]):
         try:
-            assert isinstance(load(tmp_path / "job.yaml", overrides), JobConfig)
+            assert isinstance(load(tmp_path / "job.yaml", overrides), JobConfig | SweepConfig)
         except ConfigError as error:
             assert str(error)  # noqa: PT017 - either outcome is right
+
+
+scorings = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("text", "completion", "choices", "label", "messages", "group_by"), st.sampled_from([None, "a", "{{ b }}"])),
+        "context": st.one_of(st.just("auto"), st.integers(0, 9)),
+        "windows": st.sampled_from(["lm_eval", "strided", "sliding"]),
+        "stride": st.one_of(st.none(), st.integers(0, 9)),
+        "prefix": st.sampled_from(["bos", "bos_or_eos", "none", None]),
+        "bos_every_window": st.sampled_from(["auto", True, False, "yes"]),
+        "reference": st.sampled_from([None, "demo", {"path": "demo", "dtype": "float16"}, {"dtype": "float16"}, ""]),
+    },
+)
+
+
+@given(score=scorings, prompt=st.sampled_from([{}, {"text": "q"}, {"user": "q"}]))
+@one_file
+def test_score_settings_are_one_scoring_or_name_their_own_keys(tmp_path: Path, score: Any, prompt: Any) -> None:
+    path = written(tmp_path, yaml.safe_dump(SCORING | {"score": score, "prompt": prompt}))
+    try:
+        config = load(path)
+    except ConfigError as error:
+        assert all(re.match(rf"{re.escape(str(path))}: (score|prompt)\b", line) for line in str(error).splitlines())  # noqa: PT017
+        return
+    assert isinstance(config, ScoreConfig)
+    given_kinds = [kind for kind in ("text", "completion", "choices", "messages") if score.get(kind) is not None]
+    assert given_kinds == [config.score.kind]
+    assert bool(prompt) == (config.score.kind in ("completion", "choices"))
+    assert (config.score.windows == "strided") == (config.score.stride is not None)
+    assert config.score.label is None or config.score.kind == "choices"
+    reference = score.get("reference")
+    assert (config.reference and config.reference.path) == (reference and "demo")
+    assert load(written(tmp_path, yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
 def test_reading_a_config_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -5,11 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from mlx_bulk.configs import load as loading
+from mlx_bulk.configs.eval import EvalConfig
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.fields import Section
+from mlx_bulk.configs.jobs import JOBS
 from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig, identity
 from pydantic import ValidationError
+
+from .structural import breaches
 
 CONFIGS = Path(loading.__file__).parent
 
@@ -142,6 +147,56 @@ def test_the_shipped_json_schema_is_current() -> None:
     write = "import json; from mlx_bulk.configs.load import json_schema; print(json.dumps(json_schema(), indent=2))"
     rewrite = f"python -c '{write}' > configs/schema.json"
     assert json.loads((CONFIGS / "schema.json").read_text()) == loading.json_schema(), f"schema.json is old; run: {rewrite}"
+
+
+MODELS: dict[str, type[Section]] = {**JOBS, "eval": EvalConfig}
+LEAST: dict[str, dict[str, Any]] = {
+    "generate": {"model": {"path": "demo"}, "data": {"path": "x"}, "prompt": {"text": "x"}, "output": {"path": "out"}},
+    "score": {"model": {"path": "demo"}, "data": {"path": "x"}, "score": {"text": "x"}, "output": {"path": "out"}},
+    "eval": {"model": {"path": "demo"}, "tasks": ["x"], "output": {"path": "out"}},
+    "sweep": {"base": {"job": "score"}, "matrix": {"data.limit": [1, 2]}, "output": {"path": "out"}},
+}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_the_json_schema_takes_the_shipped_examples(path: Path) -> None:
+    schema = loading.json_schema()
+    assert breaches(yaml.safe_load(path.read_text(encoding="utf-8")), schema, schema) == []
+
+
+@pytest.mark.parametrize("job", MODELS)
+def test_the_json_schema_tells_each_jobs_keys_apart(job: str) -> None:
+    schema = loading.json_schema()
+    least = {"job": job, **LEAST[job]}
+    assert breaches(least, schema, schema) == []
+    assert breaches(least | {"zzz": 1}, schema, schema) == [".zzz: unknown"]
+    for other in LEAST.keys() - {job}:
+        foreign = LEAST[other].keys() - set(MODELS[job].model_fields)
+        assert breaches(least | {name: LEAST[other][name] for name in foreign}, schema, schema) == [f".{name}: unknown" for name in foreign]
+    for name in LEAST[job].keys() - {"prompt", "matrix"}:  # which have defaults
+        assert breaches({key: value for key, value in least.items() if key != name}, schema, schema) == [f".{name}: required"]
+    assert breaches(least | {"output": {"path": "x", "pth": "y"}}, schema, schema) == [".output.pth: unknown"]
+
+
+def test_the_json_schema_needs_a_job_that_there_is() -> None:
+    schema = loading.json_schema()
+    assert breaches({"job": "rollout"}, schema, schema) == [".job: enum"]
+    assert ".job: required" in breaches({}, schema, schema)
+
+
+@pytest.mark.parametrize(
+    ("score", "broken"),
+    [
+        ({"text": "x", "context": 0}, [".score.context: anyOf"]),
+        ({"text": "x", "windows": "all"}, [".score.windows: enum"]),
+        ({"text": "x", "reference": {"path": "demo"}}, []),
+        ({"text": "x", "reference": {"dtype": "auto"}}, [".score.reference: anyOf"]),
+        ({"text": ""}, [".score.text: anyOf"]),
+    ],
+)
+def test_the_json_schema_holds_the_bounds_of_settings(score: dict[str, Any], broken: list[str]) -> None:
+    schema = loading.json_schema()
+    assert breaches({"job": "score", **LEAST["score"], "score": score}, schema, schema) == broken
 
 
 def test_the_json_schema_accepts_a_single_stop_string_and_knows_every_setting() -> None:

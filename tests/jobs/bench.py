@@ -74,6 +74,19 @@ class Bench:
         path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
         return path
 
+    def score(self, *options: str, rows: list[Record], **sections: Any) -> Done:
+        """``mlx-bulk run`` on a scoring job over ``rows``, with such ``sections`` beside model, data and output."""
+        config = {
+            "job": "score",
+            "model": {"path": str(self.model)},
+            "data": {"path": str(self.write_rows(rows))},
+            "output": {"path": str(self.root / "run")},
+            **sections,
+        }
+        path = self.root / "config.yaml"
+        path.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+        return self.command(path, *options)
+
     def run(self, *options: str, rows: list[Record] | None = None, stdin: str | None = None, **sections: Any) -> Done:
         """``mlx-bulk run`` on such a config."""
         path = self.write_config(rows, **sections)

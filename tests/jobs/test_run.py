@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.explain import settings
+from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.runner import journal
 
 from ..checkpoints import write_adapter

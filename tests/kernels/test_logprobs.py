@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import logprobs
-from mlx_bulk.kernels.logprobs import BLOCK, CHUNK_BYTES, Scores
+from mlx_bulk.kernels.logprobs import BLOCK, BLOCK_BYTES, Scores
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -17,11 +17,15 @@ Scorer = Callable[[Floats, Ints, int, bool], Scores]
 
 
 def by_specification(x: Floats, targets: Ints, top: int, stats: bool) -> Scores:
-    parts = logprobs.reference(mx.array(x), mx.array(targets), top, stats)
+    parts = logprobs.reference(mx.array(x), mx.array(targets), top, stats, greedy=True)
     return Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
 
 
-SCORERS = [pytest.param(by_specification, id="reference"), pytest.param(logprobs.on_cpu, id="on_cpu")]
+def by_numpy(x: Floats, targets: Ints, top: int, stats: bool) -> Scores:
+    return logprobs.on_cpu(x, targets, top, stats, greedy=True)
+
+
+SCORERS = [pytest.param(by_specification, id="reference"), pytest.param(by_numpy, id="on_cpu")]
 
 
 def oracle(x: Floats, targets: Ints, top: int) -> tuple[NDArray[np.float64], Ints, Ints, NDArray[np.float64]]:
@@ -42,6 +46,8 @@ def assert_right(scores: Scores, x: Floats, targets: Ints, top: int) -> None:
     np.testing.assert_allclose(scores.logprobs, logp[at, targets], rtol=0, atol=3e-5)
     assert scores.logprobs.dtype == np.float32
     np.testing.assert_array_equal(scores.ranks, ranks)
+    if scores.greedy is not None:
+        np.testing.assert_array_equal(scores.greedy, ranks == 1)
     assert scores.entropies is not None
     np.testing.assert_allclose(scores.entropies, entropies, rtol=0, atol=1e-4)
     if top:
@@ -129,20 +135,20 @@ def test_halves_are_cast_before_anything_is_subtracted(dtype: mx.Dtype):
     assert_right(logprobs.score(x, targets, 4, True), np.array(x.astype(mx.float32)), targets, 4)
 
 
-def test_chunks_of_rows_are_one_result():
-    v = 1 << 16
-    n = 3 * CHUNK_BYTES // (4 * v) // 2  # one chunk and a half
+def test_blocks_of_rows_are_one_result():
+    v = 1 << 12
+    n = 3 * BLOCK_BYTES // (4 * v) // 2  # one block and a half
     x = np.random.default_rng(3).normal(0, 3, (n, v)).astype(np.float32)
     targets = np.arange(n, dtype=np.int32)
-    whole = logprobs.on_cpu(x, targets, 3, True)
+    whole = by_numpy(x, targets, 3, True)
     assert len(whole.logprobs) == n
-    last = logprobs.on_cpu(x[-1:], targets[-1:], 3, True)
+    last = by_numpy(x[-1:], targets[-1:], 3, True)
     for name in Scores.__slots__:
         np.testing.assert_array_equal(getattr(whole[-1:], name), getattr(last, name))
 
 
 def test_no_tokens_have_no_scores():
-    scores = logprobs.on_cpu(np.zeros((0, 300), np.float32), np.zeros(0, np.int32), 4, True)
+    scores = by_numpy(np.zeros((0, 300), np.float32), np.zeros(0, np.int32), 4, True)
     assert scores.logprobs.shape == (0,)
     assert scores.top_ids is not None
     assert scores.top_ids.shape == (0, 4)
@@ -152,4 +158,56 @@ def test_what_is_not_asked_for_is_none():
     x = mx.zeros((2, 7))
     scores = logprobs.join([logprobs.score(x, np.zeros(2, np.int32))] * 2)
     assert scores.logprobs.shape == (4,)
-    assert (scores.top_ids, scores.top_logprobs, scores.ranks, scores.entropies) == (None, None, None, None)
+    assert [name for name in Scores.__slots__ if getattr(scores, name) is not None] == ["logprobs"]
+    assert logprobs.score(x, np.array([0, 6], np.int32), greedy=True).greedy.tolist() == [True, False]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def by_fused(x: mx.array, targets: Ints) -> tuple[Floats, NDArray[np.bool_]]:
+    found = logprobs.fused(x, mx.array(targets))
+    return np.array(found[0]), np.array(found[1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(scored())
+def test_fused_is_the_specification_with_ties_and_minus_infinity(case: tuple[Floats, Ints, int]):
+    x, targets, _ = case
+    found, greedy = by_fused(mx.array(x), targets)
+    truth = by_specification(x, targets, 0, False)
+    np.testing.assert_allclose(found, truth.logprobs, rtol=0, atol=3e-5)
+    np.testing.assert_array_equal(greedy, truth.greedy)
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(mx.float32, 1e-6), (mx.float16, 1e-3), (mx.bfloat16, 1e-2)])
+def test_fused_takes_half_precision_and_targets_at_the_edges(dtype: mx.Dtype, rounding: float):
+    """The CPU, where this runs, keeps the logits' precision in the sum; Metal and CUDA sum in float32."""
+    x = mx.array(np.random.default_rng(4).normal(3, 4, (4, 1031)).astype(np.float32)).astype(dtype)
+    targets = np.array([0, 1030, 0, 1030], np.int32)
+    found, _ = by_fused(x, targets)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(
+        found, by_specification(np.array(x.astype(mx.float32)), targets, 0, False).logprobs, rtol=rounding, atol=1e-5
+    )
+
+
+def test_fused_gives_nan_where_the_specification_does():
+    x = np.zeros((6, 5), np.float32)
+    x[0], x[1, 2], x[2, 3], x[3, 1], x[4] = -np.inf, np.nan, np.inf, -np.inf, 3e38
+    targets = np.array([0, 0, 0, 1, 2, 0], np.int32)
+    found, _ = by_fused(mx.array(x), targets)
+    np.testing.assert_array_equal(found, by_specification(x, targets, 0, False).logprobs)
+    assert np.isnan(found[:3]).all()
+    assert found[3] == -np.inf
+
+
+def test_gpus_take_the_fused_way_for_logprobs_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logprobs, "device_name", lambda: "metal")
+    x = np.random.default_rng(5).normal(0, 3, (3, 70)).astype(np.float32)
+    targets = np.array([1, 69, int(x[2].argmax())], np.int32)
+    for top, stats in ((0, False), (2, True)):
+        scores = logprobs.score(mx.array(x), targets, top, stats, greedy=True)
+        truth = by_numpy(x, targets, top, stats)
+        np.testing.assert_allclose(scores.logprobs, truth.logprobs, rtol=0, atol=1e-5)
+        assert scores.greedy is not None
+        assert scores.greedy.tolist() == [False, False, True]
+        assert (scores.ranks is None) == (not stats)
+    assert logprobs.score(mx.array(x), targets).greedy is None

@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.cache import Caches, evaluate, forked, fresh, growth, select
+from mlx_bulk.runner.cache import Caches, evaluate, forked, fresh, growth, select, trim, trimmable, widened
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
 
 from .tiny import PADDED, build
@@ -44,6 +44,32 @@ def test_a_fork_leaves_the_original_as_it_was(name: str, padded: bool):
     for _ in range(3):
         next_logits(name, twin, 3)
     np.testing.assert_array_equal(next_logits(name, caches, 3), whole)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba", "lfm2"])
+def test_one_row_is_widened_to_copies_that_share_nothing(name: str):
+    caches = fresh(build(name), 1, padded=False)
+    build(name)(mx.array(TOKENS[:1]), cache=caches)
+    wide = widened(caches, 3)
+    for _ in range(3):
+        next_logits(name, wide, 3)
+    one = next_logits(name, widened(caches, 1), 1)
+    np.testing.assert_allclose(next_logits(name, widened(caches, 3), 3), np.repeat(one, 3, axis=0), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(next_logits(name, caches, 1), one, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "room"), [("llama", 1000), ("gemma3_text", 5), ("mamba2", -1), ("lfm2", -1)])
+def test_tokens_are_taken_back_where_nothing_was_forgotten_for_them(name: str, room: int):
+    """Gemma 3's window is 8 tokens here, of which 2 are taken; a recurrent state takes nothing back."""
+    caches = fresh(build(name), 2, padded=False)
+    build(name)(mx.array(TOKENS[:2, :2]), cache=caches)
+    assert [trimmable(caches, n) for n in (0, 5, 6, 1000)] == [room >= n for n in (0, 5, 6, 1000)]
+    truth = next_logits(name, forked(caches, [0, 1], 2, padded=False), 2)
+    for width in (5, 1, 3):
+        if trimmable(caches, width):
+            build(name)(mx.array(TOKENS[1:, :width]), cache=caches)
+            trim(caches, width)
+    np.testing.assert_allclose(next_logits(name, caches, 2), truth, rtol=0, atol=1e-5)
 
 
 def test_keeping_all_rows_touches_nothing():

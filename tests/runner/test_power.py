@@ -99,8 +99,8 @@ def test_context_dropped_fails(comparison: Comparison):
 
 
 def test_targets_of_the_echo_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch):
-    def shifted(logits: mx.array, targets: NDArray[np.int32], top: int = 0, stats: bool = False) -> Scores:
-        return logprobs.score(logits, np.roll(targets, 1), top, stats)
+    def shifted(logits: mx.array, targets: NDArray[np.int32], *figures: Any) -> Scores:
+        return logprobs.score(logits, np.roll(targets, 1), *figures)
 
     monkeypatch.setattr(prefill, "score", shifted)
     with pytest.raises(AssertionError):

@@ -5,6 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_bulk.runner.head import Head
 from mlx_bulk.runner.prefill import LEAST_CHUNK, Wanted, prefill
 from mlx_bulk.runner.records import Sampling
 
@@ -42,6 +43,25 @@ def test_a_bound_smaller_than_any_chunk_still_makes_progress():
     model = Watched(build("llama"))
     prefill(setup_of(model, tokens=10_000, logit_bytes=1), [request(0, prompts_of((41,))[0], Sampling())])
     assert [t for _, t in model.shapes] == [LEAST_CHUNK] * 5
+
+
+def test_with_the_head_apart_chunks_are_as_long_as_tokens_allow():
+    network = build("gemma3_text")
+    prompts, head = prompts_of((41, 30)), Head(network)
+    called: list[tuple[int, ...]] = []
+
+    class Noted(Head):
+        def states(self, tokens: mx.array, caches: Any) -> mx.array:
+            called.append(tuple(tokens.shape))
+            return head.states(tokens, caches)
+
+    setup = setup_of(network, tokens=10_000, logit_bytes=1, head=Noted(network))
+    found = prefill(setup, [request(i, p, Sampling()) for i, p in enumerate(prompts)])
+    assert called == [(2, 40)]
+    for prompt, echo in zip(prompts, found.echoes, strict=True):
+        assert echo is not None
+        truth = log_probabilities(network, prompt)[np.arange(len(prompt) - 1), prompt[1:]]
+        np.testing.assert_allclose(echo.logprobs, truth, rtol=0, atol=1e-4)
 
 
 def test_without_an_echo_the_tokens_of_a_prefill_are_the_only_bound():

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.errors import DataError, RowError
-from mlx_bulk.runner.prefill import Wanted
+from mlx_bulk.runner.job import Runs
+from mlx_bulk.runner.prefill import Setup, Wanted
 from mlx_bulk.runner.preparing import WINDOW_ROWS, Desk
-from mlx_bulk.runner.records import BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
+from mlx_bulk.runner.records import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.recovery import Ledger, Recovered
 
 PATIENCE = 30.0  # seconds after which a test that waits for another thread has failed
@@ -37,7 +38,13 @@ class OneColumn:
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         return {"row": row.position}
 
+    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
+        raise AssertionError("not asked for here")
+
     def statistics(self, run: Path) -> pa.Table:
+        raise AssertionError("not asked for here")
+
+    def closing(self, statistics: pa.Table) -> str:
         raise AssertionError("not asked for here")
 
 
@@ -74,7 +81,7 @@ def desk_of(
     written: Any,
     done: dict[int, Ledger] | None = None,
     per_shard: int = 8,
-    check: Callable[[Request], str | None] = lambda _: None,
+    check: Callable[[AnyRequest], str | None] = lambda _: None,
     **settings: bool,
 ) -> Desk:
     flags = {"fail_fast": False, "whole_shards": False, **settings}
@@ -93,6 +100,7 @@ def drive(desk: Desk) -> list[list[int]]:
         while (window := desk.next_window(True)) is not None:
             windows.append([request.row for request in window])
             for request in window:
+                assert isinstance(request, Request)
                 for sample in request.work.samples:
                     desk.put(outcome(request.row, sample))
     finally:

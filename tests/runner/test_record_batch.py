@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from mlx_bulk.runner.record_batch import LEADING_NULL, record_batch, record_bytes
+from mlx_bulk.runner.record_batch import LEADING_NULL, Masked, record_batch, record_bytes
 
 FLOATS, NESTED = pa.list_(pa.float32()), pa.list_(pa.list_(pa.float32()))
 INPUT = pa.struct(
@@ -113,6 +113,25 @@ def test_nested_lists_of_any_shapes(arrays: list[Any], leading: bool):
     assert found.column("x").to_pylist() == [None if array is None else [None] * leading + array.tolist() for array in arrays]
 
 
+@given(st.lists(st.none() | hnp.arrays(np.bool_, st.integers(0, 6)), max_size=5), st.integers(0, 3))
+def test_lists_with_nulls_in_any_place(there: list[Any], k: int):
+    flat = [None if t is None else Masked(np.arange(t.sum(), dtype=np.float32), t) for t in there]
+    nested = [None if m is None else Masked(np.repeat(m.values[:, None], k, axis=1).astype(np.int32), m.there) for m in flat]
+    schema = pa.schema([("x", FLOATS), ("y", pa.list_(pa.list_(pa.int32())))])
+    found = record_batch(schema, [{"x": x, "y": y} for x, y in zip(flat, nested, strict=True)])
+    found.validate(full=True)
+    for column, one in (("x", float), ("y", lambda value: [int(value)] * k)):
+        left = [iter(range(len(t))) if t is not None else iter(()) for t in there]
+        wanted = [None if t is None else [one(next(n)) if x else None for x in t] for t, n in zip(there, left, strict=True)]
+        assert found.column(column).to_pylist() == wanted
+
+
+def test_lists_of_unlike_lengths_in_one_record():
+    lists = [np.array([1, 2], np.int32), np.array([], np.int32), np.array([3], np.int32)]
+    found = record_batch(pa.schema([("x", pa.list_(pa.list_(pa.int32())))]), [{"x": lists}, {"x": None}, {"x": []}])
+    assert found.column("x").to_pylist() == [[[1, 2], [], [3]], None, []]
+
+
 @pytest.mark.parametrize(
     ("record", "named"),
     [
@@ -121,6 +140,7 @@ def test_nested_lists_of_any_shapes(arrays: list[Any], leading: bool):
         ({"row": 4, "input": "text"}, r"row 4: column 'input'"),
         ({"row": 4, "sample": 2**40}, "row 4: column 'sample'"),
         ({"row": 4, "logprobs": np.zeros((2, 2))}, "row 4: column 'logprobs'.*1 dimensions"),
+        ({"row": 4, "logprobs": Masked(np.zeros(2, np.float32), np.array([True, False]))}, "row 4: column 'logprobs'.*expected 1 values"),
         ({"row": 4, "completion_ids": np.array([2**40])}, "row 4: column 'completion_ids'"),
         ({"row": 4, "logprob": 1.0}, r"row 4: no column for \['logprob'\]"),
     ],
@@ -132,6 +152,7 @@ def test_what_does_not_fit_names_row_and_column(record: dict[str, Any], named: s
 
 def test_record_bytes_counts_text_and_arrays():
     assert record_bytes({"row": 1, "text": "abcd", "ids": np.zeros(3, np.int32), "input": {"q": "xy"}}) == 8 + 4 + 12 + 2
+    assert record_bytes({"x": Masked(np.zeros(3, np.int32), np.ones(3, np.bool_)), "y": [np.zeros(2, np.int32)] * 3}) == 12 + 24
 
 
 def test_datasets_reads_the_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -29,7 +29,7 @@ def bytes_of(outcome: Generated) -> list[bytes]:
     parts = [outcome.ids, outcome.sampled_logprobs]
     for scores in (outcome.scores, outcome.echo):
         parts += [getattr(scores, field) for field in scores.__slots__]
-    return [part.tobytes() for part in parts]
+    return [part.tobytes() for part in parts if part is not None]
 
 
 def test_a_static_batch_gives_the_same_results():

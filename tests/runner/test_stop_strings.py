@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.runner.tokenizer import StopStrings, Tokenizer, cut
+from mlx_bulk.runner.stop_strings import StopStrings, cut
+from mlx_bulk.runner.tokenizer import Tokenizer
 
 from .small_tokenizers import GPT2_BYTES, IM_START, demo, demo_backend, sentencepiece_like
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx import nn
 from mlx.utils import tree_map_with_path
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.engine import Engine
+from mlx_bulk.runner.head import Head
 from mlx_bulk.runner.planner import Limits
 from mlx_bulk.runner.prefill import Setup, Wanted
-from mlx_bulk.runner.records import Generate, Generated, Outcome, Prompt, Request, Sample, Sampling
+from mlx_bulk.runner.records import Failure, Generate, Generated, Outcome, Passage, Prompt, Request, Sample, Sampling, Scored, ScoreRequest
+from mlx_bulk.runner.scorer import Scorer
 from mlx_lm.generate import generate_step
 from numpy.typing import NDArray
 
@@ -85,6 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     # its window is the whole context: mlx-lm's Gemma 2 knows no smaller one
     "gemma2": _BASE | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 }
+SCALES = {"gemma2": 1.5}  # at 3 its logits spread by 6, and a row four times in one call of mlx-lm differs by 1.5e-4 from once
 PADDED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral", "mamba2", "lfm2")
 EXACT = ("mamba", "gemma2")  # mlx-lm's `mamba` feeds pads to its state; its `gemma2` crashes on a batch's mask
 LENGTHS = (5, 30, 1, 17, 17, 9, 2, 40, 3, 12, 1, 2)
@@ -96,7 +100,8 @@ def build(name: str) -> Network:
     module = importlib.import_module(f"mlx_lm.models.{name}")
     mx.random.seed(0)
     network = module.Model(module.ModelArgs.from_dict({**CONFIGS[name], "model_type": name}))
-    network.update(tree_map_with_path(lambda key, w: w * (3.0 if "weight" in key and w.ndim == 2 else 1.0), network.parameters()))
+    scale = SCALES.get(name, 3.0)
+    network.update(tree_map_with_path(lambda key, w: w * (scale if "weight" in key and w.ndim == 2 else 1.0), network.parameters()))
     mx.eval(network.parameters())
     return network
 
@@ -117,9 +122,11 @@ def greedy(prompts: Sequence[Ids], max_tokens: int = 10) -> list[Request]:
 
 
 def setup_of(network: Network, way: str = "padded", rows: int = 4, tokens: int = 64, wanted: Wanted | None = None, **more: Any) -> Setup:
+    """A setup in which the probes have found all that ``more`` does not say otherwise."""
     limits = Limits(1 if way == "alone" else rows, tokens, 1e12, 1.0, 1.0, even=way != "padded")
     vocabulary = getattr(network, "vocabulary", VOCABULARY)
-    return Setup(network, vocabulary, limits, wanted or Wanted(echo=True), way == "padded", **more)
+    found: dict[str, Any] = {"head": Head(network) if isinstance(network, nn.Module) else None, "right_padded": True, "shared": True}
+    return Setup(network, vocabulary, limits, wanted or Wanted(echo=True), way == "padded", **found | more)
 
 
 def engine_of(setup: Setup, eos: Sequence[int] = ()) -> Engine:
@@ -133,7 +140,7 @@ def outcomes_of(setup: Setup, requests: list[Request], eos: Sequence[int] = ()) 
     """Everything the engine gives for ``requests`` (one window of the backlog), by row and sample."""
     windows = iter([requests])
     found = engine_of(setup, eos).run(lambda wait: next(windows, None))
-    return sorted(found, key=lambda o: (o.row, o.sample.index if isinstance(o, Generated) else o.sample or 0))
+    return sorted(found, key=lambda o: (o.row, o.sample or 0 if isinstance(o, Failure) else o.index))
 
 
 def run(setup: Setup, requests: list[Request], eos: Sequence[int] = ()) -> list[Generated]:
@@ -144,11 +151,54 @@ def run(setup: Setup, requests: list[Request], eos: Sequence[int] = ()) -> list[
     return done
 
 
+def passage(ids: Ids, first: int = 1) -> Passage:
+    """A passage of which the tokens from the ``first`` on are scored."""
+    return Passage(np.array(ids, np.int32), np.arange(first, len(ids), dtype=np.int32))
+
+
+def documents(texts: Sequence[Ids]) -> list[ScoreRequest]:
+    """A request a text, of which each token but the first is scored."""
+    return [ScoreRequest(i, (passage(ids),)) for i, ids in enumerate(texts)]
+
+
+def multiple_choice(prompts: Sequence[Ids], choices: Sequence[Sequence[Ids]]) -> list[ScoreRequest]:
+    """A request a prompt, a passage a choice."""
+    return [
+        ScoreRequest(i, tuple(passage([*prompt, *choice], len(prompt)) for choice in own))
+        for i, (prompt, own) in enumerate(zip(prompts, choices, strict=True))
+    ]
+
+
+def scored_with(scorer: Scorer, requests: list[ScoreRequest]) -> list[Outcome]:
+    """Everything the scorer gives for ``requests`` (one window), by row."""
+    windows = iter([requests])
+    return sorted(scorer.run(lambda wait: next(windows, None)), key=lambda outcome: outcome.row)
+
+
+def scored(setup: Setup, requests: list[ScoreRequest], reference: Setup | None = None) -> list[Scored]:
+    """As ``scored_with``, where no row may fail."""
+    outcomes = scored_with(Scorer(setup, reference), requests)
+    done = [o for o in outcomes if isinstance(o, Scored)]
+    assert [o.row for o in done] == sorted(r.row for r in requests), [o for o in outcomes if not isinstance(o, Scored)]
+    return done
+
+
 def log_probabilities(network: Network, ids: Ids) -> NDArray[np.float64]:
     """The naive truth: one full forward of ``ids`` [T] without caches, log_softmax in float64, [T, V]."""
     x = np.array(network(mx.array([ids]))[0].astype(mx.float32)).astype(np.float64)
     x -= x.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+def assert_scores_are_naive(network: Network, requests: Sequence[ScoreRequest], outcomes: Sequence[Scored]) -> None:
+    """Each scored token's logprob is that of a full forward of its passage."""
+    rows: list[NDArray[np.float64]] = []
+    for asked, outcome in zip(requests, outcomes, strict=True):
+        for part, scores in zip(asked.passages, outcome.scores, strict=True):
+            rows.append(log_probabilities(network, part.ids.tolist())[part.positions - 1])
+            truth = rows[-1][np.arange(len(part.positions)), part.ids[part.positions]]
+            np.testing.assert_allclose(scores.logprobs, truth, rtol=0, atol=ECHO_TOLERANCE)
+    assert np.concatenate(rows).std() > 1  # else a wrong target would hide within the tolerance
 
 
 def assert_greedy_as_alone(network: Network, prompts: Sequence[Ids], outcomes: Sequence[Generated]) -> None:

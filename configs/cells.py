@@ -1,0 +1,200 @@
+"""A sweep's cells: every combination of the matrix less those excluded, and those included, each as a checked config of its own.
+
+Knows settings alone. A cell's name derives from what it changes in the base and from nothing else, so that other cells can
+come and go beside it.
+"""
+
+import copy
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import cast
+
+from .errors import ConfigError
+from .explain import Problem, shown
+from .fields import nearest
+from .jobs import ROW_JOBS
+from .load import Values, checked, either, line, put, refuse_unknown
+from .parse import Value
+from .schema import JobConfig
+from .sweep import SweepConfig
+
+Overrides = dict[str, Value]
+
+_NAME_LENGTH, _VALUE_LENGTH = 80, 24  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a sweep: the name of its folder, what it changes in the base, and its config.
+
+    settings: each key that some cell of the sweep changes, with this cell's value as the config writes it.
+    """
+
+    name: str
+    overrides: Overrides
+    settings: Overrides
+    config: JobConfig
+
+    @property
+    def label(self) -> str:
+        """What the cell changes, in the order of the config's file."""
+        return ", ".join(f"{key}={plain(value)}" for key, value in self.overrides.items())
+
+
+def cells(config: SweepConfig, source: str) -> list[Cell]:
+    """The cells in the order of the matrix (its last key changes fastest), then those of ``include``.
+
+    ``exclude`` leaves combinations of the matrix out, ``include`` only adds: unlike in GitHub's workflows it never extends
+    a combination. ``source`` names the config in the ConfigError for keys that are no settings, cells that are no valid
+    job or stand twice, and exclusions that match nothing.
+    """
+    model = _base_model(config, source)
+    combined = _combined(config, source)
+    included = [cast(Overrides, given) for given in config.include]
+    for place, overrides in [("matrix", cast(Overrides, config.matrix)), *((f"include[{i}]", o) for i, o in enumerate(included))]:
+        _refuse_keys(overrides, f"{source}: {place}", model)
+    every = [*combined, *included]
+    if not every:
+        raise ConfigError(f"{source}: matrix: no cell is left; expected a key with a list of values, or cells in include")
+    _refuse_twins(every, source)
+    keys = list(dict.fromkeys(key for overrides in every for key in overrides))
+    folder = Path(config.output.path)
+    problems: dict[Problem, list[Overrides]] = {}
+    found: list[Cell] = []
+    for overrides in every:
+        name = name_of(overrides)
+        made = _checked(config, overrides, str(folder / name), model, source)
+        if isinstance(made, list):
+            for problem in made:
+                problems.setdefault(problem, []).append(overrides)
+        else:
+            found.append(Cell(name, overrides, {key: _value(config.base, overrides, made, key) for key in keys}, made))
+    if problems:
+        raise ConfigError("\n".join(f"{source}: {_line(problem, where, len(every))}" for problem, where in problems.items()))
+    return found
+
+
+def name_of(overrides: Overrides) -> str:
+    """A folder's name for a cell: what it changes, shortened to letters that every file system takes, and a hash of it in full."""
+    changed = sorted(overrides.items())
+    text = ",".join(f"{_safe(key)}={_short(value)}" for key, value in changed)[:_NAME_LENGTH].rstrip(",.-")
+    return f"{text}-{blake2b(_canonical(dict(changed)).encode(), digest_size=4).hexdigest()}"
+
+
+def plain(value: object) -> str:
+    """A value as a name or a table shows it: text as it is, the rest as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _base_model(config: SweepConfig, source: str) -> type[JobConfig]:
+    if "output" in config.base:
+        raise ConfigError(f"{source}: base.output: expected nothing, since each cell's folder lies in output.path; remove it")
+    job = config.base.get("job")
+    if isinstance(job, str) and job in ROW_JOBS:
+        return ROW_JOBS[job]
+    near = nearest(job, ROW_JOBS) if isinstance(job, str) else None
+    found = f"found {shown(job)}" if "job" in config.base else "missing"
+    raise ConfigError(f"{source}: base.job: {found}; expected {either(ROW_JOBS)}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _combined(config: SweepConfig, source: str) -> list[Overrides]:
+    """The matrix's combinations less those that ``exclude`` names."""
+    keys = list(config.matrix)
+    found = [dict(zip(keys, values, strict=True)) for values in itertools.product(*config.matrix.values())] if keys else []
+    left = found
+    for number, excluded in enumerate(config.exclude):
+        place = f"{source}: exclude[{number}]"
+        for key in excluded:
+            if key not in keys:
+                fix = f"did you mean {near}?" if (near := nearest(key, keys)) else f"expected one of {', '.join(keys) or 'none'}"
+                raise ConfigError(f"{place}: {key} is no key of the matrix; {fix}")
+        if not any(_matches(cell, excluded) for cell in found):
+            raise ConfigError(f"{place}: {shown(excluded)} matches no combination of the matrix; correct or remove it")
+        left = [cell for cell in left if not _matches(cell, excluded)]
+    return cast(list[Overrides], left)
+
+
+def _matches(cell: Mapping[str, object], excluded: Mapping[str, object]) -> bool:
+    return all(_canonical(cell[key]) == _canonical(value) for key, value in excluded.items())
+
+
+def _refuse_keys(keys: Mapping[str, object], place: str, model: type[JobConfig]) -> None:
+    for key in keys:
+        names = key.split(".")
+        if names[0] == "job":
+            raise ConfigError(f"{place}: job is one for all cells; set base.job, or make another sweep")
+        if names[0] == "output":
+            raise ConfigError(f"{place}: {key}: a cell's folder lies in the sweep's output.path; remove it")
+        refuse_unknown(names, place, model)
+        if above := [other for other in keys if key.startswith(f"{other}.")]:
+            raise ConfigError(f"{place}: {key} lies in {above[0]}, which is set as a whole; set one of them")
+
+
+def _refuse_twins(every: Sequence[Overrides], source: str) -> None:
+    seen: set[str] = set()
+    for overrides in every:
+        if (text := _canonical(overrides)) in seen:
+            raise ConfigError(f"{source}: the cell {shown(overrides)} stands twice; remove one of the two")
+        seen.add(text)
+
+
+def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[JobConfig], source: str) -> JobConfig | list[Problem]:
+    """The base with ``overrides`` on top as a config whose run directory is ``path``."""
+    values = cast(Values, copy.deepcopy(config.base))
+    for key, value in overrides.items():
+        put(values, key.split("."), copy.deepcopy(value), f"{source}: {key}")
+    values["output"] = {"path": path, "fsync_seconds": config.output.fsync_seconds}
+    made = checked(values, model)
+    if not isinstance(made, list) and made.data.path in ("-", ["-"]):
+        return [Problem("data.path", "found -; a sweep reads its input once a cell, and stdin can be read once: give a file")]
+    return made
+
+
+def _value(base: Mapping[str, object], overrides: Overrides, made: JobConfig, key: str) -> Value:
+    """A setting of a cell as it is written, or else its default."""
+    if key in overrides:
+        return overrides[key]
+    for written in (base, made.model_dump(mode="json")):
+        place: object = written
+        for name in key.split("."):
+            place = place.get(name) if isinstance(place, Mapping) else None
+        if place is not None:
+            return cast(Value, place)
+    return None
+
+
+def _line(problem: Problem, where: Sequence[Overrides], cells: int) -> str:
+    """A problem with the cells that have it; one that all ``cells`` have, of a setting that none changes, is the base's."""
+    key = problem.key
+    changing = [cell for cell in where if any(key == name or f"{key}[".startswith((f"{name}.", f"{name}[")) for name in cell)]
+    if not changing and len(where) == cells:
+        return f"base.{line(problem)}" if key else f"base: {line(problem)}"
+    more = f" and {len(where) - 1} more" if len(where) > 1 else ""
+    return f"the cell {shown(where[0])}{more}: {line(problem)}"
+
+
+def _short(value: Value) -> str:
+    """A value for a folder's name: of a path its last part without the ending."""
+    text = value if isinstance(value, str) else _canonical(value)
+    if isinstance(value, str) and "{" not in value:
+        text = re.sub(r"\.(jsonl|json|parquet|arrow|csv|txt|gz|zst|bz2)\b", "", text.rstrip("/").rpartition("/")[2])
+    return _safe(text)[:_VALUE_LENGTH].rstrip(".-")
+
+
+def _safe(text: str) -> str:
+    """Letters, digits, dots, underscores and single dashes: what every file system and shell takes as it is."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip(".-")
+
+
+def _canonical(value: object) -> str:
+    """A value as text, equal for equal values alone: 1, 1.0, true and "1" differ. Keys have no order, and 5 and "5" are one key."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(sorted(f'{json.dumps(str(key))}:{_canonical(inner)}' for key, inner in value.items()))}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_canonical, value))}]"
+    return json.dumps(value)

@@ -1,0 +1,35 @@
+"""The settings of a sweep: one job run many times, each time with other values of some of its settings.
+
+Knows the shape of a sweep alone: what its cells are, and whether each is a job, is ``cells.py``'s.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, WithJsonSchema
+
+from .fields import Expected, Section
+from .schema import OutputConfig
+
+_Cell = Annotated[dict[str, object], Field(min_length=1)]
+
+
+class SweepConfig(Section):
+    """A sweep: ``base`` with every combination of the values in ``matrix``, and the cells of ``include``."""
+
+    job: Literal["sweep"] = Field(description="What the job does.")
+    base: Annotated[
+        dict[str, object],  # a path is opened where the config is read
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+        Expected("a job's settings, or the path of a config file"),
+    ] = Field(description="The job that all cells begin from, without output: its settings, or the path of its config file.")
+    matrix: Annotated[
+        dict[str, Annotated[list[object], Field(min_length=1)]],
+        Expected("a mapping of the base's settings (score.context) to lists of values, none empty"),
+    ] = Field(default={}, description="Dotted key to a list of values; each combination of them is a cell.")
+    include: Annotated[list[_Cell], Expected("a list of mappings of the base's settings to values")] = Field(
+        default=[], description="Further cells: what each changes in the base, as a mapping of dotted keys to values."
+    )
+    exclude: Annotated[list[_Cell], Expected("a list of mappings of the matrix's keys to values")] = Field(
+        default=[], description="Combinations of the matrix that are left out: those with all of the given values."
+    )
+    output: OutputConfig = Field(description="The sweep's folder; each cell's run directory lies in it.")

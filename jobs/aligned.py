@@ -1,0 +1,71 @@
+"""Tables as text for a terminal: aligned columns, and figures beside their standard errors. Knows no run and no statistic."""
+
+import math
+import unicodedata
+from collections.abc import Sequence
+
+
+def figure(value: float | None, error: float | None = None) -> str:
+    """A number as a table shows it: ``1,234``, ``0.5678``, with an error ``12.35 ± 0.67``, rounded to the error's second digit.
+
+    Whole numbers stay whole, others have four digits; – for None.
+    """
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if error is None or not math.isfinite(value) or not math.isfinite(error):
+        return _four_digits(value)
+    if error == 0:
+        return f"{_four_digits(value)} ± 0"
+    digits = 1 - math.floor(math.log10(error))
+    if abs(value) >= 1e7 or digits > 7:
+        return f"{value:.2e} ± {error:.1e}"
+    return f"{value:,.{max(0, digits)}f} ± {error:,.{max(0, digits)}f}"
+
+
+def _four_digits(value: float) -> str:
+    if value == 0 or math.isnan(value):
+        return "0" if value == 0 else "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    digits = 3 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, digits)}f}" if -3 < digits < 8 else f"{value:.2e}"
+
+
+def cut(text: str, width: int) -> str:
+    """``text`` on one line of at most ``width`` columns; where something is left out stands an ellipsis."""
+    text = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
+    while width_of(text) > width:
+        text = f"{text.removesuffix('…')[:-1]}…"
+    return text
+
+
+def width_of(text: str) -> int:
+    """Columns that a text takes on a terminal: East Asian wide characters two, combining ones none."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The rows, a heading first, as lines, their columns two spaces apart.
+
+    The first ``left`` columns begin together, the others end together, the ± of their cells below each other.
+    """
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    columns = [_set_left(column) if number < left else _set_right(column) for number, column in enumerate(columns)]
+    return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+
+
+def _set_left(cells: list[str]) -> list[str]:
+    widest = max(map(width_of, cells))
+    return [cell + " " * (widest - width_of(cell)) for cell in cells]
+
+
+def _set_right(cells: list[str]) -> list[str]:
+    heading, *rest = cells
+    pieces = [cell.partition(" ± ") for cell in rest]
+    widest = max((len(error) for _, _, error in pieces), default=0)
+    room = " " * (3 + widest if widest else 0)
+    cells = [heading, *(f"{value} ± {error:<{widest}}" if error else value + room for value, _, error in pieces)]
+    width = max(map(width_of, cells))
+    return [" " * (width - width_of(cell)) + cell for cell in cells]

@@ -1,0 +1,167 @@
+"""``mlx-bulk compare``: two runs side by side, from what their directories hold. How it reads on a terminal is ``side_by_side.py``'s.
+
+Takes no lock and changes nothing, so runs may be going on: what is committed is compared.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..configs.score import ScoreConfig
+from ..runner.commits import read_commits
+from ..runner.drift import COLUMN, covered_rows
+from ..runner.errors import RunDirError
+from ..runner.paths import RunPaths
+from . import completions, measures
+from .pairs import Paired, paired
+
+_STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the runs. kind: "generate", or what a score job scores; done and of: rows committed, and rows of the input."""
+
+    path: Path
+    kind: str
+    complete: bool
+    done: int
+    of: int
+    records: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs side by side.
+
+    notes: what a reader must know of the comparison itself. settings: key -> the values of A and B where they differ, None
+    for a key that a run does not have. statistics: name -> values, of the row over all. paired: None for runs of unlike kinds.
+    """
+
+    a: Side
+    b: Side
+    notes: list[str]
+    settings: dict[str, tuple[Any, Any]]
+    statistics: dict[str, tuple[Any, Any]]
+    paired: Paired | None
+
+
+def compared(a: Path, b: Path, top: int) -> Comparison:
+    """Compares the run directories ``a`` and ``b``; ``top``: how many of the most different documents to name.
+
+    Raises RunDirError for a folder that is no run, or whose finished parts are missing or damaged.
+    """
+    stored = [_stored(path) for path in (a, b)]
+    sides = [_side(path, run) for path, run in zip((a, b), stored, strict=True)]
+    alike = _family(sides[0].kind) == _family(sides[1].kind)
+    by_key = all(run["config"]["data"]["key"] is not None for run in stored)
+    statistics = [_statistics(side, run) for side, run in zip(sides, stored, strict=True)]
+    return Comparison(
+        sides[0],
+        sides[1],
+        _notes(sides, stored, alike, by_key),
+        _differing(*(_settings(run) for run in stored)),
+        {name: (statistics[0].get(name), statistics[1].get(name)) for name in dict.fromkeys([*statistics[0], *statistics[1]])},
+        paired(a, b, sides[0].kind, by_key, top) if alike else None,
+    )
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What run.json says."""
+    try:
+        run = json.loads(RunPaths(path).run.read_bytes())
+        if {"config", "identity", "inputs"} <= run.keys():
+            return run
+        reason = "its run.json is not a run's"
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "it holds no run.json" if path.is_dir() else "there is no such folder"
+    except (OSError, ValueError, AttributeError) as error:
+        reason = f"its run.json cannot be read ({error})"
+    cells = sorted(file.parent.name for file in path.glob("*/run.json")) if path.is_dir() else []
+    hint = f"; runs in it are {', '.join(cells[:3])}{', …' if len(cells) > 3 else ''}" if cells else ""
+    raise RunDirError(f"{path}: is not a run directory: {reason}; expected the output folder of mlx-bulk run{hint}")
+
+
+def _side(path: Path, run: dict[str, Any]) -> Side:
+    log = read_commits(RunPaths(path))
+    parts = log.commits.values()
+    return Side(
+        path,
+        ScoreConfig.model_validate(run["config"]).score.kind if run["config"]["job"] == "score" else str(run["config"]["job"]),
+        log.closing is not None,
+        sum(part.rows for part in parts),
+        covered_rows(run["inputs"]),
+        sum(part.records for part in parts),
+        sum(part.errors for part in parts),
+    )
+
+
+def _family(kind: str) -> str:
+    """Kinds whose records can be held against each other."""
+    return kind if kind in ("generate", "choices") else "text"
+
+
+# ----------------------------------------------------------------------------------------------------------- what differs
+
+
+def _settings(run: dict[str, Any]) -> dict[str, Any]:
+    """The run's settings and fingerprints by dotted key. A fingerprint of what a setting names is told apart by its ending."""
+    settings = _flat(run["config"])
+    prints = {key: value for key, value in run["identity"].items() if not key.startswith(COLUMN) and settings.get(key) != value}
+    return {
+        **{key: value for key, value in settings.items() if not key.startswith(_STEERS)},
+        **{
+            f"{key} (contents)" if key in settings or key.startswith(("model.", "score.reference.")) else key: prints[key] for key in prints
+        },
+    }
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return found
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    missing = object()
+    return {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key, missing) != b.get(key, missing)}
+
+
+def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key: bool) -> list[str]:
+    notes: list[str] = []
+    for name, side in zip("AB", sides, strict=True):
+        if not side.complete:
+            notes.append(f"{name} is not complete: {side.done:,} of {side.of:,} rows are committed; what both have is compared")
+    contents = [[(source["sha256"], source["bytes"]) for source in run["inputs"]["sources"]] for run in stored]
+    if contents[0] != contents[1]:
+        how = "keys are taken to name the same document" if by_key else "rows are taken to be the same document by their position"
+        notes.append(f"the inputs' contents differ: {how}")
+    if not alike:
+        notes.append(f"A is a run of {sides[0].kind}, B of {sides[1].kind}: their documents cannot be held against each other")
+    elif sides[0].kind != sides[1].kind:
+        notes.append(f"A scores {sides[0].kind}, B {sides[1].kind}")
+    return notes
+
+
+# ------------------------------------------------------------------------------------------------------------ statistics
+
+
+def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
+    """The statistics over all records: those stored where the run is complete, else computed from what is committed."""
+    stats = RunPaths(side.path).stats
+    if side.complete and stats.is_file():
+        with pa.memory_map(str(stats)) as file:
+            table = pa.ipc.open_file(file).read_all()
+    elif side.kind == "generate":
+        table = completions.statistics(side.path, None, None)
+    else:
+        table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False).drop_columns(
+            ["prefix", "bos_every_window"]
+        )
+    row = table.slice(0, 1).to_pylist()[0]
+    return {name: value for name, value in row.items() if name not in ("of", "group")}

@@ -1,0 +1,124 @@
+"""``mlx-bulk eval``: lm-evaluation-harness's tasks on one model, by a config; results go to a folder.
+
+Tasks, prompts and metrics are lm-eval's, the model is harness.py's. Samples are written first: results.json is there when all is.
+"""
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..configs.errors import BulkError, ConfigError
+from ..configs.eval import EvalConfig
+from ..configs.fields import nearest
+from ..runner.durable import replacing
+from ..runner.errors import DataError, OutOfRoom, RunDirError
+from ..runner.memory import is_out_of_memory
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+
+log = logging.getLogger("mlx_bulk")
+
+
+@dataclass(slots=True, frozen=True)
+class Evaluated:
+    """What an evaluation came to: lm-eval's tables of it, and the file with the results."""
+
+    tables: str
+    results: Path
+
+
+def evaluate(config: EvalConfig) -> Evaluated:
+    """Runs the tasks and writes results.json, and the samples where they are asked for.
+
+    Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and what the model raises.
+    """
+    folder = Path(config.output.path)
+    if (folder / "run.json").exists():
+        raise RunDirError(f"output.path: {folder} holds a run of mlx-bulk run; choose another folder for the results of an evaluation")
+    try:
+        import lm_eval  # pyright: ignore[reportMissingImports]
+        from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
+        from lm_eval.utils import make_table  # pyright: ignore[reportMissingImports]
+
+        from . import harness as harness
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed; mlx-bulk eval needs lm-evaluation-harness: pip install 'mlx-bulk[eval]'"
+        ) from None
+    arguments = model_args(config)
+    manager = TaskManager(include_path=[str(Path(path).expanduser()) for path in config.include_path], metadata=arguments)
+    tasks = found_tasks(config.tasks, manager)
+    seeds = config.seeds
+    run: Any = lm_eval.simple_evaluate  # its decorator hides its parameters
+    try:
+        results = run(
+            model="mlx-bulk",
+            model_args=arguments,
+            tasks=tasks,
+            task_manager=manager,
+            num_fewshot=config.num_fewshot,
+            limit=config.limit,
+            apply_chat_template=config.apply_chat_template,
+            fewshot_as_multiturn=config.fewshot_as_multiturn,
+            system_instruction=config.system_instruction,
+            gen_kwargs=config.gen_kwargs or None,
+            log_samples=config.log_samples,
+            random_seed=seeds.random,
+            numpy_random_seed=seeds.numpy,
+            fewshot_random_seed=seeds.fewshot,
+        )
+    except BulkError:
+        raise
+    except Exception as error:  # tasks run code of their own, and load data from anywhere
+        if is_out_of_memory(error):
+            raise OutOfRoom(f"out of device memory ({error}); lower batch.memory, batch.rows or batch.tokens") from error
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise DataError(f"lm-eval: {type(error).__name__}: {reason} (--log-level debug shows where)") from error
+    tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
+    return Evaluated("\n".join(tables), _write(folder, results, config.log_samples))
+
+
+def model_args(config: EvalConfig) -> dict[str, Any]:
+    """The config's model, batch and seed as arguments of the model ``mlx-bulk``; those at their defaults are left out."""
+    model = config.model.model_dump(mode="json", exclude_defaults=True)
+    batch = config.batch.model_dump(mode="json", exclude_defaults=True)
+    named = {"rows": "batch_size", "tokens": "batch_tokens", "memory": "memory"}
+    seed = {"seed": config.seeds.sampling} if config.seeds.sampling else {}
+    return {"pretrained": model.pop("path"), **model, **{named[key]: value for key, value in batch.items()}, **seed}
+
+
+def found_tasks(names: Iterable[str], manager: "TaskManager") -> list[str]:
+    """The tasks, groups and tags that ``names`` mean; patterns are matched, paths of files stay. Raises ConfigError for others."""
+    known: list[str] = sorted(manager.task_index)
+    found: list[str] = []
+    for name in names:
+        if matches := [name] if name in known or Path(name).is_file() else manager.match_tasks([name]):
+            found += matches
+            continue
+        near = nearest(name, known)
+        fix = f"did you mean {near}?" if near else "`lm-eval ls tasks` lists them; include_path adds folders with your own"
+        raise ConfigError(f"tasks: no task, group, tag or file {name}; {fix}")
+    return list(dict.fromkeys(found))
+
+
+def _write(folder: Path, results: dict[str, Any], log_samples: bool) -> Path:
+    """Writes the samples, then results.json, each whole."""
+    from lm_eval.utils import handle_non_serializable  # pyright: ignore[reportMissingImports]
+
+    def written(value: Any, indent: int | None) -> bytes:
+        text = json.dumps(value, indent=indent, default=handle_non_serializable, ensure_ascii=False)
+        return text.encode("utf-8", "backslashreplace") + b"\n"
+
+    folder.mkdir(parents=True, exist_ok=True)
+    samples: dict[str, list[Any]] = results.pop("samples", {})
+    for task, rows in samples.items() if log_samples else ():
+        with replacing(folder / f"samples_{task.replace('/', '__')}.jsonl") as file:
+            file.writelines(written(row, None) for row in rows)
+    path = folder / "results.json"
+    with replacing(path) as file:
+        file.write(written(results, 2))
+    return path

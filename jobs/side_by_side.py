@@ -1,0 +1,137 @@
+"""A comparison of two runs as text for a terminal, and as JSON. Computes nothing."""
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from ..configs.cells import plain
+from .aligned import aligned, cut, figure
+from .compare import Comparison, Side
+from .pairs import Paired
+
+_VALUE_WIDTH, _KEY_WIDTH = 36, 24
+_NAMES = {
+    "nll_difference": "nats per {unit}, B − A",
+    "perplexity_ratio": "perplexity, B / A",
+    "acc_a": "acc of A",
+    "acc_b": "acc of B",
+    "acc_difference": "acc, B − A",
+    "both_right": "both right",
+    "only_a_right": "only A right",
+    "only_b_right": "only B right",
+    "neither_right": "neither right",
+    "same_prediction": "same prediction",
+    "same": "same completion",
+    "logprob_difference": "logprob of a completion, B − A",
+}
+_PERCENTILES = ("min", "p25", "median", "p75", "max")
+
+
+def shown_as_json(comparison: Comparison) -> str:
+    """The comparison as one JSON object; numbers that JSON does not know are null."""
+    return json.dumps(_json(asdict(comparison)), indent=2, ensure_ascii=False, default=str)
+
+
+def shown_as_text(comparison: Comparison) -> str:
+    """The comparison as blocks of aligned lines: the runs, what differs in them, their statistics, and their documents."""
+    blocks = [
+        aligned([["", "", ""], *([name, *_run(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
+        [f"Note: {note}." for note in comparison.notes],
+        _settings(comparison),
+        _statistics(comparison),
+        *(_paired(comparison.paired) if comparison.paired else []),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _run(side: Side) -> list[str]:
+    state = "complete" if side.complete else f"{side.done:,} of {side.of:,} rows"
+    errors = f", {side.errors:,} quarantined" if side.errors else ""
+    return [str(side.path), f"{side.kind}, {side.records:,} records, {state}{errors}"]
+
+
+def _settings(comparison: Comparison) -> list[str]:
+    if not comparison.settings:
+        return ["Settings, weights and tokenizers are the same."]
+    rows = [[key, *(_value(key, value) for value in values)] for key, values in comparison.settings.items()]
+    return aligned([["settings that differ", "A", "B"], *rows], 3)
+
+
+def _value(key: str, value: Any) -> str:
+    """A setting's value; of a fingerprint its first digits."""
+    if key.endswith(" (contents)") and isinstance(value, str) and value != "none":
+        return value.removeprefix("sha256 ")[:12]
+    return "–" if value is None else cut(plain(value), _VALUE_WIDTH)
+
+
+def _statistics(comparison: Comparison) -> list[str]:
+    """Every statistic that is not null in both, each with its error where it has one."""
+    found = comparison.statistics
+    rows: list[list[str]] = []
+    for name, values in found.items():
+        if values == (None, None) or name.removesuffix("_stderr") in found.keys() - {name}:
+            continue
+        errors = found.get(f"{name}_stderr", (None, None))
+        rows.append([name, *(_number(value, error) for value, error in zip(values, errors, strict=True))])
+    return aligned([["statistics", "A", "B"], *rows], 1)
+
+
+def _paired(paired: Paired) -> list[list[str]]:
+    """The blocks on the documents one by one."""
+    things = "completions" if "completions" in paired.figures else "documents"
+    apart = [f"{count:,} in {name} alone" for name, count in (("A", paired.only_a), ("B", paired.only_b)) if count]
+    title = f"{paired.matched:,} {things} in both, joined by {paired.joined_by}" + (f" ({', '.join(apart)})" if apart else "")
+    left_out = paired.figures.get("left_out")
+    why = {"byte": "scored in unlike lengths, not at all, or without a chance", "token": "nothing scored, or without a chance"}
+    reason = why.get(str(paired.figures.get("unit")), "without a label")
+    notes = [f"{left_out:,} of them left out: {reason}"] if left_out else []
+    return [[title, *notes, *_figures(paired)], _most(paired)]
+
+
+def _figures(paired: Paired) -> list[str]:
+    found = paired.figures
+    rows = [
+        [f"  {heading.format(unit=found.get('unit'))}", _number(found[name], found.get(f"{name}_stderr"))]
+        for name, heading in _NAMES.items()
+        if name in found
+    ]
+    lines = aligned([["", ""], *rows], 1)[1:]
+    if found.get("first_difference_min") is not None:
+        at = ", ".join(f"{name} {found[f'first_difference_{name}']:,}" for name in _PERCENTILES)
+        lines.append(f"  first token that differs, counted from 0, where completions do: {at}")
+    return lines
+
+
+def _most(paired: Paired) -> list[str]:
+    if not paired.most:
+        return []
+    names = [name for name in ("row", "row_b", "sample", "key") if name in paired.most[0]]
+    if all(document["row"] == document["row_b"] for document in paired.most):
+        names.remove("row_b")
+    if all(document["key"] == str(document["row"]) for document in paired.most):
+        names.remove("key")
+    headings = {"row_b": "row of B"} if "row_b" in names else {}
+    rows = [
+        [
+            *(cut(plain(document[name]), _KEY_WIDTH) for name in names),
+            *(figure(document[name]) for name in ("a", "b", "difference")),
+        ]
+        for document in paired.most
+    ]
+    heading = [*(headings.get(name, name) for name in names), "A", "B", "B − A"]
+    return [f"The documents that differ most, by {paired.measure}:", *aligned([heading, *rows], len(names))]
+
+
+def _number(value: object, error: object = None) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return str(value)
+    return figure(value, error if isinstance(error, float) else None)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,163 @@
+"""``job: sweep``: each cell is an ordinary run in a directory of its own, one after another in one process.
+
+Cells are ordered so that models are loaded once. A cell that fails is told and left; the next start tries it again and
+continues the others. Knows nothing of rows or statistics: what the cells came to is ``sweep_table.py``'s.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..configs.cells import Cell
+from ..configs.errors import BulkError, ConfigError
+from ..configs.schema import JobConfig
+from ..runner import pipeline
+from ..runner.durable import atomic_write, room_on
+from ..runner.errors import RunDirError
+from ..runner.job import Kind
+from ..runner.loaded import Models
+from ..runner.locking import lock, refuse_strangers
+from ..runner.pipeline import Summary
+from .ending import QUARANTINED, last_line
+
+log = logging.getLogger("mlx_bulk")
+
+SCHEMA_VERSION = 1
+SWEEP_FILE = "sweep.json"
+
+_MARK = "mlx-bulk sweep"
+_MIXED = 5  # exit code: cells failed in several ways
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How far a cell came: ``summary`` where its run ended by itself, ``code`` and ``message`` where it failed.
+
+    ``waiting`` cells were not begun.
+    """
+
+    cell: Cell
+    state: Literal["complete", "stopped", "failed", "waiting"]
+    summary: Summary | None = None
+    code: int = 0
+    message: str = ""
+
+
+def run(
+    cells: Sequence[Cell], kinds: Mapping[str, Kind], folder: Path, overwrite: bool, stopped: Callable[[], bool], quiet: bool
+) -> list[Ended]:
+    """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
+
+    ``stopped`` is asked between steps and between cells whether to end early; ``overwrite`` starts each cell over.
+    Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
+    sweep's or another process works there.
+    """
+    _check_templates(cells, kinds)
+    with _opened(folder):
+        _write_list(folder, cells)
+        ended = {cell.name: Ended(cell, "waiting") for cell in cells}
+        models = Models()
+        for number, cell in enumerate(in_loading_order(cells), start=1):
+            log.info("cell %d of %d: %s", number, len(cells), cell.label)
+            ended[cell.name] = _ended(
+                cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], overwrite, stopped, quiet, models)
+            )
+            if stopped():
+                break
+    return list(ended.values())
+
+
+def in_loading_order(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells so that few models are loaded: next comes always a cell that needs the fewest new ones, and keeps the most.
+
+    Of those alike the first is taken, so cells of the same models stay in order.
+    """
+    left, ordered = list(cells), list[Cell]()
+    held: set[str] = set()
+    while left:
+        needs = [_models(cell.config) for cell in left]
+        best = min(range(len(left)), key=lambda i: (len(needs[i] - held), -len(needs[i] & held)))
+        held = needs[best]
+        ordered.append(left.pop(best))
+    return ordered
+
+
+def exit_code(ended: Sequence[Ended]) -> int:
+    """What the process returns: 0, 3 where rows are quarantined, the failed cells' code, or 5 where they differ."""
+    codes = [each.code for each in ended if each.state == "failed"]
+    if codes:
+        return codes[0] if len(set(codes)) == 1 else _MIXED
+    return QUARANTINED if any(each.summary and each.summary.errors for each in ended) else 0
+
+
+def closing_line(ended: Sequence[Ended], folder: Path) -> str:
+    """The last line of a sweep: how many cells are in which state."""
+    count = {state: sum(each.state == state for each in ended) for state in ("complete", "failed", "stopped", "waiting")}
+    said = [f"{count['complete']:,} of {len(ended):,} cells complete"]
+    if errors := sum(each.summary.errors for each in ended if each.summary):
+        said.append(f"{errors:,} rows quarantined")
+    if count["failed"]:
+        said.append(f"{count['failed']:,} failed")
+    if unfinished := count["stopped"] + count["waiting"]:
+        said.append(f"{unfinished:,} left")
+    again = "" if count["complete"] == len(ended) else "; the same command continues"
+    return f"sweep: {', '.join(said)}{again} -> {folder}"
+
+
+def _ended(cell: Cell, work: Callable[[], Summary]) -> Ended:
+    """Does the work of one cell; what stops it stops no other."""
+    try:
+        summary = work()
+    except BulkError as error:
+        log.debug("the error below came from here:", exc_info=error)
+        code, message = error.exit_code, str(error)
+    except Exception as error:  # a fault of ours, or of a library
+        log.debug("the error below came from here:", exc_info=error)
+        code, message = BulkError.exit_code, f"{type(error).__name__}: {error}"
+    else:
+        log.info("%s", last_line(summary, not summary.complete))
+        return Ended(cell, "complete" if summary.complete else "stopped", summary)
+    log.error("cell %s failed: %s", cell.name, message)
+    return Ended(cell, "failed", None, code, message)
+
+
+def _check_templates(cells: Sequence[Cell], kinds: Mapping[str, Kind]) -> None:
+    for cell in cells:
+        try:
+            kinds[cell.config.job].check(cell.config, [])
+        except ConfigError as error:
+            raise ConfigError(f"the cell {cell.label}: {error}") from error
+
+
+def _models(config: JobConfig) -> set[str]:
+    wanted = [config.model] if config.reference is None else [config.model, config.reference]
+    return {model.model_dump_json() for model in wanted}
+
+
+@contextmanager
+def _opened(folder: Path) -> Generator[None]:
+    """Holds the sweep's folder, made where it is missing."""
+    try:
+        with room_on(folder):
+            refuse_strangers(folder, _MARK, known=(folder / SWEEP_FILE).is_file())
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = lock(folder, _MARK)
+    except FileExistsError as error:
+        raise RunDirError(f"{folder}: is a file; expected a folder for the sweep. Choose another --output.") from error
+    except OSError as error:
+        raise RunDirError(f"{folder}: cannot be used as an output folder ({error}). Choose another --output.") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_list(folder: Path, cells: Sequence[Cell]) -> None:
+    listed = [{"name": cell.name, "overrides": cell.overrides} for cell in cells]
+    with room_on(folder):
+        atomic_write(folder / SWEEP_FILE, json.dumps({"schema_version": SCHEMA_VERSION, "cells": listed}, indent=2).encode() + b"\n")

@@ -1,0 +1,160 @@
+"""A network in two parts: its body, which makes hidden states of tokens, and its head, which makes logits of hidden states.
+
+No [B, T, V] array comes to be: states of the positions asked for are picked, and logits made of a chunk of them at a time.
+The split is found by names that mlx-lm's models share, and nothing here says that it is right: ``probes`` tries it out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from numpy.typing import NDArray
+
+from ..kernels import divergence, logprobs
+from ..kernels.divergence import Divergence, diverge
+from ..kernels.logprobs import Scores
+from .cache import Caches
+
+BODIES = ("model", "backbone", "transformer")
+TEXT = "language_model"  # where a model of several modalities keeps its text model
+
+Score = Callable[[mx.array, NDArray[np.int32]], Scores]
+
+
+class Reader(Protocol):
+    """What makes logits of tokens in two steps. The states of a position are all that its logits need."""
+
+    def states(self, tokens: mx.array, caches: Caches) -> mx.array:
+        """tokens [B, T] behind what ``caches`` hold -> states [B, T, H]."""
+        ...
+
+    def logits(self, states: mx.array) -> mx.array:
+        """states [N, H] -> logits [N, V]."""
+        ...
+
+
+class Whole:
+    """A network that is not split: its states are its logits, so the tokens of a call bound them."""
+
+    def __init__(self, network: Any):
+        self._network = network
+
+    def states(self, tokens: mx.array, caches: Caches) -> mx.array:
+        """The network's own logits [B, T, V]."""
+        return self._network(tokens, cache=caches)
+
+    def logits(self, states: mx.array) -> mx.array:
+        """The same again."""
+        return states
+
+
+class Head:
+    """A network split behind its body. Both halves run the network's own code: scaling and caps of logits stay."""
+
+    def __init__(self, network: Any):
+        """Raises ValueError where no child has a body's name."""
+        path = _body(network) if isinstance(network, nn.Module) else None
+        if path is None:
+            raise ValueError(f"no body among {', '.join(BODIES)} in {type(network).__name__}")
+        self._gate = _Gate(_at(network, path))
+        self._twin: Any = _with(network, path, self._gate)
+
+    def states(self, tokens: mx.array, caches: Caches) -> mx.array:
+        """The body's hidden states [B, T, H]; the logits of one position are named on the way and never computed."""
+        self._twin(tokens, cache=caches)
+        return self._gate.taken()
+
+    def logits(self, states: mx.array) -> mx.array:
+        """states [N, H] -> logits [N, V] by the network's own code behind the body."""
+        self._gate.given = states[None]
+        try:
+            return self._twin(mx.zeros((1, states.shape[0]), dtype=mx.int32), cache=None)[0]
+        finally:
+            self._gate.given = None
+
+
+class _Gate:
+    """Stands where the body stood: records what the true body makes of its input, or gives out hidden states."""
+
+    def __init__(self, body: Any):
+        self._body, self._made = body, None
+        self.given: mx.array | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+        if self.given is not None:
+            return self.given
+        made: mx.array = self._body(*args, **kwargs)
+        self._made = made
+        return made[:, :1]
+
+    def __getattr__(self, name: str) -> Any:  # a tied head reads the body's embedding
+        return getattr(self._body, name)
+
+    def taken(self) -> mx.array:
+        """What the body has made, once."""
+        made, self._made = self._made, None
+        assert made is not None, "the network did not call its body"
+        return made
+
+
+def _body(network: nn.Module) -> tuple[str, ...] | None:
+    """The path of children that leads to the body."""
+    inner = network.get(TEXT)
+    if isinstance(inner, nn.Module) and (path := _body(inner)) is not None:
+        return (TEXT, *path)
+    return next(((name,) for name in BODIES if isinstance(network.get(name), nn.Module)), None)
+
+
+def _at(network: nn.Module, path: tuple[str, ...]) -> nn.Module:
+    for name in path:
+        network = cast(nn.Module, network[name])
+    return network
+
+
+def _with(network: nn.Module, path: tuple[str, ...], gate: _Gate) -> nn.Module:
+    """A twin of ``network`` that shares all its children but for the one at ``path``, where ``gate`` stands."""
+    twin: Any = type(network).__new__(type(network))
+    dict.update(twin, network)  # a module is a dict of its children and arrays
+    twin.__dict__.update(network.__dict__)
+    name, *rest = path
+    if rest:
+        twin[name] = _with(cast(nn.Module, network[name]), tuple(rest), gate)
+    else:
+        del twin[name]
+        object.__setattr__(twin, name, gate)
+    return twin
+
+
+def read(
+    readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp], targets: NDArray[np.int32], rows: int, score: Score
+) -> tuple[Scores, Divergence | None]:
+    """Scores of ``targets`` [N] at the rows ``at`` [N] of ``states`` [P, H], at least one; the one place that makes logits of states.
+
+    With a second reader and its states: how far the first is from it, too. Logits of ``rows`` positions stand at once, twice:
+    the next are computed while these are reduced. A position that several targets share is put through the head once.
+    """
+    pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
+    at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
+    chunks = np.array_split(np.arange(len(at)), -(-len(at) // rows))
+    scores: list[Scores] = []
+    divergences: list[Divergence] = []
+    ahead = _logits(readers, states, at[chunks[0]])
+    for now, chunk in enumerate(chunks):
+        logits = ahead
+        ahead = _logits(readers, states, at[chunks[now + 1]]) if now + 1 < len(chunks) else []
+        scores.append(score(logits[0], targets[chunk]))
+        if len(logits) > 1:
+            divergences.append(diverge(logits[0], logits[1], targets[chunk]))
+    return logprobs.join(scores)[back], divergence.join(divergences)[back] if divergences else None
+
+
+def _logits(readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp]) -> list[mx.array]:
+    """float32 logits [N, V] of each reader at the rows ``at``, under way."""
+    rows, back = np.unique(at, return_inverse=True)
+    found = [reader.logits(state[mx.array(rows)]).astype(mx.float32) for reader, state in zip(readers, states, strict=True)]
+    if len(rows) < len(at):
+        found = [logits[mx.array(back)] for logits in found]
+    mx.async_eval(*found)
+    return found

@@ -1,0 +1,221 @@
+"""What is fed once for many: passages of a window become trees of segments, and segments become batches.
+
+    passages  a b c d e x        segments  a b c d e ─┬─ x        tokens that several passages begin with are fed once,
+              a b c d e y z                           ├─ y z      what differs stands on top of their caches
+              a b c d e y w q                         └─ y w q    (if it saves enough: y is fed twice)
+
+Pure and deterministic; knows nothing of models or text. In deterministic mode nothing is shared, so that no row's batch
+depends on what the others contain.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .planner import Limits
+from .records import Ids, Passage, ScoreRequest
+
+LEAST = 16  # tokens: a shorter prefix saves less than the call and the copy of its caches cost
+WORTH = 8  # a prefix is fed apart where that saves at least an eighth of the tokens: its batches are smaller ones
+
+Owner = tuple[int, int]
+
+
+@dataclass(slots=True, frozen=True)
+class Read:
+    """A passage whose logprobs are read along a branch. ``owners``: (request, passage) of each that is the same, and gets the same."""
+
+    passage: Passage
+    owners: list[Owner]
+
+
+@dataclass(slots=True, frozen=True)
+class Segment:
+    """The tokens of ``feed`` [T] behind its first ``start``, which the segments above have fed; ``children`` stand behind it.
+
+    ``reads`` are all passages that run through it. The logits at a token give the logprob of the token behind it, so a segment
+    reads their positions start + 1 … T.
+    """
+
+    feed: Ids
+    start: int = 0
+    reads: list[Read] = field(default_factory=list[Read])
+    children: "list[Segment]" = field(default_factory=list["Segment"])
+
+    def __len__(self) -> int:
+        """Tokens that it feeds itself."""
+        return len(self.feed) - self.start
+
+    @property
+    def height(self) -> int:
+        """Levels of segments below."""
+        return 1 + max(child.height for child in self.children) if self.children else 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest branch, from its first."""
+        return max((child.longest for child in self.children), default=len(self.feed))
+
+    def shortened(self, length: int) -> "Segment":
+        """The same with ``length`` tokens; those behind them are fed by each of the children, which have none themselves."""
+        end = self.start + length
+        return replace(self, feed=self.feed[:end], children=[replace(child, start=end) for child in self.children])
+
+
+def fed(passage: Passage) -> Ids:
+    """The tokens that are fed to score a passage: all before the last position scored."""
+    return passage.ids[: passage.positions[-1]]
+
+
+def lone(requests: Sequence[ScoreRequest]) -> list[Segment]:
+    """A segment for each passage that scores anything, in an order that does not depend on that of the requests.
+
+    For deterministic mode: longest first, then by content. The same passage twice is fed twice, in its own slot, and both
+    get the first one's scores: which of them came first does not show.
+    """
+    found: list[Segment] = []
+    before: tuple[int, bytes, bytes] | None = None
+    for key, passage, owner in sorted(((_key(p), p, o) for p, o in _passages(requests)), key=lambda x: (-x[0][0], *x[0][1:], x[2])):
+        read = Read(passage, [owner])
+        if key == before:
+            first = next(s for s in reversed(found) if s.reads[0].owners)
+            first.reads[0].owners.append(owner)
+            read.owners.clear()
+        found.append(Segment(fed(passage), 0, [read]))
+        before = key
+    return found
+
+
+def _passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owner]]:
+    return [(p, (i, j)) for i, request in enumerate(requests) for j, p in enumerate(request.passages) if len(p.positions)]
+
+
+def _key(passage: Passage) -> tuple[int, bytes, bytes]:
+    """Equal for passages that score the same tokens behind the same tokens."""
+    length = int(passage.positions[-1])
+    return length, _ordered(passage.ids[: length + 1]), _ordered(passage.positions)
+
+
+def _ordered(ids: Ids) -> bytes:
+    """Bytes that compare as the ids do, token by token."""
+    return ids.astype(">u4").tobytes()
+
+
+def forest(requests: Sequence[ScoreRequest], limits: Limits, shared: bool) -> list[Segment]:
+    """The segments at which no other stands above, with all that stands behind them. Each position is read at one segment.
+
+    What is fed in full by a longer passage is not fed apart, and ``shared`` prefixes are fed once. Without it only equal feeds are.
+    """
+    feeds, reads = _feeds(requests, merged=shared)
+    if not shared:
+        return [Segment(feed, 0, own) for feed, own in zip(feeds, reads, strict=True)]
+    common = np.array([0] + [_common(a, b) for a, b in pairwise(feeds)], np.int64)
+    lengths = np.array([len(feed) for feed in feeds], np.int64)
+    top: list[Segment] = []
+    open_ranges = [(0, len(feeds), 0, 0.0, top)] if feeds else []
+    while open_ranges:  # feeds low … high - 1 stand behind `base` tokens, whose caches and those above take `held` bytes
+        low, high, base, held, siblings = open_ranges.pop()
+        if high - low == 1:
+            siblings.append(Segment(feeds[low], base, reads[low]))
+            continue
+        inner = common[low + 1 : high]
+        depth = int(inner.min())
+        if _pays(limits, depth - base, lengths[low:high], base, held):
+            stem = Segment(feeds[low][:depth], base, [read for own in reads[low:high] for read in own])
+            siblings.append(stem)
+            base, held, siblings = depth, held + limits.kv(1, depth), stem.children
+        cuts = [low, *(low + 1 + np.flatnonzero(inner == depth)).tolist(), high]
+        open_ranges += [(a, b, base, held, siblings) for a, b in pairwise(cuts)]
+    return top
+
+
+def _pays(limits: Limits, saved: int, lengths: NDArray[np.int64], base: int, held: float) -> bool:
+    """Whether ``saved`` tokens that all of the feeds have in common behind ``base`` are fed apart: worth it, and there is room."""
+    if saved < LEAST or WORTH * saved * (len(lengths) - 1) < (lengths - base).sum():
+        return False
+    return held + limits.kv(1, base + saved) + limits.kv(1, int(lengths.max())) <= limits.kv_bytes
+
+
+def _feeds(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], list[list[Read]]]:
+    """What has to be fed, in the order of its ids, and what is read there. ``merged``: not what begins the next feed."""
+    reads: dict[tuple[int, bytes, bytes], Read] = {}
+    for passage, owner in _passages(requests):
+        read = reads.setdefault(_key(passage), Read(passage, []))
+        read.owners.append(owner)
+    feeds: list[Ids] = []
+    own: list[list[Read]] = []
+    for feed, read in sorted(((fed(read.passage), read) for read in reads.values()), key=lambda x: _ordered(x[0])):
+        if feeds and _common(feeds[-1], feed) == len(feeds[-1]) and (merged or len(feed) == len(feeds[-1])):
+            feeds[-1] = feed
+            own[-1].append(read)
+        else:
+            feeds.append(feed)
+            own.append([read])
+    return feeds, own
+
+
+def _common(a: Ids, b: Ids) -> int:
+    """How many tokens two feeds begin alike."""
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    return int(differ.argmax()) if differ.any() else n
+
+
+def batches(segments: Sequence[Segment], limits: Limits, even: bool, held: float = 0.0) -> list[list[Segment]]:
+    """Which segments are fed together, longest first. ``held``: bytes of the caches that they stand on.
+
+    A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the tokens is fed alone, in chunks. ``even``:
+    only segments of one length stand together. Segments with children always are of one length: what a batch of them exceeds
+    its shortest by is fed by the children. Trees of more than two levels are fed alone.
+    """
+    found: list[list[Segment]] = []
+    together: _Together | None = None
+    for stem in sorted((s for s in segments if s.children), key=lambda s: (-min(s.height, 2), -len(s))):
+        if together is None or not together.takes(stem, limits, held):
+            together = _Together()
+            found.append(together.stems)
+        together.add(stem)
+    found = [[stem.shortened(len(batch[-1])) for stem in batch] if len(batch) > 1 else batch for batch in found]
+    open_batch: list[Segment] = []
+    for leaf in sorted((s for s in segments if not s.children), key=lambda s: -len(s)):
+        first = open_batch[0] if open_batch else leaf
+        fits = _fits(len(open_batch) + 1, len(first), len(first.feed), limits, held)
+        if not open_batch or not fits or (even and len(leaf) != len(first)):
+            open_batch = []
+            found.append(open_batch)
+        open_batch.append(leaf)
+    return found
+
+
+@dataclass(slots=True)
+class _Together:
+    """Segments with children, longest first, that are fed in one call up to the end of the shortest."""
+
+    stems: list[Segment] = field(default_factory=list[Segment])
+    longest: int = 0  # tokens of the longest branch
+    apart: bool = False  # it is a tree of more levels
+    others: int = 0  # children less one, of all
+    tokens: int = 0  # that would be fed again if the stems had no tokens of their own: for each child but one
+
+    def takes(self, new: Segment, limits: Limits, held: float) -> bool:
+        """Whether ``new`` is fed with these: where little has to be fed twice. The children's turns may need copies of the caches."""
+        rows, width, longest = len(self.stems) + 1, len(new), max(self.longest, new.longest)
+        if self.apart or new.height > 1 or 2 * max(len(new.children), len(self.stems[0].children)) > limits.rows:
+            return False
+        twice = self.tokens - self.others * width
+        return WORTH * twice <= rows * width and _fits(rows, width, longest, limits, held + limits.kv(rows, longest))
+
+    def add(self, new: Segment) -> None:
+        """One more."""
+        self.stems.append(new)
+        self.longest, self.apart = max(self.longest, new.longest), self.apart or new.height > 1
+        self.others += len(new.children) - 1
+        self.tokens += (len(new.children) - 1) * len(new)
+
+
+def _fits(rows: int, width: int, longest: int, limits: Limits, held: float) -> bool:
+    """Whether so many rows of which ``width`` tokens are fed, and that become ``longest``, are one batch."""
+    return rows <= limits.rows and rows * width <= limits.tokens and held + limits.kv(rows, longest) <= limits.kv_bytes

@@ -1,0 +1,243 @@
+"""Logprobs of given tokens: requests in, scores of their passages out. Knows no text, no files and no job.
+
+A window's passages become segments (``prefixes``), a batch of which is one call: fed behind nothing, or on top of copies of
+the caches that their parents have left. Pads stand on the right, where no real token sees them.
+
+    parent   a b c d      children   a b c d|x .        plain caches, a copy a row
+                                     a b c d|y z
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels import divergence, logprobs
+from ..kernels.divergence import Divergence
+from ..kernels.logprobs import Scores
+from .cache import Caches, evaluate, forked, fresh, select, trim, trimmable, widened
+from .engine import Progress
+from .head import read
+from .prefill import Setup, chunk
+from .prefixes import Owner, Read, Segment, batches, forest, lone
+from .records import Failure, Outcome, Scored, ScoreRequest
+
+NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.float32))
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Each model's caches, of ``rows`` rows that are equally long."""
+
+    caches: list[Caches]
+    rows: int
+
+    @property
+    def every(self) -> Caches:
+        """All models' caches."""
+        return [cache for caches in self.caches for cache in caches]
+
+    def keep(self, rows: int) -> None:
+        """Drops all but the first ``rows``."""
+        for caches in self.caches:
+            select(caches, list(range(rows)), self.rows, padded=False)
+        self.rows = rows
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request, how many of its positions are not scored yet, and the pieces that have come, a list a passage."""
+
+    request: ScoreRequest
+    left: int
+    scores: list[list[Scores]]
+    divergences: list[list[Divergence]]
+
+
+class Scorer:
+    """Scores requests with one model, and holds it against a ``reference`` model where there is one.
+
+    The reference is fed the same batches, so both have to allow what one relies on.
+    """
+
+    def __init__(self, setup: Setup, reference: Setup | None = None):
+        self.progress = Progress()
+        self._models = [setup] if reference is None else [setup, reference]
+        self._wanted, self._static = setup.wanted, setup.static
+        self._right_padded = all(model.right_padded for model in self._models)
+        self._shared = not setup.static and self._right_padded and all(model.shared for model in self._models)
+        self._limits = setup.limits
+        if setup.static:  # its batches may not depend on the memory that this machine has
+            self._limits = replace(setup.limits, tokens=sys.maxsize, kv_bytes=float("inf"))
+        if not self._right_padded and not setup.limits.even:  # nobody has tried rows of one length
+            self._limits = replace(self._limits, rows=1)
+
+    def run(
+        self, next_window: Callable[[bool], list[ScoreRequest] | None], stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[Outcome]:
+        """Outcomes of all windows' requests, each as soon as its last token is scored; ends early when ``stopped``.
+
+        ``next_window(wait)`` gives the next window's requests, None when there are no more.
+        """
+        while not stopped():
+            self.progress.doing("waiting for input")
+            window = next_window(True)
+            if window is None:
+                return
+            yield from self._window(window, stopped)
+
+    def _window(self, requests: list[ScoreRequest], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        self.progress.doing(f"planning {len(requests)} rows")
+        opened = [_Open(r, sum(len(p.positions) for p in r.passages), [[] for _ in r.passages], [[] for _ in r.passages]) for r in requests]
+        yield from (self._outcome(row) for row in opened if not row.left)
+        segments = lone(requests) if self._static else forest(requests, self._limits, self._shared)
+        yield from self._feed_all(segments, None, 0.0, opened, stopped)
+
+    # ------------------------------------------------------------------------------------------------------- feeding
+
+    def _feed_all(
+        self, segments: list[Segment], base: _Rows | None, held: float, opened: list[_Open], stopped: Callable[[], bool]
+    ) -> Iterator[Outcome]:
+        """Feeds ``segments``, and all that stands behind them, on top of the one row of ``base``; ``held`` bytes are taken.
+
+        The caches of one batch serve the next, where the tokens fed can be taken out of them again.
+        """
+        spare: _Rows | None = None
+        for batch in batches(segments, self._limits, not self._right_padded, held):
+            if stopped():
+                return
+            rows, spare = self._rows(base, spare, len(batch)), None
+            width = max(len(segment) for segment in batch)
+            again = base is not None and trimmable(rows.every, max(segment.longest for segment in batch) - batch[0].start)
+            yield from self._feed(batch, rows, opened, stopped)
+            if len(batch) == 1 and batch[0].children:
+                above = held + self._limits.kv(1, len(batch[0].feed))
+                yield from self._feed_all(batch[0].children, rows, above, opened, stopped)
+            elif batch[0].children:
+                yield from self._feed_in_turn([stem.children for stem in batch], rows, opened, stopped)
+            if again:
+                trim(rows.every, width)
+                spare = rows
+
+    def _rows(self, base: _Rows | None, spare: _Rows | None, rows: int) -> _Rows:
+        """Caches for a batch: empty ones, or copies of the one row of ``base``; ``spare`` are such copies, if there are any."""
+        if base is None:
+            return _Rows([fresh(model.model, rows, padded=False) for model in self._models], rows)
+        if spare is None or spare.rows < rows:
+            return _Rows([widened(caches, rows) for caches in base.caches], rows)
+        spare.keep(rows)
+        return spare
+
+    def _feed_in_turn(
+        self, children: list[list[Segment]], rows: _Rows, opened: list[_Open], stopped: Callable[[], bool]
+    ) -> Iterator[Outcome]:
+        """Feeds each row's children on top of it: the first of each row, then the second of each, and so on.
+
+        A turn's tokens are taken out again before the next; where that cannot be, each turn has caches of its own.
+        """
+        order = sorted(range(len(children)), key=lambda row: -len(children[row]))
+        if order != list(range(len(children))):
+            for caches in rows.caches:
+                select(caches, order, rows.rows, padded=False)
+        turns = [sorted(children[row], key=lambda child: -len(child)) for row in order]
+        for turn in range(len(turns[0])):
+            if stopped():
+                return
+            members = [own[turn] for own in turns if len(own) > turn]
+            if len(members) < rows.rows:
+                rows.keep(len(members))
+            width = max(len(segment) for segment in members)
+            if trimmable(rows.every, width):
+                yield from self._feed(members, rows, opened, stopped)
+                trim(rows.every, width)
+            else:
+                copies = [forked(caches, list(range(rows.rows)), rows.rows, padded=False) for caches in rows.caches]
+                yield from self._feed(members, _Rows(copies, rows.rows), opened, stopped)
+
+    def _feed(self, members: list[Segment], rows: _Rows, opened: list[_Open], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        """Feeds a batch on top of ``rows``, call by call; outcomes of the requests that it ends."""
+        width = max(len(segment) for segment in members)
+        tokens = np.zeros((len(members), width), np.int32)
+        for row, segment in zip(tokens, members, strict=True):
+            row[: len(segment)] = segment.feed[segment.start :]
+        self.progress.doing(f"scoring {len(members)} rows of up to {max(len(segment.feed) for segment in members)} tokens")
+        at = 0
+        while at < width and not stopped():
+            n = min(chunk(model, len(members), width - at) for model in self._models)
+            part = mx.array(tokens[:, at : at + n])
+            states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
+            yield from self._read(members, states, at, n, opened)
+            at += n
+            if at < width or members[0].children:
+                evaluate(rows.every)
+        self.progress.prefilled += sum(len(segment) for segment in members)
+        self.progress.padded += tokens.size
+        mx.clear_cache()
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[_Open]) -> Iterator[Outcome]:
+        """Scores what is asked for at ``width`` tokens from ``at``, for whomever it is; outcomes of the requests that it ends."""
+        found: list[tuple[Read, int]] = []
+        index: list[NDArray[np.intp]] = []
+        targets: list[NDArray[np.int32]] = []
+        for row, segment in enumerate(members):
+            begin = segment.start + at
+            end = min(begin + width, len(segment.feed))
+            for part in segment.reads:
+                passage = part.passage
+                first, last = np.searchsorted(passage.positions, (begin + 1, end + 1))
+                if first < last:
+                    positions = passage.positions[first:last]
+                    index.append(row * width + positions.astype(np.intp) - 1 - begin)
+                    targets.append(passage.ids[positions])
+                    found.append((part, int(last - first)))
+        if not found:
+            return
+        flat = [state.reshape(-1, state.shape[-1]) for state in states]
+        rows = min(model.logit_rows for model in self._models) // len(self._models)
+        readers = [model.reader for model in self._models]
+        scores, divergences = read(readers, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted.scores)
+        end = 0
+        for part, count in found:
+            piece = slice(end, end + count)
+            end += count
+            for owner in part.owners:
+                yield from self._give(opened, owner, scores[piece], None if divergences is None else divergences[piece])
+
+    def _give(self, opened: list[_Open], owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
+        row = opened[owner[0]]
+        row.scores[owner[1]].append(scores)
+        if divergences is not None:
+            row.divergences[owner[1]].append(divergences)
+        row.left -= len(scores.logprobs)
+        self.progress.scored += len(scores.logprobs)
+        if not row.left:
+            yield self._outcome(row)
+
+    def _outcome(self, row: _Open) -> Outcome:
+        """What a request comes to; its pieces are let go."""
+        request = row.request
+        self.progress.prompt += sum(len(passage.ids) for passage in request.passages)
+        scores = tuple(logprobs.join([self._wanted.nothing, *pieces]) for pieces in row.scores)
+        against = None
+        if len(self._models) > 1:
+            against = tuple(divergence.join([NO_DIVERGENCE, *pieces]) for pieces in row.divergences)
+        row.scores, row.divergences = [], []
+        message = _fault(request, "model", [s.logprobs for s in scores])
+        message = message or _fault(request, "reference model", [d.reference_logprobs for d in against or ()])
+        if message:
+            return Failure(request.row, None, 0, "score", "NotANumber", message, "")
+        return Scored(request.row, scores, against)
+
+
+def _fault(request: ScoreRequest, model: str, found: list[NDArray[np.float32]]) -> str | None:
+    """Where logprobs are NaN, or None."""
+    for number, values in enumerate(found):
+        if np.isnan(values).any():
+            token = int(request.passages[number].positions[np.isnan(values).argmax()])
+            return f"passage {number}, token {token}: the {model}'s logits there are NaN or all -inf"
+    return None
