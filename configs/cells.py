@@ -25,7 +25,7 @@ from .sweep import SweepConfig
 
 Overrides = dict[str, Value]
 
-_NAME_LENGTH, _VALUE_LENGTH = 80, 24  # characters
+_NAME_LENGTH, _VALUE_LENGTH, _LABEL_LENGTH = 80, 24, 60  # characters: a folder's name, a value in it, a value in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class Cell:
     @property
     def label(self) -> str:
         """What the cell changes, in the order of the config's file."""
-        return ", ".join(f"{key}={plain(value)}" for key, value in self.overrides.items())
+        values = ((key, plain(value), value) for key, value in self.overrides.items())
+        return ", ".join(
+            f"{key}={text if text.isprintable() and len(text) <= _LABEL_LENGTH else shown(value)}" for key, text, value in values
+        )
 
 
 def cells(config: SweepConfig, source: str) -> list[Cell]:

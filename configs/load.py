@@ -28,7 +28,10 @@ Checked = TypeVar("Checked", bound=Section)
 _DEMO = Path(__file__).parent / "demo"
 _EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
 _LATER_JOBS = ("rollout",)
-_PATHS = ("model.path", "model.adapter", "data.path", "prompt.chat_template", "score.reference", "output.path")
+_PATHS = (
+    *("model.path", "model.adapter", "data.path", "prompt.chat_template"),
+    *("score.reference", "score.reference.path", "score.reference.adapter", "output.path"),
+)
 
 
 def load(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> JobConfig | SweepConfig:
@@ -209,8 +212,10 @@ def _expand_paths(values: Values) -> list[Problem]:
     """Expands the settings that are paths in place, and returns what could not be expanded."""
     found: list[Problem] = []
     for key in _PATHS:
-        section, name = key.split(".")
-        place = values.get(section)
+        *sections, name = key.split(".")
+        place: Value = values
+        for section in sections:
+            place = place.get(section) if isinstance(place, dict) else None
         value = place.get(name) if isinstance(place, dict) else None
         if not isinstance(place, dict) or not isinstance(value, str | list):
             continue

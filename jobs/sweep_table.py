@@ -95,13 +95,22 @@ def closing_table(ended: Sequence[Ended], table: pa.Table) -> str:
 
 
 def _settings(cells: Sequence[Overrides]) -> list[list[str]]:
-    """A column for each key, the widest ones cut (at their front: paths differ at their end) until they fit."""
+    """A column for each key: with the whole key where there is room, with the widest values cut where there is too little."""
     keys = list(cells[0])
-    columns = [[heading, *(plain(cell[key]) for cell in cells)] for heading, key in zip(_headings(keys), keys, strict=True)]
+    values = [[_end_of(plain(cell[key]), _WIDTH) for cell in cells] for key in keys]
+    whole = [[key, *column] for key, column in zip(keys, values, strict=True)]
+    if sum(max(map(width_of, column)) for column in whole) <= _SETTINGS_WIDTH:
+        return whole
+    columns = [[heading, *column] for heading, column in zip(_short(keys), values, strict=True)]
     widths = [max(map(width_of, column)) for column in columns]
     while sum(widths) > _SETTINGS_WIDTH and max(widths) > _LEAST_WIDTH:
         widths[widths.index(max(widths))] -= 1
-    return [[heading, *(cut(text[::-1], width)[::-1] for text in texts)] for width, (heading, *texts) in zip(widths, columns, strict=True)]
+    return [[heading, *(_end_of(text, width) for text in texts)] for width, (heading, *texts) in zip(widths, columns, strict=True)]
+
+
+def _end_of(text: str, width: int) -> str:
+    """``text`` cut at its front: paths differ at their end."""
+    return cut(text[::-1], width)[::-1]
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
@@ -161,7 +170,7 @@ def _repeated(values: Sequence[Any], counts: Sequence[int]) -> list[Any]:
     return [value for value, count in zip(values, counts, strict=True) for _ in range(count)]
 
 
-def _headings(keys: Sequence[str]) -> list[str]:
+def _short(keys: Sequence[str]) -> list[str]:
     """Each key by as few of its last names as tell it from the others."""
     found: list[str] = []
     for key in keys:

@@ -1,8 +1,11 @@
 """What a scoring job's settings accept, and which of them contradict each other."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from mlx_bulk.configs.load import load
 from mlx_bulk.configs.schema import identity
 from mlx_bulk.configs.score import ScoreConfig
 from pydantic import ValidationError
@@ -91,3 +94,14 @@ def test_what_shapes_results_is_part_of_the_runs_identity() -> None:
     for name in ("text", "context", "windows", "stride", "prefix", "bos_every_window", "boundary", "group_by", "reference.dtype"):
         assert f"score.{name}" in settings
     assert "score.reference.path" not in settings  # its contents are fingerprinted
+
+
+def test_a_references_paths_are_expanded_in_both_its_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHERE", "/disk")
+    job = {"job": "score", "model": {"path": "demo"}, "data": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    for given in ("${WHERE}/ref", {"path": "${WHERE}/ref", "adapter": "${WHERE}/lora"}):
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "score": {**TEXT, "reference": given}}))
+        found = load(tmp_path / "job.yaml")
+        assert isinstance(found, ScoreConfig)
+        assert found.reference is not None
+        assert (found.reference.path, found.reference.adapter) == ("/disk/ref", "/disk/lora" if isinstance(given, dict) else None)

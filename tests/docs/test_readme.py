@@ -46,12 +46,21 @@ def test_python_reads_the_records(demo: Path, code: str) -> None:
 
 def test_job_yaml_runs(tmp_path: Path) -> None:
     """The example config as it stands, but for the model, which here is the one that needs no download."""
-    [job] = blocks("yaml")
+    [job, _] = blocks("yaml")
     assert yaml.safe_load(job)["model"]["path"] != "demo", "the example shows a model of one's own"
     (tmp_path / "job.yaml").write_text(job)
     (tmp_path / "questions.jsonl").write_text('{"question": "What is 1 + 2?"}\n{"question": "What is 3 + 4?"}\n')
     mlx_bulk("run", "job.yaml", "--model", "demo", "--set", "sampling.max_tokens=8", cwd=tmp_path)
     assert (tmp_path / "outputs/questions/results/part-00000000.arrow").exists()
+
+
+def test_perplexity_yaml_runs(tmp_path: Path) -> None:
+    """The example as it stands, but for both models."""
+    [_, job] = blocks("yaml")
+    (tmp_path / "perplexity.yaml").write_text(job)
+    (tmp_path / "documents.jsonl").write_text('{"text": "The king is dead.", "source": "a"}\n{"text": "Long live", "source": "b"}\n')
+    mlx_bulk("run", "perplexity.yaml", "--model", "demo", "--set", "score.reference=demo", cwd=tmp_path)
+    assert (tmp_path / "outputs/perplexity/stats.arrow").exists()
 
 
 def test_named_files_exist() -> None:

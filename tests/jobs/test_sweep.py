@@ -266,7 +266,7 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
     assert sweep.closing_line(ended, Path("out")) == "sweep: 1 of 3 cells complete, 2 left; the same command continues -> out"
     shown = closing_table(ended, sweep_table(ended)).splitlines()
-    assert [line.split()[0] for line in shown] == ["max_tokens", "2", "3", "4"]
+    assert [line.split()[0] for line in shown] == ["sampling.max_tokens", "2", "3", "4"]
     assert "stopped at " in shown[2]
     assert "not begun" in shown[3]
     assert bench.command(path).code == 0
@@ -334,9 +334,16 @@ def test_the_closing_table_fits_a_terminal_and_shows_errors_beside_figures(bench
     assert all(" ± " in line for line in shown[1:])
 
 
+def test_a_value_of_several_lines_takes_one(bench: Bench):
+    done = run(bench, matrix={"prompt.text": ["{{ q }}", "Say:\n\n{{ q }}"]})
+    assert done.code == 0
+    assert 'cell 2 of 2: prompt.text="Say:\\n\\n{{ q }}"\n' in done.stderr
+    assert [line.split("  ")[0] for line in done.stderr.splitlines()[-4:-1]] == ["prompt.text", "{{ q }}", "Say: {{ q }}"]
+
+
 def test_a_failed_cells_row_needs_no_other(bench: Bench):
     (cell,) = opened(written(bench, base_of(bench), matrix={"data.limit": [1]}))
     ended = [Ended(cell, "failed", None, 5, "no luck")]
     found = sweep_table(ended)
     assert found.num_rows == 1
-    assert closing_table(ended, found).splitlines()[1:] == ["1      failed [1]", "[1] no luck (exit code 5)"]
+    assert closing_table(ended, found).splitlines()[1:] == ["1           failed [1]", "[1] no luck (exit code 5)"]

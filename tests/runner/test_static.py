@@ -28,8 +28,8 @@ def bytes_of(outcome: Generated) -> list[bytes]:
     assert outcome.echo is not None
     parts = [outcome.ids, outcome.sampled_logprobs]
     for scores in (outcome.scores, outcome.echo):
-        parts += [getattr(scores, field) for field in scores.__slots__]
-    return [part.tobytes() for part in parts if part is not None]
+        parts += [found for field in scores.__slots__ if (found := getattr(scores, field)) is not None]
+    return [part.tobytes() for part in parts]
 
 
 def test_a_static_batch_gives_the_same_results():
