@@ -1,7 +1,8 @@
 """Scoring speed on this machine's CPU: tokens a second of ours, transformers (float32) and mlx-lm's evaluate, on one 135 M shape.
 
 64 texts of 40 to 500 random tokens. transformers gets batches sorted by length, the best of several batch sizes, no mask (pads
-stand on the right), and its head in chunks; mlx-lm's evaluate gets the same BLAS and sorted batches of 8.
+stand on the right), and its head in chunks, or (transformers_logits) all logits of a batch at once, as lm-eval's backend asks for
+them; mlx-lm's evaluate gets the same BLAS and sorted batches of 8.
 Needs the extra `oracle`. The last line is JSON; `ratio` holds the median over rounds of a peer's seconds to ours.
 """
 
@@ -11,13 +12,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from turns import race, serve
 
 VOCABULARY = 49152
-PEERS = ["ours", "transformers", "mlx_lm"]
+PEERS = ["ours", "transformers", "transformers_logits", "mlx_lm"]
 BUDGETS = (512, 1024, 2048, 4096)  # padded tokens a batch that transformers is tried with
 HEAD_TOKENS = 256  # whose logits transformers makes at once
 Texts = list[np.ndarray]
@@ -40,8 +42,8 @@ def ours(folder: Path, rows: Texts) -> Callable[[], float]:
     return lambda: sum(float(scores.logprobs.sum()) for outcome in shapes.scored(setup, requests) for scores in outcome.scores)
 
 
-def transformers(folder: Path, rows: Texts) -> Callable[[], float]:
-    """The best of ``BUDGETS``, found on every fourth text."""
+def transformers(folder: Path, rows: Texts, logits: bool = False) -> Callable[[], float]:
+    """The best of ``BUDGETS``, found on every fourth text. ``logits``: all of a batch's at once, as lm-eval's backend asks for them."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -54,7 +56,12 @@ def transformers(folder: Path, rows: Texts) -> Callable[[], float]:
             width = len(batch[-1])
             ids = torch.tensor(np.stack([np.pad(row, (0, width - len(row))) for row in batch]), dtype=torch.int64)
             kept = torch.tensor(np.stack([np.arange(1, width) < len(row) for row in batch]))
-            states, targets = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[kept], ids[:, 1:][kept]
+            targets = ids[:, 1:][kept]
+            if logits:
+                logprobs = torch.nn.functional.log_softmax(model(input_ids=ids[:, :-1]).logits, dim=-1)
+                found += float(logprobs[kept].gather(-1, targets[:, None]).sum())
+                continue
+            states = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[kept]
             for at in range(0, len(targets), HEAD_TOKENS):
                 part = slice(at, at + HEAD_TOKENS)
                 found -= float(torch.nn.functional.cross_entropy(model.lm_head(states[part]), targets[part], reduction="sum"))
@@ -110,7 +117,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.peer:
         rows = texts(int((args.folder / "texts").read_text()))
-        serve({"ours": ours, "transformers": transformers, "mlx_lm": mlx_lm}[args.peer](args.folder, rows))
+        peers = {"ours": ours, "transformers": transformers, "transformers_logits": partial(transformers, logits=True), "mlx_lm": mlx_lm}
+        serve(peers[args.peer](args.folder, rows))
         return
     with tempfile.TemporaryDirectory() as name:
         import shapes

@@ -64,7 +64,6 @@ def cells(config: SweepConfig, source: str) -> list[Cell]:
     every = [*combined, *included]
     if not every:
         raise ConfigError(f"{source}: matrix: no cell is left; expected a key with a list of values, or cells in include")
-    _refuse_twins(every, source)
     keys = list(dict.fromkeys(key for overrides in every for key in overrides))
     folder = Path(config.output.path)
     problems: dict[Problem, list[Overrides]] = {}
@@ -79,6 +78,7 @@ def cells(config: SweepConfig, source: str) -> list[Cell]:
             found.append(Cell(name, overrides, {key: _value(config.base, overrides, made, key) for key in keys}, made))
     if problems:
         raise ConfigError("\n".join(f"{source}: {_line(problem, where, len(every))}" for problem, where in problems.items()))
+    _refuse_twins(found, source)
     return found
 
 
@@ -138,12 +138,16 @@ def _refuse_keys(keys: Mapping[str, object], place: str, model: type[JobConfig])
             raise ConfigError(f"{place}: {key} lies in {above[0]}, which is set as a whole; set one of them")
 
 
-def _refuse_twins(every: Sequence[Overrides], source: str) -> None:
-    seen: set[str] = set()
-    for overrides in every:
-        if (text := _canonical(overrides)) in seen:
-            raise ConfigError(f"{source}: the cell {shown(overrides)} stands twice; remove one of the two")
-        seen.add(text)
+def _refuse_twins(found: Sequence[Cell], source: str) -> None:
+    """By their configs: 0 and 0.0 may be one setting, and a value may be the base's own."""
+    seen: dict[str, Cell] = {}
+    for cell in found:
+        first = seen.setdefault(cell.config.model_dump_json(exclude={"output"}), cell)
+        if first is not cell and first.name == cell.name:
+            raise ConfigError(f"{source}: the cell {shown(cell.overrides)} stands twice; remove one of the two")
+        if first is not cell:
+            pair = f"{shown(first.overrides)} and {shown(cell.overrides)}"
+            raise ConfigError(f"{source}: the cells {pair} have the same settings, so one would stand twice; remove one of the two")
 
 
 def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[JobConfig], source: str) -> JobConfig | list[Problem]:

@@ -47,6 +47,12 @@ def section_of(field: FieldInfo) -> type[Section] | None:
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
+def _section_within(field: FieldInfo) -> type[Section] | None:
+    """The section that a field's value can be: its own, or the one beside null."""
+    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+    return section_of(field) or (kinds[0] if kinds else None)
+
+
 def holds_keys(field: FieldInfo) -> bool:
     """True for a field that can hold a mapping beside or instead of a plain value: names to values, or a section or null."""
     kinds = (field.annotation, *get_args(field.annotation))
@@ -115,7 +121,7 @@ def _walk(
             return model, names, field, loc[depth:]
         field = model.model_fields[str(step)]
         names.append(str(step))
-        model = section_of(field)
+        model = _section_within(field)
     return model, names, field, ()
 
 

@@ -1,8 +1,20 @@
 """Tables as text for a terminal: aligned columns, and figures beside their standard errors. Knows no run and no statistic."""
 
 import math
+import os
+import sys
 import unicodedata
 from collections.abc import Sequence
+
+NO_TERMINAL = 100  # columns, where stderr goes to a file or a pipe
+
+
+def terminal_width() -> int:
+    """Columns of the terminal that stderr is, 100 where it is none."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or NO_TERMINAL
+    except (OSError, ValueError):  # no terminal; a stream without a file
+        return NO_TERMINAL
 
 
 def figure(value: float | None, error: float | None = None) -> str:
@@ -19,7 +31,9 @@ def figure(value: float | None, error: float | None = None) -> str:
     if error == 0:
         return f"{_four_digits(value)} ± 0"
     digits = 1 - math.floor(math.log10(error))
-    if abs(value) >= 1e7 or digits > 7:
+    if digits > 7:  # an error of rounding alone
+        return f"{_four_digits(value)} ± {error:.1e}"
+    if abs(value) >= 1e7:
         return f"{value:.2e} ± {error:.1e}"
     return f"{value:,.{max(0, digits)}f} ± {error:,.{max(0, digits)}f}"
 
@@ -54,6 +68,31 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     columns = [list(column) for column in zip(*rows, strict=True)]
     columns = [_set_left(column) if number < left else _set_right(column) for number, column in enumerate(columns)]
     return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+
+
+def wrapped(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """A table as one block of lines, or as few as let it fit into ``width``, about equally wide.
+
+    names: what each line begins with, in every block; columns: the cells of each, its heading first. A column that alone is too
+    wide has a block of its own.
+    """
+    blocks = _filled(names, columns, width)
+    narrow = next(limit for limit in range(width + 1) if len(_filled(names, columns, limit)) <= len(blocks)) if len(blocks) > 1 else width
+    return [aligned(list(zip(names, *block, strict=True)), 1) for block in _filled(names, columns, narrow)]
+
+
+def _filled(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[Sequence[str]]]:
+    """The columns, in blocks that each hold as many as fit."""
+    blocks: list[list[Sequence[str]]] = []
+    left, room = max(map(width_of, names)), 0
+    for column in columns:
+        wide = 2 + width_of(_set_right(list(column))[0])
+        if not blocks or wide > room:
+            blocks.append([])
+            room = width - left
+        blocks[-1].append(column)
+        room -= wide
+    return blocks
 
 
 def _set_left(cells: list[str]) -> list[str]:

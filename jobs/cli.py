@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..configs.errors import BulkError
-from .ending import QUARANTINED, last_line
+from .ending import QUARANTINED, ending
 from .stopping import Stop
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ LEVELS = ("debug", "info", "warning", "error")
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlx-bulk")
 def cli() -> None:
-    """Bulk LLM generation on Apple's MLX: a dataset in, Arrow files out."""
+    """Bulk LLM generation and scoring on Apple's MLX: a dataset in, Arrow files out."""
 
 
 @cli.command()
@@ -144,9 +144,7 @@ def _run(config: Path, overrides: Sequence[str], paths: dict[str, str], overwrit
     with stop:
         summary = pipeline.run(loaded, KINDS[loaded.job], overwrite, stop.asked, quiet, Models())
     if not quiet:
-        if summary.closing:
-            click.echo(summary.closing, err=True)
-        click.echo(last_line(summary, bool(stop.code)), err=True)
+        click.echo(ending(summary, bool(stop.code)), err=True)
     return QUARANTINED if summary.errors else 0
 
 
@@ -157,11 +155,9 @@ def _run_sweep(cells: "list[Cell]", folder: Path, overwrite: bool, stop: Stop, q
     from .sweep_table import closing_table, sweep_table, write_sweep_table
 
     with stop:
-        ended = sweep.run(cells, KINDS, folder, overwrite, stop.asked, quiet)
-        table = sweep_table(ended)
-        write_sweep_table(table, folder)
+        ended = sweep.run(cells, KINDS, folder, overwrite, stop.asked, quiet, lambda ended: write_sweep_table(sweep_table(ended), folder))
     if not quiet:
-        click.echo(closing_table(ended, table), err=True)
+        click.echo(closing_table(ended), err=True)
         click.echo(sweep.closing_line(ended, folder), err=True)
     return sweep.exit_code(ended)
 

@@ -19,6 +19,7 @@ from . import completions, measures
 from .pairs import Paired, paired
 
 _STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
+_REFERENCE_PATH = "score.reference.path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,11 @@ def _family(kind: str) -> str:
 
 
 def _settings(run: dict[str, Any]) -> dict[str, Any]:
-    """The run's settings and fingerprints by dotted key. A fingerprint of what a setting names is told apart by its ending."""
-    settings = _flat(run["config"])
+    """The run's settings and fingerprints by dotted key. A fingerprint of what a setting names is told apart by its ending.
+
+    The limit is that of the rows that the run covers now: one that was extended has a longer one than it was started with.
+    """
+    settings = _flat(run["config"]) | {"data.limit": run["inputs"]["limit"]}
     prints = {key: value for key, value in run["identity"].items() if not key.startswith(COLUMN) and settings.get(key) != value}
     return {
         **{key: value for key, value in settings.items() if not key.startswith(_STEERS)},
@@ -128,8 +132,12 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    missing = object()
-    return {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key, missing) != b.get(key, missing)}
+    """The settings that differ; of a reference that one run alone has its path."""
+    found = {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)}
+    if (a.get(_REFERENCE_PATH) is None) == (b.get(_REFERENCE_PATH) is None):
+        return found
+    others = {key: values for key, values in found.items() if not key.startswith("score.reference")}
+    return others | {"score.reference": (a.get(_REFERENCE_PATH), b.get(_REFERENCE_PATH))}
 
 
 def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key: bool) -> list[str]:
@@ -145,6 +153,11 @@ def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key:
         notes.append(f"A is a run of {sides[0].kind}, B of {sides[1].kind}: their documents cannot be held against each other")
     elif sides[0].kind != sides[1].kind:
         notes.append(f"A scores {sides[0].kind}, B {sides[1].kind}")
+    prefixes = [run["config"].get("score", {}).get("prefix") for run in stored]
+    if alike and prefixes[0] != prefixes[1]:
+        notes.append(
+            f"the runs may score different tokens (score.prefix: {prefixes[0]}, {prefixes[1]}); those that both score are compared"
+        )
     return notes
 
 
@@ -160,8 +173,8 @@ def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
     elif side.kind == "generate":
         table = completions.statistics(side.path, None, None)
     else:
-        table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False).drop_columns(
-            ["prefix", "bos_every_window"]
+        table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None).drop_columns(
+            ["prefix", "bos_every_window", "context"]
         )
     row = table.slice(0, 1).to_pylist()[0]
     return {name: value for name, value in row.items() if name not in ("of", "group")}

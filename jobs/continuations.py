@@ -46,7 +46,8 @@ class Continuations:
     def of(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> Continued:
         """The ``completions`` (at least one) of a row's prompt. Raises RowError."""
         if not all(completions):
-            raise RowError("tokenize", "a completion is empty; at least one character is expected")
+            which = f"the completion at index {completions.index('')} of {len(completions)}" if len(completions) > 1 else "the completion"
+            raise RowError("tokenize", f"{which} is empty; at least one character is expected")
         text = rendered.text if isinstance(rendered, Text) else self.tokenizer.chat_text(rendered.messages, rendered.prefill or "")
         opened = isinstance(rendered, Text)
         prompt = text.rstrip()

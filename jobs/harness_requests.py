@@ -16,6 +16,8 @@ from lm_eval.models.utils import (  # pyright: ignore[reportMissingImports]  (th
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
+from ..configs.errors import ConfigError
+from ..configs.explain import shown
 from ..configs.fields import nearest
 from ..runner.errors import DataError
 from ..runner.records import Passage, Sampling
@@ -54,6 +56,18 @@ def windows(ids: list[int], prefix: int, max_length: int) -> tuple[Passage, ...]
     """A document's rolling windows: each id scored once, the first behind ``prefix``; none for an empty document."""
     pairs = get_rolling_token_windows(token_list=ids, prefix_token=prefix, max_seq_len=max_length, context_len=1)
     return tuple(passage(*make_disjoint_window(pair), max_length) for pair in pairs)
+
+
+def check_settings(gen_kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError where a config's ``gen_kwargs`` cannot be served, whatever the task's own settings are."""
+    # What a task may still say, and what depends on its prompts, is left open.
+    open_settings = {"temperature": 1.0, **gen_kwargs, "max_length": None}
+    try:
+        continuation([0], open_settings, None, {}, {}, 2**31)
+    except DataError as error:
+        raise ConfigError(str(error).replace("generation_kwargs.", "gen_kwargs.")) from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"gen_kwargs: {error}; found {shown(dict(gen_kwargs))}") from None
 
 
 def continuation(

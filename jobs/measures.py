@@ -44,23 +44,32 @@ COUNTS = (
 TYPES = {
     "of": pa.string(),
     "group": pa.large_string(),
-    "prefix": pa.string(),
+    **dict.fromkeys(("prefix", "windows"), pa.string()),
+    **dict.fromkeys(("context", "stride"), pa.int32()),
     **dict.fromkeys(("first_token_scored", "bos_every_window"), pa.bool_()),
     **dict.fromkeys(COUNTS, pa.int64()),
 }
 
 
-def statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bool) -> pa.Table:
+def statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bool, context: int | None) -> pa.Table:
     """Statistics of all records in the run directory ``run``: the first row is of all, then one a group by first appearance.
 
     ``of`` is "all" or "group": it tells the row over all, whose ``group`` reads "all", from a group that has this name. Rows
     without a value are a group of their own, null.
-    ``prefix`` and ``bos_every_window`` say what stood before the tokens, and are written as they are. Nothing to score gives
-    null, a token without a chance an infinite perplexity. Raises RunDirError where a part is missing or lacks a column.
+    ``prefix`` and ``bos_every_window`` say what stood before the tokens, ``context`` how many ids were fed at once, at most;
+    they are written as they are, and beside them a document's ``windows`` and ``stride``. Nothing to score gives null, a token
+    without a chance an infinite perplexity. Raises RunDirError where a part is missing or lacks a column.
     """
     sums = collect(run, config)
-    given = {"prefix": prefix, "bos_every_window": bos_every_window}
-    rows = [{"of": of, "group": group, **_figures(part, config.score.kind), **given} for of, group, part in _parts(sums)]
+    score = config.score
+    given = {
+        "prefix": prefix,
+        "bos_every_window": bos_every_window,
+        "context": context,
+        "windows": score.windows if score.kind == "text" else None,
+        "stride": score.stride,
+    }
+    rows = [{"of": of, "group": group, **_figures(part, score.kind), **given} for of, group, part in _parts(sums)]
     return pa.table({name: pa.array([row[name] for row in rows], TYPES.get(name, pa.float64())) for name in rows[0]})
 
 

@@ -4,7 +4,7 @@ Knows the records' columns, and no run beyond them; a comparison of whole runs i
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from ..runner.stats import clustered_error, through_exp
 
 Ints = NDArray[np.int64]
 Doubles = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 Figures = dict[str, float | int | str | None]
 
 TEXT = ("sum_logprob", "scored_tokens", "scored_bytes")
+TOKENS = ("token_ids", "token_logprobs")
 CHOICES = ("choice_logprobs", "prediction", "label", "correct")
 COMPLETIONS = ("completion_ids", "cumulative_logprob")
 
@@ -31,7 +33,8 @@ class Paired:
     """What comparing documents one by one gives.
 
     joined_by: "key" or "row"; matched: records in both runs, only_a and only_b: in one alone. figures: each with its
-    standard error behind ``_stderr``. most: the documents that differ most, the most different first, by ``measure``.
+    standard error behind ``_stderr``. most: of the documents that count, those that differ most, the most different first, by
+    ``measure``.
     """
 
     joined_by: str
@@ -62,12 +65,16 @@ def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
     documents to name. Raises RunDirError where a part is missing or lacks a column.
     """
     columns = {"generate": COMPLETIONS, "choices": CHOICES}.get(kind, TEXT)
-    compare: dict[str, Callable[[_Both], tuple[Figures, str, list[Doubles]]]] = {"generate": _completions, "choices": _choices}
     identity = ["row", "key", *(["sample"] if kind == "generate" else [])]
     table_a, table_b = (_records(run, [*identity, *columns]) for run in (a, b))
     left, right = _matches(table_a, table_b, ["key" if by_key else "row", *identity[2:]])
     both = _Both(table_a.take(left), table_b.take(right))
-    figures, measure, values = compare.get(kind, _texts)(both)
+    if kind == "generate":
+        figures, measure, values = _completions(both)
+    elif kind == "choices":
+        figures, measure, values = _choices(both)
+    else:
+        figures, measure, values = _texts(both, lambda: _Both(_records(a, list(TOKENS)).take(left), _records(b, list(TOKENS)).take(right)))
     most = [_document(both, identity, values, i) for i in _most_different(values[0], values[1], top)]
     joined_by, matched = "key" if by_key else "row", len(left)
     return Paired(joined_by, matched, len(table_a) - matched, len(table_b) - matched, figures, measure, most)
@@ -92,33 +99,95 @@ def _identities(table: pa.Table, by: list[str]) -> Iterator[tuple[Any, ...]]:
 # ----------------------------------------------------------------------------------------------------- the three kinds
 
 
-def _texts(both: _Both) -> tuple[Figures, str, list[Doubles]]:
+def _texts(both: _Both, tokens: Callable[[], _Both]) -> tuple[Figures, str, list[Doubles]]:
     """The difference of the mean NLL, its error clustered by document, and the ratio of perplexities that follows.
 
-    The mean is over tokens where both runs scored as many in each document, else over the bytes that they scored: tokens of
-    two tokenizers are not alike.
+    The mean is over tokens where both runs scored as many in each document. Else ``tokens``, the ids and logprobs of the
+    same records, say which documents have the same tokens: where most have, the mean is over the tokens that both runs
+    scored, else (two tokenizers) over the bytes that they scored.
     """
-    sums = both.numbers("sum_logprob")
-    tokens, sizes = both.numbers("scored_tokens"), both.numbers("scored_bytes")
-    unit = "token" if np.array_equal(*tokens) else "byte"
-    counts_a, counts_b = tokens if unit == "token" else sizes
-    fit = (counts_a == counts_b) & (counts_a > 0) & np.isfinite(sums[0]) & np.isfinite(sums[1])
-    gaps, counts = (sums[0] - sums[1])[fit], counts_a[fit].astype(np.int64)
-    total = int(counts.sum())
-    difference = math.fsum(gaps) / total if total else None
-    error = clustered_error(gaps, counts)
+    sides = [_Sums(*both_of) for both_of in zip(*(both.numbers(name) for name in TEXT), strict=True)]
+    some = (sides[0].tokens > 0) & (sides[1].tokens > 0)
+    shared = None if np.array_equal(sides[0].tokens, sides[1].tokens) else _shared(tokens())
+    if shared is not None and 2 * int((shared.same & some).sum()) <= int(some.sum()):
+        counts, same, sums = sides[0].bytes, sides[0].bytes == sides[1].bytes, [side.sums for side in sides]
+        unit = "byte"
+    elif shared is not None:
+        counts, same, sums = shared.counts, shared.same, shared.sums
+        unit = "token"
+    else:
+        counts, same, sums = sides[0].tokens, np.ones(len(some), np.bool_), [side.sums for side in sides]
+        unit = "token"
+    chance = np.isfinite(sums[0]) & np.isfinite(sums[1])
+    some &= ~same | (counts > 0)
+    fit = some & same & chance
     figures: Figures = {
         "documents": int(fit.sum()),
         "left_out": int((~fit).sum()),
+        "left_out_nothing_scored": int((~some).sum()),
+        f"left_out_unlike_{unit}s": int((some & ~same).sum()),
+        "left_out_without_a_chance": int((some & same & ~chance).sum()),
         "unit": unit,
-        "nll_difference": difference,
-        "nll_difference_stderr": error,
     }
+    if shared is not None:
+        figures["unlike_tokens"] = int((some & ~shared.same).sum())
+    if unit == "token" and shared is not None:
+        figures |= {f"tokens_only_{name}": int((side.tokens - counts)[fit].sum()) for name, side in zip("ab", sides, strict=True)}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = [np.where(fit, -each / counts, math.nan) for each in sums]
+    return figures | _difference(sums, counts, fit, unit), f"NLL (nats per {unit})", means
+
+
+def _difference(sums: Sequence[Doubles], counts: Doubles, fit: Flags, unit: str) -> Figures:
+    """The figures of the documents that ``fit``: sums of logprobs of both runs over ``counts`` tokens or bytes each."""
+    gaps, sizes = (sums[0] - sums[1])[fit], counts[fit].astype(np.int64)
+    total = int(sizes.sum())
+    difference, error = math.fsum(gaps) / total if total else None, clustered_error(gaps, sizes)
+    figures: Figures = {"nll_difference": difference, "nll_difference_stderr": error}
     if unit == "token":
         ratio = None if difference is None else math.exp(min(difference, 700.0))
         figures |= {"perplexity_ratio": ratio, "perplexity_ratio_stderr": through_exp(ratio, error)}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return figures, f"logprob per {unit}", [sums[0] / counts_a, sums[1] / counts_b]
+    return figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """Of each document in one run [M]: the sum of its logprobs (NaN: none), and how many tokens and bytes were scored."""
+
+    sums: Doubles
+    tokens: Doubles
+    bytes: Doubles
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Of each document [M]: whether its tokens are the same in both runs, how many both scored, and their sums in A and B."""
+
+    same: Flags
+    counts: Doubles
+    sums: list[Doubles]
+
+
+def _shared(both: _Both) -> _Shared:
+    """What both runs scored of the same tokens.
+
+    A, behind a BOS    <s>  The  king  is       logprobs  –  -7  -5  -1
+    B, without              The  king  is                 –  -4  -1      both scored: king, is
+    """
+    columns = (side.column(name) for name in TOKENS for side in (both.a, both.b))
+    lines = [_of_both(*(item.values.to_numpy(zero_copy_only=False) for item in items)) for items in zip(*columns, strict=True)]
+    values = np.array(lines, np.float64).reshape(-1, 4)
+    return _Shared(values[:, 0] == 1, values[:, 1], [values[:, 2], values[:, 3]])
+
+
+def _of_both(ids_a: Ints, ids_b: Ints, logprobs_a: Doubles, logprobs_b: Doubles) -> tuple[bool, int, float, float]:
+    """Of one document: whether the tokens are the same but for one in front, how many both scored, and the sums of those."""
+    n = min(len(ids_a), len(ids_b))
+    if abs(len(ids_a) - len(ids_b)) > 1 or not np.array_equal(ids_a[len(ids_a) - n :], ids_b[len(ids_b) - n :]):
+        return False, 0, math.nan, math.nan
+    a, b = (np.asarray(each, np.float64)[len(each) - n :] for each in (logprobs_a, logprobs_b))
+    there = ~np.isnan(a) & ~np.isnan(b)
+    return True, int(there.sum()), math.fsum(a[there]), math.fsum(b[there])
 
 
 def _choices(both: _Both) -> tuple[Figures, str, list[Doubles]]:

@@ -18,7 +18,7 @@ from ..runner.column_types import json_text
 from ..runner.columns import lookup, require_column
 from ..runner.job import Parts
 from ..runner.prefill import Setup, Wanted
-from ..runner.prompts import Columns, Rendered, compile_prompt, compile_template, read_messages
+from ..runner.prompts import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
 from ..runner.records import Outcome, Row, Scored, ScoreRequest
 from ..runner.scorer import Scorer
 from ..runner.windows import BOS_EVERY_WINDOW, Window, rolling, strided
@@ -48,6 +48,8 @@ class ScoreJob:
         if self.config.score.text is not None and self._prefix[1] is None and self.config.score.prefix != "none":
             cure = " (prefix: bos_or_eos puts EOS there)" if self.config.score.prefix == "bos" else ""
             log.warning("score.prefix: this tokenizer has none, so the first token of each document is not scored%s", cure)
+        if self.config.score.text is not None and is_constant(self.config.score.text):
+            log.warning("score.text: found %r, the same text for each row; a column is written {{ name }}", self.config.score.text)
 
     @staticmethod
     def check(config: ScoreConfig, columns: Collection[str]) -> None:
@@ -84,14 +86,17 @@ class ScoreJob:
 
     @cached_property
     def _context(self) -> int | None:
-        """Most ids fed at once; None where the model sets no limit and a text is not cut into windows."""
-        asked, model = self.config.score.context, self.parts.context
+        """Most ids fed at once, to the reference model too; None where no model sets a limit and a text is not cut into windows."""
+        asked = self.config.score.context
+        either = (("the model", self.parts.context), ("the reference", self.parts.reference_context))
+        stated = sorted((context, whose) for whose, context in either if context is not None)
         if asked == "auto":
-            if model is None and self.config.score.text is not None:
+            if self.parts.context is None and self.config.score.text is not None:
                 raise ConfigError("score.context: the model's config.json does not say how long its context is; give a number of tokens")
-            return model
-        if model is not None and asked > model:
-            raise ConfigError(f"score.context: found {asked}; expected at most {model}, the model's context")
+            return stated[0][0] if stated else None
+        if stated and asked > stated[0][0]:
+            least, whose = stated[0]
+            raise ConfigError(f"score.context: found {asked}; expected at most {least}, {whose}'s context; give that or less, or auto")
         return asked
 
     def _require_stride(self) -> None:
@@ -224,7 +229,7 @@ class ScoreJob:
 
     def statistics(self, run: Path) -> pa.Table:
         """Sums, counts and what follows from them, over all records and for each group."""
-        return statistics(run, self.config, self._prefix[0], self._bos_every_window)
+        return statistics(run, self.config, self._prefix[0], self._bos_every_window, self._context)
 
     def closing(self, statistics: pa.Table) -> str:
         """The statistics as a table for the terminal."""

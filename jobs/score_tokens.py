@@ -22,8 +22,8 @@ WORD_BORDER = re.compile(r"\s+")
 class Tokens:
     """Token ids [T] of ``text``, the code point at which each starts [T], and which of them are scored [T].
 
-    spans: what of the text is asked about, in code points. until: the code point at which the last token ends. truncated:
-    tokens were left out, since the context does not hold them all.
+    spans: what of the text is asked about, in code points, less what special tokens stand for. until: the code point at which
+    the last token ends. truncated: tokens were left out, since the context does not hold them all.
     """
 
     text: str
@@ -50,18 +50,24 @@ class Tokens:
         return sum(end - start for start, end in self.spans)
 
     @property
+    def covered(self) -> list[str]:
+        """What of it scored tokens cover; a character that is scored in part counts whole."""
+        at = np.flatnonzero(self.scored)
+        if not len(at):
+            return []
+        first = int(self.offsets[at[0]])
+        parts = (self.text[max(start, first) : min(end, self.until)] for start, end in self.spans)
+        return [part for part in parts if part]
+
+    @property
     def words(self) -> int:
-        """Words of it as lm-eval counts them for word_perplexity: the pieces between white space, empty ones too."""
-        return sum(len(WORD_BORDER.split(part)) for part in self.parts)
+        """Words that scored tokens cover, as lm-eval counts them for word_perplexity: the pieces between white space, empty ones too."""
+        return sum(len(WORD_BORDER.split(part)) for part in self.covered)
 
     @property
     def scored_bytes(self) -> int:
-        """UTF-8 bytes of it that scored tokens cover; a character that is scored in part counts whole."""
-        at = np.flatnonzero(self.scored)
-        if not len(at):
-            return 0
-        first = int(self.offsets[at[0]])
-        return sum(len(self.text[max(start, first) : min(end, self.until)].encode()) for start, end in self.spans)
+        """UTF-8 bytes that scored tokens cover."""
+        return sum(len(part.encode()) for part in self.covered)
 
     def kept(self, index: NDArray[np.intp]) -> Self:
         """The tokens at ``index``, which is ascending and leaves some out; the first is never scored."""
@@ -93,21 +99,22 @@ def document(text: str, tokenizer: Tokenizer, prefix: int | None) -> Tokens:
 def chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> Tokens:
     """A chat of which the assistant's turns are scored, cut to ``context`` tokens and one more, which is never fed.
 
-    Raises RowError where it does not fit and ``too_long`` is error.
+    What stands behind the last turn is not fed either, and does not count. Raises RowError where the rest does not fit and
+    ``too_long`` is error.
     """
     scored = np.zeros(len(turns.prompt.ids), np.bool_)
     for start, end in turns.tokens:
         scored[start:end] = True
     scored[:1] = False
-    whole = tokens_of(turns.prompt, scored, turns.spans)
-    n = len(whole.ids)
+    whole = tokens_of(turns.prompt, scored, turns.said)
+    n = int(np.flatnonzero(scored)[-1]) + 1 if scored.any() else 0
     if context is None or n <= context + 1:
         return whole
     if too_long == "error":
-        raise too_long_error(f"the chat has {n} tokens", context)
+        raise too_long_error(f"the chat has {n} tokens to the end of the assistant's last turn", context)
     if too_long == "truncate_right":
         return whole.kept(np.arange(context + 1))
-    return whole.kept(last_of(whole.ids, context + 1, bos))
+    return whole.kept(last_of(whole.ids[:n], context + 1, bos))
 
 
 def last_of(ids: Ids, keep: int, bos: int | None) -> NDArray[np.intp]:

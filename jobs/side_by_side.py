@@ -8,11 +8,11 @@ from typing import Any
 from ..configs.cells import plain
 from .aligned import aligned, cut, figure
 from .compare import Comparison, Side
-from .pairs import Paired
+from .pairs import Figures, Paired
 
 _VALUE_WIDTH, _KEY_WIDTH = 36, 24
 _NAMES = {
-    "nll_difference": "nats per {unit}, B − A",
+    "nll_difference": "NLL (nats per {unit}), B − A; below 0: B is better",
     "perplexity_ratio": "perplexity, B / A",
     "acc_a": "acc of A",
     "acc_b": "acc of B",
@@ -24,6 +24,12 @@ _NAMES = {
     "same_prediction": "same prediction",
     "same": "same completion",
     "logprob_difference": "logprob of a completion, B − A",
+}
+_LEFT_OUT = {
+    "left_out_unlike_tokens": "with other tokens in B",
+    "left_out_unlike_bytes": "scored over other bytes in B",
+    "left_out_nothing_scored": "with nothing that both score",
+    "left_out_without_a_chance": "without a chance (logprob -inf)",
 }
 _PERCENTILES = ("min", "p25", "median", "p75", "max")
 
@@ -62,6 +68,8 @@ def _value(key: str, value: Any) -> str:
     """A setting's value; of a fingerprint its first digits."""
     if key.endswith(" (contents)") and isinstance(value, str) and value != "none":
         return value.removeprefix("sha256 ")[:12]
+    if key == "score.reference" and value is None:
+        return "none"
     return "–" if value is None else cut(plain(value), _VALUE_WIDTH)
 
 
@@ -82,11 +90,20 @@ def _paired(paired: Paired) -> list[list[str]]:
     things = "completions" if "completions" in paired.figures else "documents"
     apart = [f"{count:,} in {name} alone" for name, count in (("A", paired.only_a), ("B", paired.only_b)) if count]
     title = f"{paired.matched:,} {things} in both, joined by {paired.joined_by}" + (f" ({', '.join(apart)})" if apart else "")
-    left_out = paired.figures.get("left_out")
-    why = {"byte": "scored in unlike lengths, not at all, or without a chance", "token": "nothing scored, or without a chance"}
-    reason = why.get(str(paired.figures.get("unit")), "without a label")
-    notes = [f"{left_out:,} of them left out: {reason}"] if left_out else []
-    return [[title, *notes, *_figures(paired)], _most(paired)]
+    return [[title, *_notes(paired.figures), *_figures(paired)], _most(paired)]
+
+
+def _notes(figures: Figures) -> list[str]:
+    """What is not in the figures, and why."""
+    if "unit" not in figures:
+        left_out = figures.get("left_out")
+        return [f"{left_out:,} of them left out: without a label"] if left_out else []
+    reasons = [f"{figures[name]:,} {reason}" for name, reason in _LEFT_OUT.items() if figures.get(name)]
+    notes = [f"{figures['left_out']:,} of them left out: {', '.join(reasons)}"] if reasons else []
+    if figures["unit"] == "byte":
+        notes.append(f"the mean is over bytes, since {figures['unlike_tokens']:,} have other tokens in B")
+    alone = {name: figures.get(f"tokens_only_{name}") for name in "ab"}
+    return [*notes, *(f"tokens that {name.upper()} alone scores are not compared: {count:,}" for name, count in alone.items() if count)]
 
 
 def _figures(paired: Paired) -> list[str]:

@@ -7,7 +7,7 @@ continues the others. Knows nothing of rows or statistics: what the cells came t
 import json
 import logging
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,17 +47,35 @@ class Ended:
     code: int = 0
     message: str = ""
 
+    @property
+    def exit_code(self) -> int | None:
+        """What a run of the cell alone would return; None for one that is not at its end."""
+        if self.state == "failed":
+            return self.code
+        if self.state != "complete":
+            return None
+        return QUARANTINED if self.summary and self.summary.errors else 0
+
 
 def run(
-    cells: Sequence[Cell], kinds: Mapping[str, Kind], folder: Path, overwrite: bool, stopped: Callable[[], bool], quiet: bool
+    cells: Sequence[Cell],
+    kinds: Mapping[str, Kind],
+    folder: Path,
+    overwrite: bool,
+    stopped: Callable[[], bool],
+    quiet: bool,
+    tell: Callable[[Sequence[Ended]], None],
 ) -> list[Ended]:
     """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
 
-    ``stopped`` is asked between steps and between cells whether to end early; ``overwrite`` starts each cell over.
+    ``stopped`` is asked between steps and between cells whether to end early; ``overwrite`` starts each cell over;
+    ``tell`` is told after each cell how far all of them are.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
     """
     _check_templates(cells, kinds)
+    for line in missing_paths(cells):
+        log.warning("%s", line)
     with _opened(folder):
         _write_list(folder, cells)
         ended = {cell.name: Ended(cell, "waiting") for cell in cells}
@@ -67,6 +85,7 @@ def run(
             ended[cell.name] = _ended(
                 cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], overwrite, stopped, quiet, models)
             )
+            tell(list(ended.values()))
             if stopped():
                 break
     return list(ended.values())
@@ -85,6 +104,34 @@ def in_loading_order(cells: Sequence[Cell]) -> list[Cell]:
         held = needs[best]
         ordered.append(left.pop(best))
     return ordered
+
+
+def missing_paths(cells: Sequence[Cell]) -> list[str]:
+    """A line for each local folder or file that cells name and that does not exist; what may be on the hub is not looked for."""
+    needed: dict[tuple[str, str], int] = {}
+    for cell in cells:
+        for named in dict.fromkeys(_local_paths(cell.config)):
+            needed[named] = needed.get(named, 0) + 1
+    return [
+        f"{key}: {path} does not exist; {count:,} of {len(cells):,} cells will fail"
+        for (key, path), count in needed.items()
+        if not Path(path).exists()
+    ]
+
+
+def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
+    """Key and path of each model, adapter and input that is certain to be local."""
+    for key, model in (("model", config.model), ("score.reference", config.reference)):
+        for name, path in (("path", model.path), ("adapter", model.adapter)) if model is not None else ():
+            if (
+                path is not None
+                and path != "demo"
+                and (path.startswith((".", "/", "~")) or (Path(path).parent.name and Path(path).parent.is_dir()))
+            ):
+                yield f"{key}.{name}", path
+    for path in [config.data.path] if isinstance(config.data.path, str) else config.data.path:
+        if not path.startswith("hf:") and not any(sign in path for sign in "*?["):
+            yield "data.path", path
 
 
 def exit_code(ended: Sequence[Ended]) -> int:

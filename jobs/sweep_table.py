@@ -1,6 +1,6 @@
 """What a sweep's cells came to: sweep.arrow, with every statistic of every group, and the table at the end on stderr.
 
-Reads the cells' own stats.arrow and summary.json; knows the statistics' names only to choose those that a terminal has room for.
+Reads the cells' own stats.arrow and summary.json. What a figure is called and what is noted of it is measure_table.py's.
 """
 
 import json
@@ -14,29 +14,19 @@ from ..configs.cells import Overrides, plain
 from ..runner.durable import replacing, room_on
 from ..runner.paths import RunPaths
 from .aligned import aligned, cut, figure, width_of
+from .measure_table import DIVERGENCE, Column, main_columns, notes
 from .sweep import Ended
 
 TABLE_FILE = "sweep.arrow"
 
 _WIDTH, _SETTINGS_WIDTH, _LEAST_WIDTH = 110, 60, 8  # columns of a terminal: the table, its settings, one setting that is cut
-# What a table at the end shows, in this order, where a cell has it: the column, its heading. A column's error ends in _stderr.
-_SHOWN = {
-    "token_perplexity": "ppl/token",
-    "completion_perplexity": "completion ppl",
-    "acc": "acc",
-    "acc_norm": "acc_norm",
-    "greedy_share": "greedy",
-    "kl_mean": "KL",
-    "perplexity_ratio": "ppl ratio",
-    "agreement": "agreement",
-    "bits_per_byte": "bits/byte",
-    "word_perplexity": "ppl/word",
-    "prompt_perplexity": "prompt ppl",
-    "documents": "documents",
-    "rows": "rows",
-    "scored_tokens": "tokens",
-    "completion_tokens": "tokens",
-}
+_COUNTS = ("documents", "rows", "labelled", "tokens")  # headings of what stands last
+GENERATED: list[Column] = [
+    ("completion ppl", lambda row: figure(row["completion_perplexity"])),
+    ("prompt ppl", lambda row: figure(row["prompt_perplexity"])),
+    ("rows", lambda row: figure(row["rows"])),
+    ("tokens", lambda row: figure(row["completion_tokens"])),
+]
 _FIXED = {"state": pa.string(), "exit_code": pa.int32(), "error": pa.string(), "quarantined": pa.int64(), "seconds": pa.float64()}
 
 Row = dict[str, Any]
@@ -71,27 +61,84 @@ def write_sweep_table(table: pa.Table, folder: Path) -> None:
         writer.write_table(table)
 
 
-def closing_table(ended: Sequence[Ended], table: pa.Table) -> str:
-    """The cells' settings and main statistics over all rows as aligned lines, and below them why cells failed."""
-    first = {row["cell"]: row for row in reversed(table.to_pylist())}
-    rows = [first[each.cell.name] for each in ended]
+def closing_table(ended: Sequence[Ended]) -> str:
+    """The cells' settings and main statistics over all rows as aligned lines; below them notes, and why cells failed."""
+    rows = [_over_all(each) for each in ended]
     columns = _settings([each.cell.settings for each in ended])
     reasons = list(dict.fromkeys(_reason(each) for each in ended if each.state == "failed"))
     states = [_state(each, reasons) for each in ended]
     if any(states):
         columns.append(["", *states])
     left, room = len(columns), _WIDTH - _width(columns)
-    for name, heading in _SHOWN.items():
-        if name not in table.schema.names or all(row[name] is None for row in rows):
-            continue
-        cells = ("" if state else figure(row[name], row.get(f"{name}_stderr")) for row, state in zip(rows, states, strict=True))
-        column = [heading, *cells]
+    for column in [*_circumstances(ended, rows), *_figures(rows)]:
         room -= _width([column]) + 2
         if room < 0:
             break
         columns.append(column)
     lines = aligned(list(zip(*columns, strict=True)), left)
-    return "\n".join([*lines, *(f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1))])
+    marked = any(cell.endswith("*") for column in columns[left:] for cell in column)
+    return "\n".join([*lines, *_noted(ended, rows, marked), *(f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1))])
+
+
+def _over_all(each: Ended) -> Row:
+    """A complete cell's statistics over all rows, by the columns that it has; none of another."""
+    table = _statistics(each)
+    return table.slice(0, 1).to_pylist()[0] if table.num_rows else {}
+
+
+def _circumstances(ended: Sequence[Ended], rows: Sequence[Row]) -> list[list[str]]:
+    """Columns of what stands beside the settings: the context where it is not alike, the rows that are not in the figures."""
+    found: list[list[str]] = []
+    contexts = [row.get("context") for row in rows]
+    if "score.context" not in ended[0].cell.settings and len({context for context in contexts if context is not None}) > 1:
+        found.append(["context", *("" if context is None else figure(context) for context in contexts)])
+    quarantined = [each.summary.errors if each.summary else 0 for each in ended]
+    if any(quarantined):
+        found.append(["quarantined", *map(figure, quarantined)])
+    return found
+
+
+def _figures(rows: Sequence[Row]) -> list[list[str]]:
+    """A column for each figure of the cells, those without which the others say little first; * at a cell whose note says why."""
+    shown = [_shown(row) for row in rows]
+    headings = dict.fromkeys(heading for cells in sorted(shown, key=len, reverse=True) for heading in cells)
+    return [
+        [heading, *(cells.get(heading, "") for cells in shown)]
+        for heading in headings
+        if any(cells.get(heading, "–") != "–" for cells in shown)
+    ]
+
+
+def _shown(row: Row) -> dict[str, str]:
+    if not row:
+        return {}
+    if "completion_perplexity" in row:
+        found = GENERATED
+    else:
+        first, *more = [column for column in main_columns(row) if column[0] not in _COUNTS]
+        counts = [column for column in main_columns(row) if column[0] in _COUNTS]
+        found = [first, *(DIVERGENCE if row.get("kl_mean") is not None else []), *more, *counts]
+    return {heading.removesuffix("*"): of(row) + ("*" if heading.endswith("*") else "") for heading, of in found}
+
+
+def _noted(ended: Sequence[Ended], rows: Sequence[Row], marked: bool) -> list[str]:
+    """The notes on the cells' figures, once each, and whose they are where they are not everyone's; on * where some are ``marked``."""
+    scored = [(each.cell, row) for each, row in zip(ended, rows, strict=True) if row and "completion_perplexity" not in row]
+    whose: dict[str, list[str]] = {}
+    for cell, row in scored:
+        for note in notes(row):
+            alone = note.startswith("One document alone")
+            text = "One document alone has no error clustered by document; sweep.arrow has the token-wise one." if alone else note
+            whose.setdefault(text, []).append(cell.label)
+    return [
+        note if len(labels) == len(scored) or note.startswith(("*", "±")) else f"{_some_of(labels)}: {note}"
+        for note, labels in whose.items()
+        if marked or not note.startswith("*")
+    ]
+
+
+def _some_of(labels: Sequence[str]) -> str:
+    return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1:,} more"
 
 
 def _settings(cells: Sequence[Overrides]) -> list[list[str]]:
@@ -144,7 +191,7 @@ def _fixed(each: Ended) -> Row:
         seconds = each.summary.seconds if each.summary.worked else _stored_seconds(each)
     return {
         "state": each.state,
-        "exit_code": each.code if each.state == "failed" else None,
+        "exit_code": each.exit_code,
         "error": each.message or None,
         "quarantined": None if each.summary is None else each.summary.errors,
         "seconds": seconds,

@@ -8,7 +8,7 @@ Works on a Hugging Face tokenizer's template and on a function that turns text i
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,15 @@ Span = tuple[int, int]
 
 @dataclass(slots=True, frozen=True)
 class Turns:
-    """A rendered chat, and where its assistant's turns lie: ``spans`` in code points of the text, ``tokens`` in its ids."""
+    """A rendered chat, and where its assistant's turns lie: ``spans`` in code points of the text, ``tokens`` in its ids.
+
+    said: the spans less the text of special tokens (``<|im_end|>``), which nobody wrote; a turn can fall into several.
+    """
 
     prompt: Prompt
     spans: tuple[Span, ...]
     tokens: tuple[Span, ...]
+    said: tuple[Span, ...]
 
 
 def marks_turns(template: str) -> bool:
@@ -67,3 +71,15 @@ def token_spans(text: str, ids: Ids, spans: Sequence[Span], encode: Callable[[st
         return len(before)
 
     return tuple((border(start, turn, "start"), border(end, turn, "end")) for turn, (start, end) in enumerate(spans, 1))
+
+
+def without_special(prompt: Prompt, spans: Sequence[Span], special: Collection[int]) -> tuple[Span, ...]:
+    """The spans less the text of the tokens whose ids are ``special``; empty ones are left out."""
+    ends = [*prompt.offsets[1:].tolist(), len(prompt.text)]
+    starts = prompt.offsets.tolist()
+    cut = [(starts[i], ends[i]) for i, token in enumerate(prompt.ids.tolist()) if token in special]
+    found: list[Span] = []
+    for start, end in spans:
+        inside = [(left, right) for left, right in cut if start <= left and right <= end]
+        found += zip([start, *(right for _, right in inside)], [*(left for left, _ in inside), end], strict=True)
+    return tuple((start, end) for start, end in found if end > start)

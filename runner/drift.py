@@ -13,6 +13,7 @@ import pyarrow as pa
 
 COLUMN = "column "
 
+_REFERENCE = "score.reference"  # null where there is none, else keys below it
 _SHOWN = 120
 
 
@@ -21,7 +22,16 @@ def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     now = json.loads(json.dumps(now))  # tuples are lists once stored
     missing = object()
     changed = [key for key in sorted(stored.keys() | now.keys()) if stored.get(key, missing) != now.get(key, missing)]
-    return [f"{key}: the run has {_shown(stored, key)}, {_source_of(key)} {_shown(now, key)}" for key in changed]
+    if _REFERENCE in changed and (stored.get(_REFERENCE, missing) is None or now.get(_REFERENCE, missing) is None):
+        # Its settings and fingerprints come and go with it.
+        lines = [_line(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
+        had, has = ("none", "one") if _REFERENCE in stored else ("one", "none")
+        return [*lines, f"{_REFERENCE}: the run has {had}, the config now says {has}"]
+    return [_line(stored, now, key) for key in changed]
+
+
+def _line(stored: dict[str, Any], now: dict[str, Any], key: str) -> str:
+    return f"{key}: the run has {_shown(stored, key)}, {_source_of(key)} {_shown(now, key)}"
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:

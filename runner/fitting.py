@@ -64,33 +64,45 @@ def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: i
     return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, even=kinds != {"padded"})
 
 
-def row_check(setup: Setup, config: dict[str, Any]) -> Callable[[AnyRequest], str | None]:
-    """Says why a request cannot run even alone, or None; warns once of a row beyond a window that the model lacks."""
-    window = missing_window(setup.model, config)
-    warned = False
+def row_check(
+    setup: Setup, config: dict[str, Any], reference: tuple[Setup, dict[str, Any]] | None = None
+) -> Callable[[AnyRequest], str | None]:
+    """Says why a request cannot run even alone, or None; warns once of a row beyond a window that a model lacks.
+
+    ``reference``: setup and config.json of the second model, whose limits are the first one's.
+    """
+    windows = [("config.json", missing_window(setup.model, config), config)]
+    if reference is not None:
+        windows.append(("the reference's config.json", missing_window(reference[0].model, reference[1]), reference[1]))
+    lacking = [(name, window, config.get("model_type")) for name, window, config in windows if window is not None]
 
     def check(request: AnyRequest) -> str | None:
-        nonlocal warned
-        if window is not None and not warned and request.reach > window:
-            warned = True
+        for found in [found for found in lacking if request.reach > found[1]]:
+            lacking.remove(found)
             log.warning(
-                "row %d can grow to %d tokens: config.json asks for a sliding window of %d, which mlx-lm's %s does not have; "
+                "row %d can grow to %d tokens: %s asks for a sliding window of %d, which mlx-lm's %s does not have; "
                 "logprobs beyond it are not the trained model's",
-                *(request.row, request.reach, window, config.get("model_type")),
+                *(request.row, request.reach, *found),
             )
-        return _too_large(request, setup.limits)
+        return _too_large(request, setup)
 
     return check
 
 
-def _too_large(request: AnyRequest, limits: Limits) -> str | None:
-    """Why a request cannot run even alone, or None."""
-    need = limits.kv(1, request.reach)
+def _too_large(request: AnyRequest, setup: Setup) -> str | None:
+    """Why a request cannot run even alone, or None. In deterministic mode what is scored stands in a full batch."""
+    limits = setup.limits
+    scored = not isinstance(request, Request)
+    rows = limits.rows if scored and setup.static else 1
+    need = limits.kv(rows, request.reach)
     if need <= limits.kv_bytes:
         return None
     room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
-    if not isinstance(request, Request):
-        return f"{request.reach} tokens {room}; lower score.context, or raise batch.memory"
+    if scored:
+        if rows == 1:
+            return f"{request.reach} tokens {room}; lower score.context, or raise batch.memory"
+        every = f"{rows} rows of {request.reach} tokens, as many as batch.deterministic fills each batch up to,"
+        return f"{every} {room}; lower batch.rows or score.context, or raise batch.memory"
     return (
         f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more {room}; "
         "shorten the prompt, lower sampling.max_tokens, or raise batch.memory"

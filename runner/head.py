@@ -132,8 +132,9 @@ def read(
 ) -> tuple[Scores, Divergence | None]:
     """Scores of ``targets`` [N] at the rows ``at`` [N] of ``states`` [P, H], at least one; the one place that makes logits of states.
 
-    With a second reader and its states: how far the first is from it, too. Logits of ``rows`` positions stand at once, twice:
-    the next are computed while these are reduced. A position that several targets share is put through the head once.
+    With a second reader and its states: how far the first is from it, too, over the ids that both have. Logits of ``rows``
+    positions stand at once, twice: the next are computed while these are reduced. A position that several targets share is put
+    through the head once.
     """
     pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
     at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
@@ -146,7 +147,8 @@ def read(
         ahead = _logits(readers, states, at[chunks[now + 1]]) if now + 1 < len(chunks) else []
         scores.append(score(logits[0], targets[chunk]))
         if len(logits) > 1:
-            divergences.append(diverge(logits[0], logits[1], targets[chunk]))
+            width = min(part.shape[-1] for part in logits)  # ids that one of them lacks are padding: none of the tokenizer's
+            divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk]))
     return logprobs.join(scores)[back], divergence.join(divergences)[back] if divergences else None
 
 

@@ -19,7 +19,8 @@ class Parts:
     """What a job kind is made from, once input and checkpoint are known.
 
     columns: names in the input; kept: the records' ``input`` struct, None without one; context: the longest sequence that
-    the model was made for, in tokens, None where it does not say; vocabulary: the width of its logits; family: its
+    the model was made for, in tokens, None where it does not say; reference_context: the same of the reference model, None
+    without one; vocabulary: the width of its logits; family: its
     ``model_type``; eos: the ids that end a completion.
     """
 
@@ -28,6 +29,7 @@ class Parts:
     kept: pa.StructType | None
     tokenizer: Tokenizer
     context: int | None
+    reference_context: int | None
     vocabulary: int
     family: str
     eos: frozenset[int]

@@ -72,35 +72,38 @@ class Model:
     substitutes: tuple[str, ...] = ()
 
 
-def find(config: ModelConfig) -> Checkpoint:
-    """Finds the checkpoint, fetching it from the hub if it is not local. Raises ModelError that says what was looked for."""
-    folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, "model.path")
+def find(config: ModelConfig, key: str = "model") -> Checkpoint:
+    """Finds the checkpoint, fetching it from the hub if it is not local.
+
+    ``key`` is where ``config`` stands in the job's. Raises ModelError that says what was looked for.
+    """
+    folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, f"{key}.path")
     folder = Path(str(folder))
-    adapter = None if config.adapter is None else _folder(config.adapter, None, "model.adapter")
+    adapter = None if config.adapter is None else _folder(config.adapter, None, f"{key}.adapter")
     if not (folder / "config.json").is_file():
-        raise ModelError(f"model.path: {folder} holds no config.json; expected a folder in Hugging Face or mlx-lm format")
+        raise ModelError(f"{key}.path: {folder} holds no config.json; expected a folder in Hugging Face or mlx-lm format")
     if not any(folder.glob("model*.safetensors")):
         other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
         found = f" (found {', '.join(sorted(other)[:3])}: only safetensors are read)" if other else ""
-        raise ModelError(f"model.path: {folder} holds no model*.safetensors{found}")
+        raise ModelError(f"{key}.path: {folder} holds no model*.safetensors{found}")
     if adapter is not None and (missing := [name for name in ADAPTER if not (adapter / name).is_file()]):
-        raise ModelError(f"model.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
+        raise ModelError(f"{key}.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
     from mlx_lm.utils import load_config
 
     try:
         found = load_config(folder)
     except ValueError as error:
-        raise ModelError(f"model.path: {folder / 'config.json'} is not readable: {error}") from error
-    return Checkpoint(folder, adapter, found | _own_eos(folder))
+        raise ModelError(f"{key}.path: {folder / 'config.json'} is not readable: {error}") from error
+    return Checkpoint(folder, adapter, found | _own_eos(folder, key))
 
 
-def _own_eos(folder: Path) -> dict[str, Any]:
+def _own_eos(folder: Path, key: str) -> dict[str, Any]:
     """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
     path = folder / "generation_config.json"
     try:
         generation = json.loads(path.read_text()) if path.is_file() else {}
     except ValueError as error:
-        raise ModelError(f"model.path: {path} is not readable: {error}") from error
+        raise ModelError(f"{key}.path: {path} is not readable: {error}") from error
     return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
 
 

@@ -127,6 +127,14 @@ def read_results(run: Path, columns: list[str] | None = None) -> Iterator[pa.Rec
         yield from _batches(paths.results_part(shard), columns)
 
 
+def read_errors(run: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The committed failures of the run directory ``run``, by ERRORS_SCHEMA; else as ``read_results``."""
+    paths = RunPaths(run)
+    for shard, commit in sorted(read_commits(paths).commits.items()):
+        if commit.errors:
+            yield from _batches(paths.errors_part(shard), columns)
+
+
 def _batches(part: Path, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
     try:
         with pa.memory_map(str(part)) as file:

@@ -35,6 +35,7 @@ from .model import Checkpoint, Model
 from .prefill import Wanted
 from .preparing import Desk
 from .reader import read
+from .reasons import reasons
 from .recovery import Recovered
 from .scan import SCAN_FILE, scan
 from .stats import figures
@@ -51,9 +52,11 @@ SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "scored_tokens", "second
 class Summary:
     """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's.
 
-    ``worked``: False when nothing was left to do. ``closing``: what of the statistics is shown at the end, if they are complete.
+    ``worked``: False when nothing was left to do. ``reasons``: why rows were quarantined, a line each. ``closing``: what of the
+    statistics is shown at the end, if they are complete.
     """
 
+    job: str
     output: Path
     rows: int
     of: int
@@ -67,6 +70,7 @@ class Summary:
     peak_memory_bytes: int
     complete: bool
     worked: bool
+    reasons: tuple[str, ...]
     closing: str
 
 
@@ -116,19 +120,34 @@ class _Known:
         )
         reference = None if config.reference is None else _reference(config.reference, tokenizer)
         vocabulary = _vocabulary(checkpoint, tokenizer)
+        if reference is not None:
+            _require_same_tokens(vocabulary, _vocabulary(reference, tokenizer), tokenizer)
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
-        parts = Parts(config, found.columns, kept, tokenizer, checkpoint.context, vocabulary, family, eos)
+        compared = None if reference is None else reference.context
+        parts = Parts(config, found.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos)
         return cls(found, checkpoint, reference, kind(parts), tokenizer.chat_template)
 
 
 def _reference(config: ModelConfig, tokenizer: Tokenizer) -> Checkpoint:
     """The second model's checkpoint. Raises ModelError where its tokens are not the first one's."""
-    checkpoint = checkpoints.find(config)
+    checkpoint = checkpoints.find(config, "score.reference")
     other = tokenizers.load(checkpoint.folder, None, {}, config.trust_remote_code)
     if difference := tokenizer.difference(other):
         raise ModelError(f"score.reference: the tokenizer of {checkpoint.folder} is another than the model's: {difference}")
     return checkpoint
+
+
+def _require_same_tokens(ours: int, theirs: int, tokenizer: Tokenizer) -> None:
+    """Raises ModelError where one of two vocabularies, given by their widths, lacks tokens of the tokenizer that the other has.
+
+    What is beyond the tokenizer's ids is padding, which a divergence leaves out.
+    """
+    if ours != theirs and min(ours, theirs) < tokenizer.size:
+        raise ModelError(
+            f"score.reference: found a vocabulary of {theirs} ids, the model's has {ours}, the tokenizer {tokenizer.size}; "
+            "expected the same, or that both hold all of the tokenizer's; use a reference with this model's vocabulary"
+        )
 
 
 def _warn(config: JobConfig, found: Scan) -> None:
@@ -190,7 +209,7 @@ class _Session:
     def _work(self, known: _Known, writer: Writer, recovered: Recovered, stopped: Callable[[], bool]) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
         config, per_shard = self.config, self.config.batch.rows_per_shard
-        found, job = known.found, known.job
+        found, job, other = known.found, known.job, known.reference
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
         setup, reference, about = fit(*self._models(known, job.wanted))
         self.run_dir.session({**about, "settings": free(config)})
@@ -203,7 +222,7 @@ class _Session:
             writer,
             recovered,
             per_shard,
-            row_check(setup, known.checkpoint.config),
+            row_check(setup, known.checkpoint.config, None if reference is None or other is None else (reference, other.config)),
             stopped,
             fail_fast=config.on_error == "fail",
             whole_shards=setup.static,
@@ -244,6 +263,7 @@ class _Session:
     def _summary(self, known: _Known, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
         """Says how the run ended; ``statistics`` are there when it is complete."""
         summary = Summary(
+            job=self.config.job,
             output=self.run_dir.root,
             rows=writer.rows,
             of=known.found.rows,
@@ -257,6 +277,7 @@ class _Session:
             peak_memory_bytes=peak_bytes(),
             complete=statistics is not None,
             worked=worked,
+            reasons=reasons(self.run_dir.root) if writer.errors else (),
             closing="" if statistics is None else known.job.closing(statistics),
         )
         if worked or not self.run_dir.summary.exists():

@@ -4,11 +4,11 @@
               a b c d e y z                           ├─ y z      what differs stands on top of their caches
               a b c d e y w q                         └─ y w q    (if it saves enough: y is fed twice)
 
-Pure and deterministic; knows nothing of models or text. In deterministic mode nothing is shared, so that no row's batch
-depends on what the others contain.
+Pure and deterministic; knows nothing of models or text. In deterministic mode nothing is shared and batches have fixed
+shapes (``lone``), so that no row's figures depend on what the others contain.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -37,13 +37,14 @@ class Segment:
     """The tokens of ``feed`` [T] behind its first ``start``, which the segments above have fed; ``children`` stand behind it.
 
     ``reads`` are all passages that run through it. The logits at a token give the logprob of the token behind it, so a segment
-    reads their positions start + 1 … T.
+    reads their positions start + 1 … T. The last ``pads`` of the feed stand for nothing.
     """
 
     feed: Ids
     start: int = 0
     reads: list[Read] = field(default_factory=list[Read])
     children: "list[Segment]" = field(default_factory=list["Segment"])
+    pads: int = 0
 
     def __len__(self) -> int:
         """Tokens that it feeds itself."""
@@ -70,23 +71,33 @@ def fed(passage: Passage) -> Ids:
     return passage.ids[: passage.positions[-1]]
 
 
-def lone(requests: Sequence[ScoreRequest]) -> list[Segment]:
-    """A segment for each passage that scores anything, in an order that does not depend on that of the requests.
+def lone(requests: Sequence[ScoreRequest], rows: int, width: Callable[[int], int]) -> list[list[Segment]]:
+    """Batches for deterministic mode, widest first: the shape of a passage's batch is a function of its length alone.
 
-    For deterministic mode: longest first, then by content. The same passage twice is fed twice, in its own slot, and both
-    get the first one's scores: which of them came first does not show.
+        width 10   a b c d e f g h i .     rows 3: always as many, where passages are missing dummies stand
+                   k l m n o p q r s t
+                   0 0 0 0 0 0 0 0 0 0
+
+    ``width``: tokens that a feed of so many is padded to; those of one width stand together, in the order of the input.
+    Nothing that passages contain enters, and the same passage twice is fed twice.
     """
-    found: list[Segment] = []
-    before: tuple[int, bytes, bytes] | None = None
-    for key, passage, owner in sorted(((_key(p), p, o) for p, o in _passages(requests)), key=lambda x: (-x[0][0], *x[0][1:], x[2])):
-        read = Read(passage, [owner])
-        if key == before:
-            first = next(s for s in reversed(found) if s.reads[0].owners)
-            first.reads[0].owners.append(owner)
-            read.owners.clear()
-        found.append(Segment(fed(passage), 0, [read]))
-        before = key
+    buckets: dict[int, list[Segment]] = {}
+    for passage, owner in _passages(requests):
+        feed = fed(passage)
+        wide = width(len(feed))
+        segment = Segment(np.pad(feed, (0, wide - len(feed))), 0, [Read(passage, [owner])], pads=wide - len(feed))
+        buckets.setdefault(wide, []).append(segment)
+    found: list[list[Segment]] = []
+    for wide, segments in sorted(buckets.items(), reverse=True):
+        dummy = Segment(np.zeros(wide, np.int32), pads=wide)
+        found += [[*some, *[dummy] * (rows - len(some))] for some in (segments[at : at + rows] for at in range(0, len(segments), rows))]
     return found
+
+
+def bucket(length: int) -> int:
+    """The least m · 2^k that holds ``length`` tokens, where m is one of 8 … 15: at most an eighth of pads, but for fewer than 8."""
+    step = 1 << max(0, (length - 1).bit_length() - 4)
+    return max(8, -(-length // step) * step)
 
 
 def _passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owner]]:

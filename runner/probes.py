@@ -21,9 +21,13 @@ Way = Literal["padded", "exact", "alone"]
 Batched = Callable[[Any, list[NDArray[np.int32]], list[NDArray[np.float32]]], float]
 LENGTHS = (24, 7, 15)  # of the probe's prompts; the last one joins while the others decode
 STEPS = 4
-# Of the largest difference allowed, relative to the spread of the logits: float32 differs by rounding alone (1e-6),
-# while a pad that is attended to moves logits by a tenth of their spread.
-TOLERANCE = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
+# The largest difference allowed: what rows without pads differ by in a batch of copies, four times; at least what float32 is
+# promised to keep to, or four roundings of the largest logit; at most a share of the logits' spread, as a device's noise may
+# be large: a pad that is attended to moves logits by a tenth of their spread.
+NOISE = 4
+PROMISE = 1e-4  # a logprob, in float32
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative
+SPREAD = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,7 +79,25 @@ def allowed_difference(network: Any, vocabulary: int) -> float:
 
 
 def _allowed(network: Any, prompts: list[NDArray[np.int32]], single: list[NDArray[np.float32]]) -> float:
-    return TOLERANCE[_precision(network, prompts[0])] * max(float(np.concatenate(single).std()), 1e-3)
+    logits, precision = np.concatenate(single), _precision(network, prompts[0])
+    least = NOISE * ROUNDING[precision] * float(np.abs(logits).max()) if precision in ROUNDING else PROMISE
+    most = SPREAD[precision] * max(float(logits.std()), 1e-3)
+    return min(most, max(least, NOISE * _noise(network, prompts[0])))  # NaN, which allows nothing, where one of the logits is
+
+
+def _noise(network: Any, ids: NDArray[np.int32]) -> float:
+    """How far logits of a prompt are from those of copies of it beside each other: rounding alone, as nothing else can enter.
+
+    0 where the network takes one row only.
+    """
+    alone, worst = _alone(network, ids), 0.0
+    try:
+        for rows in (2, 3):
+            logits = _numpy(network(mx.array(np.tile(ids, (rows, 1))), cache=fresh(network, rows, padded=False))[:, -STEPS:])
+            worst = max(worst, *(_difference(*pair) for row in logits for pair in zip(row, alone, strict=True)))
+    except Exception:  # a model file may fail in any way
+        return 0.0
+    return worst
 
 
 def _precision(network: Any, ids: NDArray[np.int32]) -> str:

@@ -5,18 +5,18 @@ one that is absent does. Knows no tokens; the chat template is applied elsewhere
 """
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta
+from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..configs.errors import ConfigError
 from ..configs.schema import PromptConfig
 from .columns import lookup, missing_column, require_column
-from .errors import RowError
+from .errors import DataError, RowError
 
 Columns = dict[str, Any]
 Message = dict[str, Any]
@@ -56,9 +56,34 @@ def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[
 
 def compile_template(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], str]:
     """What renders ``template`` over a row's columns; ``option`` is its key path in the config. Raises as above."""
+    return _compiled(template, option, columns, lambda environment: environment.from_string(template).render)
+
+
+def compile_value(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
+    """As ``compile_template``, but a template that is one expression, ``{{ answer }}``, gives its value with its type."""
+
+    def evaluation(environment: "_Environment") -> Callable[[Columns], Any]:
+        source = template.strip()
+        if not (source.startswith("{{") and source.endswith("}}") and _is_expression(environment.parse(source))):
+            return environment.from_string(template).render
+        expression = environment.compile_expression(source[2:-2].strip("-+"), undefined_to_none=False)
+        return lambda row: _printable(expression(row))
+
+    return _compiled(template, option, columns, evaluation)
+
+
+def is_constant(template: str) -> bool:
+    """True for a template that gives every row the same text, as nothing in it is Jinja's."""
+    return "{{" not in template and "{%" not in template
+
+
+def _compiled(
+    template: str, option: str, columns: Collection[str], compile_: "Callable[[_Environment], Callable[[Columns], Any]]"
+) -> Callable[[Columns], Any]:
+    """What ``compile_`` makes of ``template``, its columns checked and its errors told as a row's."""
     environment = _Environment()
     try:
-        compiled = environment.from_string(template)
+        evaluate = compile_(environment)
         names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
     except TemplateSyntaxError as error:
         at = f"{option}, line {error.lineno}"
@@ -66,14 +91,23 @@ def compile_template(template: str, option: str, columns: Collection[str]) -> Ca
     for name in sorted(names) if columns else []:
         if name not in columns:
             raise missing_column(columns, name, option)
+    if is_constant(template) and template in columns:
+        cure = f"a template writes it {{{{ {template} }}}}, and the word itself {{{{ '{template}' }}}}"
+        raise DataError(f"{option}: found {_shown(template)}, which is a column's name; {cure}")
 
-    def render(row: Columns) -> str:
+    def render(row: Columns) -> Any:
         try:
-            return compiled.render({name: value for name, value in row.items() if value is not None})
+            return evaluate({name: value for name, value in row.items() if value is not None})
         except Exception as error:  # a template can raise whatever Python can; it costs this row alone
-            raise RowError("template", f"{option}: {_reason(error, names, row)}") from error
+            raise RowError("template", f"{option}: {_reason(error, names, row, option)}") from error
 
     return render
+
+
+def _is_expression(template: nodes.Template) -> bool:
+    """True for a template that prints one value and nothing beside it."""
+    body = template.body
+    return len(body) == 1 and isinstance(body[0], nodes.Output) and [isinstance(x, nodes.TemplateData) for x in body[0].nodes] == [False]
 
 
 def read_messages(row: Columns, path: str) -> list[Message]:
@@ -159,23 +193,46 @@ def _is_null(value: object) -> bool:
 
 
 class _UnprintableError(Exception):
-    """A value that would end up in the prompt as None or as the name of a Python object."""
+    """A value that would end up in the prompt as None, or as Python writes an object. ``value`` is a list or the like."""
+
+    def __init__(self, message: str, value: object = None):
+        super().__init__(message)
+        self.value = value
 
 
 def _printable(value: Any) -> Any:
+    if isinstance(value, _Absent):
+        str(value)  # raises
     if value is None:
         raise _UnprintableError("a value is null")
-    if callable(value) and not isinstance(value, _Absent):
+    if callable(value):
         raise _UnprintableError(f"{getattr(value, '__name__', 'a value')} is a function; call it with ()")
+    if kind := _container(value):
+        raise _UnprintableError(f"a value is {kind}", value)
     return value
 
 
-def _reason(error: Exception, names: set[str], row: Columns) -> str:
+def _container(value: object) -> str | None:
+    """What holds several values, in words; None for a single one."""
+    kinds = ((dict, "a mapping"), ((list, tuple, set, frozenset), "a list"), (Iterator, "a sequence"))
+    return next((words for kind, words in kinds if isinstance(value, kind)), None)
+
+
+def _cure(name: str, kind: str) -> str:
+    ways = {"a mapping": f"{{{{ {name}.key }}}} or {{{{ {name} | tojson }}}}", "a sequence": f"{{{{ {name} | join }}}}"}
+    return f"write {ways.get(kind, f'{{{{ {name} | join }}}} or {{{{ {name} | tojson }}}}')}"
+
+
+def _reason(error: Exception, names: set[str], row: Columns, option: str) -> str:
     """Why a template failed on this row, naming the columns that are the likely cause."""
     if isinstance(error, UndefinedError):
         gone = [name for name in sorted(names) if row.get(name) is None]
         if any(f"'{name}' is undefined" in str(error) for name in gone):
             return f"null or missing in this row: {', '.join(gone)}. Use {{% if column %}} or column | default('') where that is allowed"
+    if isinstance(error, _UnprintableError) and (kind := _container(error.value)):
+        its = next((name for name in sorted(names) if row.get(name) is error.value), "value")
+        scored = ", or use score.choices" if kind == "a list" and option in ("score.text", "score.completion") else ""
+        return f"{'a value' if its == 'value' else repr(its)} is {kind}; {_cure(its, kind)}{scored}"
     if isinstance(error, SecurityError):
         return f"the template may not do this: {error}"
     return f"{type(error).__name__.lstrip('_')}: {error} (the template uses {', '.join(sorted(names)) or 'no column'})"

@@ -7,7 +7,6 @@ the caches that their parents have left. Pads stand on the right, where no real 
                                      a b c d|y z
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -22,7 +21,7 @@ from .cache import Caches, evaluate, forked, fresh, select, trim, trimmable, wid
 from .engine import Progress
 from .head import read
 from .prefill import Setup, chunk
-from .prefixes import Owner, Read, Segment, batches, forest, lone
+from .prefixes import Owner, Read, Segment, batches, bucket, forest, lone
 from .records import Failure, Outcome, Scored, ScoreRequest
 
 NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.float32))
@@ -70,8 +69,6 @@ class Scorer:
         self._right_padded = all(model.right_padded for model in self._models)
         self._shared = not setup.static and self._right_padded and all(model.shared for model in self._models)
         self._limits = setup.limits
-        if setup.static:  # its batches may not depend on the memory that this machine has
-            self._limits = replace(setup.limits, tokens=sys.maxsize, kv_bytes=float("inf"))
         if not self._right_padded and not setup.limits.even:  # nobody has tried rows of one length
             self._limits = replace(self._limits, rows=1)
 
@@ -93,10 +90,19 @@ class Scorer:
         self.progress.doing(f"planning {len(requests)} rows")
         opened = [_Open(r, sum(len(p.positions) for p in r.passages), [[] for _ in r.passages], [[] for _ in r.passages]) for r in requests]
         yield from (self._outcome(row) for row in opened if not row.left)
-        segments = lone(requests) if self._static else forest(requests, self._limits, self._shared)
-        yield from self._feed_all(segments, None, 0.0, opened, stopped)
+        if self._static:
+            yield from self._feed_lone(requests, opened, stopped)
+        else:
+            yield from self._feed_all(forest(requests, self._limits, self._shared), None, 0.0, opened, stopped)
 
     # ------------------------------------------------------------------------------------------------------- feeding
+
+    def _feed_lone(self, requests: list[ScoreRequest], opened: list[_Open], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        """Feeds each passage by itself, in batches of fixed shapes."""
+        for batch in lone(requests, self._limits.rows, bucket if self._right_padded else int):
+            if stopped():
+                return
+            yield from self._feed(batch, self._rows(None, None, len(batch)), opened, stopped)
 
     def _feed_all(
         self, segments: list[Segment], base: _Rows | None, held: float, opened: list[_Open], stopped: Callable[[], bool]
@@ -169,11 +175,15 @@ class Scorer:
             n = min(chunk(model, len(members), width - at) for model in self._models)
             part = mx.array(tokens[:, at : at + n])
             states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
-            yield from self._read(members, states, at, n, opened)
+            if self._static:  # each by itself: the shapes that its logits are computed in are no matter of its mates
+                for row, segment in enumerate(members):
+                    yield from self._read([segment], [state[row : row + 1] for state in states], at, n, opened)
+            else:
+                yield from self._read(members, states, at, n, opened)
             at += n
             if at < width or members[0].children:
                 evaluate(rows.every)
-        self.progress.prefilled += sum(len(segment) for segment in members)
+        self.progress.prefilled += sum(len(segment) - segment.pads for segment in members)
         self.progress.padded += tokens.size
         mx.clear_cache()
 

@@ -88,11 +88,10 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     _swap(files, _ORIGINALS, _OURS)
     _taken.clear()
     reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
-    if reason is None and _taken:
+    if reason is None:
         return tuple(sorted(_taken))
     _swap(files, _OURS, _ORIGINALS)
-    if reason is not None:
-        log.warning("mlx-lm's own attention and activations stay in place, slower on this CPU: with ours, %s", reason)
+    log.warning("mlx-lm's own attention and activations stay in place, slower on this CPU: with ours, %s", reason)
     return ()
 
 

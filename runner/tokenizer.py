@@ -16,7 +16,7 @@ import numpy as np
 
 from ..configs.errors import ConfigError
 from ..configs.schema import names_a_file
-from .chat_spans import Turns, marks_turns, rendered, token_spans
+from .chat_spans import Turns, marks_turns, rendered, token_spans, without_special
 from .errors import ModelError, RowError
 from .offsets import piece_starts, token_starts
 from .records import Ids, Prompt, Sampling
@@ -96,7 +96,8 @@ class Tokenizer:
         text, spans = rendered(self._hf, self._hf.get_chat_template(self._template), self._template_args, messages)
         ids, offsets = self._encode(text, special=False)
         tokens = token_spans(text, ids, spans, lambda part: self._encode(part, special=False)[0])
-        return Turns(Prompt(text, ids, offsets), spans, tokens)
+        prompt = Prompt(text, ids, offsets)
+        return Turns(prompt, spans, tokens, without_special(prompt, spans, self.special))
 
     def encode_chat(self, messages: list[dict[str, Any]], prefill: str) -> Prompt:
         """Messages to a prompt that ends where the assistant's turn begins, followed by ``prefill``. Raises as ``chat_text``."""

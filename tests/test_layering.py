@@ -32,6 +32,7 @@ ORDER = {
         "paths",
         "commits",
         "parts",
+        "reasons",
         "recovery",
         "manifest",
         "column_types",

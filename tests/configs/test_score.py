@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.load import load
 from mlx_bulk.configs.schema import identity
 from mlx_bulk.configs.score import ScoreConfig
@@ -105,3 +106,21 @@ def test_a_references_paths_are_expanded_in_both_its_forms(tmp_path: Path, monke
         assert isinstance(found, ScoreConfig)
         assert found.reference is not None
         assert (found.reference.path, found.reference.adapter) == ("/disk/ref", "/disk/lora" if isinstance(given, dict) else None)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ({"path": "demo", "dtyp": "float32"}, "score.reference.dtyp: no such key; did you mean score.reference.dtype?"),
+        ({"path": "demo", "dtype": "int4"}, 'score.reference.dtype: found "int4"; expected auto, float32, float16 or bfloat16'),
+        ({"dtype": "float32"}, "score.reference.path: missing; expected"),
+        (3, "score.reference: found 3; expected a model's path, or a mapping with path"),
+    ],
+)
+def test_a_mistake_in_the_reference_is_named_to_its_key(tmp_path: Path, reference: Any, said: str) -> None:
+    job = {"job": "score", "model": {"path": "demo"}, "data": {"path": "rows.jsonl"}, "output": {"path": "out"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "score": {**TEXT, "reference": reference}}))
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path / "job.yaml")
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1

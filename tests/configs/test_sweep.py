@@ -155,6 +155,11 @@ def test_a_mappings_order_and_the_kind_of_its_keys_make_no_other_cell() -> None:
             {"matrix": {"model": [{"path": "a"}], "model.path": ["b"]}},
             "sweep.yaml: matrix: model.path lies in model, which is set as a whole; set one of them",
         ),
+        (
+            {"matrix": {"batch.memory": [1, 1.0]}},
+            'sweep.yaml: the cells {"batch.memory": 1} and {"batch.memory": 1.0} have the same settings, '
+            "so one would stand twice; remove one of the two",
+        ),
         ({"matrix": {"data.limit": [1, 2, 1]}}, 'sweep.yaml: the cell {"data.limit": 1} stands twice; remove one of the two'),
         (
             {"matrix": {"data.limit": [1]}, "include": [{"data.limit": 1}]},

@@ -94,7 +94,7 @@ def measured(
 ) -> pa.Table:
     """Statistics of a run directory with these records."""
     config = config_of(kind, group_by=group_by, reference=reference)
-    return statistics(write_run(root, config, records, **sizes), config, "bos", False)
+    return statistics(write_run(root, config, records, **sizes), config, "bos", False, 512)
 
 
 def overall(root: Path, kind: str, records: list[Record], *, reference: bool = False) -> Record:

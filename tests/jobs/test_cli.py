@@ -336,3 +336,19 @@ def test_help_and_config_errors_import_nothing_heavy(tmp_path: Path, arguments: 
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.endswith(f"[{code}, []]"), done.stdout + done.stderr
     assert said in done.stdout + done.stderr
+
+
+def test_reasons_stand_above_the_last_line(bench: Bench):
+    done = bench.run(rows=THREE)
+    above, last = done.stderr.splitlines()[-2:]
+    assert above.startswith("1 failed at template, the first in row 1: prompt.text: null or missing in this row: q.")
+    assert last.startswith("complete: ")
+    assert json.loads((done.output / "summary.json").read_text())["reasons"] == [above]
+    assert bench.run(rows=THREE).stderr.splitlines()[-2] == above  # said again where nothing was left to do
+
+
+@pytest.mark.parametrize("rows", [[{"q": None}], []])
+def test_a_scoring_job_that_scores_nothing_counts_scored_tokens(bench: Bench, rows: list[Record]):
+    done = bench.score(rows=rows, score={"text": "{{ q }}"})
+    assert "; 0 scored tokens in " in done.last_line
+    assert "generated" not in done.stderr

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +68,42 @@ def test_two_models_on_the_same_documents(bench: Bench, model: Path, other: Path
     assert figures["perplexity_ratio"] == pytest.approx(ppl_b / ppl_a, rel=1e-9)
     assert found.statistics["scored_tokens"] == (int(counts.sum()), int(counts.sum()))
     apart = np.abs(sums[1] / counts - sums[0] / counts)
+    assert found.paired.most[0]["difference"] == pytest.approx(-(sums[1] / counts - sums[0] / counts)[found.paired.most[0]["row"]])
     assert [each["row"] for each in found.paired.most] == list(np.argsort(-apart)[:3])
     shown = compare(a, b, "--top", "2")
     assert (shown.code, shown.stderr) == (0, "")
     assert "  perplexity, B / A " in shown.stdout
+    assert "  NLL (nats per token), B − A; below 0: B is better " in shown.stdout
     assert "5 documents in both, joined by row" in shown.stdout
-    assert len(shown.stdout.partition("The documents that differ most, by logprob per token:\n")[2].splitlines()) == 3
+    assert len(shown.stdout.partition("The documents that differ most, by NLL (nats per token):\n")[2].splitlines()) == 3
+
+
+def test_a_run_without_bos_is_compared_over_the_tokens_that_both_score(bench: Bench):
+    a, b = scored(bench, "a"), scored(bench, "b", score={"text": "{{ q }}", "prefix": "none"})
+    found = compared(a, b, 10)
+    assert found.notes == ["the runs may score different tokens (score.prefix: bos, none); those that both score are compared"]
+    assert found.paired is not None
+    figures = found.paired.figures
+    assert (figures["unit"], figures["left_out_unlike_tokens"], figures["tokens_only_b"]) == ("token", 0, 0)
+    tokens = [sum(record["scored_tokens"] for record in table_of(run / "results").to_pylist()) for run in (a, b)]
+    assert figures["tokens_only_a"] == tokens[0] - tokens[1] - 1  # the text of one token has none that both score
+    assert figures["left_out_nothing_scored"] == 1
+    assert f"tokens that A alone scores are not compared: {figures['tokens_only_a']}" in compare(a, b).stdout
+
+
+def test_the_limit_of_an_extended_run_is_the_longer_one(bench: Bench):
+    a = scored(bench, "a", data={"limit": 2})
+    assert bench.command(bench.root / "a.yaml", "--output", str(a), "--set", "data.limit=3").code == 0
+    assert compared(a, scored(bench, "b", data={"limit": 4}), 1).settings == {"data.limit": (3, 4)}
+    assert compared(a, scored(bench, "c", data={"limit": 3}), 1).settings == {}
+
+
+def test_a_reference_that_one_run_has_is_one_line(bench: Bench, other: Path):
+    a, b = scored(bench, "a"), scored(bench, "b", score={"text": "{{ q }}", "reference": {"path": str(other)}})
+    assert compared(a, b, 1).settings == {"score.reference": (None, str(other))}
+    assert len(re.findall(r"^score.reference +none +/", compare(a, b).stdout, re.MULTILINE)) == 1
+    c = scored(bench, "c", score={"text": "{{ q }}", "reference": "demo"})
+    assert {"score.reference.path", "score.reference.model.weights (contents)"} <= compared(b, c, 1).settings.keys()
 
 
 def test_the_same_documents_in_another_order_are_joined_by_key(bench: Bench):

@@ -81,10 +81,10 @@ def test_an_empty_prompt_without_a_prefix_is_an_error_that_names_the_cure() -> N
 
 @pytest.mark.parametrize("prompt", ["The king", "The king\n", ""])
 def test_an_empty_completion_is_an_error(prompt: str) -> None:
-    with pytest.raises(RowError, match="a completion is empty") as refused:
+    with pytest.raises(RowError, match="the completion is empty") as refused:
         made(prompt, "")
     assert refused.value.stage == "tokenize"
-    with pytest.raises(RowError, match="a completion is empty"):
+    with pytest.raises(RowError, match="the completion at index 1 of 2 is empty"):
         made(prompt, "is", "")
 
 

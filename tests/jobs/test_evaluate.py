@@ -110,6 +110,51 @@ def test_the_folder_of_a_run_is_left_alone(tmp_path: Path):
     assert "out holds a run of mlx-bulk run; choose another folder" in result.stderr
 
 
+def test_a_folder_of_tasks_that_is_missing_is_named(tmp_path: Path):
+    result = evaluated(config(tmp_path, include_path=[str(TASKS), str(tmp_path / "gone")]))
+    assert result.exit_code == 2
+    assert result.stderr == f"mlx-bulk: include_path: found no folder {tmp_path}/gone; expected a folder with task files\n"
+
+
+@oracle
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"max_gen_tokens": 3}, "gen_kwargs.max_gen_tokens: mlx-bulk does not serve it; did you mean max_gen_toks?"),
+        ({"num_beams": 4}, "gen_kwargs.num_beams: found 4; expected 1, since mlx-bulk has no beam search"),
+        ({"do_sample": True, "temperature": 0}, "gen_kwargs.temperature: found 0; expected a number above 0, since do_sample is true"),
+        ({"max_gen_toks": "many"}, "gen_kwargs: invalid literal for int() with base 10: 'many'; found {"),
+        ({"max_gen_toks": 0}, "max_gen_toks: found 0; expected at least 1, and less than max_length"),
+    ],
+)
+@pytest.mark.usefixtures("_offline_tasks")
+def test_wrong_gen_kwargs_are_found_before_the_model_is_loaded(tmp_path: Path, settings: dict[str, Any], line: str):
+    result = evaluated(config(tmp_path, "/nowhere", tasks=["sums"], gen_kwargs=settings))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"mlx-bulk: {line}")
+
+
+@oracle
+@pytest.mark.parametrize(
+    "settings", [{"do_sample": True}, {"temperature": 0.5}, {"until": ["\n"], "max_length": 64}, {"max_new_tokens": 9}, {}]
+)
+def test_gen_kwargs_that_a_task_may_complete_are_taken(settings: dict[str, Any]):
+    from mlx_bulk.jobs.harness_requests import check_settings
+
+    check_settings(settings)
+
+
+@oracle
+@pytest.mark.usefixtures("_offline_tasks")
+def test_outside_of_a_repository_git_does_not_complain(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "none"))
+    path = config(tmp_path, model, limit=1)
+    result = evaluated(path)
+    assert result.exit_code == 0, result.stderr
+    assert "fatal" not in capfd.readouterr().err
+    assert json.loads((tmp_path / "out/results.json").read_text())["git_hash"] is None
+
+
 @oracle
 @pytest.mark.usefixtures("_offline_tasks")
 def test_an_unknown_task_is_named_with_the_nearest(tmp_path: Path, model: Path):
@@ -128,7 +173,12 @@ def test_tables_go_to_stdout_and_results_to_the_folder(tmp_path: Path, model: Pa
     path = config(tmp_path, model, tasks=["questions", "pl*", "sums"], **more)
     result = evaluated(path)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.startswith("|  Tasks  |")
+    header, table = result.stdout.split("\n", 1)
+    assert header == (
+        f"mlx-bulk ({{'pretrained': '{model}', 'batch_size': 2}}), gen_kwargs: ({{'max_gen_toks': 4}}), "
+        "limit: 3, num_fewshot: 1, batch_size: 2"
+    )
+    assert table.startswith("|  Tasks  |")
     assert "|questions|" in result.stdout
     out = tmp_path / "out"
     assert sorted(file.name for file in out.iterdir()) == [
@@ -146,7 +196,9 @@ def test_tables_go_to_stdout_and_results_to_the_folder(tmp_path: Path, model: Pa
     samples = [json.loads(line) for line in (out / "samples_questions.jsonl").read_text().splitlines()]
     right = [sample["acc"] for sample in samples]
     assert results["results"]["questions"]["acc,none"] == pytest.approx(sum(right) / 3)
+    (out / "notes.txt").write_text("mine")
     assert evaluated(path, "-q", "--set", "log_samples=false").exit_code == 0  # the same again, over what is there
+    assert sorted(file.name for file in out.iterdir()) == ["notes.txt", "results.json"]
 
 
 @oracle

@@ -4,9 +4,11 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from mlx_bulk.jobs.measures import statistics
 
-from .score_runs import Record, choices, compared, document, measured, overall, random_records
+from .score_runs import Record, choices, compared, config_of, document, measured, overall, random_records, write_run
 
 LN2 = math.log(2)
 
@@ -51,7 +53,7 @@ def test_nothing_at_all_to_score_is_null_and_not_zero(tmp_path: Path, records: l
     row = overall(tmp_path / "run", "completion", tokens, reference=True)
     counts = ("documents", "nothing_to_score", "truncated", "minus_infinity", "scored_tokens", "words", "bytes", "greedy")
     assert [row[name] for name in counts] == [len(records), len(records), 0, 0, 0, 0, 0, 0]
-    known = {*counts, "of", "group", "prefix", "bos_every_window", "first_token_scored"}
+    known = {*counts, "of", "group", "prefix", "bos_every_window", "context", "first_token_scored"}
     assert {name for name, value in row.items() if value is not None} == known
 
 
@@ -206,3 +208,15 @@ def test_the_ratio_where_a_model_gives_no_chance(tmp_path: Path, model: float, r
     assert (row["log_ratio"], row["perplexity_ratio"]) == (log_ratio, ratio)
     assert [row[f"{name}_ratio_stderr"] for name in ("log", "perplexity")] == [None, None]
     assert (row["kl_mean"], row["kl_mean_stderr"], row["kl_max"], row["kl_p50"]) == (math.inf, None, math.inf, 0.0)
+
+
+def test_how_a_document_was_cut_stands_beside_its_figures(tmp_path: Path):
+    text = config_of("text")
+    strided = text.model_copy(update={"score": text.score.model_copy(update={"windows": "strided", "stride": 96})})
+    run = write_run(tmp_path / "text", text, [document([-1], group=group) for group in "ab"])
+    for config, expected in ((text, ("lm_eval", None)), (strided, ("strided", 96))):
+        table = statistics(run, config, "bos", False, 384)
+        assert {(row["windows"], row["stride"]) for row in table.to_pylist()} == {expected}
+        assert (table.schema.field("stride").type, table["context"].to_pylist()) == (pa.int32(), [384])
+    row = statistics(write_run(tmp_path / "choices", config_of("choices"), []), config_of("choices"), "bos", False, None).to_pylist()[0]
+    assert (row["context"], row["windows"], row["stride"]) == (None, None, None)

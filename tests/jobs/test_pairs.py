@@ -17,7 +17,13 @@ from mlx_bulk.runner.writer import Writer
 
 Record = dict[str, Any]
 IDENTITY = [("row", pa.int64()), ("key", pa.string())]
-TEXT = pa.schema([*IDENTITY, ("sum_logprob", pa.float64()), ("scored_tokens", pa.int32()), ("scored_bytes", pa.int64())])
+TEXT = pa.schema(
+    [
+        *IDENTITY,
+        *[("sum_logprob", pa.float64()), ("scored_tokens", pa.int32()), ("scored_bytes", pa.int64())],
+        *[("token_ids", pa.list_(pa.int32())), ("token_logprobs", pa.list_(pa.float32()))],
+    ]
+)
 CHOICES = pa.schema(
     [*IDENTITY, ("choice_logprobs", pa.list_(pa.float64())), ("prediction", pa.int32()), ("label", pa.int32()), ("correct", pa.bool_())]
 )
@@ -46,8 +52,16 @@ def texts(*documents: tuple[float | None, int, int], start: int = 0, keys: str |
     found: list[Record] = []
     for row, (total, tokens, size) in enumerate(documents, start=start):
         key = {} if keys is None else {"key": keys[row]}
-        found.append({"row": row, "sum_logprob": total, "scored_tokens": tokens, "scored_bytes": size, **key})
+        each = {"token_ids": [*range(tokens)], "token_logprobs": [] if total is None else [total / max(tokens, 1)] * tokens}
+        found.append({"row": row, "sum_logprob": total, "scored_tokens": tokens, "scored_bytes": size, **each, **key})
     return found
+
+
+def text(row: int, ids: list[int], logprobs: list[float | None], size: int) -> Record:
+    """A document's record by its tokens."""
+    scored = [value for value in logprobs if value is not None]
+    sums = {"sum_logprob": math.fsum(scored) if scored else None, "scored_tokens": len(scored), "scored_bytes": size}
+    return {"row": row, "token_ids": ids, "token_logprobs": logprobs, **sums}
 
 
 def held(
@@ -65,6 +79,9 @@ def test_the_difference_of_two_scorings_by_hand(tmp_path: Path):
     assert found.figures == {
         "documents": 2,
         "left_out": 0,
+        "left_out_nothing_scored": 0,
+        "left_out_unlike_tokens": 0,
+        "left_out_without_a_chance": 0,
         "unit": "token",
         "nll_difference": 0.5,
         "nll_difference_stderr": pytest.approx(0.25),
@@ -73,8 +90,8 @@ def test_the_difference_of_two_scorings_by_hand(tmp_path: Path):
     }
     assert (found.joined_by, found.matched, found.only_a, found.only_b) == ("row", 2, 0, 0)
     assert [(each["row"], each["a"], each["b"], each["difference"]) for each in found.most] == [
-        (0, -2.0, -3.0, -1.0),
-        (1, -2.0, pytest.approx(-7 / 3), pytest.approx(-1 / 3)),
+        (0, 2.0, 3.0, 1.0),
+        (1, 2.0, pytest.approx(7 / 3), pytest.approx(1 / 3)),
     ]
 
 
@@ -91,14 +108,56 @@ def test_documents_of_which_nothing_or_the_impossible_is_scored_are_left_out(tmp
     found = held(tmp_path, TEXT, a, b, "text")
     assert (found.figures["documents"], found.figures["left_out"], found.figures["nll_difference"]) == (1, 3, 0.5)
     assert found.figures["nll_difference_stderr"] is None  # of one document
-    assert [each["row"] for each in found.most] == [2, 3, 0]  # an infinite difference is the greatest
+    assert (found.figures["left_out_nothing_scored"], found.figures["left_out_without_a_chance"]) == (1, 2)
+    assert [each["row"] for each in found.most] == [0]  # only what counts
 
 
 def test_two_tokenizers_are_compared_by_bytes(tmp_path: Path):
     found = held(tmp_path, TEXT, texts((-2.0, 1, 4), (-6.0, 3, 8)), texts((-5.0, 2, 4), (-9.0, 3, 8)), "text")
     assert (found.figures["unit"], found.figures["nll_difference"]) == ("byte", 0.5)
     assert "perplexity_ratio" not in found.figures
-    assert found.measure == "logprob per byte"
+    assert found.figures["unlike_tokens"] == 1
+    assert found.measure == "NLL (nats per byte)"
+
+
+def test_by_bytes_only_documents_of_as_many_bytes_count(tmp_path: Path):
+    a = texts((-2.0, 1, 4), (-6.0, 3, 8), (-2.0, 2, 4))
+    b = texts((-5.0, 2, 4), (-9.0, 4, 8), (-9.0, 3, 5))
+    found = held(tmp_path, TEXT, a, b, "text")
+    assert (found.figures["documents"], found.figures["left_out"], found.figures["left_out_unlike_bytes"]) == (2, 1, 1)
+    assert (found.figures["unit"], found.figures["nll_difference"]) == ("byte", 0.5)
+    assert [each["row"] for each in found.most] == [0, 1]
+
+
+def test_behind_a_bos_and_without_one_the_tokens_that_both_score_are_compared(tmp_path: Path):
+    a = [text(0, [1, 7, 8, 9], [None, -7.0, -5.0, -1.0], 9), text(1, [1, 7, 8], [None, -6.0, -2.0], 6)]
+    b = [text(0, [7, 8, 9], [None, -4.0, -1.0], 6), text(1, [7, 8], [None, -4.0], 3)]
+    found = held(tmp_path, TEXT, a, b, "text")
+    assert (found.figures["documents"], found.figures["left_out"], found.figures["unit"]) == (2, 0, "token")
+    assert (found.figures["tokens_only_a"], found.figures["tokens_only_b"]) == (2, 0)
+    # (1 - 2) / (2 + 1): the logprobs of 8 and 9 alone.
+    assert found.figures["nll_difference"] == pytest.approx((-1 + 0 + 2) / 3)
+    assert [(each["row"], each["a"], each["b"]) for each in found.most] == [(1, 2.0, 4.0), (0, 3.0, 2.5)]
+    other_way = paired(tmp_path / "b", tmp_path / "a", "text", False, 10)
+    assert other_way.figures["nll_difference"] == pytest.approx(-1 / 3)
+    assert (other_way.figures["tokens_only_a"], other_way.figures["tokens_only_b"]) == (0, 2)
+
+
+def test_a_document_with_nothing_before_it_has_nothing_that_both_score(tmp_path: Path):
+    a = [text(0, [1, 7], [None, -7.0], 4), text(1, [1, 7, 8], [None, -6.0, -2.0], 6)]
+    b = [text(0, [7], [None], 0), text(1, [7, 8], [None, -4.0], 3)]
+    found = held(tmp_path, TEXT, a, b, "text")
+    assert (found.figures["documents"], found.figures["left_out_nothing_scored"]) == (1, 1)
+    assert [each["row"] for each in found.most] == [1]
+
+
+def test_one_document_with_other_tokens_is_left_out_and_named_alone(tmp_path: Path):
+    a, b = texts((-2.0, 1, 4), (-6.0, 3, 9), (-6.0, 3, 9)), texts((-3.0, 1, 4), (-7.0, 3, 9), (-90.0, 5, 9))
+    found = held(tmp_path, TEXT, a, b, "text")
+    assert (found.figures["unit"], found.figures["documents"]) == ("token", 2)
+    assert found.figures["nll_difference"] == pytest.approx(0.5, rel=1e-6)  # of float32
+    assert (found.figures["left_out"], found.figures["left_out_unlike_tokens"]) == (1, 1)
+    assert [each["row"] for each in found.most] == [0, 1]
 
 
 def test_rows_are_joined_by_position_and_the_rest_is_counted(tmp_path: Path):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from ..checkpoints import BOS, CONTEXT, EOS, LLAMA, loaded, logprobs, write_checkpoint
@@ -88,7 +89,7 @@ def test_counts_of_empty_short_and_broken_up_documents(bench: Bench) -> None:
     done = documents(bench, DOCUMENTS)
     names = ("scored_tokens", "bytes", "scored_bytes", "words", "chars")
     found = [tuple(record[name] for name in names) for record in done.records]
-    assert found[:4] == [(0, 0, 0, 1, 0), (1, 1, 1, 1, 1), (2, 2, 2, 1, 1), (6, 6, 6, 3, 6)]
+    assert found[:4] == [(0, 0, 0, 0, 0), (1, 1, 1, 1, 1), (2, 2, 2, 1, 1), (6, 6, 6, 3, 6)]
     assert found[5] == (2, 21, 8, 2, 21)
     assert done.records[0]["sum_logprob"] is None
     assert (done.records[0]["token_ids"], done.records[0]["token_logprobs"], done.records[0]["text_offset"]) == ([BOS], [None], [0])
@@ -126,6 +127,17 @@ def test_gemma_gets_bos_before_every_window(tmp_path: Path) -> None:
     ]
     assert found[0] == found[1]
     assert len(set(found)) == 3
+
+
+def test_eos_in_a_gemmas_place_of_bos_stands_before_the_first_window_alone(tmp_path: Path, network: Any) -> None:
+    gemma = write_checkpoint(tmp_path / "gemma", {**LLAMA, "model_type": "gemma", "tie_word_embeddings": True})
+    bench = Bench(tmp_path, without_bos(gemma, tmp_path / "bare"))
+    score = {"context": 12, "prefix": "bos_or_eos"}
+    found, plain, every = (
+        documents(bench, [LONG], {**score, **how}, "--overwrite").records[0]["sum_logprob"]
+        for how in ({}, {"bos_every_window": False}, {"bos_every_window": True})
+    )
+    assert found == plain != every
 
 
 def test_eos_stands_before_the_first_token_of_a_model_without_bos(bench: Bench, tmp_path: Path, network: Any) -> None:
@@ -285,7 +297,7 @@ def test_rows_that_cannot_be_scored_are_set_aside(bench: Bench) -> None:
     done = completions(bench, [("The king", ""), ("The ki", "ng"), ("The", " king")])
     assert done.code == 3
     assert [(error["row"], error["stage"]) for error in done.errors] == [(0, "tokenize"), (1, "tokenize")]
-    assert "a completion is empty" in done.errors[0]["message"]
+    assert "the completion is empty" in done.errors[0]["message"]
     assert "nothing is left to score" in done.errors[1]["message"]
     assert [record["row"] for record in done.records] == [2]
 
@@ -343,6 +355,36 @@ def test_of_equal_choices_the_first_is_predicted(bench: Bench) -> None:
     assert (record["prediction"], record["label"], record["correct"]) == (0, 2, False)
 
 
+def test_a_choice_is_greedy_when_each_of_its_tokens_is(bench: Bench, network: Any) -> None:
+    ids = demo().encode("The king").ids
+    best = demo().decode(np.array([int(logprobs(network, ids.tolist())[-1].argmax())], np.int32))
+    done = bench.score(
+        "-q", rows=[{"q": "The king", "c": [best, best + " xyz", " zz"]}], prompt={"text": "{{ q }}"}, score={"choices": "c"}
+    )
+    record, flags = done.records[0], []
+    for chosen in record["choice_token_ids"]:
+        truth = logprobs(network, [*ids.tolist(), *chosen])
+        flags.append([bool(truth[len(ids) + at - 1].argmax() == token) for at, token in enumerate(chosen)])
+    assert (all(flags[0]), flags[1][0], all(flags[1]), any(flags[2])) == (True, True, False, False)
+    assert record["choice_is_greedy"] == [True, False, False]
+
+
+def test_choices_and_labels_of_a_csv(bench: Bench) -> None:
+    path = bench.root / "rows.csv"
+    path.write_text('q,c,l\nThe king is,"["" dead"", "" in the town""]",1\n', encoding="utf-8")
+    prompt = {"text": "{{ q }}"}
+    done = bench.score("-q", rows=[], data={"path": str(path)}, prompt=prompt, score={"choices": "c", "label": "{{ l }}"})
+    assert done.code == 0
+    assert (len(done.records[0]["choice_logprobs"]), done.records[0]["label"]) == (2, 1)
+
+
+@pytest.mark.parametrize("label", ["l", "{{ l }}"])
+def test_a_number_is_an_index_in_a_column_and_in_a_template(bench: Bench, label: str) -> None:
+    rows: list[Record] = [{"q": "1 + 1 =", "c": [" 1", " 2", " 3"], "l": 1}, {"q": "1 + 1 =", "c": ["1", "2", "3"], "l": 1}]
+    done = bench.score("-q", rows=rows, prompt={"text": "{{ q }}"}, score={"choices": "c", "label": label})
+    assert [record["label"] for record in done.records] == [1, 1]
+
+
 def test_choices_of_a_cut_prompt_stand_behind_the_same_tokens(bench: Bench, network: Any) -> None:
     prompt, choices = "The king is dead and the queen", [" is", " is in the town"]
     row = {"q": prompt, "c": choices}
@@ -357,9 +399,10 @@ def test_choices_of_a_cut_prompt_stand_behind_the_same_tokens(bench: Bench, netw
 
 def test_bad_choices_and_labels_cost_their_rows(bench: Bench) -> None:
     rows: list[Record] = [{"q": "The", "c": [" king"], "l": 0}, {"q": "The", "c": [" king"], "l": 7}, {"q": "The", "c": [], "l": 0}]
-    rows += [{"q": "The", "c": None, "l": 0}, {"q": "The", "c": ["", "x"], "l": 0}]
+    rows += [{"q": "The", "c": None, "l": 0}, {"q": "The", "c": ["x", ""], "l": 0}]
     done = bench.score("-q", rows=rows, prompt={"text": "{{ q }}"}, score={"choices": "c", "label": "l"})
     assert [(error["row"], error["stage"]) for error in done.errors] == [(1, "template"), (2, "template"), (3, "template"), (4, "tokenize")]
+    assert "the completion at index 1 of 2 is empty" in done.errors[3]["message"]
     assert [record["row"] for record in done.records] == [0]
 
 
@@ -383,7 +426,7 @@ def test_a_chat_scores_the_assistants_turns(bench: Bench, network: Any) -> None:
     within = [any(start <= at < end for start, end in turns.tokens) for at in range(len(ids))]
     assert (record["token_ids"], record["scored"]) == (ids, within)
     assert_close(record["token_logprobs"], [float(truth[at - 1, ids[at]]) if within[at] else None for at in range(len(ids))])
-    assert record["bytes"] == record["scored_bytes"] == len("The king.<|im_end|>The queen.<|im_end|>")
+    assert record["bytes"] == record["scored_bytes"] == len("The king.The queen.")
     nothing = done.records[1]
     assert (nothing["sum_logprob"], nothing["scored_tokens"], any(nothing["scored"])) == (None, 0, False)
     assert done.records[2]["scored_tokens"] == turns.tokens[0][1] - turns.tokens[0][0]
@@ -429,6 +472,28 @@ def test_a_model_agrees_with_itself(bench: Bench) -> None:
         assert [record["reference_logprobs"][i] for i in present] == [record["token_logprobs"][i] for i in present]
 
 
+def test_the_smaller_of_two_models_contexts_is_used_and_recorded(bench: Bench, tmp_path: Path) -> None:
+    small = str(write_checkpoint(tmp_path / "small", {**LLAMA, "max_position_embeddings": 40}))
+    done = documents(bench, [LONG], {"reference": small})
+    assert done.code == 0
+    auto = done.records
+    with pa.ipc.open_file(str(done.output / "stats.arrow")) as reader:
+        assert reader.read_all().column("context").to_pylist() == [40]
+    given = documents(bench, [LONG], {"reference": small, "context": 40}, "--overwrite")
+    assert given.records == auto
+    refused = documents(bench, [LONG], {"reference": small, "context": 41}, "--overwrite")
+    assert (refused.code, "score.context: found 41; expected at most 40, the reference's context" in refused.stderr) == (2, True)
+    other = documents(Bench(tmp_path, Path(small)), [LONG], {"reference": str(bench.model), "context": 41})
+    assert (other.code, "expected at most 40, the model's context" in other.stderr) == (2, True)
+
+
+def test_a_template_without_a_column_is_warned_of_once_or_refused(bench: Bench) -> None:
+    done = bench.score(rows=[{"t": "a"}, {"t": "b"}], score={"text": "Hello"})
+    assert done.stderr.count("score.text: found 'Hello', the same text for each row") == 1
+    done = bench.score("--overwrite", rows=[{"t": "a"}], score={"completion": " is"}, prompt={"text": "{{ t }}"})
+    assert (done.code, "the same text" in done.stderr) == (0, False)
+
+
 def test_another_tokenizer_is_refused_and_its_difference_said(bench: Bench, tmp_path: Path) -> None:
     other = tmp_path / "other"
     without_bos(bench.model, other)
@@ -446,6 +511,8 @@ def test_another_tokenizer_is_refused_and_its_difference_said(bench: Bench, tmp_
             f"score.stride: found {CONTEXT + 1}; expected at most {CONTEXT}",
         ),
         ({"score": {"text": "{{ x }}"}}, "score.text: no row has a column 'x'"),
+        ({"score": {"text": "t"}}, 'score.text: found "t", which is a column\'s name; a template writes it {{ t }}'),
+        ({"score": {"completion": "t"}, **PROMPT}, 'score.completion: found "t", which is a column\'s name'),
         ({"score": {"text": "{{ t"}}, "score.text, line 1: the template cannot be parsed"),
         ({"score": {"choices": "x"}, **PROMPT}, "score.choices: no row has a column 'x'"),
         ({"score": {"messages": "x"}}, "score.messages: no row has a column 'x'"),

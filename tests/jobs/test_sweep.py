@@ -262,10 +262,10 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
         asked += (bench.root / "out" / cells[1].name).exists()
         return asked > 3
 
-    ended = sweep.run(cells, KINDS, bench.root / "out", False, stopped, True)
+    ended = sweep.run(cells, KINDS, bench.root / "out", False, stopped, True, lambda ended: None)
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
     assert sweep.closing_line(ended, Path("out")) == "sweep: 1 of 3 cells complete, 2 left; the same command continues -> out"
-    shown = closing_table(ended, sweep_table(ended)).splitlines()
+    shown = closing_table(ended).splitlines()
     assert [line.split()[0] for line in shown] == ["sampling.max_tokens", "2", "3", "4"]
     assert "stopped at " in shown[2]
     assert "not begun" in shown[3]
@@ -327,11 +327,83 @@ def test_the_closing_table_fits_a_terminal_and_shows_errors_beside_figures(bench
     assert done.code == 0
     lines = done.stderr.splitlines()
     shown = lines[next(i for i, line in enumerate(lines) if line.startswith("context")) : -1]
+    assert shown.pop() == "± is the standard error, clustered by document."
     assert len(shown) == 4
     assert all(len(line) <= 110 for line in shown)
     assert ["a-long-name-0.jsonl" in shown[2], "a-long-name-1.jsonl" in shown[3]] == [True, True]  # paths differ at their end
-    assert "ppl/token" in shown[0]
+    assert "token ppl" in shown[0]
     assert all(" ± " in line for line in shown[1:])
+
+
+def block(done: Done) -> list[str]:
+    """The closing table's lines, without the sweep's last line."""
+    lines = done.stderr.splitlines()
+    return lines[max(i for i, line in enumerate(lines) if line.startswith(("mlx-bulk: complete", "mlx-bulk: cell"))) + 1 : -1]
+
+
+def test_unscored_first_tokens_are_marked_in_the_cells_that_have_them(bench: Bench):
+    done = run(bench, base=scoring(bench), matrix={"score.prefix": ["bos", "none"]})
+    heading, bos, none, *noted = block(done)
+    assert "bits/byte" in heading
+    assert "*" not in heading
+    assert ("*" in bos, none.count("*")) == (False, 2)  # bits and perplexity of bytes
+    assert "± is the standard error, clustered by document." in noted
+    assert any(line.startswith("* First tokens with nothing before them are not scored") for line in noted)
+    assert any(line.startswith("score.prefix=none: 1 document has nothing to score") for line in noted)  # of one letter
+
+
+def test_quarantined_rows_and_what_was_cut_are_said_of_their_cells(bench: Bench):
+    base = scoring(bench, [{"q": "The king is dead."}, {"q": None}, {"q": "Enter a messenger."}], completion="{{ q }}", text=None)
+    base |= {"prompt": {"text": "{{ q }}", "too_long": "truncate_left"}}
+    done = run(bench, base=base, matrix={"score.context": [8, 64]})
+    assert done.code == 3
+    heading, short, long, *noted = block(done)
+    at = heading.index("quarantined") + len("quarantined") - 1
+    assert (short[at], long[at]) == ("1", "1")
+    assert "score.context=8: 2 documents were cut to the context." in noted
+    assert table(bench).column("exit_code").to_pylist() == [3, 3]
+
+
+def test_contexts_that_models_bring_are_shown_where_they_differ(bench: Bench, model: Path):
+    other = write_checkpoint(bench.root / "other", LLAMA | {"max_position_embeddings": 32})
+    matrix = {"model.path": [str(model), str(other)]}
+    assert "context" in block(run(bench, base=scoring(bench), matrix=matrix))[0]
+    assert "context" not in block(run(bench, "--overwrite", base=scoring(bench, context=16), matrix=matrix))[0]
+    explicit = run(bench, base=scoring(bench), matrix={"score.context": [16, 32]})
+    assert block(explicit)[0].split().count("context") == 0  # it is a setting: by its whole key
+
+
+def test_what_a_reference_says_stands_before_what_follows_from_perplexity(bench: Bench):
+    heading, alone, beside, *_ = block(run(bench, base=scoring(bench), matrix={"score.reference": [None, "demo"]}))
+    assert heading.index("token ppl") < heading.index("mean KL, nats") < heading.index("perplexity ratio")
+    assert len(alone.split(" ± ")) < len(beside.split(" ± "))
+
+
+def test_each_cell_leaves_a_table_of_how_far_all_are(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    seen: list[list[tuple[str, int | None]]] = []
+    real = pipeline.run
+
+    def looked(*arguments: Any) -> Any:
+        if (bench.root / "out/sweep.arrow").exists():
+            found = table(bench)
+            seen.append(list(zip(found.column("state").to_pylist(), found.column("exit_code").to_pylist(), strict=True)))
+        return real(*arguments)
+
+    monkeypatch.setattr(pipeline, "run", looked)
+    assert run(bench, matrix={"data.limit": [1, 2, 3]}).code == 0
+    waiting, complete = ("waiting", None), ("complete", 0)
+    assert seen == [[complete, waiting, waiting], [complete, complete, waiting]]
+
+
+def test_paths_that_are_missing_are_told_before_the_first_cell(bench: Bench, model: Path):
+    gone = str(bench.root / "gone")
+    done = run(bench, matrix={"model.path": [gone, str(model)], "data.path": [f"{gone}.jsonl", str(bench.root / "rows.jsonl")]})
+    assert done.stderr.splitlines()[:2] == [
+        f"mlx-bulk: model.path: {gone} does not exist; 2 of 4 cells will fail",
+        f"mlx-bulk: data.path: {gone}.jsonl does not exist; 2 of 4 cells will fail",
+    ]
+    assert done.code == 5
+    assert table(bench).column("state").to_pylist().count("complete") == 1
 
 
 def test_a_value_of_several_lines_takes_one(bench: Bench):
@@ -346,4 +418,4 @@ def test_a_failed_cells_row_needs_no_other(bench: Bench):
     ended = [Ended(cell, "failed", None, 5, "no luck")]
     found = sweep_table(ended)
     assert found.num_rows == 1
-    assert closing_table(ended, found).splitlines()[1:] == ["1           failed [1]", "[1] no luck (exit code 5)"]
+    assert closing_table(ended).splitlines()[1:] == ["1           failed [1]", "[1] no luck (exit code 5)"]

@@ -206,3 +206,13 @@ def test_parts_are_joined_in_order():
     joined = divergence.join([whole[:2], whole[2:2], whole[2:]])
     for name in NAMES:
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
+
+
+@BOTH
+def test_what_rounding_takes_below_zero_stays_there(measure: Measure):
+    """Cut off at 0, a mean of many near-equal distributions would be too large."""
+    rng = np.random.default_rng(0)
+    reference = rng.normal(0, 3, (200, 500)).astype(np.float32)
+    logits = (reference + rng.normal(0, 1e-5, reference.shape)).astype(np.float32)
+    kls = measure(logits, reference, np.zeros(200, np.int32)).kls
+    assert -1e-5 < kls.min() < 0

@@ -26,6 +26,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 def test_spans_hold_what_the_template_marks_in_text_and_in_tokens() -> None:
     turns = demo().encode_turns(CHAT)
     assert [turns.prompt.text[start:end] for start, end in turns.spans] == ["Oui, 東京.\n<|im_end|>", "Fin<|im_end|>"]
+    assert [turns.prompt.text[start:end] for start, end in turns.said] == ["Oui, 東京.\n", "Fin"]
     assert [demo().decode(turns.prompt.ids[start:end]) for start, end in turns.tokens] == ["Oui, 東京.\n", "Fin"]
     assert all(turns.prompt.ids[end - 1] == EOS for _, end in turns.tokens)
 
@@ -36,6 +37,12 @@ def test_tokens_are_those_that_transformers_masks() -> None:
     masked = hf.apply_chat_template(CHAT, return_assistant_tokens_mask=True, return_dict=True)
     assert turns.prompt.ids.tolist() == masked["input_ids"]
     assert [i for start, end in turns.tokens for i in range(start, end)] == [i for i, m in enumerate(masked["assistant_masks"]) if m]
+
+
+def test_special_tokens_are_not_said_wherever_they_stand() -> None:
+    turns = demo().encode_turns([{"role": "assistant", "content": "<|im_start|>a <|im_end|><|im_end|> b"}])
+    assert [turns.prompt.text[start:end] for start, end in turns.said] == ["a ", " b"]
+    assert demo().encode_turns([{"role": "assistant", "content": ""}]).said == ()
 
 
 def test_no_turn_has_no_span() -> None:

@@ -30,6 +30,16 @@ def test_identity_lines_name_key_and_both_values():
     ]
 
 
+def test_a_reference_that_comes_or_goes_is_one_line():
+    alone: dict[str, Any] = {"job": "score", "score.reference": None}
+    beside: dict[str, Any] = {"job": "score", "score.reference.dtype": "auto", "score.reference.model.weights": "ab"}
+    assert identity_drift(alone, beside) == ["score.reference: the run has none, the config now says one"]
+    assert identity_drift(beside, alone) == ["score.reference: the run has one, the config now says none"]
+    assert identity_drift(beside, beside | {"score.reference.dtype": "float32"}) == [
+        'score.reference.dtype: the run has "auto", the config now says "float32"'
+    ]
+
+
 def test_long_values_are_cut():
     (line,) = identity_drift({"prompt.text": "a" * 5000}, {"prompt.text": "b"})
     assert len(line) < 300

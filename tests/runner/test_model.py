@@ -230,3 +230,10 @@ def test_a_folder_that_is_no_adapter(tmp_path: Path, tiny: Path, gone: str):
     (adapter / gone).unlink()
     with pytest.raises(ModelError, match=f"^model.adapter: {adapter} holds no {gone}; expected a LoRA or DoRA adapter"):
         find(ModelConfig(path=str(tiny), adapter=str(adapter)))
+
+
+def test_messages_name_where_the_model_stands_in_the_config(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"^score\.reference\.path: no folder /nowhere; "):
+        find(ModelConfig(path="/nowhere"), "score.reference")
+    with pytest.raises(ModelError, match=r"^score\.reference\.path: .* holds no config\.json"):
+        find(ModelConfig(path=str(tmp_path)), "score.reference")

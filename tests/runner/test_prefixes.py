@@ -1,7 +1,7 @@
 """The plan of a window: every position read once, ancestors put together are the feed, limits held, shared tokens fed once."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.planner import Limits
-from mlx_bulk.runner.prefixes import LEAST, Segment, batches, fed, forest, lone
+from mlx_bulk.runner.prefixes import LEAST, Segment, batches, bucket, fed, forest, lone
 from mlx_bulk.runner.records import Passage, ScoreRequest
 
 from .tiny import Ids, documents, multiple_choice, passage, prompts_of
@@ -109,13 +109,34 @@ def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits
 
 
 @settings(max_examples=50, deadline=None)
-@given(_requests(), _limits, st.randoms(use_true_random=False))
-def test_the_order_of_requests_does_not_change_what_stands_alone(requests: list[ScoreRequest], limits: Limits, random: object):
-    shuffled = list(requests)
-    random.shuffle(shuffled)  # pyright: ignore[reportAttributeAccessIssue]
-    shapes = [[(segment.feed.tobytes(), segment.reads[0].passage.positions.tobytes()) for segment in lone(r)] for r in (requests, shuffled)]
-    assert shapes[0] == shapes[1]
-    assert sorted(x for segment in lone(requests) for x in read_by(segment)) == asked(requests)
+@given(_requests(), st.integers(1, 5), st.sampled_from([bucket, int]))
+def test_the_shapes_of_what_stands_alone_are_functions_of_lengths(requests: list[ScoreRequest], rows: int, width: Callable[[int], int]):
+    found = lone(requests, rows, width)
+    assert [len(batch) for batch in found] == [rows] * len(found)
+    for segment, wide in ((segment, len(batch[0])) for batch in found for segment in batch):
+        assert len(segment) == wide == len(segment.feed)
+        for part in segment.reads:
+            feed = fed(part.passage)
+            assert (wide, wide - segment.pads) == (width(len(feed)), len(feed))
+            np.testing.assert_array_equal(segment.feed[: len(feed)], feed)
+    assert sorted(x for batch in found for segment in batch for x in read_by(segment)) == asked(requests)
+
+
+def test_what_stands_alone_keeps_its_order_and_batches_are_filled_up():
+    texts = prompts_of((40, 80, 38, 40, 40))
+    found = lone(documents([*texts, texts[0]]), 4, bucket)
+    owners = [[[part.owners for part in segment.reads] for segment in batch] for batch in found]
+    assert owners == [[[[(1, 0)]], [], [], []], [[[(0, 0)]], [[(2, 0)]], [[(3, 0)]], [[(4, 0)]]], [[[(5, 0)]], [], [], []]]
+    assert [[len(segment) for segment in batch] for batch in found] == [[80] * 4, [40] * 4, [40] * 4]
+    assert [segment.pads for segment in found[1]] == [1, 3, 1, 1]
+
+
+@given(st.integers(1, 1 << 20))
+def test_a_bucket_is_at_most_an_eighth_wider_than_what_stands_in_it(length: int):
+    wide = bucket(length)
+    assert max(8, length) <= wide
+    assert wide == 8 or 8 * (wide - length) <= wide
+    assert any(wide == m << k for m in range(8, 16) for k in range(20))
 
 
 def test_choices_of_one_prompt_share_it_and_prompts_share_their_examples():
@@ -183,13 +204,6 @@ def test_a_prompt_with_many_completions_is_fed_alone():
     assert [len(batch) for batch in batches(top, WIDE, even=False)] == [1, 1]
 
 
-def test_what_stands_alone_is_fed_twice_and_given_once():
-    text, other = prompts_of((20, 30))
-    found = lone(documents([text, other, text]))
-    assert [len(segment) for segment in found] == [29, 19, 19]
-    assert [part.owners for segment in found for part in segment.reads] == [[(1, 0)], [(0, 0), (2, 0)], []]
-
-
 def test_an_order_by_bytes_is_one_by_ids():
     """Ids above 255 do not sort by their first byte."""
     start: Ids = list(range(300, 320))
@@ -201,7 +215,7 @@ def test_nothing_to_score_is_nothing_to_feed():
     empty = Passage(np.array([1, 2], np.int32), np.zeros(0, np.int32))
     requests = [ScoreRequest(0, (empty,)), ScoreRequest(1, ())]
     assert forest(requests, WIDE, shared=True) == []
-    assert lone(requests) == []
+    assert lone(requests, 4, bucket) == []
     assert batches([], WIDE, even=False) == []
 
 

@@ -1,5 +1,6 @@
 """The probe lets through what is right in a batch, and nothing else."""
 
+import math
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +19,17 @@ class Mixing:
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         logits = self.network(tokens, cache=cache)
         return (1 - self.share) * logits + self.share * logits.mean(axis=0, keepdims=True)
+
+
+class Rounding:
+    """A model that rounds otherwise in a batch of other rows."""
+
+    def __init__(self, network: Any, size: float):
+        self.network, self.layers, self.size = network, network.layers, size
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.network(tokens, cache=cache)
+        return logits + self.size * tokens.shape[0] * mx.sin(mx.arange(logits.shape[-1]))
 
 
 class Raising:
@@ -48,7 +60,7 @@ def test_models_that_fail_with_pads_get_rows_of_one_length(name: str, reason: st
     assert found.reason.startswith(reason)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.5])
+@pytest.mark.parametrize("share", [3e-4, 0.02, 0.5])
 def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: float):
     network, prompts = Mixing(build("llama"), share), prompts_of((5, 5, 12))
     found = probe(network, VOCABULARY)
@@ -57,6 +69,15 @@ def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: 
     outcomes = run(setup_of(network, found.way), greedy(prompts))
     assert_greedy_as_alone(network, prompts, outcomes)
     assert_decode_is_echo(network, prompts, outcomes)
+
+
+def test_what_a_device_rounds_by_is_not_taken_for_a_fault():
+    assert probe(Rounding(build("llama"), 1e-4), VOCABULARY).way == "padded"
+    assert probe(Rounding(build("llama"), 1e-2), VOCABULARY).way == "alone"  # no rounding is as large
+
+
+def test_a_model_whose_logits_are_not_numbers_is_not_trusted():
+    assert probe(Rounding(build("llama"), math.nan), VOCABULARY).way == "alone"
 
 
 def test_a_model_that_takes_one_row_only_runs_rows_alone():

@@ -8,7 +8,7 @@ from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.columns import lookup
 from mlx_bulk.runner.errors import DataError, RowError
-from mlx_bulk.runner.prompts import Chat, Text, compile_prompt
+from mlx_bulk.runner.prompts import Chat, Text, compile_prompt, compile_template
 
 
 def _text(template: str, row: dict[str, Any], columns: list[str] | None = None) -> str:
@@ -66,13 +66,38 @@ def test_what_columns_hold_is_never_run(value: str) -> None:
         ("{{ s.strip }}", "is a function"),
         ("{{ s / 2 }}", "TypeError"),
         ("{{ range(10 ** 9) | list }}", "OverflowError"),
+        ("{{ l }}", r"prompt.text: 'l' is a list; write {{ l \| join }} or {{ l \| tojson }}$"),
+        ("{{ m }}", r"'m' is a mapping; write {{ m.key }} or {{ m \| tojson }}"),
+        ("{{ l[:1] }}", r"a value is a list; write {{ value \| join }}"),
+        ("{{ l | map('upper') }}", r"a value is a sequence; write {{ value \| join }}"),
     ],
 )
 def test_a_template_that_fails_costs_its_row(template: str, message: str) -> None:
     with pytest.raises(RowError, match=message) as caught:
-        _text(template, {"q": None, "m": {"x": None}, "s": "x"})
+        _text(template, {"q": None, "m": {"x": None}, "s": "x", "l": ["B", "C"]})
     assert caught.value.stage == "template"
     assert "prompt.text" in str(caught.value)
+
+
+def test_lists_that_are_joined_or_written_as_json() -> None:
+    row = {"l": ["B", "é"], "m": {"x": 1}}
+    assert _text("{{ l | join }}{{ l | map('lower') | join('-') }}{{ l | tojson }}{{ m | tojson }}", row) == 'Béb-é["B", "é"]{"x": 1}'
+
+
+def test_a_scoring_jobs_list_may_be_choices() -> None:
+    with pytest.raises(RowError, match=r"write \{\{ a \| join \}\} or \{\{ a \| tojson \}\}, or use score.choices"):
+        compile_template("{{ a }}", "score.completion", ["a"])({"a": ["B"]})
+
+
+@pytest.mark.parametrize("option", ["text", "user", "system", "prefill"])
+def test_a_columns_name_where_a_template_is_expected(option: str) -> None:
+    config = PromptConfig.model_validate(({} if option in ("text", "user") else {"user": "{{ q }}"}) | {option: "question"})
+    with pytest.raises(DataError) as refused:
+        compile_prompt(config, ["q", "question"])
+    said = "found \"question\", which is a column's name; a template writes it {{ question }}, and the word itself {{ 'question' }}"
+    assert str(refused.value) == f"prompt.{option}: {said}"
+    compile_prompt(config, ["q", "questions"])
+    compile_prompt(config, [])
 
 
 @pytest.mark.parametrize(("template", "line"), [("a\n{{ q", 2), ("{% if %}", 1), ("a\n\n{{ q | nope }}", 3)])

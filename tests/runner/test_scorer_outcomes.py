@@ -6,7 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 from mlx import nn
+from mlx_bulk.runner.head import Head
 from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Failure, Scored, ScoreRequest
 from mlx_bulk.runner.scorer import Scorer
@@ -78,6 +80,21 @@ def test_a_reference_of_another_family_is_fed_the_same_rows():
             np.testing.assert_array_equal(found.agreements, mine.argmax(axis=-1) == theirs.argmax(axis=-1))
 
 
+@pytest.mark.parametrize(("mine", "theirs"), [(24, 20), (20, 24)])
+def test_ids_that_one_of_two_models_lacks_are_left_out_of_what_they_differ_by(mine: int, theirs: int):
+    tables = {width: random_chain(width, seed=width).table for width in (mine, theirs)}
+    asked = documents([[3, 4, 19, 5], [6, 7]])
+    found = scored(setup_of(Chain(np.array(tables[mine]))), asked, setup_of(Chain(np.array(tables[theirs]))))
+    alike = scored(setup_of(Chain(np.array(tables[mine])[:, :20])), asked, setup_of(Chain(np.array(tables[theirs])[:, :20])))
+    alone = scored(setup_of(Chain(np.array(tables[mine]))), asked)
+    for one, other, only in zip(found, alike, alone, strict=True):
+        assert one.divergences is not None
+        assert other.divergences is not None
+        for field in ("kls", "delta_ps", "agreements", "reference_logprobs"):
+            np.testing.assert_array_equal(getattr(one.divergences[0], field), getattr(other.divergences[0], field))
+        np.testing.assert_array_equal(one.scores[0].logprobs, only.scores[0].logprobs)
+
+
 def test_a_model_held_against_itself_does_not_differ():
     outcomes = scored(setup("llama"), documents(TEXTS), setup("llama"))
     assert all(
@@ -127,6 +144,21 @@ def test_logits_of_many_tokens_stay_within_the_bound():
     numpy_peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert mx.get_peak_memory() - before + numpy_peak < 256 << 20
+
+
+def test_two_models_logits_stand_within_the_bound_of_one():
+    class Counting(Head):
+        rows = 0
+
+        def logits(self, states: mx.array) -> mx.array:
+            self.rows = max(self.rows, len(states))
+            return super().logits(states)
+
+    asked, heads = documents(prompts_of((120, 110, 100))), [Counting(build("llama")) for _ in range(3)]
+    alone, mine, reference = (setup_of(build("llama"), tokens=4096, head=head, logit_bytes=4 * VOCABULARY * 100) for head in heads)
+    scored(alone, asked)
+    scored(mine, asked, reference)
+    assert [head.rows for head in heads] == [82, 47, 47]  # 327 positions in even chunks of at most 100, or 50
 
 
 def test_a_network_that_is_not_split_is_called_for_as_many_tokens_as_the_bound_allows():

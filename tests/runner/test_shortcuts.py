@@ -66,6 +66,18 @@ class SeesLater(Around):
         return logits + logits.mean(axis=1, keepdims=True)
 
 
+class SeesALittle(Around):
+    """As ``SeesLater``, but of a ``share``."""
+
+    def __init__(self, network: Network, share: float):
+        super().__init__(network)
+        self.share = share
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.model(tokens, cache=cache)
+        return logits + (self.share * logits.mean(axis=1, keepdims=True)).astype(logits.dtype)
+
+
 class ForgetsBetweenCalls(Around):
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
         return self.model(tokens)
@@ -100,6 +112,22 @@ def test_a_shortcut_that_is_wrong_is_not_taken(fault: type[Around], head: bool, 
     found = found_for(fault(build("llama")))
     assert (found.head is not None, found.right_padded, found.shared) == (head, right_padded, shared)
     assert any(said.startswith(reason) for said in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(("share", "dtype"), [(3e-4, mx.float32), (1e-4, mx.float32), (0.1, mx.bfloat16), (0.1, mx.float16)])
+def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share: float, dtype: mx.Dtype):
+    clean = _as("llama", dtype)
+    assert found_for(clean).right_padded
+    found = found_for(SeesALittle(clean, share))
+    assert not found.right_padded
+    assert not found.shared
+
+
+def _as(name: str, dtype: mx.Dtype) -> Network:
+    """A model of its own, in another precision."""
+    network = build.__wrapped__(name)
+    network.set_dtype(dtype)
+    return network
 
 
 @pytest.mark.parametrize("fault", [HeadReadsTokens, BodyMakesLogits, ForgetsBetweenCalls, OneRowOnTop])

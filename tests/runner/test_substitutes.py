@@ -3,19 +3,23 @@
 import importlib
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import attention, backend
 from mlx_bulk.kernels.exponential import device_name
 from mlx_bulk.runner import substitutes
+from mlx_bulk.runner.model import find, load
 from mlx_bulk.runner.substitutes import substitute
 from mlx_lm.models import activations, base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
+from ..checkpoints import PLENTY, write_checkpoint
 from . import tiny
 
 llama: Any = importlib.import_module("mlx_lm.models.llama")
@@ -147,14 +151,21 @@ def test_without_a_compiler_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch)
     assert llama.swiglu is activations.swiglu
 
 
-def test_a_model_in_half_precision_keeps_its_own():
+def test_a_model_in_half_precision_keeps_its_own_and_takes_nothing_from_others():
+    put("llama")
     network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"}))
     network.set_dtype(mx.bfloat16)
     assert substitute(network, tiny.VOCABULARY, None) == ()
-    assert llama.swiglu is activations.swiglu
+    assert call()[1]  # float32 models of the same file go on with ours
 
 
 def test_quantized_weights_that_stay_quantized_are_served():
     network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"}))
     nn.quantize(network, group_size=32, bits=8)
     assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]
+
+
+def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):
+    config = ModelConfig(path=str(write_checkpoint(tmp_path / "model")))
+    assert load(config, find(config), PLENTY).substitutes == USED["llama"]
+    assert load(config.model_copy(update={"dtype": "float16"}), find(config), PLENTY).substitutes == ()
