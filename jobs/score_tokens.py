@@ -61,8 +61,11 @@ class Tokens:
 
     @property
     def words(self) -> int:
-        """Words that scored tokens cover, as lm-eval counts them for word_perplexity: the pieces between white space, empty ones too."""
-        return sum(len(WORD_BORDER.split(part)) for part in self.covered)
+        """Words as lm-eval counts them for word_perplexity: the pieces between white space, empty ones too.
+
+        Of a text that was cut, only what scored tokens cover.
+        """
+        return sum(len(WORD_BORDER.split(part)) for part in (self.covered if self.truncated else self.parts))
 
     @property
     def scored_bytes(self) -> int:

@@ -19,6 +19,7 @@ from .planner import Limits
 from .records import Ids, Passage, ScoreRequest
 
 LEAST = 16  # tokens: a shorter prefix saves less than the call and the copy of its caches cost
+CALL = 64  # tokens that take as long as what a call costs besides its tokens: the weights are read, on a CPU packed, in each
 WORTH = 8  # a prefix is fed apart where that saves at least an eighth of the tokens: its batches are smaller ones
 
 Owner = tuple[int, int]
@@ -217,7 +218,8 @@ class _Together:
         if self.apart or new.height > 1 or 2 * max(len(new.children), len(self.stems[0].children)) > limits.rows:
             return False
         twice = self.tokens - self.others * width
-        return WORTH * twice <= rows * width and _fits(rows, width, longest, limits, held + limits.kv(rows, longest))
+        saved = CALL * (1 + len(new.children))  # with a batch of its own, it would be fed in as many calls
+        return twice <= rows * width / WORTH + saved and _fits(rows, width, longest, limits, held + limits.kv(rows, longest))
 
     def add(self, new: Segment) -> None:
         """One more."""

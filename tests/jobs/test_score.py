@@ -89,7 +89,7 @@ def test_counts_of_empty_short_and_broken_up_documents(bench: Bench) -> None:
     done = documents(bench, DOCUMENTS)
     names = ("scored_tokens", "bytes", "scored_bytes", "words", "chars")
     found = [tuple(record[name] for name in names) for record in done.records]
-    assert found[:4] == [(0, 0, 0, 0, 0), (1, 1, 1, 1, 1), (2, 2, 2, 1, 1), (6, 6, 6, 3, 6)]
+    assert found[:4] == [(0, 0, 0, 1, 0), (1, 1, 1, 1, 1), (2, 2, 2, 1, 1), (6, 6, 6, 3, 6)]
     assert found[5] == (2, 21, 8, 2, 21)
     assert done.records[0]["sum_logprob"] is None
     assert (done.records[0]["token_ids"], done.records[0]["token_logprobs"], done.records[0]["text_offset"]) == ([BOS], [None], [0])

@@ -26,7 +26,7 @@ def counts(tokens: Tokens) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize(
     ("text", "ids", "expected"),
     [
-        ("", 1, (0, 0, 0, 0)),
+        ("", 1, (0, 0, 1, 0)),  # one empty piece, by lm-eval's formula
         ("a", 2, (1, 1, 1, 1)),
         ("é", 3, (2, 2, 1, 1)),
         ("a\r\nb", 5, (4, 4, 2, 4)),
@@ -44,8 +44,8 @@ def test_a_document_without_prefix_leaves_out_its_first_token() -> None:
     tokens = document("The king is", demo(), None)
     assert tokens.scored.tolist() == [False, True, True]
     assert counts(tokens) == (11, 8, 3, 11)
-    assert counts(document("", demo(), None)) == (0, 0, 0, 0)
-    assert counts(document("The", demo(), None)) == (3, 0, 0, 3)
+    assert counts(document("", demo(), None)) == (0, 0, 1, 0)
+    assert counts(document("The", demo(), None)) == (3, 0, 1, 3)
     assert counts(document("The king\n", demo(), None)) == (9, 6, 3, 9)
     assert counts(document("éa", demo(), None))[1] == 3  # é is two tokens, of which the second is scored: it counts whole
 

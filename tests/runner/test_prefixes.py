@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.planner import Limits
-from mlx_bulk.runner.prefixes import LEAST, Segment, batches, bucket, fed, forest, lone
+from mlx_bulk.runner.prefixes import CALL, LEAST, WORTH, Segment, batches, bucket, fed, forest, lone
 from mlx_bulk.runner.records import Passage, ScoreRequest
 
 from .tiny import Ids, documents, multiple_choice, passage, prompts_of
@@ -191,11 +191,23 @@ def test_a_prefix_is_not_kept_where_there_is_no_room_for_it_beside_a_row():
 
 
 def test_prompts_of_like_length_are_fed_together_up_to_the_shortest_of_them():
-    prompts = prompts_of((32, 30, 60, 31))
+    prompts = prompts_of((32, 30, 400, 31))
     top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 4), WIDE, shared=True)
     found = batches(top, WIDE, even=False)
-    assert [[len(segment) for segment in batch] for batch in found] == [[60], [30, 30, 30]]
+    assert [[len(segment) for segment in batch] for batch in found] == [[400], [30, 30, 30]]
     assert [len(child) for stem in found[1] for child in stem.children] == [3, 3, 3, 2, 2, 2, 1, 1, 1]
+
+
+def test_prompts_are_fed_apart_where_that_costs_less_than_what_they_would_be_fed_twice():
+    def together(longer: int) -> bool:
+        prompts = prompts_of((30 + longer, 30))
+        top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 2), WIDE, shared=True)
+        return len(batches(top, WIDE, even=False)) == 1
+
+    # The longer prompt's last tokens are fed for each of its three choices, twice too often; apart are four calls more.
+    most = (60 // WORTH + 4 * CALL) // 2
+    assert together(most)
+    assert not together(most + 1)
 
 
 def test_a_prompt_with_many_completions_is_fed_alone():
