@@ -8,7 +8,7 @@ Pure and deterministic; knows nothing of models or text. In deterministic mode n
 shapes (``lone``), so that no row's figures depend on what the others contain.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -21,6 +21,8 @@ from .records import Ids, Passage, ScoreRequest
 LEAST = 16  # tokens: a shorter prefix saves less than the call and the copy of its caches cost
 CALL = 64  # tokens that take as long as what a call costs besides its tokens: the weights are read, on a CPU packed, in each
 WORTH = 8  # a prefix is fed apart where that saves at least an eighth of the tokens: its batches are smaller ones
+
+PORTION = 32  # batches in which what is begun is finished: rows are saved all along, and lengths still vary enough to match
 
 Owner = tuple[int, int]
 
@@ -177,7 +179,8 @@ def _common(a: Ids, b: Ids) -> int:
 
 
 def batches(segments: Sequence[Segment], limits: Limits, even: bool, held: float = 0.0) -> list[list[Segment]]:
-    """Which segments are fed together, longest first. ``held``: bytes of the caches that they stand on.
+    """Which segments are fed together: those with children, then the others in portions, longest first. ``held``: bytes of the
+    caches that they stand on.
 
     A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the tokens is fed alone, in chunks. ``even``:
     only segments of one length stand together. Segments with children always are of one length: what a batch of them exceeds
@@ -191,15 +194,30 @@ def batches(segments: Sequence[Segment], limits: Limits, even: bool, held: float
             found.append(together.stems)
         together.add(stem)
     found = [[stem.shortened(len(batch[-1])) for stem in batch] if len(batch) > 1 else batch for batch in found]
-    open_batch: list[Segment] = []
-    for leaf in sorted((s for s in segments if not s.children), key=lambda s: -len(s)):
-        first = open_batch[0] if open_batch else leaf
-        fits = _fits(len(open_batch) + 1, len(first), len(first.feed), limits, held)
-        if not open_batch or not fits or (even and len(leaf) != len(first)):
-            open_batch = []
-            found.append(open_batch)
-        open_batch.append(leaf)
+    for portion in _portions([s for s in segments if not s.children], PORTION * limits.tokens):
+        open_batch: list[Segment] = []
+        for leaf in portion:
+            first = open_batch[0] if open_batch else leaf
+            fits = _fits(len(open_batch) + 1, len(first), len(first.feed), limits, held)
+            if not open_batch or not fits or (even and len(leaf) != len(first)):
+                open_batch = []
+                found.append(open_batch)
+            open_batch.append(leaf)
     return found
+
+
+def _portions(leaves: list[Segment], tokens: int) -> Iterator[list[Segment]]:
+    """The leaves in portions of about ``tokens``, each longest first; a request's own stand together, or in two portions that follow."""
+    portion: list[Segment] = []
+    room = tokens
+    for leaf in sorted(leaves, key=lambda s: s.reads[0].owners[0]):
+        if portion and len(leaf) > room:
+            yield sorted(portion, key=lambda s: -len(s))
+            portion, room = [], tokens
+        portion.append(leaf)
+        room -= len(leaf)
+    if portion:
+        yield sorted(portion, key=lambda s: -len(s))
 
 
 @dataclass(slots=True)

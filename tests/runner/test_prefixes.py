@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.planner import Limits
-from mlx_bulk.runner.prefixes import CALL, LEAST, WORTH, Segment, batches, bucket, fed, forest, lone
+from mlx_bulk.runner.prefixes import CALL, LEAST, PORTION, WORTH, Segment, batches, bucket, fed, forest, lone
 from mlx_bulk.runner.records import Passage, ScoreRequest
 
 from .tiny import Ids, documents, multiple_choice, passage, prompts_of
@@ -208,6 +208,25 @@ def test_prompts_are_fed_apart_where_that_costs_less_than_what_they_would_be_fed
     most = (60 // WORTH + 4 * CALL) // 2
     assert together(most)
     assert not together(most + 1)
+
+
+def test_documents_in_windows_are_finished_all_along():
+    """What is stopped loses the rows that are not finished: at no time may they be more than a portion and the rows at its ends."""
+    windows, small = 3, replace(WIDE, tokens=40)
+    texts = prompts_of([20] * (windows * 200))
+    requests = [
+        ScoreRequest(row, tuple(passage(text[: 20 - 7 * last]) for last, text in enumerate(texts[windows * row : windows * (row + 1)])))
+        for row in range(200)
+    ]
+    fed_of, whole = [0] * 200, [sum(len(fed(p)) for p in request.passages) for request in requests]
+    most = 0
+    for batch in batches(forest(requests, small, shared=True), small, even=False):
+        for segment in batch:
+            fed_of[segment.reads[0].owners[0][0]] += len(segment)
+        most = max(most, sum(part for part, all_of_it in zip(fed_of, whole, strict=True) if part < all_of_it))
+    assert fed_of == whole
+    assert most <= PORTION * small.tokens + 2 * max(whole)
+    assert PORTION * small.tokens < sum(whole) / 4  # else the bound would say nothing
 
 
 def test_a_prompt_with_many_completions_is_fed_alone():
