@@ -164,6 +164,19 @@ def greedy_word(lm: Any, context: str) -> str:
     return word
 
 
+def assert_each_is_seen(llama: Pair, monkeypatch: pytest.MonkeyPatch, patches: dict[str, Callable[..., Any]]) -> None:
+    """With any of these put in a function's place in our backend, the results are told apart from the HF backend's."""
+    from mlx_bulk.jobs import harness
+
+    theirs = evaluated(llama.theirs)
+    for name, patch in patches.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(harness, name, patch)
+            ours = evaluated(llama.ours)
+        with pytest.raises(AssertionError):
+            assert_same_results(theirs, ours)
+
+
 def pad_attended(ids: list[int]) -> list[int]:
     return [0, *ids]
 
@@ -176,7 +189,6 @@ def context_token_dropped(ids: list[int]) -> list[int]:
 def test_the_comparison_sees_a_context_that_differs(llama: Pair, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], list[int]]):
     from mlx_bulk.jobs import harness
 
-    theirs = evaluated(llama.theirs)
     build, build_windows, build_continuation = harness.passage, harness.windows, harness.continuation
 
     def changed(passage: Passage) -> Passage:
@@ -187,33 +199,24 @@ def test_the_comparison_sees_a_context_that_differs(llama: Pair, monkeypatch: py
     def changed_windows(*arguments: Any) -> tuple[Passage, ...]:
         return tuple(changed(p) if p.positions[0] > 1 or change is pad_attended else p for p in build_windows(*arguments))
 
-    for name, patch in {
+    patches = {
         "passage": lambda *arguments: changed(build(*arguments)),
         "windows": changed_windows,
         "continuation": lambda ids, *rest: build_continuation(change(ids), *rest),
-    }.items():
-        with monkeypatch.context() as patched:
-            patched.setattr(harness, name, patch)
-            ours = evaluated(llama.ours)
-        with pytest.raises(AssertionError):
-            assert_same_results(theirs, ours)
+    }
+    assert_each_is_seen(llama, monkeypatch, patches)
 
 
 def test_the_comparison_sees_targets_that_are_shifted(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     from mlx_bulk.jobs import harness
 
-    theirs = evaluated(llama.theirs)
     build, build_windows = harness.passage, harness.windows
 
     def shifted(passage: Passage) -> Passage:
         return Passage(passage.ids, np.maximum(passage.positions - 1, 1))
 
-    for name, patch in {
+    patches = {
         "passage": lambda *arguments: shifted(build(*arguments)),
         "windows": lambda *arguments: tuple(map(shifted, build_windows(*arguments))),
-    }.items():
-        with monkeypatch.context() as patched:
-            patched.setattr(harness, name, patch)
-            ours = evaluated(llama.ours)
-        with pytest.raises(AssertionError):
-            assert_same_results(theirs, ours)
+    }
+    assert_each_is_seen(llama, monkeypatch, patches)
