@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -39,6 +39,8 @@ def cli() -> None:
 @click.option("--output", help="Short for --set output.path=…")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a key, for example sampling.n=4. Repeatable.")
 @click.option("--overwrite", is_flag=True, help="Removes the run that the output folder holds, and starts over.")
+@click.option("--retry-errors", is_flag=True, help="Does the rows in errors/ again; those that succeed move to the results.")
+@click.option("--adopt", multiple=True, metavar="KEY", help="Goes on although KEY has changed, as you vouch for it. Repeatable.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 @click.option("-q", "--quiet", is_flag=True, help="Errors only: no progress, no log.")
 def run(
@@ -48,6 +50,8 @@ def run(
     output: str | None,
     overrides: tuple[str, ...],
     overwrite: bool,
+    retry_errors: bool,
+    adopt: tuple[str, ...],
     log_level: str,
     quiet: bool,
 ) -> None:
@@ -57,7 +61,7 @@ def run(
     stop = Stop()
     with _one_line_errors():
         try:
-            code = _run(config, overrides, paths, overwrite, stop, quiet)
+            code = _run(config, overrides, paths, {"overwrite": overwrite, "retry_errors": retry_errors, "adopt": adopt}, stop, quiet)
         except KeyboardInterrupt:
             click.echo("mlx-bulk: interrupted before the first step; the same command starts again", err=True)
             code = 128 + signal.SIGINT
@@ -127,35 +131,37 @@ def _one_line_errors() -> Generator[None]:
         sys.exit(BulkError.exit_code)
 
 
-def _run(config: Path, overrides: Sequence[str], paths: dict[str, str], overwrite: bool, stop: Stop, quiet: bool) -> int:
-    """Runs a job or a sweep, says how it ended, and returns the exit code."""
+def _run(config: Path, overrides: Sequence[str], paths: dict[str, str], start: dict[str, Any], stop: Stop, quiet: bool) -> int:
+    """Runs a job or a sweep, says how it ended, and returns the exit code; ``start`` by the fields of ``Start``."""
     from ..configs.cells import cells
     from ..configs.load import load
     from ..configs.sweep import SweepConfig
 
     loaded = load(config, overrides, paths)
     if isinstance(loaded, SweepConfig):
-        return _run_sweep(cells(loaded, str(config)), Path(loaded.output.path), overwrite, stop, quiet)
+        return _run_sweep(cells(loaded, str(config)), Path(loaded.output.path), start, stop, quiet)
     _ready()
     from ..runner import pipeline
     from ..runner.loaded import Models
+    from ..runner.manifest import Start
     from .kinds import KINDS
 
     with stop:
-        summary = pipeline.run(loaded, KINDS[loaded.job], overwrite, stop.asked, quiet, Models())
+        summary = pipeline.run(loaded, KINDS[loaded.job], Start(**start), stop.asked, quiet, Models())
     if not quiet:
         click.echo(ending(summary, bool(stop.code)), err=True)
     return QUARANTINED if summary.errors else 0
 
 
-def _run_sweep(cells: "list[Cell]", folder: Path, overwrite: bool, stop: Stop, quiet: bool) -> int:
+def _run_sweep(cells: "list[Cell]", folder: Path, start: dict[str, Any], stop: Stop, quiet: bool) -> int:
     _ready()
+    from ..runner.manifest import Start
     from . import sweep
     from .kinds import KINDS
     from .sweep_table import closing_table, sweep_table, write_sweep_table
 
     with stop:
-        ended = sweep.run(cells, KINDS, folder, overwrite, stop.asked, quiet, lambda ended: write_sweep_table(sweep_table(ended), folder))
+        ended = sweep.run(cells, KINDS, folder, Start(**start), stop.asked, quiet, lambda ended: write_sweep_table(sweep_table(ended), folder))
     if not quiet:
         click.echo(closing_table(ended), err=True)
         click.echo(sweep.closing_line(ended, folder), err=True)

@@ -22,6 +22,7 @@ from ..runner.errors import RunDirError
 from ..runner.job import Kind
 from ..runner.loaded import Models
 from ..runner.locking import lock, refuse_strangers
+from ..runner.manifest import Start
 from ..runner.pipeline import Summary
 from .ending import QUARANTINED, last_line
 
@@ -61,14 +62,14 @@ def run(
     cells: Sequence[Cell],
     kinds: Mapping[str, Kind],
     folder: Path,
-    overwrite: bool,
+    start: Start,
     stopped: Callable[[], bool],
     quiet: bool,
     tell: Callable[[Sequence[Ended]], None],
 ) -> list[Ended]:
     """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
 
-    ``stopped`` is asked between steps and between cells whether to end early; ``overwrite`` starts each cell over;
+    ``stopped`` is asked between steps and between cells whether to end early; ``start`` is each cell's;
     ``tell`` is told after each cell how far all of them are.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
@@ -83,7 +84,7 @@ def run(
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(
-                cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], overwrite, stopped, quiet, models)
+                cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, stopped, quiet, models)
             )
             tell(list(ended.values()))
             if stopped():

@@ -28,6 +28,19 @@ SCHEMA_VERSION = 1
 _MARK = "mlx-bulk run"
 
 
+@dataclass(slots=True, frozen=True)
+class Start:
+    """How a run is to be started, beside its config.
+
+    overwrite: the run that is there is removed first. retry_errors: rows in quarantine are done again. adopt: keys of the
+    identity whose new value the user vouches for.
+    """
+
+    overwrite: bool = False
+    retry_errors: bool = False
+    adopt: tuple[str, ...] = ()
+
+
 @dataclass(slots=True)
 class RunDir(RunPaths):
     """An open run directory; a context manager that holds its lock."""
@@ -74,7 +87,7 @@ class RunDir(RunPaths):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def bind(self, run: dict[str, Any]) -> None:
+    def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = ()) -> None:
         """Writes ``run`` to run.json where nothing is finished yet; else holds it against what is stored.
 
         ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal; ``run["inputs"]`` (see
@@ -100,9 +113,9 @@ class RunDir(RunPaths):
                 log.info("%s: the input gave %d rows and gives %d now; the run is extended", self.root, had, has)
             self._store({**stored, "inputs": run["inputs"]})
 
-    def recover(self, rows: int, rows_per_shard: int, schema: pa.Schema, check: bool = True) -> Recovered:
+    def recover(self, rows: int, rows_per_shard: int, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
         """What is already done of ``rows`` input rows; see ``recovery.recover``. Call it after ``bind``."""
-        return recover(self, rows, rows_per_shard, schema, check)
+        return recover(self, rows, rows_per_shard, schema, retry_errors)
 
     def session(self, info: dict[str, Any]) -> None:
         """Notes a start in sessions.jsonl: versions, host, device, free settings."""

@@ -29,7 +29,7 @@ from .fitting import fit, row_check
 from .inputs import Scan
 from .job import Job, Kind, Parts
 from .loaded import Models
-from .manifest import RunDir
+from .manifest import RunDir, Start
 from .memory import is_out_of_memory, peak_bytes
 from .model import Checkpoint, Model
 from .prefill import Wanted
@@ -74,7 +74,7 @@ class Summary:
     closing: str
 
 
-def run(config: JobConfig, kind: Kind, overwrite: bool, stopped: Callable[[], bool], quiet: bool, models: Models) -> Summary:
+def run(config: JobConfig, kind: Kind, start: Start, stopped: Callable[[], bool], quiet: bool, models: Models) -> Summary:
     """Runs the job, or what is left of it. ``stopped`` is asked between steps whether to end early.
 
     ``models`` holds what an earlier run of this process loaded, and then what this one did.
@@ -82,8 +82,8 @@ def run(config: JobConfig, kind: Kind, overwrite: bool, stopped: Callable[[], bo
     Raises a BulkError for what stops the job; what was finished until then is safe.
     """
     kind.check(config, [])  # what is wrong with the templates is said before any file is opened
-    with RunDir.open(Path(config.output.path), overwrite) as run_dir, room_on(run_dir.root):
-        session = _Session(config, run_dir, quiet, models)
+    with RunDir.open(Path(config.output.path), start.overwrite) as run_dir, room_on(run_dir.root):
+        session = _Session(config, run_dir, start, quiet, models)
         try:
             summary = session.run(kind, stopped)
         except BaseException as error:
@@ -162,8 +162,8 @@ def _warn(config: JobConfig, found: Scan) -> None:
 class _Session:
     """One start of a run: everything between the open directory and the summary."""
 
-    def __init__(self, config: JobConfig, run_dir: RunDir, quiet: bool, models: Models):
-        self.config, self.run_dir, self.quiet, self.models = config, run_dir, quiet, models
+    def __init__(self, config: JobConfig, run_dir: RunDir, start: Start, quiet: bool, models: Models):
+        self.config, self.run_dir, self.start, self.quiet, self.models = config, run_dir, start, quiet, models
         self.started = False
         self.begin = monotonic()
 
@@ -172,9 +172,10 @@ class _Session:
         config, run_dir, per_shard = self.config, self.run_dir, self.config.batch.rows_per_shard
         known = _Known.of(config, run_dir.root, kind)
         rows = known.found.rows
-        run_dir.bind({"config": config.model_dump(mode="json"), "identity": self._identity(known), "inputs": known.found.fingerprint()})
+        described = {"config": config.model_dump(mode="json"), "identity": self._identity(known), "inputs": known.found.fingerprint()}
+        run_dir.bind(described, self.start.adopt)
         known.found.save(run_dir.root / SCAN_FILE)
-        recovered = run_dir.recover(rows, per_shard, known.job.schema)
+        recovered = run_dir.recover(rows, per_shard, known.job.schema, self.start.retry_errors)
         writer = Writer(run_dir, known.job.schema, rows, per_shard, recovered, config.output.fsync_seconds)
         statistics = None
         progress, complete, worked = Progress(), True, len(recovered.committed) * per_shard < rows

@@ -68,10 +68,10 @@ def shard_rows(shard: int, rows: int, rows_per_shard: int) -> int:
     return max(0, min(rows_per_shard, rows - shard * rows_per_shard))
 
 
-def recover(paths: RunPaths, rows: int, rows_per_shard: int, schema: pa.Schema, check: bool = True) -> Recovered:
+def recover(paths: RunPaths, rows: int, rows_per_shard: int, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
     """Reads what is done of an input of ``rows`` rows, and mends what a crash, a bad disk or a longer input left behind.
 
-    A committed part that is missing or damaged is voided and done again (``check=False`` looks at sizes only). A
+    A committed part that is missing or damaged is voided and done again. A
     committed shard that the input has since extended is opened again, its finished rows kept. Raises RunDirError where
     commits.jsonl is damaged or has rows that the input does not have, OSError for the disk's own errors.
     """
@@ -84,7 +84,7 @@ def recover(paths: RunPaths, rows: int, rows_per_shard: int, schema: pa.Schema, 
                 f"{paths.commits}: shard {commit.shard} is committed with {commit.rows} rows, the input now gives it {expected}. "
                 "Restore the input, or choose another --output."
             )
-        if damage := _damage(paths, commit, sizes, check):
+        if damage := _damage(paths, commit, sizes):
             log.warning("%s: its shard is done again", damage)
             _void(paths, commit_log, commit, damage)
         elif commit.rows < expected:
@@ -99,7 +99,7 @@ def _sizes(folder: Path) -> dict[str, int]:
         return {entry.name: entry.stat().st_size for entry in entries}
 
 
-def _damage(paths: RunPaths, commit: Commit, sizes: dict[Path, dict[str, int]], check: bool) -> str | None:
+def _damage(paths: RunPaths, commit: Commit, sizes: dict[Path, dict[str, int]]) -> str | None:
     """What is wrong with a committed part, or None."""
     expected = [(paths.results, commit.results_bytes, commit.results_sha256)]
     if commit.errors_sha256 is not None:
@@ -110,7 +110,7 @@ def _damage(paths: RunPaths, commit: Commit, sizes: dict[Path, dict[str, int]], 
             return f"{part} is missing"
         if sizes[folder][part.name] != size:
             return f"{part} has {sizes[folder][part.name]} bytes, {size} were committed"
-        if check and sha256(part) != digest:
+        if sha256(part) != digest:
             return f"{part} is damaged: its sha256 is not the one committed"
     return None
 

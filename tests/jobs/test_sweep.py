@@ -23,6 +23,7 @@ from mlx_bulk.jobs.sweep import Ended, in_loading_order
 from mlx_bulk.jobs.sweep_table import closing_table, sweep_table
 from mlx_bulk.runner import loaded, pipeline
 from mlx_bulk.runner.locking import lock
+from mlx_bulk.runner.manifest import Start
 
 from ..checkpoints import LLAMA, write_checkpoint
 from .bench import ROWS, Bench, Done, Record, table_of
@@ -262,7 +263,7 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
         asked += (bench.root / "out" / cells[1].name).exists()
         return asked > 3
 
-    ended = sweep.run(cells, KINDS, bench.root / "out", False, stopped, True, lambda ended: None)
+    ended = sweep.run(cells, KINDS, bench.root / "out", Start(), stopped, True, lambda ended: None)
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
     assert sweep.closing_line(ended, Path("out")) == "sweep: 1 of 3 cells complete, 2 left; the same command continues -> out"
     shown = closing_table(ended).splitlines()
@@ -276,8 +277,8 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
 def test_sigint_ends_the_sweep_with_its_code(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     real = pipeline.run
 
-    def interrupted(config: Any, kind: Any, overwrite: bool, stopped: Any, quiet: bool, models: Any) -> Any:
-        summary = real(config, kind, overwrite, stopped, quiet, models)
+    def interrupted(config: Any, kind: Any, start: Any, stopped: Any, quiet: bool, models: Any) -> Any:
+        summary = real(config, kind, start, stopped, quiet, models)
         os.kill(os.getpid(), signal.SIGINT)
         return summary
 
