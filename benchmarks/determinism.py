@@ -1,0 +1,80 @@
+"""What batch size does to greedy completions, and what `batch.deterministic` costs.
+
+The embedded demo model, or a random 135 M shape (`--shape 135m`: random weights have many near-ties, so its share is an upper bound),
+over questions from a JSON-lines file with a column `question`, or made here. The last line is JSON: `differ` is the share of rows whose
+greedy completion at that batch size is not the one at batch size 1, `slowdown` the seconds of deterministic mode to those without it.
+"""
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from durability import CONFIG, questions
+from mlx_bulk.configs.load import load
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.runner import pipeline
+from mlx_bulk.runner.loaded import Models
+from mlx_bulk.runner.manifest import Start
+from mlx_bulk.runner.parts import read_results
+
+Found = tuple[float, list[tuple[list[int], list[float]]]]
+
+
+def run(config: Path, models: Models, **batch: Any) -> Found:
+    """Seconds of a run, and each row's token ids and logprobs."""
+    loaded: Any = load(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
+    began = time.perf_counter()
+    summary = pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), lambda: False, True, models)
+    took = time.perf_counter() - began
+    assert summary.complete, summary
+    batches = read_results(Path(loaded.output.path), ["completion_ids", "logprobs"])
+    return took, [(r["completion_ids"], r["logprobs"]) for one in batches for r in one.to_pylist()]
+
+
+def main() -> None:
+    """Runs at several batch sizes, then with and without deterministic mode in turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="A JSON-lines file with a column `question`.")
+    parser.add_argument("--shape", choices=["demo", "135m"], default="demo")
+    parser.add_argument("--rows", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
+    args = parser.parse_args()
+    logging.getLogger("mlx_bulk").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = Path(name)
+        if args.data is None:
+            questions(folder / "rows.jsonl", args.rows)
+        config = folder / "job.yaml"
+        if args.shape == "135m":
+            import shapes
+
+            (folder / "model").mkdir()
+            shapes.save(folder / "model", shapes.LLAMA_135M)
+        model = "demo" if args.shape == "demo" else folder / "model"
+        source = args.data or folder / "rows.jsonl"
+        config.write_text(CONFIG.format(model=model, data=source, rows=args.rows, tokens=args.tokens, output=folder / "run"))
+        models = Models()
+        _, alone = run(config, models, rows=1)
+        differ: dict[str, float] = {}
+        largest = 0.0
+        for rows in (2, 8, 32):
+            _, found = run(config, models, rows=rows)
+            same = [mine == theirs for (mine, _), (theirs, _) in zip(found, alone, strict=True)]
+            differ[str(rows)] = round(1 - sum(same) / len(same), 5)
+            equal = [(a[1], b[1]) for a, b, s in zip(found, alone, same, strict=True) if s]
+            largest = max(largest, *(abs(x - y) for a, b in equal for x, y in zip(a, b, strict=True)))
+        times: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(args.rounds):
+            for way in (True, False) if turn % 2 else (False, True):
+                times[way].append(run(config, models, rows=32, deterministic=way)[0])
+        slowdown = sorted(a / b for a, b in zip(times[True], times[False], strict=True))[args.rounds // 2]
+    print(json.dumps({"differ": differ, "largest_difference": largest, "slowdown": round(slowdown, 3), "rows": len(alone)}))
+
+
+if __name__ == "__main__":
+    main()
