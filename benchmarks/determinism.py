@@ -19,6 +19,7 @@ from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner import pipeline
 from mlx_bulk.runner.loaded import Models
 from mlx_bulk.runner.manifest import Start
+from mlx_bulk.runner.outside import Outside
 from mlx_bulk.runner.parts import read_results
 
 Found = tuple[float, list[tuple[list[int], list[float]]]]
@@ -28,7 +29,7 @@ def run(config: Path, models: Models, **batch: Any) -> Found:
     """Seconds of a run, and each row's token ids and logprobs."""
     loaded: Any = load(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
     began = time.perf_counter()
-    summary = pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), lambda: False, True, models)
+    summary = pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), True, models)
     took = time.perf_counter() - began
     assert summary.complete, summary
     batches = read_results(Path(loaded.output.path), ["completion_ids", "logprobs"])

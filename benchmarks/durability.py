@@ -25,6 +25,7 @@ from mlx_bulk.jobs.kinds import KINDS  # noqa: E402
 from mlx_bulk.runner import pipeline  # noqa: E402
 from mlx_bulk.runner.loaded import Models  # noqa: E402
 from mlx_bulk.runner.manifest import Start  # noqa: E402
+from mlx_bulk.runner.outside import Outside  # noqa: E402
 from mlx_bulk.runner.record_batch import record_batch  # noqa: E402
 from mlx_bulk.runner.writer import Writer  # noqa: E402
 
@@ -89,7 +90,7 @@ def seconds(config: Path, writer: Any, models: Models) -> float:
     pipeline.Writer = writer
     loaded: Any = load(config)
     began = time.perf_counter()
-    pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), lambda: False, True, models)
+    pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), True, models)
     return time.perf_counter() - began
 
 

@@ -3,7 +3,6 @@
 Takes no lock and changes nothing, so runs may be going on: what is committed is compared.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pyarrow as pa
 from ..configs.score import ScoreConfig
 from ..runner.commits import read_commits
 from ..runner.drift import COLUMN, covered_rows
-from ..runner.errors import RunDirError
 from ..runner.paths import RunPaths
 from . import completions, measures
 from .pairs import Paired, paired
+from .stored import stored_run, stored_statistics
 
 _STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
 _REFERENCE_PATH = "score.reference.path"
@@ -56,7 +55,7 @@ def compared(a: Path, b: Path, top: int) -> Comparison:
 
     Raises RunDirError for a folder that is no run, or whose finished parts are missing or damaged.
     """
-    stored = [_stored(path) for path in (a, b)]
+    stored = [stored_run(path) for path in (a, b)]
     sides = [_side(path, run) for path, run in zip((a, b), stored, strict=True)]
     alike = _family(sides[0].kind) == _family(sides[1].kind)
     by_key = all(run["config"]["data"]["key"] is not None for run in stored)
@@ -69,22 +68,6 @@ def compared(a: Path, b: Path, top: int) -> Comparison:
         {name: (statistics[0].get(name), statistics[1].get(name)) for name in dict.fromkeys([*statistics[0], *statistics[1]])},
         paired(a, b, sides[0].kind, by_key, top) if alike else None,
     )
-
-
-def _stored(path: Path) -> dict[str, Any]:
-    """What run.json says."""
-    try:
-        run = json.loads(RunPaths(path).run.read_bytes())
-        if {"config", "identity", "inputs"} <= run.keys():
-            return run
-        reason = "its run.json is not a run's"
-    except (FileNotFoundError, NotADirectoryError):
-        reason = "it holds no run.json" if path.is_dir() else "there is no such folder"
-    except (OSError, ValueError, AttributeError) as error:
-        reason = f"its run.json cannot be read ({error})"
-    cells = sorted(file.parent.name for file in path.glob("*/run.json")) if path.is_dir() else []
-    hint = f"; runs in it are {', '.join(cells[:3])}{', …' if len(cells) > 3 else ''}" if cells else ""
-    raise RunDirError(f"{path}: is not a run directory: {reason}; expected the output folder of mlx-bulk run{hint}")
 
 
 def _side(path: Path, run: dict[str, Any]) -> Side:
@@ -165,16 +148,15 @@ def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key:
 
 
 def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
-    """The statistics over all records: those stored where the run is complete, else computed from what is committed."""
-    stats = RunPaths(side.path).stats
-    if side.complete and stats.is_file():
-        with pa.memory_map(str(stats)) as file:
-            table = pa.ipc.open_file(file).read_all()
-    elif side.kind == "generate":
-        table = completions.statistics(side.path, None, None)
-    else:
-        table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None).drop_columns(
-            ["prefix", "bos_every_window", "context"]
-        )
-    row = table.slice(0, 1).to_pylist()[0]
+    """The statistics over all records: those stored where the run is complete and they are whole, else computed."""
+    table = stored_statistics(side.path) if side.complete else None
+    row = (_computed(side, run) if table is None else table).slice(0, 1).to_pylist()[0]
     return {name: value for name, value in row.items() if name not in ("of", "group")}
+
+
+def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
+    """The statistics of what is committed."""
+    if side.kind == "generate":
+        return completions.statistics(side.path, None, None)
+    table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
+    return table.drop_columns(["prefix", "bos_every_window", "context"])

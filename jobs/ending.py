@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runner.pipeline import Summary
+    from ..runner.summary import Summary
 
 QUARANTINED = 3  # exit code: complete, some rows are in errors/
 

@@ -4,9 +4,7 @@ Cells are ordered so that models are loaded once. A cell that fails is told and 
 continues the others. Knows nothing of rows or statistics: what the cells came to is ``sweep_table.py``'s.
 """
 
-import json
 import logging
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,18 +15,20 @@ from ..configs.cells import Cell
 from ..configs.errors import BulkError, ConfigError
 from ..configs.schema import JobConfig
 from ..runner import pipeline
-from ..runner.durable import atomic_write, room_on
+from ..runner.documents import write_document
+from ..runner.durable import make_folder, room_on
 from ..runner.errors import RunDirError
 from ..runner.job import Kind
 from ..runner.loaded import Models
-from ..runner.locking import lock, refuse_strangers
+from ..runner.locking import lock, refuse_strangers, unlock
 from ..runner.manifest import Start
-from ..runner.pipeline import Summary
+from ..runner.outside import Outside
+from ..runner.summary import Summary
 from .ending import QUARANTINED, last_line
 
 log = logging.getLogger("mlx_bulk")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SWEEP_FILE = "sweep.json"
 
 _MARK = "mlx-bulk sweep"
@@ -63,13 +63,13 @@ def run(
     kinds: Mapping[str, Kind],
     folder: Path,
     start: Start,
-    stopped: Callable[[], bool],
+    outside: Outside,
     quiet: bool,
     tell: Callable[[Sequence[Ended]], None],
 ) -> list[Ended]:
     """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
 
-    ``stopped`` is asked between steps and between cells whether to end early; ``start`` is each cell's;
+    ``outside`` is asked between steps and between cells whether to end early; ``start`` is each cell's;
     ``tell`` is told after each cell how far all of them are.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
@@ -84,10 +84,10 @@ def run(
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(
-                cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, stopped, quiet, models)
+                cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, outside, quiet, models)
             )
             tell(list(ended.values()))
-            if stopped():
+            if outside.stopped():
                 break
     return list(ended.values())
 
@@ -193,7 +193,7 @@ def _opened(folder: Path) -> Generator[None]:
     try:
         with room_on(folder):
             refuse_strangers(folder, _MARK, known=(folder / SWEEP_FILE).is_file())
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             descriptor = lock(folder, _MARK)
     except FileExistsError as error:
         raise RunDirError(f"{folder}: is a file; expected a folder for the sweep. Choose another --output.") from error
@@ -202,10 +202,10 @@ def _opened(folder: Path) -> Generator[None]:
     try:
         yield
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
 
 
 def _write_list(folder: Path, cells: Sequence[Cell]) -> None:
     listed = [{"name": cell.name, "overrides": cell.overrides} for cell in cells]
     with room_on(folder):
-        atomic_write(folder / SWEEP_FILE, json.dumps({"schema_version": SCHEMA_VERSION, "cells": listed}, indent=2).encode() + b"\n")
+        write_document(folder / SWEEP_FILE, {"schema_version": SCHEMA_VERSION, "cells": listed})

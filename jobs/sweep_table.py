@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from ..configs.cells import Overrides, plain
+from ..runner.documents import read_document
 from ..runner.durable import replacing, room_on
 from ..runner.paths import RunPaths
 from .aligned import aligned, cut, figure, width_of
 from .measure_table import DIVERGENCE, Column, main_columns, notes
+from .stored import stored_statistics
 from .sweep import Ended
 
 TABLE_FILE = "sweep.arrow"
@@ -178,11 +180,8 @@ def _reason(each: Ended) -> str:
 
 
 def _statistics(each: Ended) -> pa.Table:
-    path = RunPaths(Path(each.cell.config.output.path)).stats
-    if each.state != "complete" or not path.is_file():
-        return pa.table({})
-    with pa.memory_map(str(path)) as file:
-        return pa.ipc.open_file(file).read_all()
+    found = stored_statistics(Path(each.cell.config.output.path)) if each.state == "complete" else None
+    return pa.table({}) if found is None else found
 
 
 def _fixed(each: Ended) -> Row:
@@ -200,7 +199,7 @@ def _fixed(each: Ended) -> Row:
 
 def _stored_seconds(each: Ended) -> float | None:
     try:
-        return float(json.loads(RunPaths(Path(each.cell.config.output.path)).summary.read_bytes())["session"]["seconds"])
+        return float(read_document(RunPaths(Path(each.cell.config.output.path)).summary)["session"]["seconds"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

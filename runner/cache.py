@@ -8,12 +8,12 @@ caches holding B rows of one length; rows can leave or be forked by index, none 
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 
 
 class Cache(Protocol):
@@ -47,6 +47,41 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
     if not padded:
         return cast(Caches, plain)
     return [type(layer).merge([layer] * rows) for layer in plain]
+
+
+def announce(caches: Caches, lengths: list[int], width: int) -> None:
+    """Says that of the next ``width`` columns each row's tokens are the first ``lengths``; behind them stand pads."""
+    if min(lengths) == width:
+        return
+    for cache in caches:
+        cache.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
+
+
+def announce_call(caches: Caches, lengths: list[int], width: int) -> None:
+    """Says the same of a call of ``width`` columns to caches that keep states: ``lengths`` tokens are left, less than none too.
+
+    A state is taken where a row ends, which mlx-lm looks for in a call that ends before (its ``ssm_attn`` reads beyond the call).
+    """
+    for cache in _kept_inside(caches):
+        if isinstance(cache, ArraysCache) and cache.lengths is not None:
+            cache.lengths = mx.array([min(n, width) for n in lengths])
+
+
+def settle(caches: Caches) -> None:
+    """Ends what was announced: pads move to the left. A cache that no layer fills stays as it is."""
+    for cache in _kept_inside(caches):
+        if isinstance(cache, ArraysCache) or not cache.empty():
+            cache.finalize()
+
+
+def _kept_inside(caches: Caches) -> Iterator[Any]:
+    """The caches themselves, and in place of lists of caches (mlx-lm's CacheList) what they list."""
+    cache: Any
+    for cache in caches:
+        if hasattr(cache, "caches"):
+            yield from _kept_inside(list(cache.caches))
+        else:
+            yield cache
 
 
 def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:

@@ -7,7 +7,10 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from typing import Any
 
+from ..configs.visible import visible
 from .errors import DataError
+
+SHOWN = 30  # columns that a message names
 
 
 def lookup(columns: dict[str, Any], path: str) -> Any:
@@ -47,4 +50,5 @@ def missing_column(columns: Collection[str], name: str, option: str) -> DataErro
     near = get_close_matches(name, columns, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     ordered = [*near, *(column for column in columns if column not in near)]
-    return DataError(f"{option}: no row has a column {name!r}.{hint} The columns are: {', '.join(ordered)}.")
+    more = f" … and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return DataError(f"{option}: no row has a column {name!r}.{hint} The columns are: {', '.join(map(visible, ordered[:SHOWN]))}{more}.")

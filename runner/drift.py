@@ -1,37 +1,78 @@
-"""What a run was started with against what it is continued with: lines that name each difference.
+"""What a run was started with against what it is continued with: each difference by its key, and which a user can vouch for.
 
 Works on plain JSON values; knows no config schema and no file format. Inputs may grow at their end, nothing else may change.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from ..configs.errors import ConfigError
+from ..configs.visible import visible
+
 COLUMN = "column "
+INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
+_MACHINE = ("device", "BLAS", "mlx", "mlx-lm")
+_DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
 _SHOWN = 120
+_FIXED = {
+    "batch.rows_per_shard": "the parts that are there are cut by it; go back to what the run has",
+    "data.limit": "a run that covers more rows cannot be made shorter; go back to what the run has",
+}
+_FIXED_COLUMN = "the parts that are there have the columns they have; go back to the settings or the input that gave them"
 
 
-def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line a key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """One key in which a run has changed, and both values in words."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return visible(f"{self.key}: {self.text}")  # columns' and files' names are others' words
+
+
+def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """A difference for each key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
     now = json.loads(json.dumps(now))  # tuples are lists once stored
     missing = object()
     changed = [key for key in sorted(stored.keys() | now.keys()) if stored.get(key, missing) != now.get(key, missing)]
     if _REFERENCE in changed and (stored.get(_REFERENCE, missing) is None or now.get(_REFERENCE, missing) is None):
         # Its settings and fingerprints come and go with it.
-        lines = [_line(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
+        found = [_difference(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
         had, has = ("none", "one") if _REFERENCE in stored else ("one", "none")
-        return [*lines, f"{_REFERENCE}: the run has {had}, the config now says {has}"]
-    return [_line(stored, now, key) for key in changed]
+        return [*found, Difference(_REFERENCE, f"the run has {had}, the config now says {has}")]
+    return [_difference(stored, now, key) for key in changed]
 
 
-def _line(stored: dict[str, Any], now: dict[str, Any], key: str) -> str:
-    return f"{key}: the run has {_shown(stored, key)}, {_source_of(key)} {_shown(now, key)}"
+def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> Difference:
+    source = "the config now says"
+    if key.startswith(COLUMN):
+        source = "the input now gives"
+    elif key in _MACHINE:
+        source = "this machine now has"
+    elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
+        source = "now it is"
+    return Difference(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}")
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "nothing"
+    if digest := _DIGEST.fullmatch(str(values[key])):
+        return f"sha256 {digest[1]}"
+    text = json.dumps(values[key], ensure_ascii=False)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
@@ -47,37 +88,60 @@ def _type(field: pa.Field) -> str:
     return f"{field.type} (JSON)" if b"json" in (field.metadata or {}) else str(field.type)
 
 
-def without_consequences(lines: list[str]) -> list[str]:
-    """The lines without those on columns, where others say what changed them; with a hint where nothing else does."""
-    causes = [line for line in lines if not line.startswith(COLUMN)]
-    if causes or not lines:
-        return causes
-    return [*lines, "(rows that were added may not change the columns: a new run takes any, or names in data.keep those that it wants)"]
+def refusal(found: Sequence[Difference], adopted: Collection[str]) -> str:
+    """What is said of a run that may not go on: a line for each of the differences ``found`` that is not adopted, and the ways out.
+
+    Columns are left out where other differences say what changed them.
+    """
+    left = [difference for difference in found if difference.key not in adopted]
+    causes = [difference for difference in left if not difference.key.startswith(COLUMN)]
+    lines = [str(difference) for difference in causes or left]
+    if all(difference.key.startswith(COLUMN) for difference in found):
+        lines.append("(rows that were added may not change the columns: a new run takes any, or names in data.keep those that it wants)")
+    elif not causes:
+        lines.append(f"(columns cannot be adopted: {_FIXED_COLUMN})")
+    ways = "Go back to what the run has, choose another --output, or start over with --overwrite (this removes the run's results)"
+    if all(_why_fixed(difference.key) is None for difference in left):
+        keys = " ".join(f"--adopt {key}" for key in dict.fromkeys(difference.key for difference in causes))
+        ways += f"; where you vouch that the finished rows hold all the same, {keys} goes on"
+    return "this run was started with something else:\n" + "".join(f"  {line}\n" for line in lines) + ways + "."
 
 
-def _source_of(key: str) -> str:
-    return "the input now gives" if key.startswith(COLUMN) else "the config now says"
+def require_adoptable(keys: Collection[str], known: Collection[str]) -> None:
+    """Raises ConfigError for one of ``keys`` that no run can adopt, or that is not among the ``known`` ones of this run's identity."""
+    valid = sorted({key for key in known if _why_fixed(key) is None} | {INPUTS})
+    for key in keys:
+        if reason := _why_fixed(key):
+            raise ConfigError(f"--adopt {key}: cannot be adopted: {reason}")
+        if key not in valid:
+            near = get_close_matches(key, valid, n=3)
+            fix = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(valid)}"
+            raise ConfigError(f"--adopt {key}: is no key of this run's identity; {fix}")
 
 
-def _shown(values: dict[str, Any], key: str) -> str:
-    if key not in values:
-        return "nothing"
-    text = json.dumps(values[key], ensure_ascii=False)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+def values_at(key: str, run: dict[str, Any]) -> dict[str, Any]:
+    """What ``run`` (``{"identity", "inputs"}``) has at a difference's key, and below it."""
+    if key == INPUTS:
+        return {INPUTS: run["inputs"]}
+    return {name: value for name, value in run["identity"].items() if f"{name}.".startswith(f"{key}.")}
 
 
-def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line a way in which the inputs changed other than by growing at their end; none when they are equal or extended.
+def _why_fixed(key: str) -> str | None:
+    return _FIXED_COLUMN if key.startswith(COLUMN) else _FIXED.get(key)
 
-    Both are ``{"limit": int | None, "sources": [{"path", "bytes", "sha256", "rows", "appendable"}]}``: the sources that have
-    rows before the limit, in reading order; ``sha256`` over their ``bytes`` as they lie on disk; ``appendable`` marks
-    uncompressed formats of one row a line. Content counts, not its path. The last old source may have grown if its old
-    content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file again.
+
+def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """Each way in which the inputs changed other than by growing at their end; none when they are equal or extended.
+
+    Both are ``{"limit": int | None, "sources": [{"path", "format", "codec", "bytes", "sha256", "rows", "appendable"}]}``: the
+    sources that have rows before the limit, in reading order; ``sha256`` over their ``bytes`` as they lie on disk; ``appendable``
+    marks uncompressed formats of one row a line. Content counts and how it is read, not its path. The last old source may have
+    grown if its old content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file again.
     Raises OSError where it cannot be read.
     """
     had, has = covered_rows(stored), covered_rows(now)
     if has < had and has == now["limit"]:  # what lies behind the limit is not listed: it would look changed
-        return [f"data.limit: the run covers {had} rows, the config now says {has}"]
+        return [Difference("data.limit", f"the run covers {had} rows, the config now says {has}")]
     return list(_changed_sources(stored["sources"], now["sources"]))
 
 
@@ -87,27 +151,39 @@ def covered_rows(inputs: dict[str, Any]) -> int:
     return rows if inputs["limit"] is None else min(rows, inputs["limit"])
 
 
-def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[str]:
+def inputs_content(inputs: dict[str, Any]) -> list[Any]:
+    """What of the inputs counts: JSON values that are equal for equal content at other paths."""
+    return [inputs["limit"], *(_content(source) for source in inputs["sources"])]
+
+
+def _content(source: dict[str, Any]) -> list[Any]:
+    return [source["sha256"], source["bytes"], source["format"], source["codec"]]
+
+
+def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[Difference]:
     for number, old in enumerate(stored, start=1):
         if number > len(now):
-            yield f"data.path: source {number}, {old['path']}, is gone"
+            yield Difference(INPUTS, f"source {number}, {old['path']}, is gone")
             continue
         new = now[number - 1]
-        if (old["sha256"], old["bytes"]) == (new["sha256"], new["bytes"]):
+        if _content(old) == _content(new):
             continue
         if number < len(stored):
-            yield f"data.path: source {number} was {_source(old)}, is now {_source(new)}"
+            yield Difference(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}")
         elif not _grown(old, new):
-            yield f"data.path: source {number} was {_source(old)}, is now {_source(new)}, which does not continue it"
+            yield Difference(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
 
 
 def _source(source: dict[str, Any]) -> str:
-    return f"{source['path']} ({source['rows']} rows, {source['bytes']} bytes, sha256 {source['sha256'][:12]})"
+    kind = source["format"] if source["codec"] is None else f"{source['format']} in {source['codec']}"
+    return f"{source['path']} ({kind}, {source['rows']} rows, {source['bytes']} bytes, sha256 {source['sha256'][:12]})"
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
     """Whether ``new`` is ``old`` with whole lines appended, by the bytes themselves."""
-    if not (old["appendable"] and new["appendable"] and new["bytes"] > old["bytes"] and new["rows"] >= old["rows"]):
+    if old["format"] != new["format"] or not (
+        old["appendable"] and new["appendable"] and new["bytes"] > old["bytes"] and new["rows"] >= old["rows"]
+    ):
         return False
     digest, left, last = hashlib.sha256(), old["bytes"], b"\n"
     with Path(new["path"]).open("rb") as file:

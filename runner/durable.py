@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +21,9 @@ from .errors import OutOfRoom, RunDirError
 
 log = logging.getLogger("mlx_bulk")
 
+Stamp = tuple[int, int, int]  # of a file: mtime in ns, ctime in ns, inode
+
+TICK_NS = 2_000_000_000  # the coarsest time of a file system in use: within it, two contents may bear one time
 CHECK = re.compile(rb',?"check":"([0-9a-f]{16})"}$')
 
 
@@ -47,6 +50,15 @@ def sync_file(path: Path) -> None:
 def fsync_folder(path: Path) -> None:
     """Makes the names in the folder ``path`` durable: files created, renamed or removed there."""
     sync_file(path)
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder ``path``, and those above it that are missing, so that they are there after a power cut too."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        with suppress(PermissionError):  # a folder that we may write to, and not read, cannot be opened to be synced
+            fsync_folder(folder.parent)
 
 
 @contextmanager
@@ -108,57 +120,62 @@ def append_line(path: Path, value: dict[str, Any]) -> None:
         raise ValueError('a checksummed line cannot have a key "check" of its own')
     body = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     comma = b"," if value else b""
-    append_bytes(path, body[:-1] + comma + b'"check":"' + _checksum(body) + b'"}\n')
+    append_bytes(path, body[:-1] + comma + b'"check":"' + checksum(body) + b'"}\n')
     sync_file(path)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The values of ``path``'s lines, without their checksums; a missing file has none.
+    """The values of ``path``'s whole lines, without their checksums; a missing file has none.
 
-    Stops before a torn or damaged tail and leaves it there, so it may read a file that is being written.
-    Raises RunDirError where a damaged line is followed by a good one.
+    Passes over damaged lines and a torn tail and leaves them there, so it may read a file that is being written.
     """
-    return _good_lines(path)[0]
+    return [value for _, value in _lines(path) if value is not None]
 
 
-def mend_lines(path: Path) -> list[dict[str, Any]]:
-    """Like ``read_lines``, and cuts the tail off, so that lines may be appended again."""
-    values, good_bytes = _good_lines(path)
-    if path.exists() and (torn := path.stat().st_size - good_bytes):
+def damaged_lines(path: Path) -> list[int]:
+    """The numbers, from 1, of the lines whose checksum does not fit. A tail without a line end is still being written, or torn."""
+    return [number for number, (line, value) in enumerate(_lines(path), start=1) if value is None and line.endswith(b"\n")]
+
+
+def salvage_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Like ``read_lines``, and leaves the whole lines alone in the file, so that lines may be appended again.
+
+    A torn tail is cut off. Damaged lines are taken out, the file as it was stays beside it as NAME.damaged; the second
+    value is how many there were.
+    """
+    lines = _lines(path)
+    values = [value for _, value in lines if value is not None]
+    whole = [line for line, value in lines if value is not None]
+    damaged = sum(value is None and line.endswith(b"\n") for line, value in lines)
+    if damaged:
+        aside = path.with_name(path.name + ".damaged")
+        atomic_write(aside, b"".join(line for line, _ in lines))
+        atomic_write(path, b"".join(whole))
+        log.warning("%s: %d damaged lines (their checksums do not fit) are taken out; the file as it was is %s", path, damaged, aside.name)
+    elif len(whole) < len(lines):
+        torn, kept = len(lines[-1][0]), sum(map(len, whole))
         log.warning("%s: cut off %d bytes behind the last whole line", path, torn)
-        os.truncate(path, good_bytes)
+        os.truncate(path, kept)
         sync_file(path)
-    return values
+    return values, damaged
 
 
-def _good_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The values of the lines before the damaged tail, and how many bytes those lines take."""
-    values: list[dict[str, Any]] = []
-    good_bytes, damaged = 0, 0
-    content = path.read_bytes() if path.exists() else b""
-    for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        value = _parse(line)
-        if value is None:
-            damaged = damaged or number
-        elif damaged:
-            raise RunDirError(
-                f"{path}: line {damaged} is damaged (its checksum does not fit). "
-                "Remove that line and run again; what it recorded is checked and, where needed, done again."
-            )
-        else:
-            values.append(value)
-            good_bytes += len(line)
-    return values, good_bytes
+def _lines(path: Path) -> list[tuple[bytes, dict[str, Any] | None]]:
+    """Each line with its end, and its value; None where its checksum does not fit."""
+    *whole, tail = (path.read_bytes() if path.exists() else b"").split(b"\n")  # not splitlines: a flipped bit may make a \r
+    lines = [line + b"\n" for line in whole] + ([tail] if tail else [])
+    return [(line, _parse(line)) for line in lines]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     if not line.endswith(b"\n") or not (check := CHECK.search(line[:-1])):
         return None
     body = line[: check.start()] + b"}"
-    return json.loads(body) if _checksum(body) == check[1] else None
+    return json.loads(body) if checksum(body) == check[1] else None
 
 
-def _checksum(body: bytes) -> bytes:
+def checksum(body: bytes) -> bytes:
+    """16 hex digits that show damage (not malice)."""
     return hashlib.blake2b(body, digest_size=8).hexdigest().encode()
 
 
@@ -168,20 +185,55 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def stamp_of(found: os.stat_result) -> Stamp:
+    """A file's stamp. The ctime is in it because the mtime is whatever who writes there says: ``cp -p`` says the old one."""
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+def settled(stamp: Stamp, by_ns: int) -> bool:
+    """Whether a file with this stamp was last changed so long before ``by_ns`` (ns since 1970) that any change since shows in it."""
+    mtime_ns, ctime_ns, _ = stamp
+    return by_ns - max(mtime_ns, ctime_ns) > TICK_NS
+
+
 @contextmanager
 def room_on(folder: Path) -> Generator[None]:
-    """Turns the operating system's "no room" errors within the block into OutOfRoom naming the volume and what is free."""
+    """Turns what the operating system refuses to write within the block into errors that name the place and the fix.
+
+    "No room" and a read-only volume become OutOfRoom, which names the volume and what is free; missing rights to ``folder`` or
+    what is in it become RunDirError. What has to do with other files stays OSError.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
-        if error.errno == errno.EROFS:
-            raise OutOfRoom(
-                f"{error.filename or folder}: is on a read-only volume. Make it writable, or choose another --output."
-            ) from error
-        volume = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.is_mount())
+        place = error.filename or folder
+        match error.errno:
+            case errno.EROFS:
+                raise OutOfRoom(f"{place}: is on a read-only volume. Make it writable, or choose another --output.") from error
+            case errno.ENOSPC | errno.EDQUOT:
+                volume = _volume(folder)
+                raise OutOfRoom(
+                    f"{place}: {error.strerror}. The volume {volume} has {shutil.disk_usage(volume).free} bytes free. "
+                    "What was finished is safe: make room there and run the same command again."
+                ) from error
+            case errno.EACCES | errno.EPERM if Path(os.fsdecode(place)).is_relative_to(folder):
+                raise RunDirError(
+                    f"{place}: cannot be written ({error.strerror}). Give this user the right to write there, or choose another --output."
+                ) from error
+            case _:
+                raise
+
+
+def require_room(path: Path, needed: int) -> None:
+    """Raises OutOfRoom where the volume of ``path`` has not ``needed`` bytes free for what is to be written there."""
+    volume = _volume(path.parent)
+    if (free := shutil.disk_usage(volume).free) < needed:
         raise OutOfRoom(
-            f"{error.filename or folder}: {error.strerror}. The volume {volume} has {shutil.disk_usage(volume).free} bytes free. "
+            f"{path}: the volume {volume} has {free} bytes free, {needed} are needed. "
             "What was finished is safe: make room there and run the same command again."
-        ) from error
+        )
+
+
+def _volume(folder: Path) -> Path:
+    """Where the volume that ``folder`` lies on is mounted."""
+    return next(mount for mount in (folder.absolute(), *folder.absolute().parents) if mount.is_mount())

@@ -1,14 +1,15 @@
 """Token ids in, token ids and logprobs out: rows enter, decode together, and leave. Knows no text and no files.
 
-Each turn admits what fits (a prefilled group joins the batch that decodes) and takes one decode step for all rows.
+Each turn admits what fits (a prefilled group joins the batch that decodes) and takes one decode step for all rows. When
+memory runs out, rows start again from their prompts in smaller batches: their random streams begin anew, and so do they.
 
     batch   . . a b c d|x     one step: the newest token of each row goes in, the next comes out
             e f g h i j|x     a finished row leaves, its outcome goes out
             . . . k l m|x     a group joins where rows have left
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import mlx.core as mx
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 from ..kernels.logprobs import Scores
 from ..kernels.sampling import draw
 from .cache import Caches, forked, select
+from .memory import is_out_of_memory
 from .planner import Backlog, Load
 from .prefill import Prefilled, Setup, prefill
 from .records import Failure, Generated, Outcome, Request, Sample, Sampling
+from .shortage import Room, first_line
 from .slots import Active, Slots, Stopper
 
 CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the system
@@ -31,7 +34,9 @@ class Progress:
     """Counts since the start, in tokens but for ``steps`` (of decoding) and ``places`` (rows x steps there was room for).
 
     ``prefilled`` are the tokens that went through the model in prefills, ``padded`` the same with pads. ``scored`` are tokens
-    of passages that have got their logprob.
+    of passages that have got their logprob. Rows that start again, as memory ran out, count once in ``prompt``, ``generated`` and
+    ``scored``; the others hold all work, what is thrown away too. ``flight`` is called with all rows that the model has, before it
+    takes new ones.
     """
 
     prompt: int = 0
@@ -41,6 +46,7 @@ class Progress:
     scored: int = 0
     steps: int = 0
     places: int = 0
+    flight: Callable[[Iterable[int]], None] = lambda rows: None
     now: str = "waiting for input"
     since: float = field(default_factory=monotonic)
 
@@ -54,22 +60,40 @@ class Engine:
 
     def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
         self.progress = Progress()
-        self._setup, self._stopper = setup, stopper
+        self._setup, self._stopper, self._room = setup, stopper, Room(setup.limits, setup.static)
         self._eos = np.array(sorted(eos), np.int32)
         self._slots = Slots(setup.limits.rows, setup.wanted.top, setup.wanted.stats)
         self._order: NDArray[np.intp] = np.zeros(0, np.intp)  # slots, in the order of the batch's rows
-        self._done: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows of a static batch that wait for the others
+        self._done: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows that have ended; those of a static batch wait for the others
         self._caches: Caches = []
+        self._entering: list[Request] = []  # taken from the backlog and not prefilled yet
         self._parked: Prefilled | None = None  # a prompt with more samples than the batch has room for
+        self._counted: set[int] = set()  # rows that start again and whose prompt is counted already
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
         """Outcomes of all windows' requests (see ``Backlog``), in the order in which they finish; ends early when ``stopped``."""
         backlog = Backlog(next_window)
         while not stopped():
-            self._admit(backlog)
-            if not len(self._order):
+            found, why = None, ""
+            try:
+                found = self._turn(backlog)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                why = first_line(error)
+            if why:  # the error is gone, and with its traceback the arrays that this held
+                found = self._start_again(backlog, why)
+            elif found:
+                self._room.done()
+            if found is None:
                 return
-            yield from self._step()
+            yield from found
+
+    def _turn(self, backlog: Backlog) -> list[Outcome] | None:
+        """Outcomes of the rows that end with this turn's step; None when there is nothing left to do."""
+        self._drop()
+        self._admit(backlog)
+        return self._step() if len(self._order) else None
 
     # -------------------------------------------------------------------------------------------------- admission
 
@@ -83,12 +107,17 @@ class Engine:
         if len(self._order) and (not self._setup.joins or free < max(1, limits.rows // 8)):
             return
         if self._parked is None:
+            if not len(self._order):
+                self.progress.doing("waiting for input")
             requests = backlog.take(self._setup.group_limits, self._load())
             if not requests:
                 return
+            self._entering = requests
+            self.progress.flight({r.row for r in requests} | {self._slots.row(slot).request.row for slot in self._order})
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
             self._parked = prefill(self._setup, requests)
-            self.progress.prompt += sum(len(r.prompt.ids) for r in requests)
+            self._entering = []
+            self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.row not in self._counted)
             self.progress.prefilled += self._parked.tokens
             self.progress.padded += self._parked.padded_tokens
         self._join(self._parked, free)
@@ -105,21 +134,23 @@ class Engine:
         free = min(free, self._setup.group_limits.most_rows(longest) - len(self._order))
         if free <= 0:
             return
-        now, group.waiting = group.waiting[:free], group.waiting[free:]
+        now, later = group.waiting[:free], group.waiting[free:]
         rows, of, padded = [i for i, _ in now], len(group.requests), self._setup.padded
         caches = group.caches
-        if group.waiting:
+        if later:
             caches = forked(caches, rows, of, padded)
         else:
             select(caches, rows, of, padded)
-        slots = self._slots.free[: len(now)]
-        for slot, (i, sample) in zip(slots, now, strict=True):
-            self._slots.enter(slot, self._active(group.requests[i], sample, group.echoes[i]))
+        entering = [self._active(group.requests[i], sample, group.echoes[i]) for i, sample in now]
         if len(self._order):
             for mine, theirs in zip(self._caches, caches, strict=True):
                 mine.extend(theirs)
         else:
             self._caches = caches
+        slots = self._slots.free[: len(now)]
+        for slot, row in zip(slots, entering, strict=True):
+            self._slots.enter(slot, row)
+        group.waiting = later  # last: a sample that has no slot yet waits, should memory run out before
         self._order = np.concatenate([self._order, np.array(slots, np.intp)])
         self._done = np.zeros(len(self._order), np.bool_)
 
@@ -134,7 +165,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------ decode
 
-    def _step(self) -> Iterator[Outcome]:
+    def _step(self) -> list[Outcome]:
         """One token for each row of the batch; outcomes of the rows that end with it."""
         slots, order, wanted = self._slots, self._order, self._setup.wanted
         self.progress.doing(f"decoding {len(order)} rows")
@@ -148,13 +179,10 @@ class Engine:
         self.progress.places += self._setup.limits.rows
         bad = np.isnan(scores.logprobs) | np.isnan(sampled)
         perhaps = bad | np.isin(ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
-        leaving = np.zeros(len(order), np.bool_)
-        for at in np.flatnonzero(perhaps & ~self._done):
-            outcome = self._ended(int(order[at]), int(ids[at]), bool(bad[at]))
-            if outcome is not None:
-                leaving[at] = True
-                yield outcome
-        self._drop(leaving)
+        at = np.flatnonzero(perhaps & ~self._done)
+        found = [self._ended(int(order[i]), int(ids[i]), bool(bad[i])) for i in at]
+        self._done[at] = [outcome is not None for outcome in found]
+        return [outcome for outcome in found if outcome is not None]
 
     def _ended(self, slot: int, token: int, bad: bool) -> Outcome | None:
         """The outcome of a row that ends with ``token``, or None. An id that stops goes before a stop string, that before length."""
@@ -180,20 +208,66 @@ class Engine:
         ids, scores, sampled = self._slots.generated(slot)
         return Generated(row.request.row, row.sample, ids, scores, sampled, finish, reason, row.echo)
 
-    def _drop(self, leaving: NDArray[np.bool_]) -> None:
-        """Rows that are done leave at once; those of a static batch leave together."""
-        if not leaving.any():
+    def _drop(self) -> None:
+        """Rows that are done leave before the next step; those of a static batch leave together."""
+        leaving = self._done
+        if not leaving.any() or (self._setup.static and not leaving.all()):
             return
-        if self._setup.static:
-            self._done |= leaving
-            leaving = np.full(len(leaving), self._done.all())
-            if not leaving.any():
-                return
         for slot in self._order[leaving]:
             self._slots.leave(int(slot))
-        stay = np.flatnonzero(~leaving)
+        stay, rows = np.flatnonzero(~leaving), len(leaving)
+        self._order, self._done = self._order[stay], self._done[stay]
         if len(stay):
-            select(self._caches, stay.tolist(), len(leaving), self._setup.padded)
+            select(self._caches, stay.tolist(), rows, self._setup.padded)
         else:
             self._caches = []
-        self._order, self._done = self._order[stay], self._done[stay]
+
+    # ------------------------------------------------------------------------------------------------ out of memory
+
+    def _start_again(self, backlog: Backlog, why: str) -> list[Outcome]:
+        """What was under way goes back to the backlog, and batches become smaller; failures of a row that does not fit alone.
+
+        A prefill costs its own group. Anything else costs the batch, whose caches may be changed by halves.
+        """
+        doing, load = self.progress.now, self._load()
+        prefilling, generated = bool(self._entering), int(self._slots.count[self._order].max(initial=0))
+        lost = self._entering if prefilling else self._emptied()
+        rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)
+        self._entering = []
+        if rows > 1:
+            self._room.halve(rows, max(load.longest, *(request.reach for request in lost)), doing, why)
+        elif not (prefilling and self._room.halve_calls(lost[0].row, doing, why)):
+            return self._given_up(lost[0], generated, why)
+        self._setup = replace(self._setup, limits=self._room.limits)
+        if self._setup.limits.rows == 1:  # a prompt's caches are not kept aside for its other samples
+            new = {r.row: len(r.prompt.ids) for r in lost if r.row not in self._counted}
+            self.progress.prompt += sum(new.values())
+            self._counted.update(new)
+            lost = [request.without(set(request.samples) - {index}) for request in lost for index in request.samples]
+        backlog.put_back(lost)
+        return []
+
+    def _emptied(self) -> list[Request]:
+        """Takes the batch apart: requests for all samples that are not done, those that were to join it too."""
+        left: dict[int, tuple[Request, set[int]]] = {}
+        for slot, row in enumerate(self._slots.active):
+            if row is not None:
+                left.setdefault(id(row.request), (row.request, set()))[1].add(row.sample.index)
+                self.progress.generated -= int(self._slots.count[slot])
+                self._slots.leave(slot)
+        if (parked := self._parked) is not None:
+            for i, sample in parked.waiting:
+                left.setdefault(id(parked.requests[i]), (parked.requests[i], set()))[1].add(sample.index)
+        self._order, self._done, self._caches, self._parked = self._order[:0], self._done[:0], [], None
+        self._counted.update(request.row for request, _ in left.values())
+        return [request.without(set(request.samples) - samples) for request, samples in left.values()]
+
+    def _given_up(self, request: Request, generated: int, why: str) -> list[Outcome]:
+        """Failures of a row that does not fit even alone."""
+        self._setup = replace(self._setup, limits=self._room.limits)
+        self._room.give_up(why)
+        message = (
+            f"out of device memory with this row alone: {len(request.prompt.ids)} prompt tokens and {generated} generated of up to "
+            f"{request.work.sampling.max_tokens} ({why}); shorten the prompt or lower sampling.max_tokens"
+        )
+        return [Failure(request.row, None, index, "generate", "OutOfMemory", message, "") for index in request.samples]

@@ -3,21 +3,27 @@
 Does not count, type or remember anything.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..configs.schema import DataConfig
 from .columns import lookup
-from .lines import Entry, UnreadableError, line_entries
+from .csv_lines import csv_entries
+from .lines import EVERY, Entry, UnreadableError, line_entries
 from .sources import Source
 from .tables import table_entries
 
 TABLES = ("parquet", "arrow", "hub")
 
 
-def entries(source: Source, data: DataConfig) -> Iterator[Entry]:
-    """The source's rows in order, not yet parsed. Raises DataError when the source itself cannot be read."""
-    return table_entries(source, data) if source.format in TABLES else line_entries(source)
+def entries(source: Source, data: DataConfig, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
+    """The source's rows in order, not yet parsed. Raises DataError when the source itself cannot be read.
+
+    ``wanted``: positions among the source's own rows, as ranges that ascend; the others are passed over, and cost little.
+    """
+    if source.format in TABLES:
+        return table_entries(source, data, wanted)
+    return csv_entries(source, wanted) if source.format == "csv" else line_entries(source, wanted)
 
 
 def row_key(columns: dict[str, Any], data: DataConfig, position: int) -> str:

@@ -12,14 +12,16 @@ from typing import Any
 
 from ..configs.schema import BatchConfig
 from ..kernels import backend
-from .errors import ModelError
+from .errors import ModelError, OutOfRoom
+from .head import Head
 from .memory import kv_bytes
 from .model import Model
 from .planner import Limits
 from .prefill import Setup, Wanted
 from .probes import Found, missing_window, probe, slots_independent
 from .records import AnyRequest, Request
-from .shortcuts import Shortcuts, shortcuts
+from .shortcuts import Shortcuts, confirmed
+from .trust import Trust, trust
 
 log = logging.getLogger("mlx_bulk")
 
@@ -37,21 +39,36 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
     """
     device = backend.device_name()
     models = [model] if reference is None else [model, reference]
-    ways = [probe(m.network, m.vocabulary) for m in models]
+    trusts = [trust(m) for m in models]
+    ways = [_confirmed(m, t) for m, t in zip(models, trusts, strict=True)]
     limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
     if config.deterministic and not all(slots_independent(m.network, m.vocabulary, limits.rows) for m in models):
         raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
     padded = not limits.even
-    setups = [Setup(m.network, m.vocabulary, limits, wanted, padded, config.deterministic, LOGIT_BYTES[device]) for m in models]
-    short = [shortcuts(s.model, s.vocabulary, limits, padded) if wanted.echo else None for s in setups]
-    setups = [
-        s if f is None else replace(s, head=f.head, right_padded=f.right_padded, shared=f.shared)
-        for s, f in zip(setups, short, strict=True)
+    short = [
+        confirmed(m.network, m.vocabulary, limits, padded, shown.shortcuts, way.allowed) if wanted.echo else None
+        for m, shown, way in zip(models, trusts, ways, strict=True)
     ]
+    setups = [Setup(m.network, m.vocabulary, limits, wanted, padded, config.deterministic, LOGIT_BYTES[device]) for m in models]
+    setups = [_taking(s, shown.shortcuts, found) for s, shown, found in zip(setups, trusts, short, strict=True)]
     for m, way in zip(models, ways, strict=True):
         log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
-    abouts = [_about_model(m, way, found) for m, way, found in zip(models, ways, short, strict=True)]
+    abouts = [_about_model(m, shown, way, found) for m, shown, way, found in zip(models, trusts, ways, short, strict=True)]
     return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
+
+
+def _confirmed(model: Model, shown: Trust) -> Found:
+    """What a model's own weights confirm of what was ``shown``."""
+    found = probe(model.network, model.vocabulary, shown.way)
+    return replace(found, reason=shown.reason) if found.way == shown.way else found
+
+
+def _taking(setup: Setup, shown: Shortcuts, found: Shortcuts | None) -> Setup:
+    """The setup with the shortcuts that were ``found``; of those ``shown`` what concerns a job too that scores no prompt."""
+    if found is None:
+        return replace(setup, chunked=shown.chunked)
+    head = Head(setup.model) if found.head else None
+    return replace(setup, head=head, right_padded=found.right_padded, shared=found.shared, chunked=found.chunked)
 
 
 def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: int) -> Limits:
@@ -69,7 +86,8 @@ def row_check(
 ) -> Callable[[AnyRequest], str | None]:
     """Says why a request cannot run even alone, or None; warns once of a row beyond a window that a model lacks.
 
-    ``reference``: setup and config.json of the second model, whose limits are the first one's.
+    It raises OutOfRoom instead of saying so in deterministic mode. ``reference``: setup and config.json of the second model,
+    whose limits are the first one's.
     """
     windows = [("config.json", missing_window(setup.model, config), config)]
     if reference is not None:
@@ -90,22 +108,30 @@ def row_check(
 
 
 def _too_large(request: AnyRequest, setup: Setup) -> str | None:
-    """Why a request cannot run even alone, or None. In deterministic mode what is scored stands in a full batch."""
+    """Why a request cannot run even alone, or None. In deterministic mode what is scored stands in a full batch.
+
+    Raises OutOfRoom in that mode: a row left out changes its batch, which must not depend on this machine's memory.
+    """
     limits = setup.limits
     scored = not isinstance(request, Request)
     rows = limits.rows if scored and setup.static else 1
     need = limits.kv(rows, request.reach)
     if need <= limits.kv_bytes:
         return None
-    room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
     if scored:
-        if rows == 1:
-            return f"{request.reach} tokens {room}; lower score.context, or raise batch.memory"
-        every = f"{rows} rows of {request.reach} tokens, as many as batch.deterministic fills each batch up to,"
-        return f"{every} {room}; lower batch.rows or score.context, or raise batch.memory"
-    return (
-        f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more {room}; "
-        "shorten the prompt, lower sampling.max_tokens, or raise batch.memory"
+        asked, cure, other = f"{request.reach} tokens", "lower score.context", "a lower score.context"
+    else:
+        asked = f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more"
+        cure, other = "shorten the prompt, lower sampling.max_tokens", "shorter prompts or a lower sampling.max_tokens"
+    if rows > 1:
+        asked = f"{rows} rows of {asked}, as many as batch.deterministic fills each batch up to,"
+        other = f"fewer batch.rows or {other}"
+    room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
+    if True:
+        return f"{asked} {room}; {cure}, or raise batch.memory"
+    raise OutOfRoom(
+        f"row {request.row}: {asked} {room}; what was finished is safe. With batch.deterministic no row is left out for lack of memory, "
+        f"its batch would become another: raise batch.memory and run the same command again, or start another run with {other}"
     )
 
 
@@ -131,9 +157,15 @@ def _about(models: list[dict[str, Any]], config: BatchConfig, limits: Limits) ->
     return about if len(models) == 1 else {**about, "reference": models[1]}
 
 
-def _about_model(model: Model, way: Found, found: Shortcuts | None) -> dict[str, Any]:
-    probed: dict[str, Any] = {"way": way.way, "difference": way.difference, "reason": way.reason}
+def _about_model(model: Model, shown: Trust, way: Found, found: Shortcuts | None) -> dict[str, Any]:
+    probed: dict[str, Any] = {
+        "way": way.way,
+        "difference": way.difference,
+        "reason": way.reason,
+        "found_on": shown.on if way.way == shown.way else "weights",
+        "twin": shown.no_twin or {"way": shown.way, "difference": shown.difference},
+    }
     if found is not None:
-        taken = {"head": found.head is not None, "right_padded": found.right_padded, "shared": found.shared}
+        taken = {"head": found.head, "right_padded": found.right_padded, "shared": found.shared}
         probed["scoring"] = {**taken, "reasons": list(found.reasons)}
     return {"model": str(model.checkpoint.folder), "dtype": model.dtype, "substitutes": list(model.substitutes), "probe": probed}

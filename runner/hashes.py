@@ -1,10 +1,17 @@
-"""sha256 of files. Those of large files are remembered by path, size, mtime and inode, since weights take minutes to read."""
+"""sha256 of files. Those of large files are remembered by path, size, mtime, ctime and inode, since weights take minutes to read.
 
-import json
+The memory is a folder of the user's cache with a small file a hash: processes that run at once do not disturb each other.
+"""
+
 import os
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
+from time import time_ns
+from typing import Any
 
-from .durable import sha256
+from .documents import read_document, write_document
+from .durable import Stamp, settled, sha256, stamp_of
 
 REMEMBERED_BYTES = 64 << 20
 
@@ -12,34 +19,43 @@ REMEMBERED_BYTES = 64 << 20
 def file_sha256(path: Path) -> str:
     """Hexadecimal sha256 of a file's contents. Raises OSError where it cannot be read."""
     path = path.resolve()
-    at = path.stat()
-    if at.st_size < REMEMBERED_BYTES:
+    if path.stat().st_size < REMEMBERED_BYTES:
         return sha256(path)
-    key = f"{path}|{at.st_size}|{at.st_mtime_ns}|{at.st_ino}"
-    memory = _memory()
-    known = _known(memory)
-    if key not in known:
-        known[key] = sha256(path)
-        _remember(memory, known)
-    return known[key]
-
-
-def _memory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx-bulk" / "sha256.json"
-
-
-def _known(memory: Path) -> dict[str, str]:
+    stamp = _stamp(path)
+    kept = _kept(stamp)
     try:
-        return json.loads(memory.read_text())
-    except (OSError, ValueError):  # none yet, or torn: it is only a memory
-        return {}
+        return str(read_document(kept)["sha256"])
+    except (OSError, ValueError, KeyError):  # none yet, or damaged: it is only a memory
+        found = sha256(path)
+    if _stamp(path) == stamp and settled(stamp[-1], time_ns()):
+        remember(kept, {"file": str(path), "sha256": found})
+    return found
 
 
-def _remember(memory: Path, known: dict[str, str]) -> None:
+def _stamp(path: Path) -> tuple[str, int, Stamp]:
+    at = path.stat()
+    return str(path), at.st_size, stamp_of(at)
+
+
+def _kept(stamp: tuple[str, int, Stamp]) -> Path:
+    """Where the hash of such a file is remembered."""
+    return cache_folder("sha256") / f"{blake2b(repr(stamp).encode(), digest_size=16).hexdigest()}.json"
+
+
+def cache_folder(kind: str) -> Path:
+    """The folder of the user's cache for what is remembered of a ``kind``; a relative path where there is none to be had."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with suppress(RuntimeError):  # a user without a home: the folder ~ is not made, so nothing is remembered
+        root = root.expanduser()
+    return root / "mlx-bulk" / kind
+
+
+def remember(kept: Path, values: dict[str, Any]) -> None:
+    """Writes a checksummed document into such a folder, where that can be."""
+    if not kept.is_absolute():
+        return
     try:
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        fresh = memory.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(known))
-        fresh.replace(memory)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_document(kept, values)
     except OSError:  # a read-only home only costs time
         return

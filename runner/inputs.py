@@ -4,7 +4,6 @@ Does not read the input itself.
 """
 
 import base64
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,16 +12,17 @@ import pyarrow as pa
 
 from .column_types import JSON_METADATA
 from .columns import missing_column
-from .durable import atomic_write
+from .documents import read_document, write_document
+from .durable import Stamp, settled, stamp_of
 from .errors import DataError
 from .sources import Source
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(slots=True, frozen=True)
 class Scanned:
-    """One source as the scan found it; ``bytes``, ``mtime_ns`` and ``inode`` are None for a hub dataset.
+    """One source as the scan found it; ``bytes`` and ``stamp`` are None for a hub dataset.
 
     ``sha256`` is of the file's bytes as they lie on disk. A source behind ``data.limit`` has no rows and no hash.
     """
@@ -31,8 +31,7 @@ class Scanned:
     rows: int
     sha256: str | None
     bytes: int | None
-    mtime_ns: int | None
-    inode: int | None
+    stamp: Stamp | None
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,13 +68,15 @@ class Scan:
         return pa.struct(fields) if fields else None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What of the input belongs to a run's identity: the limit, and path, bytes, sha256 and rows of each source that has rows.
+        """What a run's input is: the limit, and of each source that has rows path, format, codec, bytes, sha256 and rows.
 
         ``appendable`` marks uncompressed text formats, which may have grown at their end.
         """
         sources = [
             {
                 "path": one.source.path,
+                "format": "tsv" if one.source.format == "csv" and one.source.separator == "\t" else one.source.format,
+                "codec": one.source.codec,
                 "bytes": one.bytes,
                 "sha256": one.sha256,
                 "rows": one.rows,
@@ -87,7 +88,7 @@ class Scan:
         return {"limit": self.config["limit"], "sources": sources}
 
     def save(self, path: Path) -> None:
-        """Writes the scan as JSON, whole or not at all."""
+        """Writes the scan as a checksummed JSON document."""
         described = [
             {"name": column.name, "type": str(column.type), "json": column.metadata == JSON_METADATA, "rows": self.present[column.name]}
             for column in self.schema
@@ -101,16 +102,16 @@ class Scan:
             "config": self.config,
             "schema": base64.b64encode(self.schema.serialize()).decode(),
         }
-        atomic_write(path, json.dumps(kept, indent=1, ensure_ascii=False).encode())
+        write_document(path, kept)
 
     @staticmethod
     def load(path: Path) -> "Scan":
         """Reads what ``save`` wrote. Raises DataError when it is missing, damaged or of another version."""
         try:
-            kept = json.loads(path.read_bytes())
+            kept = read_document(path)
             if kept["version"] != VERSION:
                 raise ValueError(f"version {kept['version']}, expected {VERSION}")
-            sources = tuple(Scanned(Source(**one.pop("source")), **one) for one in kept["sources"])
+            sources = tuple(_scanned(**one) for one in kept["sources"])
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept["schema"], validate=True)))
             present = {column["name"]: column["rows"] for column in kept["columns"]}
             return Scan(sources, kept["rows"], kept["bad"], schema, present, kept["config"])
@@ -118,17 +119,26 @@ class Scan:
             raise DataError(f"{path}: cannot be read as a saved scan: {error}. Delete it; the input is then scanned again.") from error
 
 
+def _scanned(source: dict[str, Any], stamp: list[int] | None, **values: Any) -> Scanned:
+    return Scanned(Source(**source), stamp=None if stamp is None else (stamp[0], stamp[1], stamp[2]), **values)
+
+
 def unchanged(scanned: Scanned) -> bool:
-    """Whether the file is still the one that was scanned: by size, mtime and inode."""
-    return (scanned.bytes, scanned.mtime_ns, scanned.inode) == stamp(scanned.source)
+    """Whether the file is still the one that was scanned: by size and stamp."""
+    return (scanned.bytes, scanned.stamp) == stamp(scanned.source)
 
 
-def stamp(source: Source) -> tuple[int | None, int | None, int | None]:
-    """Size, mtime in ns and inode of the source's file; None for each of a hub dataset. Raises DataError."""
+def surely_unchanged(scanned: Scanned, saved_ns: int) -> bool:
+    """Whether the file is unchanged, and so old when its scan was saved (an mtime in ns) that a later write shows in its stamp."""
+    return unchanged(scanned) and (scanned.stamp is None or settled(scanned.stamp, saved_ns))
+
+
+def stamp(source: Source) -> tuple[int | None, Stamp | None]:
+    """Size and stamp of the source's file; None for each of a hub dataset. Raises DataError."""
     if source.format == "hub":
-        return None, None, None
+        return None, None
     try:
-        found = Path(source.path).stat()
+        found = source.file.stat()
     except OSError as error:
         raise DataError(f"{source.path} cannot be read any more: {error.strerror}.") from error
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return found.st_size, stamp_of(found)

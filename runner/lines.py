@@ -1,24 +1,26 @@
-"""Rows of the formats that are text: JSON lines, CSV, plain text.
+"""Rows of the formats that hold one a line: JSON lines and plain text.
 
-Yields entries that are parsed only when asked for, so that a row to be passed over costs its bytes and no more. A bad line
+Yields entries that are parsed only when asked for, and passes over rows that nobody wants without a look at them. A bad line
 spoils its own row alone. Does not know positions, keys or column types.
 """
 
-import csv
 import json
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import DataError
 from .sources import Source, naming, open_stream
 
 BOM = b"\xef\xbb\xbf"
 MAX_DEPTH = 200  # deeper values overflow the stack of json.dumps when they are written out again
-MAX_CELL = 1 << 26  # csv's own limit, 131072 characters, is less than a long document; none at all lets one quote eat the file
+EVERY = (range(sys.maxsize),)
 
 
 class UnreadableError(ValueError):
@@ -40,32 +42,53 @@ class Entry:
     parse: Callable[[], dict[str, Any]]
 
 
-def line_entries(source: Source) -> Iterator[Entry]:
-    """The entries of a jsonl, csv or text source, in order, blank lines left out."""
+def line_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
+    """The ``wanted`` entries of a jsonl or text source, blank lines left out.
+
+    ``wanted``: positions among the source's rows, as ranges that ascend.
+    """
     with naming(source):
-        if source.format == "csv":
-            yield from _csv_entries(source)
-            return
         if source.format == "jsonl":
             _refuse_document(source)
         parse = _parse_object if source.format == "jsonl" else _parse_text
-        for number, raw in _lines(source):
-            if raw.strip():
-                yield Entry(number, partial(parse, raw))
+        with open_stream(source) as stream:
+            lines, number, at = raw_lines(stream), 0, 0
+            for span in filter(None, wanted):
+                number += _pass_over(lines, span.start - at)
+                left, at = len(span), span.stop
+                for raw in lines:
+                    number += 1
+                    if raw.strip():
+                        yield Entry(number, partial(parse, raw))
+                        left -= 1
+                        if not left:
+                            break
 
 
-def _lines(source: Source) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines with their end, split on \\n alone: U+2028 and its like are legal inside JSON strings."""
-    with open_stream(source) as stream:
-        for number, raw in enumerate(stream, start=1):
-            yield number, raw.removeprefix(BOM) if number == 1 else raw
+def raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
+    """Lines with their end, split on \\n alone (U+2028 and its like are legal inside JSON strings), less a BOM at the start."""
+    first = stream.readline().removeprefix(BOM)
+    return chain([first] if first else [], stream)
+
+
+def _pass_over(lines: Iterator[bytes], rows: int) -> int:
+    """Reads past ``rows`` lines that are not blank, at the speed of iteration; how many lines those were with the blank ones."""
+    passed = 0
+    while rows:
+        blank = [*map(bytes.isspace, islice(lines, min(rows, 1 << 16)))]
+        if not blank:
+            break
+        passed += len(blank)
+        rows -= len(blank) - sum(blank)
+    return passed
 
 
 def _refuse_document(source: Source) -> None:
     """A .json file may be one pretty-printed document; say so once instead of calling each of its lines bad."""
     if ".json" not in Path(source.path.lower()).suffixes[-2:]:
         return
-    first = next((raw.strip() for _, raw in _lines(source) if raw.strip()), b"")
+    with open_stream(source) as stream:
+        first = next((raw.strip() for raw in raw_lines(stream) if raw.strip()), b"")
     if first.startswith(b"[") or first == b"{":
         raise DataError(
             f"{source.path} is one JSON document; one object a line is expected. Convert it with: jq -c '.[]' {source.path} > rows.jsonl"
@@ -91,24 +114,46 @@ def _parse_text(raw: bytes) -> dict[str, Any]:
 def _parse_object(raw: bytes) -> dict[str, Any]:
     text = _decode(raw)
     try:
-        value: object = json.loads(text)
+        value: object = _JSON.decode(text)
         if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
             raise RecursionError
-        if re.search(rb"\\u[dD]", raw):
+        if _SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
-        raise UnreadableError(f"not valid JSON: {error.msg} at column {error.pos + 1}", text) from None
+        mark = "a byte order mark in the middle of the file" if text.startswith("\ufeff") else f"{error.msg} at column {error.pos + 1}"
+        raise UnreadableError(f"not valid JSON: {mark}", text) from None
     except UnicodeEncodeError:
         raise UnreadableError("holds half of a surrogate pair (\\ud800-\\udfff), which is no character", text) from None
     except RecursionError:
         raise UnreadableError(f"nested deeper than {MAX_DEPTH} levels", text) from None
-    except ValueError as error:  # an integer of more digits than Python converts
+    except _NoJsonError as error:
         raise UnreadableError(f"not valid JSON: {error}", text) from None
+    except ValueError:  # Python's limit against numbers that take for ever to convert
+        raise UnreadableError(f"holds an integer of more than {sys.get_int_max_str_digits()} digits", text) from None
     if not isinstance(value, dict):
         raise UnreadableError(f"expected a JSON object, found {_KINDS[type(value)]}", text)
     return value
 
 
+class _NoJsonError(ValueError):
+    """Python takes it for JSON, and others do not."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names stand once each: of two values nobody can say which is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise _NoJsonError(f"the name {twice!r} stands twice in one object")
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise _NoJsonError(f"{name} is Python's; JSON has no such number, write null")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
+_SURROGATE = re.compile(rb"\\u[dD]")
 _KINDS: dict[type, str] = {list: "an array", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 
 
@@ -118,59 +163,3 @@ def _depth(value: object) -> int:
         depth += 1
         level = [item for node in level if isinstance(node, dict | list) for item in (node.values() if isinstance(node, dict) else node)]
     return depth
-
-
-def _csv_entries(source: Source) -> Iterator[Entry]:
-    """CSV by its header; a record may span lines inside quotes. Every value is a string, an empty cell is null."""
-    record: list[str] = []
-
-    def feed() -> Iterator[str]:
-        for _, raw in _lines(source):
-            record.append(raw.decode(errors="surrogateescape"))
-            yield record[-1]
-
-    csv.field_size_limit(MAX_CELL)
-    delimiter = "\t" if ".tsv" in Path(source.path.lower()).suffixes[-2:] else ","
-    reader = csv.reader(feed(), delimiter=delimiter, strict=True)
-    header: list[str] | None = None
-    while True:
-        record.clear()
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            cells = error
-        text = "".join(record)
-        if not text.strip(" \r\n"):
-            continue
-        if header is None:
-            header = _csv_header(source, cells, text)
-        else:
-            yield Entry(line, partial(_parse_cells, header, cells, text))
-
-
-def _csv_header(source: Source, cells: list[str] | csv.Error, text: str) -> list[str]:
-    if isinstance(cells, csv.Error) or not _is_clean(text):
-        raise DataError(f"{source.path}: the header line cannot be read as CSV in UTF-8: {text.encode(errors='replace')[:200]!r}")
-    twice = sorted({name for name in cells if cells.count(name) > 1})
-    if twice:
-        raise DataError(f"{source.path}: the header names a column twice: {', '.join(twice)}. Rename one of them.")
-    return cells
-
-
-def _parse_cells(header: list[str], cells: list[str] | csv.Error, text: str) -> dict[str, Any]:
-    shown = text.encode(errors="surrogateescape").decode(errors="replace").rstrip("\r\n")
-    if isinstance(cells, csv.Error):
-        raise UnreadableError(f"not valid CSV: {cells}", shown)
-    if not _is_clean(text):
-        raise UnreadableError("not valid UTF-8, or holds a NUL byte", shown)
-    if len(cells) != len(header):
-        raise UnreadableError(f"has {len(cells)} cells where the header has {len(header)}", shown)
-    return {name: cell or None for name, cell in zip(header, cells, strict=True)}
-
-
-def _is_clean(text: str) -> bool:
-    """Neither bytes smuggled in by surrogateescape nor NUL."""
-    return "\0" not in text and (text.isascii() or re.search("[\ud800-\udfff]", text) is None)

@@ -4,6 +4,7 @@ Opens it under a lock, binds it to one identity for good, and refuses what is no
 done, and never removes a file that it cannot name as the project's.
 """
 
+import errno
 import json
 import logging
 import os
@@ -14,16 +15,17 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from .drift import covered_rows, identity_drift, inputs_drift, without_consequences
-from .durable import append_line, atomic_write, fsync_folder, mend_lines, room_on
+from .documents import digest, read_document, write_document
+from .drift import INPUTS, Difference, covered_rows, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, values_at
+from .durable import append_line, fsync_folder, make_folder, read_lines, room_on, salvage_lines
 from .errors import DriftError, RunDirError
-from .locking import lock, now, refuse_strangers
-from .paths import OWN_FILES, OWN_JOURNALS, OWN_PARTS, RunPaths
+from .locking import lock, now, refuse_strangers, unlock
+from .paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, RunPaths, part_of
 from .recovery import Recovered, recover
 
 log = logging.getLogger("mlx_bulk")
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _MARK = "mlx-bulk run"
 
@@ -33,7 +35,7 @@ class Start:
     """How a run is to be started, beside its config.
 
     overwrite: the run that is there is removed first. retry_errors: rows in quarantine are done again. adopt: keys of the
-    identity whose new value the user vouches for.
+    identity, or ``data.path``, that may have changed: the user vouches that the finished rows hold under the new value too.
     """
 
     overwrite: bool = False
@@ -43,9 +45,14 @@ class Start:
 
 @dataclass(slots=True)
 class RunDir(RunPaths):
-    """An open run directory; a context manager that holds its lock."""
+    """An open run directory; a context manager that holds its lock.
+
+    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until it is bound.
+    """
 
     descriptor: int
+    identity: str = ""
+    input_content: str = ""
 
     @classmethod
     def open(cls, path: Path, overwrite: bool = False) -> Self:
@@ -56,30 +63,34 @@ class RunDir(RunPaths):
         """
         try:
             with room_on(path):
-                refuse_strangers(path, _MARK, known=_read_run(path / "run.json") is not None)
-                path.mkdir(parents=True, exist_ok=True)
+                refuse_strangers(path, _MARK, known=_read_run(path / "run.json") is not None, begins_with=OWN_FOLDERS)
+                make_folder(path)
                 run = cls(path, lock(path, _MARK))
+                try:
+                    run._prepare(overwrite)
+                except BaseException:
+                    run.close()
+                    raise
         except FileExistsError as error:
-            raise RunDirError(f"{path}: is a file; expected a folder for the run. Choose another --output.") from error
+            raise RunDirError(f"{error.filename}: is a file; expected a folder for the run. Choose another --output.") from error
         except OSError as error:
             raise RunDirError(f"{path}: cannot be used as an output folder ({error}). Choose another --output.") from error
-        try:
-            with room_on(path):
-                if overwrite:
-                    run._remove_run()
-                for folder in (run.results, run.errors, run.journal):
-                    folder.mkdir(exist_ok=True)
-                fsync_folder(path)
-                mend_lines(run.sessions)
-                mend_lines(run.metrics)
-        except BaseException:
-            run.close()
-            raise
         return run
 
+    def _prepare(self, overwrite: bool) -> None:
+        if overwrite:
+            self._remove_run()
+        for folder in (self.root, self.results, self.errors, self.journal):
+            folder.mkdir(exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        fsync_folder(self.root)
+        salvage_lines(self.sessions)
+        salvage_lines(self.metrics)
+
     def close(self) -> None:
-        """Gives the lock back. The lock file stays: removing it would let two processes lock two files of one name."""
-        os.close(self.descriptor)
+        """Gives the lock back."""
+        unlock(self.descriptor)
 
     def __enter__(self) -> Self:
         return self
@@ -91,35 +102,35 @@ class RunDir(RunPaths):
         """Writes ``run`` to run.json where nothing is finished yet; else holds it against what is stored.
 
         ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal; ``run["inputs"]`` (see
-        ``drift.inputs_drift``) equal or an extension, which is then stored. The rest is not compared.
-        Raises DriftError with a line a difference, RunDirError where run.json is missing beside finished work or unreadable.
+        ``drift.inputs_drift``) equal or an extension, which is then stored. The rest is not compared. For keys in ``adopt`` the
+        user vouches: that what is finished under the old value may stand beside what the new one gives, and for ``data.path``
+        that the finished rows are the rows that now stand in their places. The new values are stored and noted.
+
+        Raises DriftError with a line a difference, ConfigError for keys that cannot be adopted, and RunDirError where
+        run.json is missing beside finished work, of another version, or damaged and not to be rebuilt.
         """
-        finished = self.commits.exists() or any(self.journal.iterdir())
-        if finished and not self.run.exists():
-            raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
-        stored = self._stored() if self.run.exists() else None
+        self.identity, self.input_content = digest(run["identity"]), digest(inputs_content(run["inputs"]))
+        parts = (file for folder in (self.results, self.errors) for file in folder.iterdir() if part_of(file.name))
+        finished = self.commits.exists() or any(self.journal.iterdir()) or any(parts)
+        stored = self._stored(run, finished)
+        require_adoptable(adopt, run["identity"].keys() | (stored["identity"].keys() if stored else ()))
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
-            self._store({"schema_version": SCHEMA_VERSION, **run})
+            self._store(run)
             return
-        lines = without_consequences(identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"]))
-        if lines:
-            raise DriftError(
-                f"{self.root}: this run was started with something else:\n"
-                + "".join(f"  {line}\n" for line in lines)
-                + "Go back to what the run has, choose another --output, or start over with --overwrite (this removes the run's results)."
-            )
-        if stored["inputs"] != run["inputs"]:
-            if (had := covered_rows(stored["inputs"])) != (has := covered_rows(run["inputs"])):
-                log.info("%s: the input gave %d rows and gives %d now; the run is extended", self.root, had, has)
-            self._store({**stored, "inputs": run["inputs"]})
+        found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
+        if any(difference.key not in adopt for difference in found):
+            raise DriftError(f"{self.root}: {refusal(found, adopt)}")
+        self._note_changes(stored, run, found)
+        if any(stored.get(name) != run.get(name) for name in ("identity", "inputs", "cwd")):
+            self._store(run)
 
     def recover(self, rows: int, rows_per_shard: int, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
         """What is already done of ``rows`` input rows; see ``recovery.recover``. Call it after ``bind``."""
-        return recover(self, rows, rows_per_shard, schema, retry_errors)
+        return recover(self, self.identity, rows, rows_per_shard, schema, retry_errors)
 
     def session(self, info: dict[str, Any]) -> None:
         """Notes a start in sessions.jsonl: versions, host, device, free settings."""
-        append_line(self.sessions, {"event": "start", "time": now(), "pid": os.getpid(), **info})
+        self._note("start", {"pid": os.getpid(), **info})
 
     def session_ended(self, info: dict[str, Any]) -> None:
         """Notes how the session that started last has ended."""
@@ -131,21 +142,64 @@ class RunDir(RunPaths):
 
     def write_summary(self, values: dict[str, Any]) -> None:
         """Writes summary.json: what the last line of the run said."""
-        atomic_write(self.summary, json.dumps(values, indent=2).encode() + b"\n")
+        write_document(self.summary, values)
+
+    def stored_summary(self) -> dict[str, Any] | None:
+        """What summary.json says; None where it is missing or damaged."""
+        try:
+            return read_document(self.summary)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _note(self, event: str, info: dict[str, Any]) -> None:
+        """A line in sessions.jsonl that also says what the run is from here on: run.json can be rebuilt by it."""
+        append_line(self.sessions, {"event": event, "time": now(), "identity": self.identity, "inputs": self.input_content, **info})
+
+    def _note_changes(self, stored: dict[str, Any], run: dict[str, Any], adopted: list[Difference]) -> None:
+        """Says and notes what changes with this start, before run.json does."""
+        for key in dict.fromkeys(difference.key for difference in adopted):
+            log.warning("%s: adopted: %s", self.root, "; ".join(str(difference) for difference in adopted if difference.key == key))
+            self._note("adopted", {"key": key, "old": values_at(key, stored), "new": values_at(key, run)})
+        had, has = covered_rows(stored["inputs"]), covered_rows(run["inputs"])
+        if has > had:
+            log.info("%s: the input gave %d rows and gives %d now; the run is extended", self.root, had, has)
+        if inputs_content(stored["inputs"]) != inputs_content(run["inputs"]) and all(difference.key != INPUTS for difference in adopted):
+            self._note("extended", {"old_rows": had, "new_rows": has})
 
     def _store(self, run: dict[str, Any]) -> None:
-        atomic_write(self.run, json.dumps(run, indent=2).encode() + b"\n")
+        write_document(self.run, {"schema_version": SCHEMA_VERSION, **run})
 
-    def _stored(self) -> dict[str, Any]:
-        stored = _read_run(self.run)
-        if stored is None:
-            raise RunDirError(f"{self.run}: is not readable as a run's description. Restore it, or start over with --overwrite.")
+    def _stored(self, run: dict[str, Any], finished: bool) -> dict[str, Any] | None:
+        """What run.json says; None where there is nothing to be said. ``run`` takes its place where it is damaged and was the same."""
+        if not self.run.exists():
+            if finished:
+                raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
+            return None
+        try:
+            stored = read_document(self.run)
+        except ValueError:
+            stored = _read_run(self.run)
+            if stored is None or "check" in stored or stored["schema_version"] == SCHEMA_VERSION:
+                return self._rebuilt(run) if finished else None
         if stored["schema_version"] != SCHEMA_VERSION:
             raise RunDirError(
                 f"{self.run}: has schema version {stored['schema_version']}, this mlx-bulk reads {SCHEMA_VERSION}. "
                 "Continue with the version that started the run (see sessions.jsonl), or choose another --output."
             )
         return stored
+
+    def _rebuilt(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Writes ``run`` in place of a damaged run.json, if the last start noted the same identity and the same input."""
+        noted = [(line["identity"], line["inputs"]) for line in read_lines(self.sessions) if "inputs" in line]
+        if noted[-1:] != [(self.identity, self.input_content)]:
+            found = "this config, model or input is not what the run had" if noted else "nothing there says what run this is"
+            raise RunDirError(
+                f"{self.run}: is damaged, and by sessions.jsonl {found}. Restore the file, run the command that the run was last "
+                "started with, or start over with --overwrite (this removes the run's results)."
+            )
+        log.warning("%s: was damaged; it is rebuilt, as sessions.jsonl shows that this is the same run", self.run)
+        self._store(run)
+        return read_document(self.run)
 
     def _remove_run(self) -> None:
         """Removes the run's files. run.json goes last: cut short, what is left still belongs to the old run."""
@@ -154,7 +208,8 @@ class RunDir(RunPaths):
             for file in folder.iterdir() if folder.is_dir() else ():
                 if own.fullmatch(file.name):
                     file.unlink()
-        for file in [self.root / name for name in OWN_FILES] + list(self.root.glob("stdin*")):
+        beside = [name for own in (*OWN_FILES, self.run.name, self.commits.name) for name in (f".{own}.tmp", f"{own}.damaged")]
+        for file in [self.root / name for name in (*OWN_FILES, *beside)] + list(self.root.glob("stdin*")):
             if file.is_file():
                 file.unlink()
         fsync_folder(self.root)
@@ -162,7 +217,7 @@ class RunDir(RunPaths):
 
 
 def _read_run(path: Path) -> dict[str, Any] | None:
-    """What run.json says, or None where it is not one of ours."""
+    """What run.json seems to say, its checksum aside; None where it is not one of ours."""
     try:
         run = json.loads(path.read_bytes())
     except (OSError, ValueError):

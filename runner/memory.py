@@ -6,7 +6,16 @@ import sys
 from ..kernels import backend
 from .errors import OutOfRoom
 
-MARKS = ("out of memory", "unable to allocate", "attempting to allocate", "malloc", "bad_alloc", "cannot allocate")
+MARKS = (
+    "out of memory",
+    "outofmemory",
+    "insufficient memory",
+    "unable to allocate",
+    "attempting to allocate",
+    "malloc",
+    "bad_alloc",
+    "cannot allocate",
+)
 
 
 def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:

@@ -97,6 +97,18 @@ def find(config: ModelConfig, key: str = "model") -> Checkpoint:
     return Checkpoint(folder, adapter, found | _own_eos(folder, key))
 
 
+def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
+    """The folder with the model's tokenizer, fetched without the weights if it is not local, and the tokenizer's fingerprint.
+
+    Raises ModelError that says what was looked for.
+    """
+    if config.path == "demo":
+        folder = Path(str(files("mlx_bulk.configs") / "demo"))
+    else:
+        folder = _folder(config.path, config.revision, "model.path", weights=False)
+    return folder, _digest(folder, TOKENIZER)
+
+
 def _own_eos(folder: Path, key: str) -> dict[str, Any]:
     """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
     path = folder / "generation_config.json"
@@ -107,8 +119,8 @@ def _own_eos(folder: Path, key: str) -> dict[str, Any]:
     return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
 
 
-def _folder(path: str, revision: str | None, key: str) -> Path:
-    """A local folder, or a hub repository's snapshot."""
+def _folder(path: str, revision: str | None, key: str, *, weights: bool = True) -> Path:
+    """A local folder, or a hub repository's snapshot, in which ``weights`` may be left out."""
     local = Path(path)
     if local.is_dir():
         return local
@@ -119,8 +131,9 @@ def _folder(path: str, revision: str | None, key: str) -> Path:
     from huggingface_hub import snapshot_download
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
+    patterns = [name for name in (*DEFAULT_ALLOW_PATTERNS, "adapter*") if weights or not name.endswith(".safetensors")]
     try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=[*DEFAULT_ALLOW_PATTERNS, "adapter*"]))
+        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds; each means that there is no model
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{key}: {path} is neither a local folder nor to be had from the hub: {reason}{_near(local)}") from error
@@ -172,8 +185,8 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
             network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
         network.eval()
         mx.eval(network.parameters())
-        vocabulary = int(network(mx.array([[0]])).shape[-1])
-    except Exception as error:  # a model file may fail in any way: each is one line for the user
+        vocabulary = int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: of one alone, a mask is not asked for
+    except (Exception, SystemExit) as error:  # a model file may fail in any way, and leave the process: each is one line for the user
         raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
@@ -181,7 +194,9 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
     return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), sum(a.nbytes for a in arrays), substitutes)
 
 
-def _short(error: Exception, checkpoint: Checkpoint) -> str:
+def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
+    if isinstance(error, SystemExit):
+        return f"mlx-lm's file of the model type {checkpoint.config.get('model_type')!r} gives up; what it has printed says why"
     if isinstance(error, ValueError) and "not supported" in str(error):
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     if "trust_remote_code" in str(error):

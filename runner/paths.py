@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OWN_FILES = ("inputs.json", "stats.arrow", "metrics.jsonl", "summary.json", "report.html", "sessions.jsonl")
-OWN_PARTS = re.compile(r"part-\d{8,}\.arrow(\.orphan)?|\.part-\d{8,}\.arrow\.tmp")
-OWN_JOURNALS = re.compile(r"\d{8,}")
+OWN_FOLDERS = ("results", "errors", "journal")
+_PART = r"part-(\d{8,})(?:\.g([2-9]|[1-9]\d+))?\.arrow"
+OWN_PARTS = re.compile(rf"{_PART}(?:\.orphan(?:\.\d+)?)?|\.{_PART}\.tmp")
+OWN_JOURNALS = re.compile(r"\d{8,}|\.\d{8,}\.tmp")
 
 
 @dataclass(slots=True)
@@ -65,19 +67,25 @@ class RunPaths:
         """What the last line of the run said."""
         return self.root / "summary.json"
 
-    def results_part(self, shard: int) -> Path:
-        """The committed results of ``shard``."""
-        return self.results / part_name(shard)
+    def results_part(self, shard: int, generation: int) -> Path:
+        """The results of ``shard`` that were committed as this generation."""
+        return self.results / part_name(shard, generation)
 
-    def errors_part(self, shard: int) -> Path:
-        """The quarantined rows of ``shard``; missing when there are none."""
-        return self.errors / part_name(shard)
+    def errors_part(self, shard: int, generation: int) -> Path:
+        """The quarantined rows of ``shard``, likewise; missing when there are none."""
+        return self.errors / part_name(shard, generation)
 
     def journal_of(self, shard: int) -> Path:
         """The finished rows of ``shard`` while it is open."""
         return self.journal / f"{shard:08d}"
 
 
-def part_name(shard: int) -> str:
-    """The file name of a shard's part, in ``results`` and in ``errors``."""
-    return f"part-{shard:08d}.arrow"
+def part_name(shard: int, generation: int) -> str:
+    """The file name of a shard's part, in ``results`` and in ``errors``. No two generations share one: nothing is overwritten."""
+    return f"part-{shard:08d}.arrow" if generation == 1 else f"part-{shard:08d}.g{generation}.arrow"
+
+
+def part_of(name: str) -> tuple[int, int] | None:
+    """(shard, generation) of a part's file name; None for any other name, also that of a part set aside."""
+    found = re.fullmatch(_PART, name)
+    return None if found is None else (int(found[1]), int(found[2] or 1))

@@ -5,8 +5,8 @@ written, beside the model's work (preparing.py, writer.py); this thread alone to
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
@@ -16,76 +16,62 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from ..configs.schema import BatchConfig, JobConfig, ModelConfig, free, identity
+from ..configs.schema import BatchConfig, JobConfig, free, identity
 from ..kernels import backend
+from . import apart
 from . import model as checkpoints
+from . import reference as references
 from . import tokenizer as tokenizers
 from .column_types import JSON_METADATA
 from .drift import columns_of
 from .durable import replacing, room_on
+from .durable import sha256 as file_sha256
 from .engine import Progress
-from .errors import ModelError, OutOfRoom
+from .errors import OutOfRoom
 from .fitting import fit, row_check
+from .heartbeat import Heartbeat
 from .inputs import Scan
 from .job import Job, Kind, Parts
 from .loaded import Models
 from .manifest import RunDir, Start
 from .memory import is_out_of_memory, peak_bytes
 from .model import Checkpoint, Model
+from .outside import Orders, Outside
 from .prefill import Wanted
 from .preparing import Desk
 from .reader import read
 from .reasons import reasons
-from .recovery import Recovered
+from .records import BadRow, Row
+from .recovery import Recovered, shard_rows
+from .reference import vocabulary_of
 from .scan import SCAN_FILE, scan
 from .stats import figures
-from .tokenizer import Tokenizer
+from .summary import SESSION_FIGURES, Summary
 from .watch import Counts, Watch
 from .writer import Writer
 
 log = logging.getLogger("mlx_bulk")
 
-SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "scored_tokens", "seconds", "padding_waste", "peak_memory_bytes")
 
-
-@dataclass(slots=True, frozen=True)
-class Summary:
-    """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's.
-
-    ``worked``: False when nothing was left to do. ``reasons``: why rows were quarantined, a line each. ``closing``: what of the
-    statistics is shown at the end, if they are complete.
-    """
-
-    job: str
-    output: Path
-    rows: int
-    of: int
-    records: int
-    errors: int
-    prompt_tokens: int
-    generated_tokens: int
-    scored_tokens: int
-    seconds: float
-    padding_waste: float
-    peak_memory_bytes: int
-    complete: bool
-    worked: bool
-    reasons: tuple[str, ...]
-    closing: str
-
-
-def run(config: JobConfig, kind: Kind, start: Start, stopped: Callable[[], bool], quiet: bool, models: Models) -> Summary:
-    """Runs the job, or what is left of it. ``stopped`` is asked between steps whether to end early.
+def run(config: JobConfig, kind: Kind, start: Start, outside: Outside, quiet: bool, models: Models) -> Summary:
+    """Runs the job, or what is left of it. ``outside`` is the process around it, which may end it early.
 
     ``models`` holds what an earlier run of this process loaded, and then what this one did.
 
     Raises a BulkError for what stops the job; what was finished until then is safe.
     """
     kind.check(config, [])  # what is wrong with the templates is said before any file is opened
-    with RunDir.open(Path(config.output.path), start.overwrite) as run_dir, room_on(run_dir.root):
-        session = _Session(config, run_dir, start, quiet, models)
+    orders = outside.supervisor.orders(Path(config.output.path).absolute())
+    if orders.begun:
+        start = Start(adopt=start.adopt)
+    with (
+        Heartbeat(config.batch.stall_seconds) as heartbeat,
+        RunDir.open(Path(config.output.path), start.overwrite) as run_dir,
+        room_on(run_dir.root),
+    ):
+        session = _Session(config, run_dir, start, outside, orders, heartbeat, quiet, models)
         try:
-            summary = session.run(kind, stopped)
+            summary = session.run(kind)
         except BaseException as error:
             if session.started:
                 with suppress(OSError):  # the error itself matters more than the note of it
@@ -118,36 +104,13 @@ class _Known:
         tokenizer = tokenizers.load(
             checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
         )
-        reference = None if config.reference is None else _reference(config.reference, tokenizer)
-        vocabulary = _vocabulary(checkpoint, tokenizer)
-        if reference is not None:
-            _require_same_tokens(vocabulary, _vocabulary(reference, tokenizer), tokenizer)
+        vocabulary = vocabulary_of(checkpoint, tokenizer)
+        reference = None if config.reference is None else references.find(config.reference, vocabulary, tokenizer)
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
         parts = Parts(config, found.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos)
         return cls(found, checkpoint, reference, kind(parts), tokenizer.chat_template)
-
-
-def _reference(config: ModelConfig, tokenizer: Tokenizer) -> Checkpoint:
-    """The second model's checkpoint. Raises ModelError where its tokens are not the first one's."""
-    checkpoint = checkpoints.find(config, "score.reference")
-    other = tokenizers.load(checkpoint.folder, None, {}, config.trust_remote_code)
-    if difference := tokenizer.difference(other):
-        raise ModelError(f"score.reference: the tokenizer of {checkpoint.folder} is another than the model's: {difference}")
-    return checkpoint
-
-
-def _require_same_tokens(ours: int, theirs: int, tokenizer: Tokenizer) -> None:
-    """Raises ModelError where one of two vocabularies, given by their widths, lacks tokens of the tokenizer that the other has.
-
-    What is beyond the tokenizer's ids is padding, which a divergence leaves out.
-    """
-    if ours != theirs and min(ours, theirs) < tokenizer.size:
-        raise ModelError(
-            f"score.reference: found a vocabulary of {theirs} ids, the model's has {ours}, the tokenizer {tokenizer.size}; "
-            "expected the same, or that both hold all of the tokenizer's; use a reference with this model's vocabulary"
-        )
 
 
 def _warn(config: JobConfig, found: Scan) -> None:
@@ -162,34 +125,61 @@ def _warn(config: JobConfig, found: Scan) -> None:
 class _Session:
     """One start of a run: everything between the open directory and the summary."""
 
-    def __init__(self, config: JobConfig, run_dir: RunDir, start: Start, quiet: bool, models: Models):
+    def __init__(
+        self,
+        config: JobConfig,
+        run_dir: RunDir,
+        start: Start,
+        outside: Outside,
+        orders: Orders,
+        heartbeat: Heartbeat,
+        quiet: bool,
+        models: Models,
+    ):
         self.config, self.run_dir, self.start, self.quiet, self.models = config, run_dir, start, quiet, models
+        self.outside, self.orders, self.heartbeat = outside, orders, heartbeat
+        self.desk: Desk | None = None
         self.started = False
         self.begin = monotonic()
 
-    def run(self, kind: Kind, stopped: Callable[[], bool]) -> Summary:
+    def run(self, kind: Kind) -> Summary:
         """Does what is left, and says how far it came."""
         config, run_dir, per_shard = self.config, self.run_dir, self.config.batch.rows_per_shard
+        self.heartbeat.doing("reading the input and the tokenizer")
         known = _Known.of(config, run_dir.root, kind)
         rows = known.found.rows
-        described = {"config": config.model_dump(mode="json"), "identity": self._identity(known), "inputs": known.found.fingerprint()}
+        described = {
+            "config": config.model_dump(mode="json"),
+            "cwd": str(Path.cwd()),  # where relative paths start
+            "identity": self._identity(known),
+            "inputs": known.found.fingerprint(),
+        }
+        self.heartbeat.doing("looking up what is done")
         run_dir.bind(described, self.start.adopt)
         known.found.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(rows, per_shard, known.job.schema, self.start.retry_errors)
+        self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic)
         writer = Writer(run_dir, known.job.schema, rows, per_shard, recovered, config.output.fsync_seconds)
         statistics = None
         progress, complete, worked = Progress(), True, len(recovered.committed) * per_shard < rows
-        try:
+        with self.outside.saving(lambda: self._save(writer)), closing(writer):
             if rows == 0:
                 log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
             elif worked:
-                progress, complete = self._work(known, writer, recovered, stopped)
+                progress, complete = self._work(known, writer, recovered)
+            self.heartbeat.doing("writing the last records")
             if complete:
                 writer.finish()
+                self.heartbeat.doing("computing statistics")
                 statistics = self._write_statistics(known.job)
-        finally:
-            writer.close()
         return self._summary(known, writer, progress, worked, statistics)
+
+    def _save(self, writer: Writer) -> bool:
+        """Saves what is finished, in a thread of its own, as the process is about to end in the middle of a step."""
+        saved = self.desk is None or self.desk.flush()
+        if self.started:
+            self.run_dir.session_ended({"how": "stopped", "rows": writer.rows, "errors": writer.errors})
+        return saved
 
     def _identity(self, known: _Known) -> dict[str, Any]:
         template, reference = known.template, {}
@@ -207,24 +197,30 @@ class _Session:
             **columns_of(known.job.schema),
         }
 
-    def _work(self, known: _Known, writer: Writer, recovered: Recovered, stopped: Callable[[], bool]) -> tuple[Progress, bool]:
+    def _work(self, known: _Known, writer: Writer, recovered: Recovered) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
         config, per_shard = self.config, self.config.batch.rows_per_shard
         found, job, other = known.found, known.job, known.reference
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
+        self.heartbeat.doing("loading the model")
         setup, reference, about = fit(*self._models(known, job.wanted))
         self.run_dir.session({**about, "settings": free(config)})
         self.started = True
-        rows = read(found, config.data, lambda position: position // per_shard in recovered.committed)
         engine = job.engine(setup, reference)
-        desk = Desk(
+        self.heartbeat.progress, engine.progress.flight = engine.progress, self.outside.supervisor.flight
+        groups = [] if setup.static else self.orders.first
+        first = apart.picked(self._rows(found, recovered), groups)
+        stopped = self.outside.stopped
+        desk = self.desk = Desk(
             job,
-            rows,
+            self._rows(found, recovered),
             writer,
             recovered,
             per_shard,
             row_check(setup, known.checkpoint.config, None if reference is None or other is None else (reference, other.config)),
             stopped,
+            first=first,
+            fatal=self.orders.fatal,
             fail_fast=config.on_error == "fail",
             whole_shards=setup.static,
         )
@@ -233,18 +229,28 @@ class _Session:
             return Counts(writer.rows, found.rows, writer.errors)
 
         try:
-            with Watch(engine.progress, counts, self.run_dir.add_metrics, config.batch.stall_seconds, self.quiet):
+            with Watch(engine.progress, counts, self.run_dir.add_metrics, self.quiet):
                 try:
-                    for outcome in engine.run(desk.next_window, lambda: stopped() or desk.failed):
+                    for outcome in apart.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed):
+                        if desk.full:
+                            self.heartbeat.doing("waiting for finished rows to be written")
                         desk.put(outcome)
                 finally:
+                    self.heartbeat.doing("writing the last records")
                     desk.close()
         except BaseException as error:
             if is_out_of_memory(error):
                 cure = "lower batch.memory, batch.rows or batch.tokens and run the same command again"
                 raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
             raise
+        self.outside.supervisor.flight(())
         return engine.progress, not stopped()
+
+    def _rows(self, found: Scan, recovered: Recovered) -> Iterator[Row | BadRow]:
+        """The input's rows, those of committed shards left out."""
+        rows, per_shard = found.rows, self.config.batch.rows_per_shard
+        left = (shard for shard in range(-(-rows // per_shard)) if shard not in recovered.committed)
+        return read(found, self.config.data, (shard_rows(shard, rows, per_shard) for shard in left))
 
     def _models(self, known: _Known, wanted: Wanted) -> tuple[Model, BatchConfig, Wanted, Model | None]:
         """What ``fit`` takes, loaded: the model, and the reference beside it."""
@@ -281,15 +287,11 @@ class _Session:
             reasons=reasons(self.run_dir.root) if writer.errors else (),
             closing="" if statistics is None else known.job.closing(statistics),
         )
-        if worked or not self.run_dir.summary.exists():
-            values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}
+        values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}
+        values["stats_sha256"] = None if statistics is None else file_sha256(self.run_dir.stats)
+        said = self.run_dir.stored_summary() or {}  # damaged, or of an earlier session if the last was killed at its end
+        if worked or any(said.get(name) != values[name] for name in ("complete", "rows", "records", "errors", "stats_sha256")):
             session = {name: values.pop(name) for name in SESSION_FIGURES}
             values |= {"output": str(summary.output), "session": session}
             self.run_dir.write_summary(values | {"statistics": None if statistics is None else figures(statistics)})
         return summary
-
-
-def _vocabulary(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int:
-    """Width of the logits as config.json says, or the tokenizer's size."""
-    text = checkpoint.config | (checkpoint.config.get("text_config") or {})
-    return int(text.get("vocab_size") or tokenizer.size)

@@ -75,6 +75,10 @@ class Backlog:
                 self._waiting.extend(longest_first(window))
         return group(self._waiting, limits, load)
 
+    def put_back(self, requests: Iterable[Request]) -> None:
+        """Requests that were taken wait again."""
+        self._waiting = deque(longest_first([*requests, *self._waiting]))
+
 
 def group(waiting: deque[Request], limits: Limits, load: Load) -> list[Request]:
     """Takes from the front of ``waiting`` the rows that fit one prefill beside ``load``.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.logprobs import Scores, join, score
-from .cache import Caches, evaluate, fresh
+from .cache import Caches, announce, announce_call, evaluate, fresh, settle
 from .head import Head, Reader, Whole, read
 from .planner import Limits
 from .records import Request, Sample
@@ -57,7 +57,7 @@ class Setup:
     ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits that
     the echo and the scorer read at once. What the probes found for them: ``head`` is the network split in two (None: it
     cannot be), ``right_padded``: rows of unlike length share a batch of plain caches, pads behind them; ``shared``: rows
-    can be fed on top of copies of another row's caches.
+    can be fed on top of copies of another row's caches, ``chunked``: a row's tokens may go through in several calls.
     """
 
     model: Any
@@ -70,6 +70,7 @@ class Setup:
     head: Head | None = None
     right_padded: bool = False
     shared: bool = False
+    chunked: bool = True
 
     @property
     def reader(self) -> Reader:
@@ -116,17 +117,13 @@ def prefill(setup: Setup, requests: list[Request]) -> Prefilled:
     if width == 1 and min(lengths) == 0:
         width = 2  # mlx-lm's rotating caches take a call of one token for a decode step, which must not be padded
     caches = fresh(setup.model, len(ids), setup.padded)
-    padding = [width - n for n in lengths]
-    if any(padding):
-        for cache in caches:
-            cache.prepare(lengths=lengths, right_padding=padding)
+    announce(caches, lengths, width)
     tokens = np.zeros((len(ids), width), np.int32)
     for row, x, n in zip(tokens, ids, lengths, strict=True):
         row[:n] = x[:-1]
     echoes = _forward(setup, tokens, ids, caches)
-    if any(padding):
-        for cache in caches:
-            cache.finalize()
+    if min(lengths) < width:
+        settle(caches)
         evaluate(caches)
     waiting = [(i, sample) for i, r in enumerate(requests) for sample in r.work.samples]
     return Prefilled(caches, requests, echoes, waiting, sum(lengths), tokens.size)
@@ -139,6 +136,7 @@ def _forward(setup: Setup, tokens: NDArray[np.int32], ids: list[NDArray[np.int32
     at = 0
     while at < width:
         n = chunk(setup, rows, width - at)
+        announce_call(caches, [len(x) - 1 - at for x in ids], n)
         states = setup.reader.states(mx.array(tokens[:, at : at + n]), caches)
         if setup.wanted.echo:
             _echo(setup, states, at, ids, parts)
@@ -150,6 +148,8 @@ def _forward(setup: Setup, tokens: NDArray[np.int32], ids: list[NDArray[np.int32
 
 def chunk(setup: Setup, rows: int, left: int) -> int:
     """Tokens a row in the next call of ``rows`` rows that have ``left`` to go; never a last one alone (see ``prefill``)."""
+    if not setup.chunked:
+        return left
     n = setup.limits.tokens // rows
     if setup.wanted.echo and setup.head is None:
         n = min(n, max(LEAST_CHUNK, setup.logit_bytes // (4 * rows * setup.vocabulary)))

@@ -5,20 +5,23 @@ until its last sample is recorded; memory does not grow with the dataset.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 
+from ..configs.visible import visible
 from .column_types import json_text
 from .errors import DataError, RowError
 from .job import Job
-from .records import AnyRequest, BadRow, Failure, Outcome, Row
+from .records import AnyRequest, BadRow, Failure, Outcome, Request, Row
 from .recovery import Recovered
 from .writer import Writer
 
 WINDOW_ROWS = 4096
 OUTCOMES = 1024
+
+_Posted = Outcome | tuple[int, int] | threading.Event | None
 
 
 class StoppedError(Exception):
@@ -37,7 +40,8 @@ class _Waiting:
 class Desk:
     """Prepares requests and records outcomes.
 
-    ``check`` says why a request can't be run, or None; ``stopped`` whether the run is to end early.
+    ``check`` says why a request can't be run, or None; ``stopped`` whether the run is to end early. ``first`` are rows that make the
+    first windows, a group each; ``fatal`` says of rows why they are not run at all.
     ``fail_fast``: the first row that fails ends the run with DataError (``on_error: fail``). ``whole_shards``: the rows of
     an open shard are all run, those recorded before too (deterministic mode, where a batch is repeated as it was).
     """
@@ -52,14 +56,17 @@ class Desk:
         check: Callable[[AnyRequest], str | None],
         stopped: Callable[[], bool],
         *,
+        first: Sequence[Sequence[Row | BadRow]] = (),
+        fatal: Mapping[int, str] | None = None,
         fail_fast: bool,
         whole_shards: bool,
     ):
         self._job, self._rows, self._writer, self._recovered, self._check = job, rows, writer, recovered, check
         self._per_shard, self._stopped, self._fail_fast, self._whole = rows_per_shard, stopped, fail_fast, whole_shards
+        self._first, self._fatal = first, fatal or {}
         self._waiting: dict[int, _Waiting] = {}
         self._windows: Queue[list[AnyRequest] | None] = Queue(1)
-        self._outcomes: Queue[Outcome | tuple[int, int] | None] = Queue(OUTCOMES)
+        self._outcomes: Queue[_Posted] = Queue(OUTCOMES)
         self._stop = threading.Event()
         self.failure: BaseException | None = None
         self._preparing = threading.Thread(target=self._guarded, args=(self._prepare,), name="prepare", daemon=True)
@@ -88,6 +95,19 @@ class Desk:
         """Takes over an outcome; waits while too many are not recorded yet."""
         self._post(outcome)
 
+    @property
+    def full(self) -> bool:
+        """True when the next outcome has to wait until others are recorded."""
+        return self._outcomes.full()
+
+    def flush(self) -> bool:
+        """Returns True when all that was put before is recorded and on the disk, False when it can't be. For any thread."""
+        done = threading.Event()
+        self._post(done)
+        while not done.wait(0.05) and not self.failed and self._writer.running:
+            pass
+        return not (self.failed or self._writer.broken)
+
     def close(self) -> None:
         """Records what was put, ends both threads, and raises what went wrong in them."""
         self._stop.set()
@@ -108,7 +128,7 @@ class Desk:
         except BaseException as error:
             self.failure = self.failure or error
 
-    def _post(self, item: "Outcome | tuple[int, int] | None") -> None:
+    def _post(self, item: _Posted) -> None:
         """Puts for the recording thread, without waiting forever for one that has failed."""
         while True:
             try:
@@ -119,13 +139,18 @@ class Desk:
                     raise StoppedError from None
 
     def _prepare(self) -> None:
-        """Rows to windows of requests; a window ends with a shard."""
+        """Rows to windows of requests; a window ends with a shard. Before them the groups of ``first``."""
+        for group in self._first:
+            self._put_window([request for row in group for request in self._requests(row)])
+        prepared = {row.position for group in self._first for row in group}
         window: list[AnyRequest] = []
         size = 1 if self._whole else max(1, WINDOW_ROWS // self._per_shard)
         ends = None
         for row in self._rows:
             if self._stop.is_set():
                 raise StoppedError
+            if row.position in prepared:
+                continue
             shard = row.position // self._per_shard
             if ends is not None and shard >= ends:
                 if window:
@@ -149,40 +174,52 @@ class Desk:
     def _requests(self, row: Row | BadRow) -> list[AnyRequest]:
         """A row's requests, less what is recorded already; a row that cannot be done goes to the errors."""
         shard = self._recovered.done.get(row.position // self._per_shard)
-        if shard is not None and row.position in shard.failed:
+        if shard is not None and shard.has_failed(row.position):
             self._post((row.position, 1))
+            return []
+        if shard is not None and shard.is_resolved(row.position) and not self._whole:
             return []
         if isinstance(row, BadRow):
             self._post(Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text))
             return []
-        done = shard.samples.get(row.position, set()) if shard is not None else set[int]()
+        done = shard.samples_of(row.position) if shard is not None else set[int]()
         try:
             requests = self._job.requests(row)
-            problems = [problem for request in requests if (problem := self._check(request))]
-            if problems and not done:
-                raise RowError("too_long", problems[0])
         except RowError as error:
-            text = json_text(row.columns)
-            self._post(Failure(row.position, row.key, None, error.stage, type(error).__name__, _placed(str(error), row), text))
+            self._post(_failed(row, error.stage, type(error).__name__, str(error)))
+            return []
+        problem = self._problem(row.position, requests)
+        if problem and not done:
+            self._post(_failed(row, *problem))
             return []
         self._post((row.position, sum(len(r.samples) for r in requests)))
         left = [kept for r in requests if (kept := r.without(set() if self._whole else done)).samples]
         for request in left:
             self._waiting[row.position] = _Waiting(row, request, len(request.samples))
-        if problems:  # this session has less room than the one that recorded some of the row's samples
+        if problem:  # only now: this session has less room than the one that recorded some of the row's samples, or that one died
             for sample in (sample for request in left for sample in request.samples):
-                self._post(Failure(row.position, None, sample, "too_long", "RowError", problems[0], ""))
+                self._post(Failure(row.position, None, sample, *problem, ""))
             return []
         return left
 
+    def _problem(self, row: int, requests: list[AnyRequest]) -> tuple[str, str, str] | None:
+        """Stage, class and message of what keeps a row from being run, or None."""
+        if row in self._fatal:
+            stage = "generate" if any(isinstance(request, Request) for request in requests) else "score"
+            return stage, "EngineAborted", self._fatal[row]
+        found = next((problem for request in requests if (problem := self._check(request))), None)
+        return None if found is None else ("too_long", "RowError", found)
+
     def _record(self) -> None:
-        """Outcomes to records; pairs are (row, number of its records)."""
+        """Outcomes to records; pairs are (row, number of its records), an event waits for what came before it."""
         while True:
             outcome = self._outcomes.get()
             if outcome is None:
                 return
             if isinstance(outcome, tuple):
                 self._writer.admit(*outcome)
+            elif isinstance(outcome, threading.Event):
+                self._writer.flush(outcome.set)
             elif isinstance(outcome, Failure):
                 self._fail(outcome)
             else:
@@ -195,8 +232,8 @@ class Desk:
             if self._recorded(failure.row, sample):
                 return
         if self._fail_fast:
-            where = f"row {failure.row}" + (f" (key {failure.key})" if failure.key not in (None, str(failure.row)) else "")
-            raise DataError(f"on_error: fail, and {where} failed at {failure.stage}: {failure.message}")
+            where = f"row {failure.row}" + (f" (key {visible(failure.key)})" if failure.key not in (None, str(failure.row)) else "")
+            raise DataError(f"on_error: fail, and {where} failed at {failure.stage}: {visible(failure.message)}")
         self._writer.fail(failure)
 
     def _finish(self, outcome: Outcome) -> None:
@@ -218,6 +255,10 @@ class Desk:
         """Whether an earlier session has recorded this sample (it was run again for the sake of its batch)."""
         shard = self._recovered.done.get(row // self._per_shard)
         return shard is not None and shard.has(row, sample)
+
+
+def _failed(row: Row, stage: str, error: str, message: str) -> Failure:
+    return Failure(row.position, row.key, None, stage, error, _placed(message, row), json_text(row.columns))
 
 
 def _placed(message: str, row: Row) -> str:

@@ -88,6 +88,9 @@ def _compiled(
     except TemplateSyntaxError as error:
         at = f"{option}, line {error.lineno}"
         raise ConfigError(f"{at}: the template cannot be parsed: {error.message}. A column is written {{{{ name }}}}.") from None
+    except (RecursionError, SyntaxError) as error:  # what Jinja takes can still be too deep for it, or for Python
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error.msg
+        raise ConfigError(f"{option}: the template cannot be compiled: {reason}; write it simpler") from None
     for name in sorted(names) if columns else []:
         if name not in columns:
             raise missing_column(columns, name, option)

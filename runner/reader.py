@@ -1,9 +1,12 @@
 """The input's rows, streamed in order with position and key; a row that cannot be read comes as a BadRow.
 
-Reads what the pre-scan found and nothing else: a file that changed since stops the job. Memory does not grow with the rows.
+Reads what the pre-scan found and nothing else: a file that changed since, or changes meanwhile, stops the job before a row of its
+new contents is handed on. Memory does not grow with the rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 
 from ..configs.schema import DataConfig
 from .column_types import json_text
@@ -13,30 +16,57 @@ from .inputs import Scan, Scanned, unchanged
 from .lines import Entry, UnreadableError
 from .records import BadRow, Row
 
+WINDOW_ROWS = 64  # a look at the file's stamp costs what reading a few rows does, and much more on a network volume
 
-def read(scan: Scan, data: DataConfig, skip: Callable[[int], bool]) -> Iterator[Row | BadRow]:
-    """The rows of all sources in order; positions are 0-based and count every row, bad ones too.
 
-    A row for whose position ``skip`` is true is passed over without being parsed. Raises DataError when a source is not
-    the one that was scanned.
+def read(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator[Row | BadRow]:
+    """The ``wanted`` rows of all sources, in order; positions are 0-based and count every row, bad ones too.
+
+    ``wanted``: ranges of positions that ascend and end with ``scan.rows``. Rows outside them are passed over without being parsed,
+    whole sources without being opened. Raises DataError when a source is not the one that was scanned.
     """
-    position = 0
+    spans, first = deque(filter(None, wanted)), 0
     for scanned in scan.sources:
-        if position == scan.rows:
+        if first == scan.rows:
             return
         if not unchanged(scanned):
             raise _changed(scanned)
-        end = position + scanned.rows
-        for entry in entries(scanned.source, data):
-            if position == scan.rows:
-                return
-            if position == end:
-                raise _changed(scanned)
-            if not skip(position):
-                yield _row(scanned, data, entry, position)
-            position += 1
-        if position != end:
+        end = first + scanned.rows
+        own: list[range] = []
+        while spans and spans[0].start < end:
+            span = spans.popleft()
+            own.append(range(max(span.start, first) - first, min(span.stop, end) - first))
+            if span.stop > end:
+                spans.appendleft(span)
+                break
+        if own:
+            rows = _rows(scanned, data, first, own)
+            while window := _window(scanned, rows):
+                yield from window
+        first = end
+
+
+def _window(scanned: Scanned, rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+    """The next rows of a source; raises DataError where its file is no longer the one that was scanned when they have been read."""
+    try:
+        window = list(islice(rows, WINDOW_ROWS))
+    except DataError as error:
+        if unchanged(scanned):
+            raise
+        raise _changed(scanned) from error
+    if not unchanged(scanned):
+        raise _changed(scanned)
+    return window
+
+
+def _rows(scanned: Scanned, data: DataConfig, first: int, wanted: list[range]) -> Iterator[Row | BadRow]:
+    """The ``wanted`` rows of a source, by positions among its own; ``first`` is where it begins in the input."""
+    found = entries(scanned.source, data, wanted)
+    for position in chain.from_iterable(wanted):
+        entry = next(found, None)
+        if entry is None:
             raise _changed(scanned)
+        yield _row(scanned, data, entry, first + position)
 
 
 def _row(scanned: Scanned, data: DataConfig, entry: Entry, position: int) -> Row | BadRow:

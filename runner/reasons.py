@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..configs.visible import visible
 from .parts import read_errors
 
 SHOWN = 3
@@ -59,6 +60,6 @@ def _lines(kinds: Iterable[_Reason], others: int) -> tuple[str, ...]:
 
 
 def _line(reason: _Reason) -> str:
-    message = " ".join(reason.message.split())
+    message = visible(" ".join(reason.message.split()))
     message = message if len(message) <= _MESSAGE else f"{message[: _MESSAGE - 1]}…"
     return f"{reason.count:,} failed at {reason.stage}, the first in row {reason.row}: {message}"

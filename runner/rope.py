@@ -46,7 +46,8 @@ def _flat(rope: Config, added: Config, names: tuple[str, ...], scaling: bool = T
         added |= dict.fromkeys(names, rope["rope_theta"])
     if not scaling:
         return
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        added["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"}
+    scaled = rope.get("rope_type", rope.get("type", "default")) != "default"
+    # None says that nothing is scaled, to model files that ask for one or the other.
+    added["rope_scaling"] = {key: value for key, value in rope.items() if key != "rope_theta"} if scaled else None
     if "partial_rotary_factor" in rope:
         added["partial_rotary_factor"] = added["rotary_pct"] = rope["partial_rotary_factor"]

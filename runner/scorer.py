@@ -5,6 +5,8 @@ the caches that their parents have left. Pads stand on the right, where no real 
 
     parent   a b c d      children   a b c d|x .        plain caches, a copy a row
                                      a b c d|y z
+
+When memory runs out, what a window has not finished is planned anew, in smaller batches.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,17 +16,17 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels import divergence, logprobs
 from ..kernels.divergence import Divergence
 from ..kernels.logprobs import Scores
 from .cache import Caches, evaluate, forked, fresh, select, trim, trimmable, widened
 from .engine import Progress
 from .head import read
+from .memory import is_out_of_memory
+from .opened import Opened
 from .prefill import Setup, chunk
-from .prefixes import Owner, Read, Segment, batches, bucket, forest, lone
-from .records import Failure, Outcome, Scored, ScoreRequest
-
-NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.float32))
+from .prefixes import Owner, Read, Segment, batches, bucket, fed, forest, lone
+from .records import Failure, Outcome, ScoreRequest
+from .shortage import Room, first_line
 
 
 @dataclass(slots=True)
@@ -46,16 +48,6 @@ class _Rows:
         self.rows = rows
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request, how many of its positions are not scored yet, and the pieces that have come, a list a passage."""
-
-    request: ScoreRequest
-    left: int
-    scores: list[list[Scores]]
-    divergences: list[list[Divergence]]
-
-
 class Scorer:
     """Scores requests with one model, and holds it against a ``reference`` model where there is one.
 
@@ -68,9 +60,12 @@ class Scorer:
         self._wanted, self._static = setup.wanted, setup.static
         self._right_padded = all(model.right_padded for model in self._models)
         self._shared = not setup.static and self._right_padded and all(model.shared for model in self._models)
-        self._limits = setup.limits
-        if not self._right_padded and not setup.limits.even:  # nobody has tried rows of one length
-            self._limits = replace(self._limits, rows=1)
+        limits = setup.limits
+        if not self._right_padded and not limits.even:  # nobody has tried rows of one length
+            limits = replace(limits, rows=1)
+        self._room = Room(limits, setup.static)
+        self._batch: list[Segment] = []  # what is fed
+        self._apart = not self._shared  # nothing is shared within this window
 
     def run(
         self, next_window: Callable[[bool], list[ScoreRequest] | None], stopped: Callable[[], bool] = lambda: False
@@ -87,40 +82,83 @@ class Scorer:
             yield from self._window(window, stopped)
 
     def _window(self, requests: list[ScoreRequest], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        self.progress.doing(f"planning {len(requests)} rows")
-        opened = [_Open(r, sum(len(p.positions) for p in r.passages), [[] for _ in r.passages], [[] for _ in r.passages]) for r in requests]
+        opened, self._apart = [Opened.of(request) for request in requests], not self._shared
         yield from (self._outcome(row) for row in opened if not row.left)
-        if self._static:
-            yield from self._feed_lone(requests, opened, stopped)
+        while opened := [row for row in opened if not row.done]:
+            why, self._batch = "", []
+            try:
+                yield from self._feed_window(opened, stopped)
+            except Exception as error:
+                if not (self._batch and is_out_of_memory(error)):
+                    raise
+                why = first_line(error)
+            if not why:
+                return
+            yield from self._start_again(opened, why)  # the error is gone, and with its traceback the arrays that this held
+
+    def _start_again(self, opened: list[Opened], why: str) -> Iterator[Outcome]:
+        """Makes batches smaller and lets all begin anew that is not done; failures of the rows that do not fit alone.
+
+        One passage that stands on what is shared is not alone yet: the rest of the window then shares nothing.
+        """
+        batch, doing = self._batch, self.progress.now
+        first, too_large = batch[0], set[int]()
+        if len(batch) > 1:
+            self._room.halve(len(batch), max(segment.longest for segment in batch), doing, why)
+        elif first.start or first.children:
+            self._apart = True
+            self._room.free(doing, why, "the next rows are scored without sharing what they have in common")
         else:
-            yield from self._feed_all(forest(requests, self._limits, self._shared), None, 0.0, opened, stopped)
+            too_large = {own[0] for part in first.reads if len(fed(part.passage)) == len(first.feed) for own in part.owners}
+            if self._room.halve_calls(opened[min(too_large)].request.row, doing, why):
+                too_large = set[int]()
+        self._models = [replace(model, limits=self._room.limits) for model in self._models]
+        for number, row in enumerate(opened):
+            if row.done:
+                continue
+            self.progress.scored -= row.begin_again()
+            if number in too_large:
+                row.done = True
+                self._room.give_up(why)
+                found = f"out of device memory with this row alone: {row.request.reach} tokens ({why})"
+                yield Failure(row.request.row, None, 0, "score", "OutOfMemory", f"{found}; shorten it, or lower score.context", "")
 
     # ------------------------------------------------------------------------------------------------------- feeding
 
-    def _feed_lone(self, requests: list[ScoreRequest], opened: list[_Open], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def _feed_window(self, opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        requests = [row.request for row in opened]
+        self.progress.doing(f"planning {len(requests)} rows")
+        if self._static:
+            yield from self._feed_lone(requests, opened, stopped)
+        else:
+            yield from self._feed_all(forest(requests, self._room.limits, not self._apart), None, 0.0, opened, stopped)
+
+    def _feed_lone(self, requests: list[ScoreRequest], opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Feeds each passage by itself, in batches of fixed shapes."""
-        for batch in lone(requests, self._limits.rows, bucket if self._right_padded else int):
+        for batch in lone(requests, self._room.limits.rows, bucket if self._right_padded else int):
             if stopped():
                 return
+            self._batch = batch
             yield from self._feed(batch, self._rows(None, None, len(batch)), opened, stopped)
 
     def _feed_all(
-        self, segments: list[Segment], base: _Rows | None, held: float, opened: list[_Open], stopped: Callable[[], bool]
+        self, segments: list[Segment], base: _Rows | None, held: float, opened: list[Opened], stopped: Callable[[], bool]
     ) -> Iterator[Outcome]:
         """Feeds ``segments``, and all that stands behind them, on top of the one row of ``base``; ``held`` bytes are taken.
 
         The caches of one batch serve the next, where the tokens fed can be taken out of them again.
         """
         spare: _Rows | None = None
-        for batch in batches(segments, self._limits, not self._right_padded, held):
+        for batch in batches(segments, self._room.limits, not self._right_padded, held):
             if stopped():
                 return
+            self._batch = batch
             rows, spare = self._rows(base, spare, len(batch)), None
             width = max(len(segment) for segment in batch)
             again = base is not None and trimmable(rows.every, max(segment.longest for segment in batch) - batch[0].start)
             yield from self._feed(batch, rows, opened, stopped)
             if len(batch) == 1 and batch[0].children:
-                above = held + self._limits.kv(1, len(batch[0].feed))
+                above = held + self._room.limits.kv(1, len(batch[0].feed))
                 yield from self._feed_all(batch[0].children, rows, above, opened, stopped)
             elif batch[0].children:
                 yield from self._feed_in_turn([stem.children for stem in batch], rows, opened, stopped)
@@ -138,7 +176,7 @@ class Scorer:
         return spare
 
     def _feed_in_turn(
-        self, children: list[list[Segment]], rows: _Rows, opened: list[_Open], stopped: Callable[[], bool]
+        self, children: list[list[Segment]], rows: _Rows, opened: list[Opened], stopped: Callable[[], bool]
     ) -> Iterator[Outcome]:
         """Feeds each row's children on top of it: the first of each row, then the second of each, and so on.
 
@@ -152,7 +190,7 @@ class Scorer:
         for turn in range(len(turns[0])):
             if stopped():
                 return
-            members = [own[turn] for own in turns if len(own) > turn]
+            self._batch = members = [own[turn] for own in turns if len(own) > turn]
             if len(members) < rows.rows:
                 rows.keep(len(members))
             width = max(len(segment) for segment in members)
@@ -163,12 +201,13 @@ class Scorer:
                 copies = [forked(caches, list(range(rows.rows)), rows.rows, padded=False) for caches in rows.caches]
                 yield from self._feed(members, _Rows(copies, rows.rows), opened, stopped)
 
-    def _feed(self, members: list[Segment], rows: _Rows, opened: list[_Open], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def _feed(self, members: list[Segment], rows: _Rows, opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Feeds a batch on top of ``rows``, call by call; outcomes of the requests that it ends."""
         width = max(len(segment) for segment in members)
         tokens = np.zeros((len(members), width), np.int32)
         for row, segment in zip(tokens, members, strict=True):
             row[: len(segment)] = segment.feed[segment.start :]
+        self.progress.flight({opened[own[0]].request.row for segment in members for part in segment.reads for own in part.owners})
         self.progress.doing(f"scoring {len(members)} rows of up to {max(len(segment.feed) for segment in members)} tokens")
         at = 0
         while at < width and not stopped():
@@ -189,7 +228,7 @@ class Scorer:
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[_Open]) -> Iterator[Outcome]:
+    def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[Opened]) -> Iterator[Outcome]:
         """Scores what is asked for at ``width`` tokens from ``at``, for whomever it is; outcomes of the requests that it ends."""
         found: list[tuple[Read, int]] = []
         index: list[NDArray[np.intp]] = []
@@ -218,36 +257,15 @@ class Scorer:
             for owner in part.owners:
                 yield from self._give(opened, owner, scores[piece], None if divergences is None else divergences[piece])
 
-    def _give(self, opened: list[_Open], owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
+    def _give(self, opened: list[Opened], owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
         row = opened[owner[0]]
-        row.scores[owner[1]].append(scores)
-        if divergences is not None:
-            row.divergences[owner[1]].append(divergences)
-        row.left -= len(scores.logprobs)
+        row.add(owner[1], scores, divergences)
         self.progress.scored += len(scores.logprobs)
         if not row.left:
             yield self._outcome(row)
 
-    def _outcome(self, row: _Open) -> Outcome:
-        """What a request comes to; its pieces are let go."""
-        request = row.request
-        self.progress.prompt += sum(len(passage.ids) for passage in request.passages)
-        scores = tuple(logprobs.join([self._wanted.nothing, *pieces]) for pieces in row.scores)
-        against = None
-        if len(self._models) > 1:
-            against = tuple(divergence.join([NO_DIVERGENCE, *pieces]) for pieces in row.divergences)
-        row.scores, row.divergences = [], []
-        message = _fault(request, "model", [s.logprobs for s in scores])
-        message = message or _fault(request, "reference model", [d.reference_logprobs for d in against or ()])
-        if message:
-            return Failure(request.row, None, 0, "score", "NotANumber", message, "")
-        return Scored(request.row, scores, against)
-
-
-def _fault(request: ScoreRequest, model: str, found: list[NDArray[np.float32]]) -> str | None:
-    """Where logprobs are NaN, or None."""
-    for number, values in enumerate(found):
-        if np.isnan(values).any():
-            token = int(request.passages[number].positions[np.isnan(values).argmax()])
-            return f"passage {number}, token {token}: the {model}'s logits there are NaN or all -inf"
-    return None
+    def _outcome(self, row: Opened) -> Outcome:
+        outcome = row.outcome(self._wanted.nothing, len(self._models) > 1)
+        self.progress.prompt += sum(len(passage.ids) for passage in row.request.passages)
+        self._room.done()
+        return outcome

@@ -4,7 +4,6 @@ The scorer itself runs rows that need each shortcut, and the same rows go throug
 where their logprobs disagree, or anything crashes, the shortcut is not taken. Knows models, not names of them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,55 +18,94 @@ from .prefill import Setup, Wanted
 from .probes import allowed_difference
 from .records import Passage, Scored, ScoreRequest
 from .scorer import Scorer
+from .shortage import first_line
 
-LENGTHS = (24, 7, 15)  # of rows that stand together; the longest goes in chunks too
-CHUNK = 10  # tokens
-PREFIX, CONTEXTS, CHOICES = 18, (17, 20), (1, 3, 6)  # tokens: long enough for the plan to share them
+WINDOW = 8  # tokens: rows are longer, and so is what they share
+CHOICES = (1, 3, 6)  # tokens
 
 
 @dataclass(slots=True, frozen=True)
 class Shortcuts:
-    """What can be taken, as ``Setup`` names it, and why the rest can't."""
+    """What can be taken, as ``Setup`` names it, and why the rest can't. ``head``: the network can be split in two."""
 
-    head: Head | None
+    head: bool
     right_padded: bool
     shared: bool
-    reasons: tuple[str, ...]
+    chunked: bool
+    reasons: tuple[str, ...] = ()
 
 
-def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Shortcuts:
-    """Tries each shortcut as a run with these ``limits`` would take it. ``padded``: as the probe of generation found."""
+def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allowed: float | None = None, window: int = WINDOW) -> Shortcuts:
+    """Tries each shortcut as a run with these ``limits`` would take it, on rows longer than ``window`` tokens.
+
+    ``padded``: as the probe of generation found. ``allowed``: how far a logprob may be off; None: what the device's noise allows.
+    """
     rng = np.random.default_rng(2)
-    rows = [_whole(i, ids) for i, ids in enumerate(_random(rng, vocabulary, LENGTHS))]
-    prefix = rng.integers(0, vocabulary, PREFIX).astype(np.int32)
-    contexts = [np.concatenate([prefix, ids]) for ids in _random(rng, vocabulary, CONTEXTS)]
-    choices = [_choices(i, context, _random(rng, vocabulary, CHOICES)) for i, context in enumerate(contexts)]
-    allowed = allowed_difference(network, vocabulary)
+    rows = [_whole(i, ids) for i, ids in enumerate(_random(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
+    prefix = rng.integers(0, vocabulary, 2 * window + 2).astype(np.int32)  # long enough for the plan to share it
+    contexts = [np.concatenate([prefix, ids]) for ids in _random(rng, vocabulary, (2 * window + 1, 2 * window + 4))]
+    choices = [_choices(i, context, len(prefix), _random(rng, vocabulary, CHOICES)) for i, context in enumerate(contexts)]
+    allowed = allowed_difference(network, vocabulary) if allowed is None else allowed
     truth = {id(requests): _alone(network, requests) for requests in (rows, choices)}
     reasons: list[str] = []
 
-    def holds(name: str, try_out: Callable[[], float]) -> bool:
+    def holds(name: str, setup: Setup, requests: list[ScoreRequest]) -> bool:
         try:
-            difference = try_out()
+            difference = _difference(setup, requests, truth[id(requests)])
         except Exception as error:  # a model file may fail in any way, and a probe that crashes is a probe that failed
-            reasons.append(f"{name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            reasons.append(f"{name}: {first_line(error)}")
             return False
         if difference > allowed:
             reasons.append(f"{name}: logprobs change by {difference:.2g} (allowed {allowed:.2g})")
         return difference <= allowed
 
-    def scoring(setup: Setup, requests: list[ScoreRequest]) -> float:
-        return _difference(setup, requests, truth[id(requests)])
+    setup = _setup(network, vocabulary, limits, padded)
+    one = replace(setup.limits, rows=1)
+    try:
+        head = _head(network)
+    except Exception as error:
+        head = None
+        reasons.append(f"head apart: {first_line(error)}")
+    if head is not None and holds("head apart", replace(setup, limits=one, head=head), rows):
+        setup = replace(setup, head=head)
+    chunked = holds("chunks", replace(setup, limits=replace(one, tokens=window + 2)), rows)
+    setup = replace(setup, chunked=chunked)
+    right_padded = holds("pads on the right", setup, rows)
+    shared = right_padded and holds("shared prefixes", setup, choices)
+    return Shortcuts(setup.head is not None, right_padded, shared, chunked, tuple(reasons))
 
+
+def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown: Shortcuts, allowed: float) -> Shortcuts:
+    """What of the shortcuts ``shown`` to be right by a twin is so with a network's own weights, on short rows.
+
+    All are tried at once; where logprobs differ by more than ``allowed``, each by itself.
+    """
+    if not (shown.head or shown.right_padded or shown.shared):
+        return shown
+    rng = np.random.default_rng(4)
+    (prefix,) = _random(rng, vocabulary, (2 * WINDOW + 2,))
+    requests = [_choices(0, prefix, len(prefix), _random(rng, vocabulary, CHOICES[1:]))]
+    setup = _setup(network, vocabulary, limits, padded)
+    try:
+        head = Head(network) if shown.head else None
+        setup = replace(setup, head=head, right_padded=shown.right_padded, shared=shown.shared, chunked=shown.chunked)
+        if _difference(setup, requests, _alone(network, requests)) <= allowed:
+            return shown
+    except Exception:  # which of them it is will be found
+        pass
+    own = shortcuts(network, vocabulary, limits, padded)
+    return Shortcuts(
+        own.head and shown.head,
+        own.right_padded and shown.right_padded,
+        own.shared and shown.shared,
+        own.chunked and shown.chunked,
+        (*shown.reasons, *own.reasons),
+    )
+
+
+def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup:
     few = replace(limits, rows=min(limits.rows, 8), tokens=1 << 30, kv_bytes=float("inf"))
-    one, chunks = replace(few, rows=1), replace(few, rows=1, tokens=CHUNK)
-    setup = Setup(network, vocabulary, few, Wanted(echo=True), padded, right_padded=True, shared=True)
-    split = holds("head apart", lambda: scoring(replace(setup, limits=one, head=_head(network)), rows))
-    setup = replace(setup, head=_head(network) if split else None)
-    right_padded = holds("pads on the right", lambda: scoring(setup, rows))
-    right_padded = right_padded and holds("chunks", lambda: scoring(replace(setup, limits=chunks), rows))
-    shared = right_padded and holds("shared prefixes", lambda: scoring(setup, choices))
-    return Shortcuts(setup.head, right_padded, shared, tuple(reasons))
+    return Setup(network, vocabulary, few, Wanted(echo=True), padded, right_padded=True, shared=True)
 
 
 def _head(network: Any) -> Head:
@@ -87,9 +125,9 @@ def _whole(row: int, ids: NDArray[np.int32]) -> ScoreRequest:
     return ScoreRequest(row, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),))
 
 
-def _choices(row: int, context: NDArray[np.int32], choices: list[NDArray[np.int32]]) -> ScoreRequest:
+def _choices(row: int, context: NDArray[np.int32], first: int, choices: list[NDArray[np.int32]]) -> ScoreRequest:
     whole = [np.concatenate([context, ids]) for ids in choices]
-    return ScoreRequest(row, tuple(Passage(ids, np.arange(PREFIX + 1, len(ids), dtype=np.int32)) for ids in whole))
+    return ScoreRequest(row, tuple(Passage(ids, np.arange(first, len(ids), dtype=np.int32)) for ids in whole))
 
 
 def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float32]]:
@@ -109,4 +147,7 @@ def _difference(setup: Setup, requests: list[ScoreRequest], truth: list[NDArray[
     found = [scores.logprobs for outcome in outcomes if isinstance(outcome, Scored) for scores in outcome.scores]
     if len(found) < len(truth):
         return float("inf")
-    return max(float(np.abs(a - b).max()) for a, b in zip(found, truth, strict=True))
+    with np.errstate(invalid="ignore"):
+        gaps = [np.where(a == b, 0.0, np.abs(a - b)) for a, b in zip(found, truth, strict=True)]  # -inf is as far from -inf as it is
+    worst = float(np.concatenate(gaps).max())
+    return worst if np.isfinite(worst) else float("inf")

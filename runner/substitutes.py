@@ -103,8 +103,12 @@ def restore(network: Any) -> list[ModuleType]:
 
 
 def _files(network: Any) -> list[ModuleType]:
-    """The model files of mlx-lm that define the network's layers."""
-    names = {cls.__module__ for _, layer in network.named_modules() for cls in type(layer).__mro__}
+    """The model files of mlx-lm that define the network's layers.
+
+    Not the one that defines activations, though a layer may stand there: what it compiles is every model's, those too that are
+    loaded later, and a compiled function is not told of new shapes through what ours are made of.
+    """
+    names = {cls.__module__ for _, layer in network.named_modules() for cls in type(layer).__mro__} - {mlx_activations.__name__}
     return [sys.modules[name] for name in sorted(names) if name.startswith(MODELS) and name in sys.modules]
 
 

@@ -8,7 +8,7 @@ import hashlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, cast
 
@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..configs.schema import DataConfig
+from ..configs.visible import visible
 from .errors import DataError
-from .lines import Entry, UnreadableError
+from .lines import EVERY, Entry, UnreadableError
 from .sources import Source, naming, open_stream
 
 BATCH_ROWS = 1024
@@ -27,26 +28,29 @@ Table = tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 def open_table(source: Source, data: DataConfig) -> Table:
     """The source's schema, and its rows in record batches of at most 1024 rows. Raises DataError."""
-    with naming(source):
-        openers: dict[str, Callable[[], Table]] = {
-            "hub": partial(_open_hub, source, data),
-            "parquet": partial(_open_parquet, source),
-            "arrow": partial(_open_arrow, source),
-        }
-        schema, batches = openers[source.format]()
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
-    if twice:
-        raise DataError(f"{source.path}: the table has more than one column named {', '.join(twice)}. Rename them.")
-    return schema, _naming_batches(source, batches)
+    schema, batches, _ = _open(source, data, 0)
+    return schema, batches
 
 
-def table_entries(source: Source, data: DataConfig) -> Iterator[Entry]:
-    """The source's rows as entries; a batch is turned into Python values when the first of its rows is asked for."""
-    _, batches = open_table(source, data)
+def table_entries(source: Source, data: DataConfig, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
+    """The source's ``wanted`` rows as entries; a batch is turned into Python values when the first of its rows is asked for."""
+    if not wanted:
+        return
+    _, batches, start = _open(source, data, wanted[0].start)
+    spans = iter(wanted)
+    span = next(spans)
     for batch in batches:
+        end = start + batch.num_rows
         rows = cache(partial(batch_rows, batch))
-        for index in range(batch.num_rows):
-            yield Entry(None, partial(_pick, rows, index))
+        while span.start < end:
+            for row in range(max(span.start, start), min(span.stop, end)):
+                yield Entry(None, partial(_pick, rows, row - start))
+            if span.stop > end:
+                break
+            span = next(spans, None)
+            if span is None:
+                return
+        start = end
 
 
 def batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | UnreadableError]:
@@ -64,6 +68,22 @@ def hub_sha256(source: Source, data: DataConfig) -> str:
     for batch in batches:
         digest.update(batch.serialize())
     return digest.hexdigest()
+
+
+def _open(source: Source, data: DataConfig, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
+    """Schema, batches, and the row at which these begin: at ``first`` or before it, where what stands before is cheap to leave out."""
+    start = 0
+    with naming(source):
+        if source.format == "hub":
+            schema, batches = _open_hub(source, data)
+        elif source.format == "arrow":
+            schema, batches = _open_arrow(source)
+        else:
+            schema, batches, start = _open_parquet(source, first)
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{source.path}: the table has more than one column named {', '.join(map(visible, twice))}. Rename them.")
+    return schema, _naming_batches(source, batches), start
 
 
 def _row(one: pa.RecordBatch) -> dict[str, Any] | UnreadableError:
@@ -88,9 +108,14 @@ def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterat
                 yield batch.slice(start, BATCH_ROWS)
 
 
-def _open_parquet(source: Source) -> Table:
+def _open_parquet(source: Source, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
+    """As ``_open``: begins with the row group that holds ``first``."""
     file = pq.ParquetFile(_seekable(source))
-    return file.schema_arrow, file.iter_batches(batch_size=BATCH_ROWS)
+    groups, group, start = file.num_row_groups, 0, 0
+    while group < groups and start + file.metadata.row_group(group).num_rows <= first:
+        start += file.metadata.row_group(group).num_rows
+        group += 1
+    return file.schema_arrow, file.iter_batches(batch_size=BATCH_ROWS, row_groups=range(group, groups)), start
 
 
 def _open_arrow(source: Source) -> Table:
@@ -109,7 +134,7 @@ def _open_arrow(source: Source) -> Table:
 def _seekable(source: Source) -> pa.NativeFile:
     """The file itself, memory-mapped, or its decompressed bytes in a temporary file that vanishes with its last reader."""
     if source.codec is None:
-        return pa.memory_map(source.path)
+        return pa.memory_map(str(source.file))
     spooled = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the table that is read from it
     with open_stream(source) as stream:
         shutil.copyfileobj(stream, spooled, 1 << 20)

@@ -16,11 +16,13 @@ import numpy as np
 
 from ..configs.errors import ConfigError
 from ..configs.schema import names_a_file
+from ..configs.visible import visible
 from .chat_spans import Turns, marks_turns, rendered, token_spans, without_special
 from .errors import ModelError, RowError
-from .offsets import piece_starts, token_starts
+from .offsets import BYTE_TOKEN, piece_starts, token_starts
 from .records import Ids, Prompt, Sampling
 from .stop_strings import BROKEN, StopStrings
+from .template_trial import try_template
 from .tokenizer_difference import difference
 
 FILES = ("token*", "vocab*", "*.tiktoken")
@@ -146,6 +148,17 @@ class Tokenizer:
             starts = np.array([len(self.decode(text[:i]).rstrip(BROKEN)) for i in range(len(text))], np.int32)
         return np.append(starts, np.int32(len(self.decode(text))))[np.cumsum(shown) - shown]
 
+    def token_bytes(self, token: int) -> bytes:
+        """The UTF-8 bytes that a token stands for behind others, of a special one those of its name; none for an id it does not know."""
+        if self._bytes is not None:
+            return self._bytes[token] if token < len(self._bytes) else b""
+        name = self._hf.convert_ids_to_tokens(token) if token < len(self._hf) else ""
+        if found := BYTE_TOKEN.fullmatch(name or ""):
+            return bytes.fromhex(found[1])
+        before = self._encode("a", special=False)[0].tolist()
+        texts = [self._hf.decode(ids, clean_up_tokenization_spaces=False) for ids in (before, [*before, token])]
+        return texts[1].removeprefix(texts[0]).encode() if name else b""
+
     @cached_property
     def _put_behind(self) -> int:
         """Number of special tokens that the tokenizer puts behind a text."""
@@ -189,7 +202,7 @@ def _token_bytes(token: str | None, of: dict[str, int]) -> bytes:
 def load(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:
     """The tokenizer of a checkpoint's folder. ``chat_template`` is a template or the path of one.
 
-    Raises ModelError where there is no tokenizer, ConfigError where the template cannot be read or parsed.
+    Raises ModelError where there is no tokenizer, ConfigError where the template cannot be read or parsed; both as ``try_template``.
     """
     from mlx_lm.utils import load_tokenizer
 
@@ -198,11 +211,12 @@ def load(folder: Path, chat_template: str | None, template_args: dict[str, Any],
     try:
         hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer  # pyright: ignore[reportPrivateUsage]
     except Exception as error:  # tokenizers fail in many ways; each means that this folder cannot be used
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = visible((str(error).strip().splitlines() or [type(error).__name__])[0])
+        if "trust_remote_code" in str(error):
+            reason = "it needs code that comes with it; set model.trust_remote_code if you trust it"
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
     template = _template(chat_template)
-    if template is not None:
-        _refuse_unparsable(template, hf)
+    try_template(hf, template)
     return Tokenizer(hf, template, template_args)
 
 
@@ -214,15 +228,3 @@ def _template(given: str | None) -> str | None:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompt.chat_template: {given} is neither a readable file nor a template ({error})") from error
-
-
-def _refuse_unparsable(template: str, hf: Any) -> None:
-    """A template with a syntax error would fail every row; the tokenizer parses it with the extensions that it knows."""
-    from jinja2 import TemplateSyntaxError
-
-    try:
-        hf.apply_chat_template([{"role": "user", "content": ""}], tokenize=False, chat_template=template)
-    except TemplateSyntaxError as error:
-        raise ConfigError(f"prompt.chat_template, line {error.lineno}: the template cannot be parsed: {error.message}") from None
-    except Exception:  # what a template makes of messages is for the rows to show
-        return

@@ -1,4 +1,4 @@
-"""Watches a run from beside it: a progress bar or plain lines, a line of metrics an interval, a heartbeat when it stalls.
+"""Watches a run from beside it: a progress bar or plain lines, and a line of metrics an interval.
 
 Reads counters that others write and never touches the model. On a terminal the bar is tqdm's; elsewhere one plain line an
 interval, so that a log file stays readable.
@@ -36,10 +36,8 @@ class Counts:
 class Watch:
     """A context manager around the run. ``counts`` is asked for the rows, ``metrics`` takes a line an interval."""
 
-    def __init__(
-        self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], stall_seconds: float, quiet: bool
-    ):
-        self._progress, self._counts, self._metrics, self._stall = progress, counts, metrics, stall_seconds
+    def __init__(self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], quiet: bool):
+        self._progress, self._counts, self._metrics = progress, counts, metrics
         self._bar: tqdm[Any] | None = None
         self._show = not quiet
         self._redirect = ExitStack()
@@ -67,7 +65,6 @@ class Watch:
     def _run(self) -> None:
         start = line_due = monotonic()
         line_due += LINE_SECONDS
-        said = 0.0
         while not self._stopped.wait(REDRAW_SECONDS):
             now = monotonic()
             if self._bar is not None:
@@ -78,10 +75,6 @@ class Watch:
                 if self._show and self._bar is None:
                     at = self._counts()
                     log.info("%d of %d rows, %d errors, %s tok/s", at.rows, at.of, at.errors, f"{rate:,.0f}")
-            quiet_for = now - self._progress.since
-            if quiet_for > self._stall and now - said > self._stall:
-                log.warning("no step for %.0f s: still %s", quiet_for, self._progress.now)
-                said = now
 
     @property
     def _tokens(self) -> int:
@@ -98,7 +91,7 @@ class Watch:
     def _note(self) -> float:
         """Writes a line of metrics; the tokens a second since the line before."""
         at, p, now = self._counts(), self._progress, monotonic()
-        rate = (self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)
+        rate = max(0, self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)  # rows that start again count once
         self._noted = now, self._tokens
         waste = 1 - p.prefilled / p.padded if p.padded else 0.0
         line: dict[str, Any] = {

@@ -5,7 +5,8 @@ and records; nothing of tokens, prompts or job kinds.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from queue import Empty, Queue
 from time import monotonic
@@ -14,13 +15,16 @@ from typing import Any
 import pyarrow as pa
 
 from . import journal
-from .commits import append_closing, read_commits
+from .commits import Commit, append_closing, read_commits
+from .committing import commit_shard
 from .durable import room_on
-from .parts import ERRORS_SCHEMA, commit_shard
-from .paths import RunPaths
+from .journal import Header
+from .ledger import Ledger
+from .manifest import RunDir
+from .parts import ERRORS_SCHEMA
 from .record_batch import record_batch, record_bytes
 from .records import Failure
-from .recovery import Ledger, Recovered, shard_rows
+from .recovery import Recovered, shard_rows
 
 _QUEUE_ITEMS = 256
 _FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
@@ -28,24 +32,16 @@ _FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
 
 @dataclass(slots=True)
 class _OpenShard:
-    """A shard being filled: what is resolved, what each admitted row needs, and what is not in its journal yet."""
+    """A shard being filled: what is resolved, what its journal is to become, and what is not in there yet."""
 
-    rows: int
     ledger: Ledger
-    samples: dict[int, int] = field(default_factory=dict[int, int])
-    resolved: set[int] = field(default_factory=set[int])
+    header: Header
+    base: Commit | None = None
+    begun: bool = False
     results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     errors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     held_bytes: int = 0
     synced: bool = True
-
-    def resolve(self, row: int) -> bool:
-        """Whether ``row`` has just become resolved."""
-        done = row in self.ledger.failed or len(self.ledger.samples.get(row, ())) >= self.samples.get(row, 1 << 31)
-        if not done or row in self.resolved:
-            return False
-        self.resolved.add(row)
-        return True
 
     def hold(self, held: list[dict[str, Any]], record: dict[str, Any]) -> None:
         held.append(record)
@@ -64,15 +60,16 @@ class Writer:
     schema, or is there already) is raised by the next call, and by ``close``.
     """
 
-    def __init__(
-        self, paths: RunPaths, schema: pa.Schema, rows: int, rows_per_shard: int, recovered: Recovered, fsync_seconds: float
-    ) -> None:
+    def __init__(self, run: RunDir, schema: pa.Schema, rows: int, rows_per_shard: int, recovered: Recovered, fsync_seconds: float) -> None:
         self.rows, self.records, self.errors = recovered.rows, recovered.records, recovered.errors
-        self._paths, self._schema = paths, schema
+        self._run_dir, self._schema = run, schema
         self._input_rows, self._rows_per_shard = rows, rows_per_shard
         self._generations = dict(recovered.generations)
         self._committed = set(recovered.committed)
-        self._open = {shard: self._opened(shard, ledger) for shard, ledger in recovered.done.items()}
+        self._open = {
+            shard: _OpenShard(ledger, recovered.headers[shard], recovered.bases.get(shard), begun=True)
+            for shard, ledger in recovered.done.items()
+        }
         self._fsync_seconds = fsync_seconds
         self._due: float | None = None
         self._failure: BaseException | None = None
@@ -84,8 +81,8 @@ class Writer:
     def admit(self, row: int, samples: int) -> None:
         """Says that ``row`` will have ``samples`` records or failures, those recovered counted in.
 
-        Every row of an open shard is admitted or fails whole, those too of which nothing is left to do: a shard is committed
-        when all its rows are resolved. Rows recovered as failed whole are resolved already, and may be admitted all the same.
+        Every row of an open shard that is not recovered as resolved is admitted or fails whole, those too of which nothing is
+        left to do: a shard is committed when all its rows are resolved. Rows that are already may be admitted all the same.
         """
         self._put(lambda: self._admit(row, samples))
 
@@ -96,6 +93,20 @@ class Writer:
     def fail(self, failure: Failure) -> None:
         """Quarantines a row, or one sample of it."""
         self._put(lambda: self._fail(failure))
+
+    def flush(self, told: Callable[[], None]) -> None:
+        """Writes and syncs what was added before, then calls ``told`` in the writer's thread; not if that fails."""
+        self._put(lambda: (self._flush(), told())[1])
+
+    @property
+    def running(self) -> bool:
+        """False once the writer's thread has failed or been closed."""
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def broken(self) -> bool:
+        """True when the writer's thread has failed; the next call raises what it was."""
+        return self._failure is not None
 
     def close(self, flush: bool = True) -> None:
         """Stops the thread. What is not in a journal yet is written and synced first, or with ``flush=False`` left to be done again."""
@@ -111,10 +122,10 @@ class Writer:
         self.close()
         shards = -(-self._input_rows // self._rows_per_shard)
         if missing := sorted(set(range(shards)) - self._committed):
-            raise RuntimeError(f"{self._paths.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
-        with room_on(self._paths.root):
-            if read_commits(self._paths).closing is None:
-                append_closing(self._paths, self.rows, self.records, self.errors)
+            raise RuntimeError(f"{self._run_dir.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
+        with room_on(self._run_dir.root):
+            if read_commits(self._run_dir).closing is None:
+                append_closing(self._run_dir, self.rows, self.records, self.errors)
 
     def _put(self, change: Callable[[], None]) -> None:
         self._raise_failure()
@@ -135,10 +146,11 @@ class Writer:
                 return
             if self._failure is None:
                 try:
-                    with room_on(self._paths.root):
+                    with room_on(self._run_dir.root):
                         change()
                 except BaseException as error:
                     self._failure = error
+                    self._save_the_rest()
 
     def _next(self) -> Callable[[], None] | None:
         if self._due is None or self._failure is not None:
@@ -155,44 +167,45 @@ class Writer:
         if row // self._rows_per_shard in self._committed:
             return
         number, shard = self._shard(row)
-        shard.samples[row] = samples
-        self._settle(number, shard, row)
+        with self._settling(number, shard):
+            shard.ledger.admit(row, samples)
 
     def _add(self, row: int, sample: int, record: dict[str, Any]) -> None:
         number, shard = self._shard(row)
         if shard.ledger.has(row, sample):
             raise ValueError(f"row {row}, sample {sample} is finished already")
         identity = {"row": row, "sample": sample} if "sample" in self._schema.names else {"row": row}
-        shard.hold(shard.results, {**record, **identity})
-        shard.ledger.add_result(row, sample)
-        self.records += 1
-        self._settle(number, shard, row)
+        with self._settling(number, shard):
+            shard.hold(shard.results, {**record, **identity})
+            shard.ledger.add_result(row, sample)
+            self.records += 1
 
     def _fail(self, failure: Failure) -> None:
         number, shard = self._shard(failure.row)
-        if failure.row in shard.ledger.failed or (failure.sample is not None and shard.ledger.has(failure.row, failure.sample)):
-            raise ValueError(f"row {failure.row}, sample {failure.sample} is finished already")
-        shard.hold(shard.errors, {name: _encodable(value) for name, value in asdict(failure).items()})
-        shard.ledger.add_error(failure.row, failure.sample)
-        self.errors += 1
-        self._settle(number, shard, failure.row)
+        row, sample = failure.row, failure.sample
+        if shard.ledger.has_failed(row) or (sample is not None and shard.ledger.has(row, sample)) or shard.ledger.is_resolved(row):
+            raise ValueError(f"row {row}, sample {sample} is finished already")
+        with self._settling(number, shard):
+            shard.hold(shard.errors, {name: _encodable(value) for name, value in asdict(failure).items()})
+            shard.ledger.add_error(row, sample)
+            self.errors += 1
 
     def _shard(self, row: int) -> tuple[int, _OpenShard]:
         number = row // self._rows_per_shard
         if number in self._committed or not 0 <= row < self._input_rows:
             raise ValueError(f"row {row} is not to be done: its shard {number} is committed, or the input has {self._input_rows} rows")
         if number not in self._open:
-            self._open[number] = self._opened(number, Ledger())
+            rows = shard_rows(number, self._input_rows, self._rows_per_shard)
+            self._open[number] = _OpenShard(Ledger(rows.start, len(rows)), Header(number, self._generations.get(number, 0) + 1))
         return number, self._open[number]
 
-    def _opened(self, shard: int, ledger: Ledger) -> _OpenShard:
-        return _OpenShard(shard_rows(shard, self._input_rows, self._rows_per_shard), ledger)
-
-    def _settle(self, number: int, shard: _OpenShard, row: int) -> None:
-        """After a change to ``row``: commits the shard if that was its last, else sees to its journal."""
-        if shard.resolve(row):
-            self.rows += 1
-        if len(shard.resolved) == shard.rows:
+    @contextmanager
+    def _settling(self, number: int, shard: _OpenShard) -> Generator[None]:
+        """Around a change to a row: commits the shard if that was its last, else sees to its journal."""
+        left = shard.ledger.left
+        yield
+        self.rows += left - shard.ledger.left
+        if not shard.ledger.left:
             self._commit(number, shard)
             return
         if shard.frame_is_full:
@@ -202,32 +215,45 @@ class Writer:
 
     def _settle_recovered(self) -> None:
         for number, shard in list(self._open.items()):
-            self.rows += sum(shard.resolve(row) for row in shard.ledger.failed)
-            if len(shard.resolved) == shard.rows:
+            if not shard.ledger.left:
                 self._commit(number, shard)
 
     def _commit(self, number: int, shard: _OpenShard) -> None:
         self._write_frames(number, shard)
-        generation = self._generations.get(number, 0) + 1
-        commit_shard(self._paths, self._schema, number, generation, shard.rows, shard.ledger.records, shard.ledger.errors)
+        commit_shard(self._run_dir, self._run_dir.identity, self._schema, shard.header, shard.base, shard.ledger)
         self._committed.add(number)
         del self._open[number]
 
     def _write_frames(self, number: int, shard: _OpenShard) -> None:
-        path = self._paths.journal_of(number)
+        path = self._run_dir.journal_of(number)
+        if not shard.begun:
+            journal.begin(path, shard.header)
+            shard.begun = True
+        # Each list is emptied as soon as it is there: what fails behind it must not write it twice.
         if shard.results:
             journal.append(path, journal.RESULTS, record_batch(self._schema, shard.results))
+            shard.results = []
         if shard.errors:
             journal.append(path, journal.ERRORS, record_batch(ERRORS_SCHEMA, shard.errors))
-        shard.results, shard.errors, shard.held_bytes = [], [], 0
+            shard.errors = []
+        shard.held_bytes = 0
 
     def _flush(self) -> None:
         self._due = None
         for number, shard in self._open.items():
-            if not shard.synced:
-                self._write_frames(number, shard)
-                journal.sync(self._paths.journal_of(number))
-                shard.synced = True
+            self._save(number, shard)
+
+    def _save(self, number: int, shard: _OpenShard) -> None:
+        if not shard.synced:
+            self._write_frames(number, shard)
+            journal.sync(self._run_dir.journal_of(number))
+            shard.synced = True
+
+    def _save_the_rest(self) -> None:
+        """After a failure: there may be no room for a part where there is still some for journals."""
+        for number, shard in self._open.items():
+            with suppress(Exception):
+                self._save(number, shard)
 
 
 def _encodable(value: Any) -> Any:

@@ -1,15 +1,25 @@
-"""What every test shares: the fast BLAS, which is opened before any test imports mlx, and the rule for the oracle tests.
+"""What every test shares: the fast BLAS, which is opened before any test imports mlx, a cache folder of its own for what is
+remembered of files and models, and the rule for the oracle tests.
 
 Those run where their libraries are, and always where CI asks for them.
 """
 
 import importlib.util
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from mlx_bulk.kernels import backend
 
+settings.register_profile("no deadline", parent=settings(), deadline=None)  # a shared machine is slow at times
+settings.load_profile("no deadline")
 backend.prepare()
+# Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
+os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
+_remembered = tempfile.TemporaryDirectory(prefix="mlx-bulk-cache-")
+os.environ["XDG_CACHE_HOME"] = _remembered.name
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

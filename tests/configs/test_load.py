@@ -75,6 +75,13 @@ sections = st.fixed_dictionaries(
 )
 
 
+class _Quoting(yaml.SafeDumper):
+    """Quotes all strings: what PyYAML leaves bare is a string in YAML 1.1, and 0E0 is a number in 1.2."""
+
+
+_Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
+
+
 @given(
     path=st.one_of(names, st.lists(names, min_size=1, unique=True)),
     keep=st.one_of(st.sampled_from(["all", "none"]), st.lists(names, unique=True)),
@@ -87,7 +94,7 @@ def test_a_written_config_reads_back_the_same(tmp_path: Path, path: Any, keep: A
     values = yaml.safe_load(LEAST) | {"data": {"path": path, "keep": keep}, "prompt": {"user": user}, "sampling": sampling}
     config = GenerateConfig.model_validate(values)
     dumped = config.model_dump(mode="json")
-    text = yaml.safe_dump(dumped) if as_yaml else json.dumps(dumped)
+    text = yaml.dump(dumped, Dumper=_Quoting) if as_yaml else json.dumps(dumped)
     assert load(written(tmp_path, text)) == config
 
 

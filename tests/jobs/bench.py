@@ -94,7 +94,7 @@ class Bench:
 
     def command(self, config: Path, *options: str, stdin: str | None = None) -> Done:
         """``mlx-bulk run`` on a config as it lies there."""
-        result = CliRunner().invoke(cli, ["run", str(config), *options], input=stdin)
+        result = CliRunner().invoke(cli, ["run", str(config), "--no-supervised", *options], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.output
         output = Path(options[options.index("--output") + 1]) if "--output" in options else self.root / "run"
         errors = table_of(output / "errors").to_pylist()

@@ -81,7 +81,7 @@ def write_run(root: Path, config: ScoreConfig, records: Sequence[Record], *, per
     paths.results.mkdir(parents=True)
     for shard, start in enumerate(range(0, len(records), per_part)):
         part = records[start : start + per_part]
-        with pa.ipc.new_file(str(paths.results_part(shard)), schema) as sink:
+        with pa.ipc.new_file(str(paths.results_part(shard, 1)), schema) as sink:
             for at in range(0, len(part), per_batch):
                 rows = [{"row": start + at + i, **record} for i, record in enumerate(part[at : at + per_batch])]
                 sink.write_batch(pa.RecordBatch.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema))

@@ -320,6 +320,9 @@ def test_the_command_as_a_process(bench: Bench, command: tuple[str, ...]):
     [
         (["--help"], 0, "Commands:"),
         (["run", "--help"], 0, "--overwrite"),
+        (["export", "--help"], 0, "--partial"),
+        (["status", "--help"], 0, "--json"),
+        (["init", "sweep"], 0, "job: sweep"),
         (["--version"], 0, ", version "),
         (["run", "typo.yaml"], 2, "no such file"),
         (["run", "wrong.yaml"], 2, "did you mean sampling.temperature?"),

@@ -15,6 +15,8 @@ from mlx_bulk.jobs.cli import cli
 from mlx_bulk.jobs.compare import compared
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.loaded import Models
+from mlx_bulk.runner.manifest import Start
+from mlx_bulk.runner.outside import Outside
 from mlx_bulk.runner.pipeline import run as run_job
 
 from ..checkpoints import LLAMA, write_checkpoint
@@ -159,7 +161,7 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     whole = bench.run("--output", str(bench.root / "a"), batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
     config: Any = load(bench.root / "config.yaml", [f"output.path={bench.root / 'b'}"])
-    summary = run_job(config, KINDS["generate"], False, lambda: next(asked), True, Models())
+    summary = run_job(config, KINDS["generate"], Start(), Outside(lambda: next(asked)), True, Models())
     assert 2 <= summary.rows < 5
     found = compared(whole.output, bench.root / "b", 10)
     committed = len(table_of(bench.root / "b/results"))
@@ -189,12 +191,20 @@ def test_json_holds_everything_and_no_number_that_json_lacks(bench: Bench, other
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("gone", "there is no such folder"), ("empty", "it holds no run.json"), ("file", "there is no")]
+    ("name", "reason"),
+    [
+        ("gone", "there is no such folder"),
+        ("empty", "it holds no run.json"),
+        ("file", "there is no"),
+        ("damaged", "its run.json cannot be read (it is damaged"),
+    ],
 )
 def test_what_is_no_run_is_told_in_one_line(bench: Bench, name: str, reason: str):
     run = bench.run().output
     (bench.root / "empty").mkdir()
     (bench.root / "file").write_text("x")
+    (bench.root / "damaged").mkdir()
+    (bench.root / "damaged/run.json").write_text((run / "run.json").read_text().replace('"seed": 0', '"seed": 1'))
     done = compare(run, bench.root / name)
     assert (done.code, done.stdout, len(done.stderr.splitlines())) == (5, "", 1)
     assert f"{bench.root / name}: is not a run directory: {reason}" in done.stderr

@@ -56,7 +56,7 @@ def evaluated(path: Path, *options: str) -> Result:
 
 def test_a_config_of_the_other_command_is_sent_there(tmp_path: Path, model: Path):
     path = config(tmp_path, model)
-    result = CliRunner().invoke(cli, ["run", str(path)])
+    result = CliRunner().invoke(cli, ["run", str(path), "--no-supervised"])
     assert result.exit_code == 2
     assert result.stderr.endswith(f"job: found eval, which mlx-bulk run does not run; use mlx-bulk eval {path}\n")
     path.write_text("job: generate\n")

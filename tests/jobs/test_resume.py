@@ -61,7 +61,16 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
 def interrupted(bench: Bench, *numbers: int, after: int) -> subprocess.CompletedProcess[str]:
     """The job in a process of its own that sends itself signals when ``after`` completions are recorded."""
     path = bench.write_config(rows=ROWS, **JOB)
-    command = [sys.executable, "-c", CHILD, ",".join(str(int(number)) for number in numbers), str(after), "run", str(path)]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD,
+        ",".join(str(int(number)) for number in numbers),
+        str(after),
+        "run",
+        str(path),
+        "--no-supervised",
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -24,6 +24,7 @@ from mlx_bulk.jobs.sweep_table import closing_table, sweep_table
 from mlx_bulk.runner import loaded, pipeline
 from mlx_bulk.runner.locking import lock
 from mlx_bulk.runner.manifest import Start
+from mlx_bulk.runner.outside import Outside
 
 from ..checkpoints import LLAMA, write_checkpoint
 from .bench import ROWS, Bench, Done, Record, table_of
@@ -263,7 +264,7 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
         asked += (bench.root / "out" / cells[1].name).exists()
         return asked > 3
 
-    ended = sweep.run(cells, KINDS, bench.root / "out", Start(), stopped, True, lambda ended: None)
+    ended = sweep.run(cells, KINDS, bench.root / "out", Start(), Outside(stopped), True, lambda ended: None)
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
     assert sweep.closing_line(ended, Path("out")) == "sweep: 1 of 3 cells complete, 2 left; the same command continues -> out"
     shown = closing_table(ended).splitlines()
@@ -284,7 +285,7 @@ def test_sigint_ends_the_sweep_with_its_code(bench: Bench, monkeypatch: pytest.M
 
     monkeypatch.setattr(pipeline, "run", interrupted)
     path = written(bench, base_of(bench), matrix={"data.limit": [1, 2, 3]})
-    result = CliRunner().invoke(cli, ["run", str(path)])
+    result = CliRunner().invoke(cli, ["run", str(path), "--no-supervised"])
     assert result.exit_code == 130
     assert "sweep: 1 of 3 cells complete, 2 left; the same command continues" in result.stderr
     monkeypatch.undo()

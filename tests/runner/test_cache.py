@@ -5,8 +5,21 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.cache import Caches, evaluate, forked, fresh, growth, select, trim, trimmable, widened
-from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache
+from mlx_bulk.runner.cache import (
+    Caches,
+    announce,
+    announce_call,
+    evaluate,
+    forked,
+    fresh,
+    growth,
+    select,
+    settle,
+    trim,
+    trimmable,
+    widened,
+)
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache
 
 from .tiny import PADDED, build
 
@@ -22,6 +35,45 @@ def filled(name: str, padded: bool) -> Caches:
 
 def next_logits(name: str, caches: Caches, rows: int) -> Any:
     return np.array(build(name)(mx.array([[7]] * rows), cache=caches)[:, -1])
+
+
+@pytest.mark.parametrize("calls", [[24], [10, 14], [8, 8, 8], [3, 21], [17, 7]])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2", "lfm2"])
+def test_pads_change_nothing_in_whichever_call_a_row_ends(name: str, calls: list[int]):
+    lengths, tokens = [24, 10, 17, 3], np.random.default_rng(1).integers(0, 256, (4, 24))
+    caches = fresh(build(name), 4, padded=True)
+    announce(caches, lengths, 24)
+    for end, width in zip(np.cumsum(calls).tolist(), calls, strict=True):
+        announce_call(caches, [n - end + width for n in lengths], width)
+        build(name)(mx.array(tokens[:, end - width : end]), cache=caches)
+    settle(caches)
+    found = next_logits(name, caches, 4)
+    for row, n, logits in zip(tokens, lengths, found, strict=True):
+        alone = fresh(build(name), 1, padded=False)
+        build(name)(mx.array(row[None, :n]), cache=alone)
+        np.testing.assert_allclose(logits, next_logits(name, alone, 1)[0], rtol=0, atol=1e-4)
+
+
+class Unfilled:
+    """A model of two caches, of which its layers fill one."""
+
+    def make_cache(self) -> list[Any]:
+        return [CacheList(KVCache(), KVCache()), ArraysCache(1), KVCache()]
+
+
+def test_a_cache_that_no_layer_fills_is_left_as_it_is():
+    caches: list[Any] = fresh(Unfilled(), 2, padded=True)
+    announce(caches, [4, 1], 4)
+    keys = mx.arange(8.0).reshape(2, 1, 4, 1)
+    caches[0].caches[0].update_and_fetch(keys, keys)
+    caches[1][0] = mx.ones((2, 1))
+    settle(caches)
+    assert caches[0].caches[0].left_padding.tolist() == [0, 3]
+    assert caches[0].caches[0].keys_and_values()[0][1, 0, -1, 0].item() == 4
+    assert caches[0].caches[1].empty()
+    assert caches[1].lengths is None
+    select(caches, [1], 2, padded=True)
+    assert caches[0].caches[0].keys_and_values()[0][0, 0, :, 0].tolist() == [4]
 
 
 @pytest.mark.parametrize("padded", [True, False])

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.runner.errors import OutOfRoom
 from mlx_bulk.runner.fitting import fit, row_check
 from mlx_bulk.runner.prefill import Wanted
 
 from ..checkpoints import loaded, write_checkpoint
-from .tiny import documents, prompts_of
+from .tiny import documents, greedy, prompts_of
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,17 @@ def test_in_deterministic_mode_a_row_has_to_fit_as_often_as_a_batch_has_rows(che
     (row,) = documents(prompts_of((20,)))
     enough = replace(setup.limits, kv_bytes=setup.limits.kv(4, 20))
     assert row_check(replace(setup, limits=enough), {})(row) is None
-    said = row_check(replace(setup, limits=replace(enough, kv_bytes=enough.kv_bytes - 1)), {})(row)
-    assert said is not None
-    assert said.startswith("4 rows of 20 tokens")
-    assert "lower batch.rows" in said
+    with pytest.raises(OutOfRoom, match=r"^row 0: 4 rows of 20 tokens, as many as .*; what was finished is safe.*fewer batch\.rows"):
+        row_check(replace(setup, limits=replace(enough, kv_bytes=enough.kv_bytes - 1)), {})(row)
+
+
+def test_in_deterministic_mode_no_row_is_left_out_for_lack_of_memory(checkpoint: Path):
+    """Its batch would then be another: which rows stand together may not depend on this machine's memory."""
+    setup, _, _ = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), Wanted())
+    (row,) = greedy(prompts_of((20,)), max_tokens=5)
+    enough = replace(setup.limits, kv_bytes=setup.limits.kv(1, 25))
+    assert row_check(replace(setup, limits=enough), {})(row) is None
+    less = replace(setup, limits=replace(enough, kv_bytes=enough.kv_bytes - 1))
+    with pytest.raises(OutOfRoom, match=r"^row 0: 20 prompt tokens and up to 5 more need .* raise batch\.memory .*sampling\.max_tokens"):
+        row_check(less, {})(row)
+    assert "raise batch.memory" in (row_check(replace(less, static=False), {})(row) or "")

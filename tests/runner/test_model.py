@@ -1,8 +1,10 @@
 """Checkpoints found and loaded: messages, precision, quantization, adapters."""
 
+import importlib
 import json
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,29 @@ def test_weights_and_config_that_do_not_fit(tmp_path: Path, tiny: Path, change: 
     with pytest.raises(ModelError, match=f"^model.path: {folder} cannot be loaded: .*{message}") as caught:
         loaded(folder)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_file_that_leaves_the_process_is_a_model_that_cannot_be_loaded(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "hf_olmo", None)  # what mlx-lm's olmo.py leaves the process for
+    monkeypatch.delitem(sys.modules, "mlx_lm.models.olmo", raising=False)
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "olmo"}))
+    with pytest.raises(ModelError, match="cannot be loaded: mlx-lm's file of the model type 'olmo' gives up; what it has printed says why"):
+        loaded(folder)
+
+
+def test_a_model_that_takes_no_prompt_of_two_tokens_is_not_loaded(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    llama: Any = importlib.import_module("mlx_lm.models.llama")
+    call = llama.Model.__call__
+
+    def one(self: Any, tokens: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        if tokens.shape[1] > 1:
+            raise TypeError("the mask is a word")
+        return call(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(llama.Model, "__call__", one)
+    with pytest.raises(ModelError, match="cannot be loaded: the mask is a word"):
+        loaded(tiny)
 
 
 def test_the_demo_is_found_by_name():

@@ -91,6 +91,15 @@ def test_the_backlog_waits_for_input_only_when_idle():
     assert asked == [False, True, False]
 
 
+@given(requests(), limits(), st.data())
+def test_requests_that_are_put_back_wait_in_their_order(asked: list[Request], of: Limits, data: st.DataObject):
+    windows = iter([asked])
+    backlog = Backlog(lambda wait: next(windows, None))
+    backlog.put_back(data.draw(st.permutations(backlog.take(of, Load()))))
+    taken = [r for _ in range(len(asked) + 1) for r in backlog.take(of, Load())]
+    assert taken == longest_first(asked)
+
+
 def test_a_row_too_large_for_the_budget_waits_until_it_is_alone():
     of = Limits(4, 100, kv_bytes=100.0, token_bytes=1.0, row_bytes=0.0)
     big = request(0, [0] * 90, Sampling(max_tokens=90))

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.errors import DataError, RowError
 from mlx_bulk.runner.job import Runs
+from mlx_bulk.runner.ledger import Ledger
 from mlx_bulk.runner.prefill import Setup, Wanted
 from mlx_bulk.runner.preparing import WINDOW_ROWS, Desk
 from mlx_bulk.runner.records import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
-from mlx_bulk.runner.recovery import Ledger, Recovered
+from mlx_bulk.runner.recovery import Recovered
 
 PATIENCE = 30.0  # seconds after which a test that waits for another thread has failed
 
@@ -55,6 +56,7 @@ class Written:
         self.admitted: dict[int, int] = {}
         self.added: list[tuple[int, int]] = []
         self.failed: list[Failure] = []
+        self.flushed: list[int] = []
 
     def admit(self, row: int, samples: int) -> None:
         assert row not in self.admitted
@@ -67,9 +69,25 @@ class Written:
     def fail(self, failure: Failure) -> None:
         self.failed.append(failure)
 
+    running, broken = True, False
+
+    def flush(self, told: Callable[[], None]) -> None:
+        self.flushed.append(len(self.added))
+        told()
+
 
 def recovered(done: dict[int, Ledger] | None = None) -> Recovered:
-    return Recovered(frozenset(), done or {}, {}, 0, 0, 0)
+    return Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0)
+
+
+def ledger_of(samples: dict[int, set[int]], failed: Collection[int] = ()) -> Ledger:
+    """What is recorded of the first shard: samples of rows, and rows that failed whole."""
+    ledger = Ledger(0, 8)
+    for row, sample in ((row, sample) for row, those in samples.items() for sample in those):
+        ledger.add_result(row, sample)
+    for row in failed:
+        ledger.add_error(row, None)
+    return ledger
 
 
 def rows_of(*samples: int) -> list[Row | BadRow]:
@@ -82,9 +100,9 @@ def desk_of(
     done: dict[int, Ledger] | None = None,
     per_shard: int = 8,
     check: Callable[[AnyRequest], str | None] = lambda _: None,
-    **settings: bool,
+    **settings: Any,
 ) -> Desk:
-    flags = {"fail_fast": False, "whole_shards": False, **settings}
+    flags: dict[str, Any] = {"fail_fast": False, "whole_shards": False, **settings}
     return Desk(OneColumn(), iter(rows), written, recovered(done), per_shard, check, lambda: False, **flags)
 
 
@@ -154,7 +172,7 @@ def test_a_sample_that_fails_in_the_engine_gets_its_row_s_key():
 
 
 def test_what_is_recorded_already_is_not_asked_again():
-    done = {0: Ledger(samples={0: {0, 2}, 1: {0}}, failed={2})}
+    done = {0: ledger_of({0: {0, 2}, 1: {0}}, failed={2})}
     written = Written()
     windows = drive(desk_of(rows_of(3, 1, -1, 2), written, done))
     assert windows == [[0, 3]]
@@ -165,7 +183,7 @@ def test_what_is_recorded_already_is_not_asked_again():
 
 
 def test_whole_shards_run_again_what_is_recorded_but_do_not_record_it_twice():
-    done = {0: Ledger(samples={0: {0, 2}, 1: {0}})}
+    done = {0: ledger_of({0: {0, 2}, 1: {0}})}
     written = Written()
     windows = drive(desk_of(rows_of(3, 1, 2), written, done, whole_shards=True))
     assert windows == [[0, 1, 2]]
@@ -226,9 +244,54 @@ def test_a_shard_without_requests_does_not_shift_the_windows_behind_it():
 
 def test_less_memory_than_before_fails_only_what_is_not_recorded():
     """Samples 0 and 2 of row 0 are recorded, all of row 1; this session has room for neither row."""
-    done = {0: Ledger(samples={0: {0, 2}, 1: {0}})}
+    done = {0: ledger_of({0: {0, 2}, 1: {0}})}
     written = Written()
     assert drive(desk_of(rows_of(3, 1, 1), written, done, check=lambda _: "too large")) == []
     assert written.admitted == {0: 3, 1: 1}
     assert [(failure.row, failure.sample, failure.stage) for failure in written.failed] == [(0, 1, "too_long"), (2, None, "too_long")]
     assert written.failed[0].key == "key 0"
+
+
+def test_rows_that_come_first_are_windows_of_their_own_and_come_once():
+    rows = rows_of(1, 1, 2, 1, 1, 1)
+    written = Written()
+    windows = drive(desk_of(rows, written, per_shard=2, first=[[rows[4], rows[1]], [], [rows[2]]]))
+    assert windows == [[4, 1], [], [2], [0, 3, 5]]
+    assert sorted(written.added) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0), (5, 0)]
+
+
+def test_a_fatal_row_is_quarantined_whole_or_by_the_samples_that_are_left():
+    written = Written()
+    rows = rows_of(1, 2, 3)
+    fatal = {1: "the process died of it", 2: "of this too"}
+    assert drive(desk_of(rows, written, {0: ledger_of({2: {1}})}, first=[[rows[1], rows[2]]], fatal=fatal)) == [[], [0]]
+    assert [(each.row, each.sample, each.stage, each.error, each.message) for each in written.failed] == [
+        (1, None, "generate", "EngineAborted", "the process died of it"),
+        (2, 0, "generate", "EngineAborted", "of this too"),
+        (2, 2, "generate", "EngineAborted", "of this too"),
+    ]
+
+
+def test_a_flush_returns_behind_what_was_put_before_it():
+    written = Written()
+    desk = desk_of(rows_of(1, 1, 1), written)
+    window = desk.next_window(True)
+    assert window is not None
+    for request in window[:2]:
+        desk.put(outcome(request.row, Sample(0, 0)))
+    assert desk.flush()
+    assert written.flushed == [2]
+    desk.close()
+
+
+def test_a_flush_does_not_wait_for_a_disk_that_has_failed():
+    class Broken(Written):
+        def add(self, row: int, sample: int, record: dict[str, Any]) -> None:
+            raise OSError("disk is gone")
+
+    desk = desk_of(rows_of(1), Broken())
+    assert desk.next_window(True) is not None
+    desk.put(outcome(0, Sample(0, 0)))
+    assert not desk.flush()
+    with pytest.raises(OSError, match="disk is gone"):
+        desk.close()

@@ -86,6 +86,31 @@ def test_a_model_that_takes_one_row_only_runs_rows_alone():
     assert found.reason == "exact batches crash: found 2 rows"
 
 
+class Never:
+    """A model with ids that it never gives; ``leak``: but in a batch."""
+
+    def __init__(self, network: Any, leak: bool):
+        self.network, self.layers, self.leak = network, network.layers, leak
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.network(tokens, cache=cache)
+        if not (self.leak and tokens.shape[0] > 1):
+            logits[..., 5:9] = -math.inf
+        return logits
+
+
+@pytest.mark.parametrize(("leak", "way"), [(False, "padded"), (True, "alone")])
+def test_what_can_never_be_is_so_in_a_batch(leak: bool, way: str):
+    assert probe(Never(build("llama"), leak), VOCABULARY).way == way
+
+
+def test_a_way_that_is_known_to_be_wrong_is_not_tried():
+    assert probe(build("llama"), VOCABULARY, "exact").way == "exact"
+    found = probe(build("llama"), VOCABULARY, "alone")
+    assert (found.way, found.reason) == ("alone", "")
+    assert found.token_bytes > 0
+
+
 @pytest.mark.parametrize("rows", [2, 3, 6, 16])
 def test_slots_are_independent_where_bits_do_not_depend_on_mates(rows: int):
     assert slots_independent(build("llama"), VOCABULARY, rows)

@@ -1,14 +1,15 @@
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.columns import lookup
 from mlx_bulk.runner.errors import DataError, RowError
-from mlx_bulk.runner.prompts import Chat, Text, compile_prompt, compile_template
+from mlx_bulk.runner.prompts import Chat, Text, compile_prompt, compile_template, compile_value
 
 
 def _text(template: str, row: dict[str, Any], columns: list[str] | None = None) -> str:
@@ -172,3 +173,22 @@ def test_messages_of_the_wrong_shape(value: Any, message: str) -> None:
     with pytest.raises(RowError, match=message) as caught:
         _messages({"m": value})
     assert caught.value.stage == "template"
+
+
+PIECES = (
+    "{{ }} {% %} {# #} q for in if endif endfor | tojson ( ) [ ] . ~ * 'a' 1 set = macro endmacro f() raw block include import as extends"
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES.split()), max_size=14).map(" ".join) | st.text(max_size=20))
+def test_whatever_stands_in_a_template_it_is_one_or_refused(template: str) -> None:
+    for compiled in (compile_template, compile_value):
+        with suppress(ConfigError, DataError, RowError):
+            compiled(template, "prompt.text", ["q"])({"q": "a"})
+
+
+@pytest.mark.parametrize("template", ["{{ " + "(" * 2000 + ")" * 2000 + " }}", "{% for i in q %}" * 30 + "{% endfor %}" * 30])
+def test_a_template_that_is_too_deep_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"prompt\.text: the template cannot be compiled: .*; write it simpler"):
+        compile_template(template, "prompt.text", [])

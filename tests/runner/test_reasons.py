@@ -24,7 +24,7 @@ def write_errors(root: Path, shards: Sequence[Sequence[Failed]]) -> Path:
         columns = {name: pa.nulls(len(failures), field.type) for name, field in zip(ERRORS_SCHEMA.names, ERRORS_SCHEMA, strict=True)}
         columns |= {"row": pa.array(numbers), "stage": pa.array([s for s, _ in failures]), "message": pa.array([m for _, m in failures])}
         if failures:
-            with pa.ipc.new_file(str(paths.errors_part(shard)), ERRORS_SCHEMA) as sink:
+            with pa.ipc.new_file(str(paths.errors_part(shard, 1)), ERRORS_SCHEMA) as sink:
                 sink.write_table(pa.table(columns, ERRORS_SCHEMA))
         append_commit(paths, Commit(shard, 1, len(failures), 0, len(failures), "", 0, None, 0))
     return root

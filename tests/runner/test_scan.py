@@ -12,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.column_types import JSON_METADATA
+from mlx_bulk.runner.documents import read_document, write_document
 from mlx_bulk.runner.errors import DataError
 from mlx_bulk.runner.inputs import Scan
 from mlx_bulk.runner.record_batch import record_batch
 from mlx_bulk.runner.scan import SCAN_FILE, scan
+
+LONG_AGO = 10**18  # ns since 1970: an mtime that a later write cannot bear
 
 
 def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -164,6 +167,7 @@ def test_limit_covers_sources(tmp_path: Path) -> None:
 
 def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", [{"c": [{"x": 1}], "j": 1}, {"j": "s"}])
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
     data = DataConfig(path=str(path))
     run = tmp_path / "run"
     run.mkdir()
@@ -172,14 +176,26 @@ def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Pa
     assert Scan.load(run / SCAN_FILE) == first
     assert Scan.load(run / SCAN_FILE).schema.equals(first.schema, check_metadata=True)
 
-    saved = json.loads((run / SCAN_FILE).read_text())
-    saved["rows"] = 77  # a mark that only a reused scan bears
-    (run / SCAN_FILE).write_text(json.dumps(saved))
+    saved = read_document(run / SCAN_FILE)
+    write_document(run / SCAN_FILE, saved | {"rows": 77})  # a mark that only a reused scan bears
     assert scan(data, run).rows == 77
     assert scan(data.model_copy(update={"limit": 1}), run).rows == 1
     stat = path.stat()
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     assert scan(data, run).rows == 2
+
+
+def test_a_scan_saved_just_after_the_file_was_written_is_not_reused(tmp_path: Path) -> None:
+    """Other rows of the same length may have been written since, under the same mtime."""
+    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
+    run = tmp_path / "run"
+    run.mkdir()
+    data = DataConfig(path=str(path))
+    scan(data, run).save(run / SCAN_FILE)
+    stat = path.stat()
+    path.write_text('{"d": 1}\n')
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert scan(data, run).columns == ["d"]
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"version": 2}', "[1]"])
@@ -189,6 +205,27 @@ def test_a_damaged_saved_scan_is_not_used(tmp_path: Path, damage: str) -> None:
     (tmp_path / "run" / SCAN_FILE).write_text(damage)
     with pytest.raises(DataError, match="Delete it"):
         Scan.load(tmp_path / "run" / SCAN_FILE)
+    assert _scan(tmp_path, path).rows == 1
+
+
+def test_the_fingerprint_tells_how_the_bytes_are_read(tmp_path: Path) -> None:
+    """A renamed file has the same bytes, and may give other rows."""
+    found = []
+    for name in ("x.csv", "x.tsv", "x.txt"):
+        (tmp_path / name).write_text("text\na\n")
+        (one,) = _scan(tmp_path, tmp_path / name).fingerprint()["sources"]
+        found.append((one["format"], one["codec"], one["sha256"]))
+    assert [kind for kind, _, _ in found] == ["csv", "tsv", "text"]
+    assert len({digest for _, _, digest in found}) == 1
+
+
+def test_a_saved_scan_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
+    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+    saved = tmp_path / "run" / SCAN_FILE
+    saved.parent.mkdir()
+    _scan(tmp_path, path).save(saved)
+    saved.write_bytes(saved.read_bytes().replace(b'"rows": 1', b'"rows": 9'))
     assert _scan(tmp_path, path).rows == 1
 
 

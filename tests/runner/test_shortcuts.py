@@ -1,12 +1,14 @@
 """A shortcut of scoring is taken where it is right, and nowhere else; what is left of them still scores right."""
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx import nn
+from mlx_bulk.runner.head import Head
 from mlx_bulk.runner.records import ScoreRequest
-from mlx_bulk.runner.shortcuts import Shortcuts, shortcuts
+from mlx_bulk.runner.shortcuts import Shortcuts, confirmed, shortcuts
 
 from .tiny import (
     CONFIGS,
@@ -95,7 +97,7 @@ class OneRowOnTop(Around):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_shortcuts_are_right_for_families_that_mlx_lm_computes_right(name: str):
     found = found_for(build(name), "exact" if name in EXACT else "padded")
-    assert (found.head is not None, found.right_padded, found.shared, found.reasons) == (True, True, True, ())
+    assert (found.head, found.right_padded, found.shared, found.reasons) == (True, True, True, ())
 
 
 @pytest.mark.parametrize(
@@ -104,13 +106,13 @@ def test_all_shortcuts_are_right_for_families_that_mlx_lm_computes_right(name: s
         (HeadReadsTokens, False, True, True, "head apart: logprobs change by"),
         (BodyMakesLogits, False, True, True, "head apart: the body of BodyMakesLogits makes the logits itself"),
         (SeesLater, False, False, False, "pads on the right: logprobs change by"),
-        (ForgetsBetweenCalls, False, False, False, "chunks: logprobs change by"),
+        (ForgetsBetweenCalls, False, True, False, "chunks: logprobs change by"),
         (OneRowOnTop, False, True, False, "shared prefixes: one row please"),
     ],
 )
 def test_a_shortcut_that_is_wrong_is_not_taken(fault: type[Around], head: bool, right_padded: bool, shared: bool, reason: str):
     found = found_for(fault(build("llama")))
-    assert (found.head is not None, found.right_padded, found.shared) == (head, right_padded, shared)
+    assert (found.head, found.right_padded, found.shared) == (head, right_padded, shared)
     assert any(said.startswith(reason) for said in found.reasons), found.reasons
 
 
@@ -134,8 +136,44 @@ def _as(name: str, dtype: mx.Dtype) -> Network:
 def test_without_the_shortcuts_that_are_wrong_scores_are_right(fault: type[Around]):
     network = fault(build("llama"))
     found = found_for(network)
-    of = setup_of(network, "exact", tokens=4096, head=found.head, right_padded=found.right_padded, shared=found.shared)
+    of = setup_of(
+        network, "exact", tokens=4096, head=Head(network) if found.head else None, right_padded=found.right_padded, shared=found.shared
+    )
     assert_scores_are_naive(network, asked(), scored(of, asked()))
+
+
+def confirmed_for(network: Network, shown: Shortcuts) -> Shortcuts:
+    of = setup_of(network, rows=8)
+    return confirmed(network, VOCABULARY, of.limits, of.padded, shown, 1e-4)
+
+
+ALL = Shortcuts(True, True, True, True)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "lfm2"])
+@pytest.mark.parametrize("shown", [ALL, Shortcuts(False, True, False, False, ("said before",)), Shortcuts(True, False, False, True)])
+def test_what_a_twin_has_shown_is_confirmed_where_it_is_so(name: str, shown: Shortcuts):
+    assert confirmed_for(build(name), shown) == shown
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (HeadReadsTokens, Shortcuts(False, True, True, True)),
+        (SeesLater, Shortcuts(False, False, False, False)),
+        (OneRowOnTop, Shortcuts(False, True, False, True)),
+    ],
+)
+def test_what_a_twin_has_shown_is_not_taken_where_the_weights_differ(fault: type[Around], expected: Shortcuts):
+    found = confirmed_for(fault(build("llama")), ALL)
+    assert replace(found, reasons=()) == expected
+    assert found.reasons == found_for(fault(build("llama"))).reasons
+
+
+def test_what_a_twin_has_not_shown_is_not_taken():
+    found = confirmed_for(HeadReadsTokens(build("llama")), Shortcuts(True, True, False, True, ("shared prefixes: said before",)))
+    assert (found.head, found.right_padded, found.shared) == (False, True, False)
+    assert found.reasons[0] == "shared prefixes: said before"
 
 
 def test_the_faults_show_where_the_shortcuts_are_taken():

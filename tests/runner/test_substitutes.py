@@ -122,6 +122,21 @@ def test_only_the_model_files_names_change():
     assert nn.gelu_approx is not gemma3_text.nn.gelu_approx
 
 
+def test_what_the_file_of_activations_compiles_stays_mlx_lm_s():
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = activations.XieLU()
+
+    network = tiny.build("llama")
+    network.model.layers[0].mlp.spare = Layer()
+    try:
+        put("llama")
+        assert vars(activations)["nn"] is nn
+    finally:
+        del network.model.layers[0].mlp.spare
+
+
 def test_what_disagrees_is_put_back_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     right = attention.on_cpu
     monkeypatch.setattr(attention, "on_cpu", lambda q, k, v, scale, mask: right(q, k, v, scale, None))  # pyright: ignore[reportUnknownLambdaType]

@@ -1,6 +1,7 @@
 """Text to ids and back, on the demo's byte-level tokenizer and on small ones built here: offsets, BOS, EOS, templates."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -203,3 +204,19 @@ def test_a_base_model_has_no_chat_template(tmp_path: Path):
     bare = load(tmp_path, "{{ messages }}", {}, trust_remote_code=False)
     assert bare.has_chat_template
     assert (bare.bos, bare.eos) == (None, frozenset())
+
+
+@pytest.mark.parametrize("make", [demo, lambda: sentencepiece_like(bpe=True), lambda: sentencepiece_like(bpe=False), metaspace, trimming])
+def test_the_bytes_of_a_texts_tokens_put_together_are_the_text(make: Callable[[], Tokenizer]):
+    tokenizer = make()
+    text = "the king é 東 k."
+    pieces = [tokenizer.token_bytes(token) for token in tokenizer.encode_text(text).ids.tolist()]
+    assert b"".join(pieces).decode().removeprefix(" ") == text  # some put a space before a text's first word
+    assert all(pieces)
+
+
+def test_tokens_of_no_text_have_bytes_too():
+    assert demo().token_bytes(EOS) == b"<|im_end|>"
+    assert sentencepiece_like(bpe=True).token_bytes(2) == b"</s>"
+    assert sentencepiece_like(bpe=True).token_bytes(3 + 0xE6) == b"\xe6"
+    assert demo().token_bytes(10**6) == metaspace().token_bytes(10**6) == b""  # a model's vocabulary may be wider

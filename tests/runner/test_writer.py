@@ -1,11 +1,12 @@
 """The writer's thread: what it keeps, how it bounds batches, and how what goes wrong in it reaches the caller."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from mlx_bulk.runner import parts, writer
+from mlx_bulk.runner import ordering, writer
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.errors import RunDirError
 from mlx_bulk.runner.manifest import RunDir
@@ -15,6 +16,7 @@ from mlx_bulk.runner.writer import Writer
 
 SCHEMA = pa.schema([("row", pa.int64()), ("key", pa.string()), ("sample", pa.int32()), ("completion", pa.large_string())])
 ROWS, PER_SHARD = 10, 4
+PATIENCE = 30.0  # seconds after which a test that waits for another thread has failed
 RECORD: dict[str, Any] = {"completion": "x" * 100}
 
 
@@ -50,7 +52,7 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert (out.rows, out.records, out.errors) == (rows, rows, 0)
     assert [batch.num_rows for batch in read_results(tmp_path / "run")] == [1024, 1024, 452]
     assert [row for batch in read_results(tmp_path / "run", ["row"]) for row in batch.column(0).to_pylist()] == list(range(rows))
-    monkeypatch.setattr(parts, "_BATCH_BYTES", 1 << 14)
+    monkeypatch.setattr(ordering, "_BATCH_BYTES", 1 << 14)
     with RunDir.open(tmp_path / "small") as run:
         out = open_writer(run, rows=400, per_shard=400)
         for row in range(400):
@@ -92,7 +94,7 @@ def test_a_journal_that_lost_rows_is_not_committed(tmp_path: Path):
         out = open_writer(run, rows=2, per_shard=2)
         run.journal_of(0).write_bytes(b"")
         out.fail(failure(1))
-        with pytest.raises(RunDirError, match="0 records and 2 errors were written, 0 and 1 read back"):
+        with pytest.raises(RunDirError, match="0 records and 2 errors were written, 0 and 0 read back"):
             out.close()
         assert read_commits(run).commits == {}
 
@@ -122,3 +124,15 @@ def test_a_shard_that_was_killed_before_its_commit_needs_no_more_than_opening(tm
         out.admit(0, 1)
         out.finish()
         assert read_commits(run).commits[0].errors == 1
+
+
+def test_a_flush_is_told_when_all_that_came_before_is_in_the_journal(tmp_path: Path):
+    with RunDir.open(tmp_path / "run") as run:
+        out, flushed = open_writer(run), threading.Event()
+        out.add(0, 0, RECORD)
+        out.flush(flushed.set)
+        assert flushed.wait(PATIENCE)
+        assert run.recover(ROWS, PER_SHARD, SCHEMA).records == 1
+        assert out.running
+        out.close(flush=False)
+        assert (out.running, out.broken) == (False, False)

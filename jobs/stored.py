@@ -1,0 +1,43 @@
+"""What a run directory says of itself in run.json and stats.arrow, for those who read finished runs. Changes nothing, takes no lock."""
+
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ..runner.documents import read_document
+from ..runner.errors import RunDirError
+from ..runner.paths import RunPaths
+
+
+def stored_run(path: Path) -> dict[str, Any]:
+    """What run.json in the run directory ``path`` says: config, cwd, identity, inputs.
+
+    Raises RunDirError where it is no run directory, or its run.json is damaged; for a sweep's folder it names the runs in it.
+    """
+    try:
+        run = read_document(RunPaths(path).run)
+        if {"config", "cwd", "identity", "inputs"} <= run.keys():
+            return run
+        reason = "its run.json is not a run's"
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "it holds no run.json" if path.is_dir() else "there is no such folder"
+    except (OSError, ValueError) as error:
+        reason = f"its run.json cannot be read ({error})"
+    cells = sorted(file.parent.name for file in path.glob("*/run.json")) if path.is_dir() else []
+    hint = f"; runs in it are {', '.join(cells[:3])}{', …' if len(cells) > 3 else ''}" if cells else ""
+    raise RunDirError(f"{path}: is not a run directory: {reason}; expected the output folder of mlx-bulk run{hint}")
+
+
+def stored_statistics(path: Path) -> pa.Table | None:
+    """The table in stats.arrow of the run directory ``path``; None where it is missing, or not the one that summary.json vouches for.
+
+    Its bytes are checked before they are parsed.
+    """
+    paths = RunPaths(path)
+    try:
+        content, digest = paths.stats.read_bytes(), read_document(paths.summary).get("stats_sha256")
+    except (OSError, ValueError):
+        return None
+    return pa.ipc.open_file(pa.py_buffer(content)).read_all() if sha256(content).hexdigest() == digest else None

@@ -1,0 +1,100 @@
+"""Which rows may have ended a process that died, and what the next one is to do with them.
+
+Knows no process, only what it said. Each death halves a group; what is left of a group when it has been run is not suspect any more.
+
+    the model had   a b c d e f g h     died
+    run apart       a b c d   e f g h   died in the first group: e f g h waits
+                    a b   c d           died in the second: a and b are done, c and d are run alone
+                    c                   died with c alone: c is fatal
+"""
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..runner.errors import ModelError
+
+Group = tuple[int, ...]
+
+IDLE_DEATHS = 2  # so many in turn, and none while the model had rows: the next would be like them
+
+
+@dataclass(slots=True)
+class Suspects:
+    """What is known after each death. A row is fatal when the process has died with it alone, at its second death at the earliest."""
+
+    begun: set[str] = field(default_factory=set[str])
+    apart: dict[str, list[Group]] = field(default_factory=dict[str, list[Group]])
+    fatal: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
+    code: int | None = None  # that the process was about to return
+    _run: str = ""
+    _frozen: bool = False
+    _flight: Group = ()
+    _repeated: tuple[str, Group] | None = None  # a frozen batch that was in the model at the last death
+    _idle: int = 0
+
+    def hear(self, message: dict[str, Any]) -> None:
+        """Takes in what the process says: the run that it has begun, the rows that the model has from now on, its exit code."""
+        if "run" in message:
+            self._run, self._frozen = message["run"], message["frozen"]
+            self.begun.add(self._run)
+        if "rows" in message:
+            self._flight = tuple(sorted(message["rows"]))
+        self.code = message.get("code", self.code)
+
+    @property
+    def orders(self) -> dict[str, Any]:
+        """What the next process has to know, as JSON holds it."""
+        fatal = {run: list(rows.items()) for run, rows in self.fatal.items()}
+        return {"begun": sorted(self.begun), "apart": self.apart, "fatal": fatal}
+
+    def died(self, number: int) -> str:
+        """Draws the conclusions from a death by the signal ``number``, and says them in a line.
+
+        Raises ModelError where starting again is of no use.
+        """
+        cause, rows, self._flight = _cause(number), self._flight, ()
+        if not rows:
+            return self._died_idle(cause)
+        self._idle = 0
+        if self._frozen:
+            return self._died_frozen(cause, rows)
+        groups = self.apart.get(self._run, [])
+        at = next((i for i, group in enumerate(groups) if set(rows) <= set(group)), None)
+        if at is not None and len(rows) == 1:
+            said = f"{cause} again with row {rows[0]} alone in the model: it goes to errors/"
+            known = self.fatal.setdefault(self._run, {})
+            known[rows[0]] = f"the process {cause} twice with this row in the model, the second time with no other"
+            new = []
+        else:
+            half = (len(rows) + 1) // 2
+            said = f"{cause} with {len(rows):,} rows in the model: it starts again and runs them apart, at most {half:,} at once"
+            new = [group for group in (rows[:half], rows[half:]) if group]
+        left = [] if at is None else [tuple(row for row in groups[at] if row not in rows), *groups[at + 1 :]]
+        self.apart[self._run] = [group for group in (*new, *left) if group]
+        return f"the process {said}"
+
+    def _died_idle(self, cause: str) -> str:
+        self._idle += 1
+        if self._idle >= IDLE_DEATHS:
+            raise ModelError(
+                f"the process {cause} {IDLE_DEATHS} times before the model had any row (while it read the input or loaded the model, "
+                "say); finished rows are safe. Look for what the system says of it, and run the same command again"
+            )
+        return f"the process {cause} before the model had any row: it starts again"
+
+    def _died_frozen(self, cause: str, rows: Group) -> str:
+        if self._repeated == (self._run, rows):
+            listed = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
+            raise ModelError(
+                f"the process {cause} twice with the same {len(rows):,} rows in the model ({listed}); finished rows are safe. "
+                "batch.deterministic does not take a batch apart to find the row that does it: run them once with batch.deterministic "
+                "false and another --output to find it"
+            )
+        self._repeated = self._run, rows
+        return f"the process {cause} with {len(rows):,} rows in the model: it starts again"
+
+
+def _cause(number: int) -> str:
+    hint = " (the system may have been short of memory: lower batch.memory, batch.rows or batch.tokens)" if number == signal.SIGKILL else ""
+    return f"died of {signal.Signals(number).name}{hint}"

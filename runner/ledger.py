@@ -1,0 +1,137 @@
+"""Which rows and samples of an open shard are resolved, in a few bytes a row.
+
+A sample is resolved once it is a result or an error; a row once all its samples are, or it failed whole. Knows counts and
+positions only; the records themselves are the journal's.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+WHOLE = -1  # in place of a sample: the row as a whole
+
+_BITS = 64  # samples of a row that have a bit; those beyond are held in sets
+_UNKNOWN = -1
+
+
+class Ledger:
+    """The account of a shard of ``rows`` input rows, the first of them ``first``. ``left``: how many are not resolved yet."""
+
+    def __init__(self, first: int, rows: int):
+        self.records = self.errors = 0
+        self.left = rows
+        self._first, self._rows = first, rows
+        self._samples: NDArray[np.unsignedinteger] = np.zeros(rows, np.uint8)  # bit s: sample s is resolved
+        self._beyond: dict[int, set[int]] = {}
+        self._needed = np.full(rows, _UNKNOWN, np.int32)
+        self._failed = np.zeros(rows, np.bool_)
+        self._resolved = np.zeros(rows, np.bool_)
+
+    @property
+    def rows(self) -> int:
+        """Input rows of the shard."""
+        return self._rows
+
+    def admit(self, row: int, samples: int) -> None:
+        """Says that ``row`` is resolved by ``samples`` samples, those counted in before among them."""
+        self._needed[row - self._first] = samples
+        self._settle(row)
+
+    def add_result(self, row: int, sample: int) -> None:
+        """Counts a record in."""
+        self.records += 1
+        self._mark(row, sample)
+
+    def add_error(self, row: int, sample: int | None) -> None:
+        """Counts a failure in; ``sample`` None: the whole row failed."""
+        self.errors += 1
+        if sample is None:
+            self._failed[row - self._first] = True
+            self._settle(row)
+        else:
+            self._mark(row, sample)
+
+    def add_results(self, rows: Ints, samples: Ints) -> None:
+        """Counts the records of a journal or a part in. rows, samples: [N]. Raises ValueError for rows that are not the shard's."""
+        self._mark_all(self._checked(rows), samples)
+        self.records += len(rows)
+
+    def add_errors(self, rows: Ints, samples: Ints) -> None:
+        """The same for failures; a sample that is WHOLE stands for all of the row."""
+        at, whole = self._checked(rows), samples == WHOLE
+        self._mark_all(at[~whole], samples[~whole])
+        self._failed[at[whole]] = True
+        self._resolve(at[whole])
+        self.errors += len(rows)
+
+    def resolve(self, rows: Ints) -> None:
+        """Rows of which nothing is left to do, however many samples they have."""
+        self._resolve(self._checked(rows))
+
+    def has(self, row: int, sample: int) -> bool:
+        """Whether this sample needs no more work."""
+        at = row - self._first
+        if self._resolved[at] or self._failed[at]:
+            return True
+        return sample in self._beyond.get(at, ()) if sample >= _BITS else bool(int(self._samples[at]) >> sample & 1)
+
+    def has_failed(self, row: int) -> bool:
+        """Whether the row failed whole."""
+        return bool(self._failed[row - self._first])
+
+    def is_resolved(self, row: int) -> bool:
+        """Whether nothing is left to do of the row."""
+        return bool(self._resolved[row - self._first])
+
+    def samples_of(self, row: int) -> set[int]:
+        """The row's samples that were counted in one by one."""
+        at = row - self._first
+        bits = int(self._samples[at])
+        return {sample for sample in range(bits.bit_length()) if bits >> sample & 1} | self._beyond.get(at, set())
+
+    def _mark(self, row: int, sample: int) -> None:
+        at = row - self._first
+        if sample >= _BITS:
+            self._beyond.setdefault(at, set()).add(sample)
+        else:
+            self._widen(sample)
+            self._samples[at] |= self._samples.dtype.type(1 << sample)
+        self._settle(row)
+
+    def _mark_all(self, at: Ints, samples: Ints) -> None:
+        near = samples < _BITS
+        if near.any():
+            self._widen(int(samples[near].max()))
+            kind = self._samples.dtype.type
+            np.bitwise_or.at(self._samples, at[near], np.left_shift(kind(1), samples[near].astype(kind)))
+        for place, sample in zip(at[~near].tolist(), samples[~near].tolist(), strict=True):
+            self._beyond.setdefault(place, set()).add(sample)
+
+    def _widen(self, sample: int) -> None:
+        """Gives each row as many bits (8, 16, 32 or 64) as ``sample`` needs."""
+        bits = max(8, 1 << sample.bit_length())
+        if bits > 8 * self._samples.itemsize:
+            self._samples = self._samples.astype(f"u{bits // 8}")
+
+    def _settle(self, row: int) -> None:
+        """Notes that a row is resolved, if a change to it was its last."""
+        at = row - self._first
+        if self._resolved[at]:
+            return
+        needed = int(self._needed[at])
+        done = int(self._samples[at]).bit_count() + len(self._beyond.get(at, ()))
+        if self._failed[at] or (needed != _UNKNOWN and done >= needed):
+            self._resolved[at] = True
+            self.left -= 1
+
+    def _resolve(self, at: Ints) -> None:
+        self._resolved[at] = True
+        self.left = self._rows - int(np.count_nonzero(self._resolved))
+
+    def _checked(self, rows: Ints) -> Ints:
+        """The rows' places in the shard."""
+        at = rows - self._first
+        if len(at) and (int(at.min()) < 0 or int(at.max()) >= self._rows):
+            raise ValueError(f"rows {int(rows.min())} to {int(rows.max())} are not all of a shard of {self._rows} from {self._first} on")
+        return at

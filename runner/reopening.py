@@ -1,0 +1,95 @@
+"""Journals as the next session continues them: those of shards that were open, and new ones of committed shards that it reopens.
+
+A committed shard is reopened where its input has grown, or where its errors are to be done again. Its parts stand, and are
+read by others, until the merged generation is committed. The caller holds the run's lock.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from . import journal
+from .commits import Commit, CommitLog
+from .journal import Header, Journal
+from .ordering import positions
+from .paths import OWN_JOURNALS, RunPaths
+
+log = logging.getLogger("mlx_bulk")
+
+
+def read_journals(
+    paths: RunPaths, schema: pa.Schema, rows_of: Callable[[int], range], committed: Collection[int] = ()
+) -> dict[int, Journal]:
+    """The journals by shard. One that cannot be read, or holds other columns or rows than the run's, is removed.
+
+    rows_of: the input rows of a shard. An empty file of a ``committed`` shard holds no row that is done again: it goes without a word.
+    """
+    found: dict[int, Journal] = {}
+    for file in sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name)):
+        if file.suffix == ".tmp" or (file.stat().st_size == 0 and int(file.name) in committed):
+            file.unlink()
+        elif (read := journal.read(file)) is None or file != paths.journal_of(read.header.shard):
+            _remove(file, "does not begin as it was written")
+        elif any(not batch.schema.equals(schema) for batch in read.results):
+            _remove(file, "has columns that are not the run's any more")
+        elif not _within(read, rows_of(read.header.shard)):
+            _remove(file, "holds rows that the input does not have")
+        else:
+            found[read.header.shard] = read
+    return found
+
+
+def _within(each: Journal, rows: range) -> bool:
+    found = np.concatenate([positions(batches)[0] for batches in (each.results, each.errors)])
+    return bool(np.all((found >= rows.start) & (found < rows.stop)))
+
+
+def _remove(file: Path, reason: str) -> None:
+    """Removes a journal that cannot be continued."""
+    log.warning("%s: %s; its rows are done again", file, reason)
+    file.unlink()
+
+
+def headers(journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, Header]:
+    """What those journals are to become whose generation is not committed yet."""
+    return {shard: each.header for shard, each in journals.items() if each.header.generation > commits.generations.get(shard, 0)}
+
+
+def settled(paths: RunPaths, journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, Journal]:
+    """Those that are not committed yet, and continue the commit in force. Where there is none any more, their own rows are kept."""
+    kept: dict[int, Journal] = {}
+    open_shards = headers(journals, commits)
+    for shard, each in journals.items():
+        file, commit = paths.journal_of(shard), commits.commits.get(shard)
+        if shard not in open_shards:
+            file.unlink()
+        elif commit is None or each.header.base == commit.generation:
+            kept[shard] = each
+        else:
+            _remove(file, "continues a part that is not the one committed")
+    return kept
+
+
+def reopen(paths: RunPaths, commit: Commit, retry: int) -> Journal:
+    """A journal that continues a commit; ``retry``: the number of the retry in which its errors are done again, or 0."""
+    header = Header(commit.shard, commit.generation + 1, commit.generation, retry)
+    journal.begin(paths.journal_of(commit.shard), header)
+    return Journal(header, [], [])
+
+
+def has_errors(each: Journal, base: Commit | None) -> bool:
+    """Whether errors count as done in a shard that is open: its own, or those of the ``base`` that it takes over."""
+    return bool(each.errors) or (base is not None and base.errors > 0 and not each.header.retry)
+
+
+def without_errors(paths: RunPaths, each: Journal, retry: int) -> Journal:
+    """The same journal, of which no error that is older than this ``retry`` counts as done, nor one of its base."""
+    if each.header.retry >= retry:
+        return each
+    header = replace(each.header, retry=retry)
+    journal.rewrite(paths.journal_of(header.shard), header, each.results, [])
+    return Journal(header, each.results, [])

@@ -1,0 +1,32 @@
+"""What a run has come to, in figures: for the last line, for summary.json, and for the table of a sweep."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "scored_tokens", "seconds", "padding_waste", "peak_memory_bytes")
+
+
+@dataclass(slots=True, frozen=True)
+class Summary:
+    """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's.
+
+    ``worked``: False when nothing was left to do. ``reasons``: why rows were quarantined, a line each. ``closing``: what of the
+    statistics is shown at the end, if they are complete.
+    """
+
+    job: str
+    output: Path
+    rows: int
+    of: int
+    records: int
+    errors: int
+    prompt_tokens: int
+    generated_tokens: int
+    scored_tokens: int
+    seconds: float
+    padding_waste: float
+    peak_memory_bytes: int
+    complete: bool
+    worked: bool
+    reasons: tuple[str, ...]
+    closing: str

@@ -1,0 +1,77 @@
+"""What a run does with what its supervisor knows of processes that died in it, and what it tells the supervisor."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mlx_bulk.configs.load import load
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.runner import pipeline
+from mlx_bulk.runner.loaded import Models
+from mlx_bulk.runner.manifest import Start
+from mlx_bulk.runner.outside import Orders, Outside, Supervisor
+from mlx_bulk.runner.summary import Summary
+
+from .bench import Bench, Record, table_of
+
+ROWS: list[Record] = [{"q": "word " * (1 + row % 5)} for row in range(10)]
+BATCH: dict[str, Any] = {"rows": 4, "rows_per_shard": 8}
+
+
+class Knowing(Supervisor):
+    """A supervisor that gives these orders, and keeps what it is told."""
+
+    def __init__(self, orders: Orders):
+        self.given = orders
+        self.begun: list[tuple[Path, bool]] = []
+        self.flights: list[set[int]] = []
+
+    def orders(self, run: Path) -> Orders:
+        return self.given
+
+    def begin(self, run: Path, frozen: bool) -> None:
+        self.begun.append((run, frozen))
+
+    def flight(self, rows: Iterable[int]) -> None:
+        self.flights.append(set(rows))
+
+
+def run(bench: Bench, orders: Orders, start: Start, **sections: Any) -> tuple[Summary, Knowing]:
+    config: Any = load(bench.write_config(rows=ROWS, **sections))
+    supervisor = Knowing(orders)
+    return pipeline.run(config, KINDS["generate"], start, Outside(supervisor=supervisor), True, Models()), supervisor
+
+
+def parts(bench: Bench) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((bench.root / "run/results").iterdir())]
+
+
+def test_suspects_are_run_apart_before_all_others(bench: Bench):
+    orders = Orders(apart=((9,), (2, 3, 5)), fatal={4: "the process died of it"})
+    summary, supervisor = run(bench, orders, Start(), batch=BATCH)
+    assert (summary.complete, summary.rows, summary.errors) == (True, 10, 1)
+    assert supervisor.begun == [(bench.root / "run", False)]
+    assert supervisor.flights[:2] == [{9}, {2, 3, 5}]
+    assert set().union(*supervisor.flights[2:]) == {0, 1, 6, 7, 8}
+    assert supervisor.flights[-1] == set()  # whatever dies now, no row is to blame
+    (failure,) = table_of(bench.root / "run/errors").to_pylist()
+    assert (failure["row"], failure["stage"], failure["error"]) == (4, "generate", "EngineAborted")
+    assert [record["row"] for record in table_of(bench.root / "run/results").to_pylist()] == [row for row in range(10) if row != 4]
+
+
+def test_frozen_batches_are_not_taken_apart(bench: Bench):
+    batch = {**BATCH, "deterministic": True}
+    _, alone = run(bench, Orders(), Start(), batch=batch)
+    whole = parts(bench)
+    _, supervisor = run(bench, Orders(apart=((9,), (8,))), Start(overwrite=True), batch=batch)
+    assert supervisor.begun == [(bench.root / "run", True)]
+    assert supervisor.flights == alone.flights
+    assert parts(bench) == whole
+
+
+def test_start_options_have_their_effect_once(bench: Bench):
+    run(bench, Orders(), Start(), batch=BATCH)
+    again, _ = run(bench, Orders(begun=True), Start(overwrite=True, retry_errors=True), batch=BATCH)
+    assert not again.worked
+    again, _ = run(bench, Orders(), Start(overwrite=True), batch=BATCH)
+    assert again.worked

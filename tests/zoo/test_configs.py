@@ -1,0 +1,22 @@
+"""Every model file of the installed mlx-lm is in the zoo, or on the list of those that cannot be, with the reason."""
+
+from pathlib import Path
+
+import mlx_lm.models
+
+from .configs import CANNOT, CONFIGS, PARTS
+
+
+def files() -> set[str]:
+    return {path.stem for path in Path(mlx_lm.models.__path__[0]).glob("*.py")}
+
+
+def test_every_model_file_is_in_one_list_and_no_other():
+    assert files() == CONFIGS.keys() | CANNOT.keys() | PARTS
+    assert len(files()) == len(CONFIGS) + len(CANNOT) + len(PARTS)
+
+
+def test_what_is_shared_defines_no_model():
+    for name in PARTS:
+        source = (Path(mlx_lm.models.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
+        assert "class Model(" not in source, name

@@ -1,0 +1,37 @@
+"""The probe's power: a small random twin of a model shows by itself whatever goes wrong with the model in a batch."""
+
+import pytest
+from mlx_bulk.runner.trust import shown_by
+from mlx_bulk.runner.twin import twin
+
+from .configs import CONFIGS
+from .entries import EVERY, NAMES, entry
+from .trial import forced
+
+FAULT = 1e-3  # of a logprob: rounding stays below, where networks are ill-conditioned too; a pad that is attended to is far above
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
+    found = entry(name)
+    assert (found.about["twin"]["way"], found.about["found_on"]) == (found.about["way"], "twin"), found.about
+    shown = shown_by(twin(found.model.network, found.model.checkpoint.config)).shortcuts
+    scoring = {"head": shown.head, "right_padded": shown.right_padded, "shared": shown.shared}
+    assert found.about["scoring"] == scoring | {"reasons": list(shown.reasons)}
+
+
+# Of the core test_zoo.py tells that what is taken is right.
+@pytest.mark.parametrize("name", NAMES if EVERY else ("gemma2", "jamba", "llama"))
+def test_whatever_fails_where_it_is_forced_fails_with_the_twin(name: str):
+    network = entry(name).model.network
+    found = shown_by(twin(network, CONFIGS[name]))
+    short = found.shortcuts
+    taken = {
+        "padded": found.way == "padded" and short.chunked,  # they are forced together
+        "exact": found.way != "alone",
+        "chunked": short.chunked,
+        "right_padded": short.right_padded,
+        "shared": short.shared,
+    }
+    for shortcut, cost in forced(entry(name).setup, network).items():
+        assert not taken[shortcut] or cost() <= FAULT, shortcut

@@ -1,0 +1,88 @@
+"""Every architecture: what a batch gives a row is what the row gets alone, in the way that the probes have found for it.
+
+By default a core of architectures is tried; MLX_BULK_ZOO=1 tries all. Bounds are the contract's for float32.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from ..runner.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
+from . import networks
+from .configs import CONFIGS
+from .entries import CORE, DECODES_OTHERWISE, EVERY, NAMES, NOT_QUANTIZED, QUANTIZED, checkpoint, entry, loaded
+from .trial import TEXTS, Alone, choices, forced, generating, in_chunks, prompts, scoring, small
+
+by_name = pytest.mark.parametrize("name", NAMES)
+
+
+def test_the_core_is_a_part_of_the_zoo():
+    assert set(CORE) <= CONFIGS.keys()
+    assert len(CORE) >= 20
+
+
+@by_name
+def test_a_checkpoint_that_was_saved_is_loaded_as_it_was(name: str, tmp_path_factory: pytest.TempPathFactory):
+    model = entry(name).model
+    again = loaded(networks.save(model.network, CONFIGS[name], tmp_path_factory.mktemp("again") / name))
+    before, after = (dict(tree_flatten(m.network.parameters())) for m in (model, again))
+    assert before.keys() == after.keys()
+    # Equal but for what a loader does to any checkpoint: Baichuan's head is normalised each time.
+    assert all(mx.allclose(before[key].astype(mx.float32), after[key].astype(mx.float32), rtol=1e-6, atol=1e-7).item() for key in before)
+
+
+@by_name
+def test_logprobs_spread(name: str):
+    assert np.concatenate([entry(name).alone.whole(ids) for ids in prompts()]).std() > 1  # else an error would hide in the bounds
+
+
+@by_name
+def test_generated_tokens_and_echoes_are_those_of_the_row_alone(name: str):
+    found = generating(small(entry(name).setup), entry(name).alone)
+    assert found.alone <= ECHO_TOLERANCE
+    assert found.echo <= ECHO_TOLERANCE
+    assert found.whole <= DECODE_TOLERANCE or name in DECODES_OTHERWISE
+
+
+@by_name
+def test_prefill_in_chunks_changes_nothing(name: str):
+    found = generating(in_chunks(entry(name).setup), entry(name).alone)
+    assert found.batched <= ECHO_TOLERANCE
+    assert found.whole <= DECODE_TOLERANCE or name in DECODES_OTHERWISE
+
+
+@by_name
+def test_scores_are_those_of_one_call(name: str):
+    setup, alone = small(entry(name).setup), entry(name).alone
+    assert scoring(setup, alone, documents(prompts(TEXTS))) <= ECHO_TOLERANCE
+    assert scoring(setup, alone, choices()) <= ECHO_TOLERANCE
+
+
+@by_name
+def test_what_the_probes_do_not_take_is_wrong(name: str):
+    found, setup = entry(name), entry(name).setup
+    way = found.about["way"]
+    taken = {
+        "padded": way == "padded",
+        "exact": way in ("padded", "exact"),
+        "chunked": setup.chunked,
+        "right_padded": setup.right_padded,
+        "shared": setup.shared,
+    }
+    for shortcut, cost in forced(setup, found.model.network).items():
+        assert taken[shortcut] or cost() > ECHO_TOLERANCE, shortcut
+
+
+@pytest.mark.parametrize("bits", [8, 4] if EVERY else [4])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_weights_give_a_batch_what_they_give_a_row_alone(name: str, bits: int):
+    if name in NOT_QUANTIZED:
+        pytest.skip(NOT_QUANTIZED[name])
+    found = entry(name, bits)
+    assert any(key.endswith(".scales") for key, _ in tree_flatten(found.model.network.parameters()))
+    assert generating(small(found.setup), found.alone).batched <= ECHO_TOLERANCE
+    assert scoring(small(found.setup), found.alone, choices()) <= ECHO_TOLERANCE
+    ids = prompts()[1]
+    whole = loaded(checkpoint(name, bits)).network
+    np.testing.assert_allclose(Alone(whole).whole(ids), found.alone.whole(ids), rtol=0, atol=ECHO_TOLERANCE)
