@@ -16,8 +16,8 @@ import click
 from ..runner.outside import Outside, Supervisor
 from .commands import COMMANDS
 from .edge import LEVELS, one_line_errors, ready, set_log
-from .ending import QUARANTINED, ending
-from .stopping import Stop
+from .ending import QUARANTINED, continuing, ending
+from .stopping import Stop, interrupted
 from .supervised import Link, telling_exit
 
 if TYPE_CHECKING:
@@ -83,18 +83,20 @@ def run(
             sys.exit(supervise([sys.executable, "-P", "-m", "mlx_bulk.jobs", "run", *click.get_current_context().meta[_WORDS]]))
     paths = {key: value for key, value in (("model.path", model), ("data.path", data), ("output.path", output)) if value is not None}
     start = {"overwrite": overwrite, "retry_errors": retry_errors, "adopt": adopt}
-    stop = Stop() if link is None else Stop(link.signalled)
+    command = continuing(overwrite)
+    stop = Stop(command=command) if link is None else Stop(link.signalled, command)
     outside = Outside(stop.asked, stop.saving, link or Supervisor())
     with telling_exit(link), one_line_errors():
         try:
             with stop:
                 code, said = _run(config, overrides, paths, start, outside, quiet)
-            if not quiet:
-                click.echo(said, err=True)
+                if not quiet:
+                    click.echo(said, err=True)
         except KeyboardInterrupt:
-            click.echo("mlx-bulk: interrupted before the first step; the same command starts again", err=True)
-            code = 128 + signal.SIGINT
-        sys.exit(stop.code or code)
+            click.echo(f"mlx-bulk: {interrupted(command)}", err=True)
+            code = stop.code or 128 + signal.SIGINT
+        # A signal that comes when all is done changes nothing of what the run has come to.
+        sys.exit(stop.code if code is None else code)
 
 
 @cli.command()
@@ -162,8 +164,11 @@ def eval_(config: Path, model: str | None, output: str | None, overrides: tuple[
 
 def _run(
     config: Path, overrides: Sequence[str], paths: dict[str, str], start: dict[str, Any], outside: Outside, quiet: bool
-) -> tuple[int, str]:
-    """Runs a job or a sweep; the exit code, and what is to be said of how it ended. ``start`` by the fields of ``Start``."""
+) -> tuple[int | None, str]:
+    """Runs a job or a sweep; the exit code, and what is to be said of how it ended. ``start`` by the fields of ``Start``.
+
+    The code is None for what was stopped: the signal's.
+    """
     from ..configs.cells import cells
     from ..configs.load import load
     from ..configs.sweep import SweepConfig
@@ -178,10 +183,11 @@ def _run(
     from .kinds import KINDS
 
     summary = pipeline.run(loaded, KINDS[loaded.job], Start(**start), outside, quiet, Models())
-    return QUARANTINED if summary.errors else 0, ending(summary, outside.stopped())
+    code = QUARANTINED if summary.errors else 0
+    return code if summary.complete else None, ending(summary, continuing(start["overwrite"]))
 
 
-def _run_sweep(cells: "list[Cell]", folder: Path, start: dict[str, Any], outside: Outside, quiet: bool) -> tuple[int, str]:
+def _run_sweep(cells: "list[Cell]", folder: Path, start: dict[str, Any], outside: Outside, quiet: bool) -> tuple[int | None, str]:
     ready()
     from ..runner.manifest import Start
     from . import sweep
@@ -189,7 +195,7 @@ def _run_sweep(cells: "list[Cell]", folder: Path, start: dict[str, Any], outside
     from .sweep_table import closing_table, sweep_table, write_sweep_table
 
     ended = sweep.run(cells, KINDS, folder, Start(**start), outside, quiet, lambda ended: write_sweep_table(sweep_table(ended), folder))
-    return sweep.exit_code(ended), f"{closing_table(ended)}\n{sweep.closing_line(ended, folder)}"
+    return sweep.exit_code(ended), f"{closing_table(ended)}\n{sweep.closing_line(ended, folder, continuing(start['overwrite']))}"
 
 
 for command in COMMANDS:

@@ -8,14 +8,22 @@ if TYPE_CHECKING:
 QUARANTINED = 3  # exit code: complete, some rows are in errors/
 
 
-def ending(summary: "Summary", stopped: bool) -> str:
-    """All that is said at the end of a run: its statistics, why rows were quarantined, and the last line."""
+def continuing(overwrite: bool) -> str:
+    """The command that continues a run which was started with or without ``--overwrite``: that option would remove it."""
+    return "the same command without --overwrite" if overwrite else "the same command"
+
+
+def ending(summary: "Summary", command: str) -> str:
+    """All that is said at the end of a run: its statistics, why rows were quarantined, and the last line.
+
+    ``command`` is the one that continues it.
+    """
     said = [summary.closing] if summary.closing else []
-    return "\n".join([*said, *summary.reasons, last_line(summary, stopped)])
+    return "\n".join([*said, *summary.reasons, last_line(summary, command)])
 
 
-def last_line(summary: "Summary", stopped: bool) -> str:
-    """What the run has come to: rows, tokens, speed, and where it lies."""
+def last_line(summary: "Summary", command: str) -> str:
+    """What the run has come to: rows, tokens, speed, and where it lies; ``command`` continues it, if it was stopped."""
     errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
     if summary.of and not summary.worked:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
@@ -24,7 +32,7 @@ def last_line(summary: "Summary", stopped: bool) -> str:
     if summary.job == "score":
         tokens, counted = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
     rate = tokens / summary.seconds if summary.seconds else 0.0
-    state = "stopped; the same command continues" if stopped else "complete"
+    state = "complete" if summary.complete else f"stopped; {command} continues"
     return (
         f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
         f"{counted} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"

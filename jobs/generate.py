@@ -85,6 +85,11 @@ class GenerateJob:
         logprobs = self.config.logprobs
         return Wanted(logprobs.prompt, logprobs.top, logprobs.stats)
 
+    @property
+    def samples(self) -> int | None:
+        """How many records a row has, None where a column says it."""
+        return None if "n" in self.config.sampling.columns else self.config.sampling.n
+
     # ----------------------------------------------------------------------------------------------- row -> request
 
     def requests(self, row: Row) -> list[Request]:

@@ -55,7 +55,9 @@ def upload(source: Source, to: str, repo: str, *, overwrite: bool, public: bool)
             api.create_commit(repo, [*added, *gone, readme], commit_message=message, repo_type="dataset")
     done.notes += source.notes(with_errors=False)
     if source.complete and statistics is None:
-        done.notes.append("its README has no statistics: stats.arrow is missing or damaged; the command that started the run writes it anew")
+        done.notes.append(
+            "its README has no statistics: stats.arrow is missing or damaged; the command that started the run writes it anew"
+        )
     return done
 
 

@@ -78,6 +78,11 @@ class ScoreJob:
         logprobs, score = self.config.logprobs, self.config.score
         return Wanted(echo=True, top=logprobs.top, stats=logprobs.stats, greedy=score.kind in ("completion", "choices"))
 
+    @property
+    def samples(self) -> int:
+        """A row has one record."""
+        return 1
+
     def engine(self, setup: Setup, reference: Setup | None) -> Scorer:
         """What scores, against a reference model where the config names one."""
         return Scorer(setup, reference)

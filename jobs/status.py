@@ -51,7 +51,7 @@ class Status:
 
     rows: resolved ones, of ``of`` (None where run.json is damaged), committed ones among them; records, errors: likewise, those
     that are not committed yet counted in with the errors. seconds_left: by the speed of the last ten minutes. alive: the last
-    sign of life. notes: files that are damaged.
+    sign of life. notes: files that are damaged, and a retry that is not finished.
     """
 
     run: Path
@@ -84,6 +84,8 @@ def status(run: Path) -> Status:
     for path in (paths.commits, paths.sessions, paths.metrics):
         if damaged := damaged_lines(path):
             notes.append(f"{path.name}: {len(damaged):,} lines are damaged and left out here; the next start sets them aside")
+    if log.retries:
+        notes.append(f"the errors of {len(log.retries):,} shards are to be done again, as --retry-errors asked; any start does that")
     state = _state(working, log, past)
     rows, errors = _resolved(state, log, past)
     of = None if stored is None else covered_rows(stored["inputs"])

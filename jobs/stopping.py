@@ -30,11 +30,13 @@ class Stop:
     on disk stays right).
 
     Before the first step there is nothing to save: reading the input or loading the model is broken off. The process ends within
-    5 seconds in any case. ``told`` is called with each signal. Does nothing outside the main thread.
+    5 seconds in any case. ``told`` is called with each signal; ``command`` is the one that continues the run. Does nothing
+    outside the main thread.
     """
 
-    def __init__(self, told: Callable[[int], None] = lambda number: None) -> None:
+    def __init__(self, told: Callable[[int], None] = lambda number: None, command: str = "the same command") -> None:
         self.code = 0
+        self._command = command
         self._told = told
         self._stepping = False
         self._asked = threading.Event()
@@ -137,13 +139,18 @@ class Stop:
             return
         name = signal.Signals(number).name
         if not self._stepping:
-            text = "interrupted before the first step; the same command starts again"
+            text = interrupted(self._command)
         elif saved:
-            text = f"{name}: the step takes too long and is broken off; finished rows are safe, the same command continues"
+            text = f"{name}: the step takes too long and is broken off; finished rows are safe, {self._command} continues"
         else:
-            text = f"{name}: neither the step nor the disk got ready; rows finished in the last seconds are done again by the same command"
+            text = f"{name}: neither the step nor the disk got ready; rows finished in the last seconds are done again by {self._command}"
         _say(text)
         os._exit(128 + number)
+
+
+def interrupted(command: str) -> str:
+    """What is said of a start that was broken off before there was anything to save; ``command`` continues the run."""
+    return f"interrupted before the first step of this session; nothing was lost, {command} continues"
 
 
 def _say(text: str) -> None:

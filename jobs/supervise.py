@@ -39,21 +39,20 @@ def supervise(command: Sequence[str]) -> int:
     A signal that comes here is the process's too. For the main thread. Raises ModelError where the process dies again and again.
     """
     suspects = Suspects()
-    stdin: int | None = None
     with _Signals() as signals:
         while True:
-            code = _Child(command, suspects, stdin).wait(signals)
+            code = _Child(command, suspects).wait(signals)
             if code >= 0:
                 return code
             if suspects.code is not None:
                 return suspects.code
             if signals.first is not None or -code not in DEATHS:
                 return 128 + (signals.first or -code)
-            said = suspects.died(-code)
-            if not suspects.begun and _holds_input(sys.stdin):
-                raise ModelError(f"{said.partition(':')[0]}; stdin may have been read in part: run the same command again")
-            log.warning("%s", said)
-            stdin = subprocess.DEVNULL  # a run that has begun keeps its own copy of what came in there
+            cause, consequence = suspects.died(-code)
+            # A run that has begun keeps its own copy of what came in there.
+            if suspects.reading - suspects.begun and _holds_input(sys.stdin):
+                raise ModelError(f"{cause}; stdin may have been read in part: run the same command again")
+            log.warning("%s: %s", cause, consequence)
 
 
 class _Signals:
@@ -96,11 +95,11 @@ class _Signals:
 class _Child:
     """One process, and what it says until it ends."""
 
-    def __init__(self, command: Sequence[str], suspects: Suspects, stdin: int | None):
+    def __init__(self, command: Sequence[str], suspects: Suspects):
         self._suspects = suspects
         self._connection, theirs = socket.socketpair()
         environment = {**os.environ, VARIABLE: str(theirs.fileno())}
-        self._process = subprocess.Popen(command, stdin=stdin, env=environment, pass_fds=[theirs.fileno()])
+        self._process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
         theirs.close()
         log.debug("process %d runs the model; this one watches it", self._process.pid)
         with suppress(ConnectionError):  # it is dead already

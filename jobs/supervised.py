@@ -42,6 +42,10 @@ class Link(Supervisor):
         apart = tuple(tuple(group) for group in known["apart"].get(name, []))
         return Orders(name in known["begun"], apart, dict(known["fatal"].get(name, [])))
 
+    def reading_stdin(self, run: Path) -> None:
+        """Says that the run in the folder ``run`` is about to read its rows from stdin."""
+        self._say({"reading": str(run)})
+
     def begin(self, run: Path, frozen: bool) -> None:
         """Says that the run's start options have had their effect, and that the rows told from now on are its."""
         self._say({"run": str(run), "frozen": frozen, "rows": []})

@@ -26,6 +26,7 @@ class Suspects:
     begun: set[str] = field(default_factory=set[str])
     apart: dict[str, list[Group]] = field(default_factory=dict[str, list[Group]])
     fatal: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
+    reading: set[str] = field(default_factory=set[str])  # runs that have read from stdin
     code: int | None = None  # that the process was about to return
     _run: str = ""
     _frozen: bool = False
@@ -34,7 +35,9 @@ class Suspects:
     _idle: int = 0
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Takes in what the process says: the run that it has begun, the rows that the model has from now on, its exit code."""
+        """Takes in what the process says: whose rows it reads from stdin, the run begun, the rows in the model, its exit code."""
+        if "reading" in message:
+            self.reading.add(message["reading"])
         if "run" in message:
             self._run, self._frozen = message["run"], message["frozen"]
             self.begun.add(self._run)
@@ -48,8 +51,8 @@ class Suspects:
         fatal = {run: list(rows.items()) for run, rows in self.fatal.items()}
         return {"begun": sorted(self.begun), "apart": self.apart, "fatal": fatal}
 
-    def died(self, number: int) -> str:
-        """Draws the conclusions from a death by the signal ``number``, and says them in a line.
+    def died(self, number: int) -> tuple[str, str]:
+        """Draws the conclusions from a death by the signal ``number``; says what has happened, and what follows from it.
 
         Raises ModelError where starting again is of no use.
         """
@@ -62,28 +65,32 @@ class Suspects:
         groups = self.apart.get(self._run, [])
         at = next((i for i, group in enumerate(groups) if set(rows) <= set(group)), None)
         if at is not None and len(rows) == 1:
-            said = f"{cause} again with row {rows[0]} alone in the model: it goes to errors/"
+            said, follows = f"{cause} again with row {rows[0]} alone in the model", "it goes to errors/"
             known = self.fatal.setdefault(self._run, {})
             known[rows[0]] = f"the process {cause} twice with this row in the model, the second time with no other"
             new = []
         else:
             half = (len(rows) + 1) // 2
-            said = f"{cause} with {len(rows):,} rows in the model: it starts again and runs them apart, at most {half:,} at once"
+            said, follows = (
+                f"{cause} with {len(rows):,} rows in the model",
+                f"it starts again and runs them apart, at most {half:,} at once",
+            )
             new = [group for group in (rows[:half], rows[half:]) if group]
         left = [] if at is None else [tuple(row for row in groups[at] if row not in rows), *groups[at + 1 :]]
         self.apart[self._run] = [group for group in (*new, *left) if group]
-        return f"the process {said}"
+        return f"the process {said}", follows
 
-    def _died_idle(self, cause: str) -> str:
+    def _died_idle(self, cause: str) -> tuple[str, str]:
         self._idle += 1
         if self._idle >= IDLE_DEATHS:
             raise ModelError(
                 f"the process {cause} {IDLE_DEATHS} times before the model had any row (while it read the input or loaded the model, "
-                "say); finished rows are safe. Look for what the system says of it, and run the same command again"
+                "say); finished rows are safe. Look for what the system says of it, then continue with the same command "
+                "(without --overwrite)"
             )
-        return f"the process {cause} before the model had any row: it starts again"
+        return f"the process {cause} before the model had any row", "it starts again"
 
-    def _died_frozen(self, cause: str, rows: Group) -> str:
+    def _died_frozen(self, cause: str, rows: Group) -> tuple[str, str]:
         if self._repeated == (self._run, rows):
             listed = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
             raise ModelError(
@@ -92,7 +99,7 @@ class Suspects:
                 "false and another --output to find it"
             )
         self._repeated = self._run, rows
-        return f"the process {cause} with {len(rows):,} rows in the model: it starts again"
+        return f"the process {cause} with {len(rows):,} rows in the model", "it starts again"
 
 
 def _cause(number: int) -> str:

@@ -24,7 +24,7 @@ from ..runner.locking import lock, refuse_strangers, unlock
 from ..runner.manifest import Start
 from ..runner.outside import Outside
 from ..runner.summary import Summary
-from .ending import QUARANTINED, last_line
+from .ending import QUARANTINED, continuing, last_line
 
 log = logging.getLogger("mlx_bulk")
 
@@ -84,7 +84,9 @@ def run(
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(
-                cell, lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, outside, quiet, models)
+                cell,
+                lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, outside, quiet, models),
+                continuing(start.overwrite),
             )
             tell(list(ended.values()))
             if outside.stopped():
@@ -135,16 +137,21 @@ def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
             yield "data.path", path
 
 
-def exit_code(ended: Sequence[Ended]) -> int:
-    """What the process returns: 0, 3 where rows are quarantined, the failed cells' code, or 5 where they differ."""
+def exit_code(ended: Sequence[Ended]) -> int | None:
+    """What the process returns: 0, 3 where rows are quarantined, the failed cells' code, or 5 where they differ.
+
+    None for a sweep that was stopped: with what it ends is not for its cells to say.
+    """
+    if any(each.state in ("stopped", "waiting") for each in ended):
+        return None
     codes = [each.code for each in ended if each.state == "failed"]
     if codes:
         return codes[0] if len(set(codes)) == 1 else _MIXED
     return QUARANTINED if any(each.summary and each.summary.errors for each in ended) else 0
 
 
-def closing_line(ended: Sequence[Ended], folder: Path) -> str:
-    """The last line of a sweep: how many cells are in which state."""
+def closing_line(ended: Sequence[Ended], folder: Path, command: str) -> str:
+    """The last line of a sweep: how many cells are in which state; ``command`` continues it, if any is left."""
     count = {state: sum(each.state == state for each in ended) for state in ("complete", "failed", "stopped", "waiting")}
     said = [f"{count['complete']:,} of {len(ended):,} cells complete"]
     if errors := sum(each.summary.errors for each in ended if each.summary):
@@ -153,12 +160,12 @@ def closing_line(ended: Sequence[Ended], folder: Path) -> str:
         said.append(f"{count['failed']:,} failed")
     if unfinished := count["stopped"] + count["waiting"]:
         said.append(f"{unfinished:,} left")
-    again = "" if count["complete"] == len(ended) else "; the same command continues"
+    again = "" if count["complete"] == len(ended) else f"; {command} continues"
     return f"sweep: {', '.join(said)}{again} -> {folder}"
 
 
-def _ended(cell: Cell, work: Callable[[], Summary]) -> Ended:
-    """Does the work of one cell; what stops it stops no other."""
+def _ended(cell: Cell, work: Callable[[], Summary], command: str) -> Ended:
+    """Does the work of one cell, which ``command`` continues; what stops it stops no other."""
     try:
         summary = work()
     except BulkError as error:
@@ -168,7 +175,7 @@ def _ended(cell: Cell, work: Callable[[], Summary]) -> Ended:
         log.debug("the error below came from here:", exc_info=error)
         code, message = BulkError.exit_code, f"{type(error).__name__}: {error}"
     else:
-        log.info("%s", last_line(summary, not summary.complete))
+        log.info("%s", last_line(summary, command))
         return Ended(cell, "complete" if summary.complete else "stopped", summary)
     log.error("cell %s failed: %s", cell.name, message)
     return Ended(cell, "failed", None, code, message)

@@ -85,6 +85,8 @@ def account(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> Acc
             found.open_shards.append(shard)
         else:
             _count_shard(found, paths, commit, shard_rows(shard, rows, per_shard), samples)
+            if shard in log.retries and shard not in found.open_shards:
+                found.open_shards.append(shard)
     log = read_commits(paths)  # the run may have gone on
     _look_at_journals(found, paths, log)
     _look_for_strays(found, paths, log)
@@ -187,14 +189,15 @@ def _count_shard(found: Account, paths: RunPaths, commit: Commit, rows: range, s
 
 
 def _look_at_journals(found: Account, paths: RunPaths, log: CommitLog) -> None:
-    """What is finished and not committed. A journal that its shard's commit has overtaken is no more than litter."""
+    """What is finished and not committed. A journal that its shard's commit has overtaken, or an empty one beside it, is litter."""
     for path in sorted(file for file in paths.journal.glob("*") if file.name.isdigit()):
         try:
             kept, lost = journal.peek(path)
         except FileNotFoundError:  # committed in this moment
             continue
         shard = int(path.name)
-        if kept is not None and kept.header.generation <= log.generations.get(shard, 0):
+        overtaken = kept is not None and kept.header.generation <= log.generations.get(shard, 0)
+        if overtaken or (kept is None and not lost and shard in log.commits):
             continue
         if lost or kept is None:
             found.note(path, f"{lost:,} bytes behind its last whole frame are torn or damaged", "it does their rows again")

@@ -121,7 +121,7 @@ def append_void(paths: RunPaths, commit: Commit, reason: str) -> None:
 
 
 def append_retry(paths: RunPaths, retry: int, shards: Collection[int]) -> None:
-    """Declares that the errors of these shards are to be done again; ``retry``: a number that no earlier retry had."""
+    """Declares that the errors of these shards are to be done again; ``retry``: a number above those in force."""
     append_line(paths.commits, {"retry": retry, "shards": sorted(shards)})
 
 

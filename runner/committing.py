@@ -20,7 +20,7 @@ from .ordering import in_order, positions
 from .parts import ERRORS_SCHEMA, Declared, read_part, write_part
 from .paths import RunPaths
 
-SPARE_BYTES = 8 << 20  # beside a part, for what else is written: lines, metrics, the next journals
+_AGAIN = "Continue with the same command (without --overwrite)"
 
 
 def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, base: Commit | None, ledger: Ledger) -> None:
@@ -37,7 +37,7 @@ def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, b
     results, failures = _merged(paths, header, base)
     _check_counts(journal_path, results, failures, ledger)
     results_part, errors_part = (name(header.shard, header.generation) for name in (paths.results_part, paths.errors_part))
-    require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old) + SPARE_BYTES)
+    require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old))
     declared = Declared(run, header.shard, ledger.rows, ledger.records, ledger.errors, None)
     errors_file = write_part(errors_part, ERRORS_SCHEMA, in_order(failures), declared) if ledger.errors else None
     declared = replace(declared, errors_sha256=None if errors_file is None else errors_file.sha256)
@@ -57,7 +57,7 @@ def check_sha256(part: Path, committed: str) -> None:
     except FileNotFoundError:
         whole = False
     if not whole:
-        raise RunDirError(f"{part}: is missing or damaged, and its shard builds on it. Run the same command again to redo it.")
+        raise RunDirError(f"{part}: is missing or damaged, and its shard builds on it. {_AGAIN}: its rows are done again.")
 
 
 def base_batches(paths: RunPaths, base: Commit) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
@@ -80,10 +80,8 @@ def _check_counts(path: Path, results: list[pa.RecordBatch], failures: list[pa.R
     if found != (ledger.records, ledger.errors):
         raise RunDirError(
             f"{path}: {ledger.records} records and {ledger.errors} errors were written, {found[0]} and {found[1]} read back. "
-            "Check the disk, then run the same command again: what is missing is done again."
+            f"Check the disk. {_AGAIN}: what is missing is done again."
         )
     pairs = np.concatenate([np.stack(positions(batches)) for batches in (results, failures)], axis=1)
     if (np.diff(pairs[:, np.lexsort(pairs)]) == 0).all(axis=0).any():
-        raise RunDirError(
-            f"{path}: holds a row and sample twice. Remove this file and run the same command again: its rows are done again."
-        )
+        raise RunDirError(f"{path}: holds a row and sample twice. Remove this file. {_AGAIN}: its rows are done again.")

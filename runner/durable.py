@@ -24,7 +24,10 @@ log = logging.getLogger("mlx_bulk")
 Stamp = tuple[int, int, int]  # of a file: mtime in ns, ctime in ns, inode
 
 TICK_NS = 2_000_000_000  # the coarsest time of a file system in use: within it, two contents may bear one time
+RESERVE_BYTES = 8 << 20  # kept free on the volume for what is written beside a part: lines, metrics, the next journals
 CHECK = re.compile(rb',?"check":"([0-9a-f]{16})"}$')
+
+_MAKE_ROOM = "What was finished is safe: make room there, then continue with the same command (without --overwrite)."
 
 
 def sync(descriptor: int) -> None:
@@ -213,8 +216,7 @@ def room_on(folder: Path) -> Generator[None]:
             case errno.ENOSPC | errno.EDQUOT:
                 volume = _volume(folder)
                 raise OutOfRoom(
-                    f"{place}: {error.strerror}. The volume {volume} has {shutil.disk_usage(volume).free} bytes free. "
-                    "What was finished is safe: make room there and run the same command again."
+                    f"{place}: {error.strerror}. The volume {volume} has {_megabytes(shutil.disk_usage(volume).free)} free. {_MAKE_ROOM}"
                 ) from error
             case errno.EACCES | errno.EPERM if Path(os.fsdecode(place)).is_relative_to(folder):
                 raise RunDirError(
@@ -224,14 +226,19 @@ def room_on(folder: Path) -> Generator[None]:
                 raise
 
 
-def require_room(path: Path, needed: int) -> None:
-    """Raises OutOfRoom where the volume of ``path`` has not ``needed`` bytes free for what is to be written there."""
-    volume = _volume(path.parent)
-    if (free := shutil.disk_usage(volume).free) < needed:
+def require_room(path: Path, size: int = 0) -> None:
+    """Raises OutOfRoom where the volume of ``path`` has no room for ``size`` bytes more and RESERVE_BYTES beside them."""
+    volume = _volume(path)
+    if (free := shutil.disk_usage(volume).free) < size + RESERVE_BYTES:
+        own = f"{_megabytes(size)} for this file and " if size else ""
         raise OutOfRoom(
-            f"{path}: the volume {volume} has {free} bytes free, {needed} are needed. "
-            "What was finished is safe: make room there and run the same command again."
+            f"{path}: the volume {volume} has {_megabytes(free)} free, needed are {own}{_megabytes(RESERVE_BYTES)} in reserve, "
+            f"for what else the run writes. {_MAKE_ROOM}"
         )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
 
 
 def _volume(folder: Path) -> Path:

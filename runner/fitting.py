@@ -127,11 +127,12 @@ def _too_large(request: AnyRequest, setup: Setup) -> str | None:
         asked = f"{rows} rows of {asked}, as many as batch.deterministic fills each batch up to,"
         other = f"fewer batch.rows or {other}"
     room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
-    if True:
+    if not setup.static:
         return f"{asked} {room}; {cure}, or raise batch.memory"
     raise OutOfRoom(
         f"row {request.row}: {asked} {room}; what was finished is safe. With batch.deterministic no row is left out for lack of memory, "
-        f"its batch would become another: raise batch.memory and run the same command again, or start another run with {other}"
+        f"its batch would become another: raise batch.memory and continue with the same command (without --overwrite), "
+        f"or start another run with {other}"
     )
 
 

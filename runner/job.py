@@ -61,6 +61,11 @@ class Job(Protocol):
         """The records' columns: ``row`` first; ``sample`` where a row can have several records."""
         ...
 
+    @property
+    def samples(self) -> int | None:
+        """How many records a row has, None where each row says it."""
+        ...
+
     def engine(self, setup: Setup, reference: Setup | None) -> Runs:
         """What runs this job's requests on a loaded model, held against a ``reference`` model where the config names one."""
         ...

@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,13 +16,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from .commits import read_commits
 from .documents import digest, read_document, write_document
 from .drift import INPUTS, Difference, covered_rows, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, values_at
 from .durable import append_line, fsync_folder, make_folder, read_lines, room_on, salvage_lines
 from .errors import DriftError, RunDirError
 from .locking import lock, now, refuse_strangers, unlock
 from .paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, RunPaths, part_of
-from .recovery import Recovered, recover
+from .recovery import Recovered, recover, require_covered
+from .sources import SPOOL_NAMES, WAITING
 
 log = logging.getLogger("mlx_bulk")
 
@@ -34,8 +37,9 @@ _MARK = "mlx-bulk run"
 class Start:
     """How a run is to be started, beside its config.
 
-    overwrite: the run that is there is removed first. retry_errors: rows in quarantine are done again. adopt: keys of the
-    identity, or ``data.path``, that may have changed: the user vouches that the finished rows hold under the new value too.
+    overwrite: the run that is there is removed, once all is known of the new one. retry_errors: rows in quarantine are done again.
+    adopt: keys of the identity, or ``data.path``, that may have changed: the user vouches that the finished rows hold under the new
+    value too.
     """
 
     overwrite: bool = False
@@ -55,8 +59,8 @@ class RunDir(RunPaths):
     input_content: str = ""
 
     @classmethod
-    def open(cls, path: Path, overwrite: bool = False) -> Self:
-        """Creates or continues the run directory ``path``; ``overwrite`` removes the run that is there first.
+    def open(cls, path: Path) -> Self:
+        """Creates or continues the run directory ``path``.
 
         Raises RunDirError where another process has it open, where the folder holds something that is not a run (which is
         left as it is), or where it cannot be made.
@@ -67,7 +71,7 @@ class RunDir(RunPaths):
                 make_folder(path)
                 run = cls(path, lock(path, _MARK))
                 try:
-                    run._prepare(overwrite)
+                    run._prepare()
                 except BaseException:
                     run.close()
                     raise
@@ -77,9 +81,7 @@ class RunDir(RunPaths):
             raise RunDirError(f"{path}: cannot be used as an output folder ({error}). Choose another --output.") from error
         return run
 
-    def _prepare(self, overwrite: bool) -> None:
-        if overwrite:
-            self._remove_run()
+    def _prepare(self) -> None:
         for folder in (self.root, self.results, self.errors, self.journal):
             folder.mkdir(exist_ok=True)
             if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
@@ -98,16 +100,18 @@ class RunDir(RunPaths):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = ()) -> None:
+    def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
         """Writes ``run`` to run.json where nothing is finished yet; else holds it against what is stored.
 
         ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal; ``run["inputs"]`` (see
         ``drift.inputs_drift``) equal or an extension, which is then stored. The rest is not compared. For keys in ``adopt`` the
         user vouches: that what is finished under the old value may stand beside what the new one gives, and for ``data.path``
-        that the finished rows are the rows that now stand in their places. The new values are stored and noted.
+        that the finished rows are the rows that now stand in their places. The new values are stored and noted. ``accepted`` is
+        called when nothing speaks against the start, before run.json says so.
 
-        Raises DriftError with a line a difference, ConfigError for keys that cannot be adopted, and RunDirError where
-        run.json is missing beside finished work, of another version, or damaged and not to be rebuilt.
+        Raises DriftError with a line a difference, or where rows are finished that the input does not have any more, ConfigError for
+        keys that cannot be adopted, and RunDirError where run.json is missing beside finished work, of another version, or damaged and
+        not to be rebuilt. Then nothing has changed.
         """
         self.identity, self.input_content = digest(run["identity"]), digest(inputs_content(run["inputs"]))
         parts = (file for folder in (self.results, self.errors) for file in folder.iterdir() if part_of(file.name))
@@ -115,14 +119,28 @@ class RunDir(RunPaths):
         stored = self._stored(run, finished)
         require_adoptable(adopt, run["identity"].keys() | (stored["identity"].keys() if stored else ()))
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
+            accepted()
             self._store(run)
             return
         found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
         if any(difference.key not in adopt for difference in found):
             raise DriftError(f"{self.root}: {refusal(found, adopt)}")
+        if (rows := covered_rows(run["inputs"])) < covered_rows(stored["inputs"]):
+            require_covered(self, rows, run["identity"]["batch.rows_per_shard"])
+        accepted()
         self._note_changes(stored, run, found)
         if any(stored.get(name) != run.get(name) for name in ("identity", "inputs", "cwd")):
             self._store(run)
+
+    def replace(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
+        """The same for a run that takes the place of the one that is there, whose files are removed.
+
+        Rows that wait to be taken in (see ``sources.keep``) are the new run's. Raises ConfigError before anything is removed.
+        """
+        require_adoptable(adopt, run["identity"].keys())
+        self._say_what_goes()
+        self._remove_run()
+        self.bind(run, adopt, accepted)
 
     def recover(self, rows: int, rows_per_shard: int, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
         """What is already done of ``rows`` input rows; see ``recovery.recover``. Call it after ``bind``."""
@@ -201,6 +219,14 @@ class RunDir(RunPaths):
         self._store(run)
         return read_document(self.run)
 
+    def _say_what_goes(self) -> None:
+        """Says what is lost where the run that is removed is not complete."""
+        commits, journals = read_commits(self), sum(OWN_JOURNALS.fullmatch(file.name) is not None for file in self.journal.iterdir())
+        if commits.closing is None and (commits.commits or journals):
+            rows = sum(commit.rows for commit in commits.commits.values())
+            said = "%s: --overwrite removes a run that is not complete, with %d committed rows and %d open shards"
+            log.info(said, self.root, rows, journals)
+
     def _remove_run(self) -> None:
         """Removes the run's files. run.json goes last: cut short, what is left still belongs to the old run."""
         self.commits.unlink(missing_ok=True)
@@ -209,7 +235,8 @@ class RunDir(RunPaths):
                 if own.fullmatch(file.name):
                     file.unlink()
         beside = [name for own in (*OWN_FILES, self.run.name, self.commits.name) for name in (f".{own}.tmp", f"{own}.damaged")]
-        for file in [self.root / name for name in (*OWN_FILES, *beside)] + list(self.root.glob("stdin*")):
+        spooled = [name for own in SPOOL_NAMES.values() for name in (own, f".{own}.tmp", f".{own}{WAITING}.tmp")]
+        for file in [self.root / name for name in (*OWN_FILES, *beside, *spooled)]:
             if file.is_file():
                 file.unlink()
         fsync_folder(self.root)

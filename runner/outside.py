@@ -35,6 +35,9 @@ class Supervisor:
         """What is known of the run in the folder ``run``."""
         return Orders()
 
+    def reading_stdin(self, run: Path) -> None:
+        """Says that the run in the folder ``run`` is about to read its rows from stdin: who comes after it will not find them there."""
+
     def begin(self, run: Path, frozen: bool) -> None:
         """Says that the run's start options have had their effect, and that the rows told from now on are its.
 

@@ -7,7 +7,7 @@ written, beside the model's work (preparing.py, writer.py); this thread alone to
 import logging
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -24,7 +24,7 @@ from . import reference as references
 from . import tokenizer as tokenizers
 from .column_types import JSON_METADATA
 from .drift import columns_of
-from .durable import replacing, room_on
+from .durable import replacing, require_room, room_on
 from .durable import sha256 as file_sha256
 from .engine import Progress
 from .errors import OutOfRoom
@@ -44,7 +44,8 @@ from .reasons import reasons
 from .records import BadRow, Row
 from .recovery import Recovered, shard_rows
 from .reference import vocabulary_of
-from .scan import SCAN_FILE, scan
+from .scan import SCAN_FILE, scan, take_in
+from .sources import drop_waiting, reads_stdin
 from .stats import figures
 from .summary import SESSION_FIGURES, Summary
 from .watch import Counts, Watch
@@ -66,7 +67,7 @@ def run(config: JobConfig, kind: Kind, start: Start, outside: Outside, quiet: bo
         start = Start(adopt=start.adopt)
     with (
         Heartbeat(config.batch.stall_seconds) as heartbeat,
-        RunDir.open(Path(config.output.path), start.overwrite) as run_dir,
+        RunDir.open(Path(config.output.path)) as run_dir,
         room_on(run_dir.root),
     ):
         session = _Session(config, run_dir, start, outside, orders, heartbeat, quiet, models)
@@ -77,6 +78,8 @@ def run(config: JobConfig, kind: Kind, start: Start, outside: Outside, quiet: bo
                 with suppress(OSError):  # the error itself matters more than the note of it
                     run_dir.session_ended({"how": type(error).__name__, "message": str(error)})
             raise
+        finally:
+            drop_waiting(run_dir.root)
         if session.started:
             how = "complete" if summary.complete else "stopped"
             run_dir.session_ended({"how": how, "rows": summary.rows, "errors": summary.errors})
@@ -94,9 +97,9 @@ class _Known:
     template: str | None
 
     @classmethod
-    def of(cls, config: JobConfig, folder: Path, kind: Kind) -> Self:
-        """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job; ``folder`` is the run directory."""
-        found = scan(config.data, folder)
+    def of(cls, config: JobConfig, folder: Path, kind: Kind, afresh: bool) -> Self:
+        """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job; ``folder``, ``afresh``: see ``scan``."""
+        found = scan(config.data, folder, afresh)
         _warn(config, found)
         kind.check(config, found.columns)
         kept = found.input_type(config.data.keep)
@@ -146,7 +149,9 @@ class _Session:
         """Does what is left, and says how far it came."""
         config, run_dir, per_shard = self.config, self.run_dir, self.config.batch.rows_per_shard
         self.heartbeat.doing("reading the input and the tokenizer")
-        known = _Known.of(config, run_dir.root, kind)
+        if reads_stdin(config.data):
+            self.outside.supervisor.reading_stdin(run_dir.root.absolute())
+        known = _Known.of(config, run_dir.root, kind, self.start.overwrite)
         rows = known.found.rows
         described = {
             "config": config.model_dump(mode="json"),
@@ -155,7 +160,12 @@ class _Session:
             "inputs": known.found.fingerprint(),
         }
         self.heartbeat.doing("looking up what is done")
-        run_dir.bind(described, self.start.adopt)
+
+        def accepted() -> None:
+            nonlocal known
+            known = replace(known, found=take_in(known.found))
+
+        (run_dir.replace if self.start.overwrite else run_dir.bind)(described, self.start.adopt, accepted)
         known.found.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(rows, per_shard, known.job.schema, self.start.retry_errors)
         self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic)
@@ -202,6 +212,7 @@ class _Session:
         config, per_shard = self.config, self.config.batch.rows_per_shard
         found, job, other = known.found, known.job, known.reference
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
+        require_room(self.run_dir.results)  # a volume that stays full costs no model load
         self.heartbeat.doing("loading the model")
         setup, reference, about = fit(*self._models(known, job.wanted))
         self.run_dir.session({**about, "settings": free(config)})
@@ -240,7 +251,7 @@ class _Session:
                     desk.close()
         except BaseException as error:
             if is_out_of_memory(error):
-                cure = "lower batch.memory, batch.rows or batch.tokens and run the same command again"
+                cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
                 raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
             raise
         self.outside.supervisor.flight(())

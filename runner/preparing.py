@@ -179,28 +179,45 @@ class Desk:
             return []
         if shard is not None and shard.is_resolved(row.position) and not self._whole:
             return []
-        if isinstance(row, BadRow):
-            self._post(Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text))
-            return []
         done = shard.samples_of(row.position) if shard is not None else set[int]()
+        if isinstance(row, BadRow):
+            self._quarantine(Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text), done, None)
+            return []
         try:
             requests = self._job.requests(row)
         except RowError as error:
-            self._post(_failed(row, error.stage, type(error).__name__, str(error)))
+            self._quarantine(_failed(row, error.stage, type(error).__name__, str(error)), done, None)
             return []
-        problem = self._problem(row.position, requests)
-        if problem and not done:
-            self._post(_failed(row, *problem))
+        if problem := self._problem(row.position, requests):
+            self._quarantine(_failed(row, *problem), done, {index for request in requests for index in request.samples})
             return []
         self._post((row.position, sum(len(r.samples) for r in requests)))
         left = [kept for r in requests if (kept := r.without(set() if self._whole else done)).samples]
         for request in left:
             self._waiting[row.position] = _Waiting(row, request, len(request.samples))
-        if problem:  # only now: this session has less room than the one that recorded some of the row's samples, or that one died
-            for sample in (sample for request in left for sample in request.samples):
-                self._post(Failure(row.position, None, sample, *problem, ""))
-            return []
         return left
+
+    def _quarantine(self, failure: Failure, done: set[int], asked: set[int] | None) -> None:
+        """Posts a row that cannot be run: as a whole, or where samples of it are recorded sample by sample, those that are missing.
+
+        It could be run then: the input, the settings or the room for it were others, or the process died of it. ``asked``: the row's
+        samples, None where they cannot be known: all up to the last recorded, or as many as every row has. Where each row says
+        itself how many, one behind the last stands for those that may be missing.
+        """
+        if not done:
+            self._post(failure)
+            return
+        shard = self._recovered.done[failure.row // self._per_shard]
+        if shard.is_resolved(failure.row):
+            return
+        if asked is None:
+            asked = set(range(max(self._job.samples or 0, max(done) + 1)))
+            if self._job.samples is None and asked == done:
+                asked.add(len(done))
+        missing = sorted(asked - done)
+        self._post((failure.row, len(done) + len(missing)))
+        for sample in missing:
+            self._post(replace(failure, sample=sample))
 
     def _problem(self, row: int, requests: list[AnyRequest]) -> tuple[str, str, str] | None:
         """Stage, class and message of what keeps a row from being run, or None."""
@@ -226,7 +243,7 @@ class Desk:
                 self._finish(outcome)
 
     def _fail(self, failure: Failure) -> None:
-        if (sample := failure.sample) is not None:
+        if (sample := failure.sample) is not None and failure.row in self._waiting:  # the engine knows neither key nor columns
             row = self._settled(failure.row).row
             failure = replace(failure, key=row.key, message=_placed(failure.message, row), input=json_text(row.columns))
             if self._recorded(failure.row, sample):

@@ -6,26 +6,29 @@ thread; the caller holds the run's lock.
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from . import journal
 from .adoption import adopt, put_away
-from .commits import Commit, CommitLog, append_void, mend_commits
+from .commits import Commit, CommitLog, append_retry, append_void, mend_commits, read_commits
 from .committing import base_batches
 from .durable import Stamp, fsync_folder, sha256, stamp_of
-from .errors import RunDirError
+from .errors import DriftError
 from .journal import Header, Journal
 from .ledger import Ledger
 from .ordering import positions
 from .parts import has_schema
-from .paths import RunPaths
-from .reopening import headers, read_journals, reopen, settled, without_errors
+from .paths import OWN_JOURNALS, RunPaths
+from .reopening import has_errors, headers, read_journals, reopen, settled, within, without_errors
 
 log = logging.getLogger("mlx_bulk")
+
+_WAYS_OUT = "Restore the input, or choose another --output."
 
 _Found = dict[Path, tuple[int, Stamp]]  # size in bytes, and stamp
 
@@ -58,31 +61,31 @@ def recover(paths: RunPaths, run: str, rows: int, rows_per_shard: int, schema: p
     """Reads what is done of an input of ``rows`` rows, and mends what a crash, a bad disk or a longer input left behind.
 
     run: digest of the run's identity. A committed part that is missing or damaged is voided and done again; parts that no line
-    declares are adopted or set aside. A committed shard is reopened where the input has since grown there, or, with ``retry_errors``,
-    where it has errors. Raises RunDirError where rows are committed that the input does not have, OSError for the disk's own errors.
+    declares are adopted or set aside. A committed shard is reopened where the input has since grown there, or, with ``retry_errors``
+    now or at an earlier start, where it has errors. Raises DriftError where rows are committed that the input does not have, OSError for
+    the disk's own errors.
     """
 
     def rows_of(shard: int) -> range:
         return shard_rows(shard, rows, rows_per_shard)
 
     commits = mend_commits(paths)
-    journals = read_journals(paths, schema, rows_of)
+    _require_committed(paths, commits, rows_of)
+    journals = read_journals(paths, schema, rows_of, commits.commits.keys())
     adopt(paths, run, schema, commits, headers(journals, commits), rows_of)
-    for shard, commit in commits.commits.items():
-        if commit.rows > len(rows_of(shard)):
-            raise RunDirError(
-                f"{paths.commits}: shard {shard} is committed with {commit.rows} rows, the input now gives it {len(rows_of(shard))}. "
-                "Restore the input, or choose another --output."
-            )
-    reopening = {s for s, commit in commits.commits.items() if commit.rows < len(rows_of(s)) or (retry_errors and commit.errors)}
+    reopening = {
+        shard
+        for shard, commit in commits.commits.items()
+        if commit.rows < len(rows_of(shard)) or (commit.errors and (retry_errors or shard in commits.retries))
+    }
     _void_damaged(paths, schema, commits, reopening | headers(journals, commits).keys())
     journals = settled(paths, journals, commits)
     put_away(paths, commits, headers(journals, commits))
     if retry_errors:
-        journals = {shard: without_errors(paths, each, commits.commits.get(shard)) for shard, each in journals.items()}
+        _note_retry(paths, commits, journals)
+    journals = {shard: without_errors(paths, each, commits.retries.get(shard, 0)) for shard, each in journals.items()}
     for shard in sorted(reopening & commits.commits.keys() - journals.keys()):
-        commit = commits.commits[shard]
-        journals[shard] = reopen(paths, commit, retry=retry_errors and commit.errors > 0)
+        journals[shard] = reopen(paths, commits.commits[shard], commits.retries.get(shard, 0))
     fsync_folder(paths.journal)
     done = {shard: _ledger(paths, each, commits.commits.get(shard), rows_of(shard)) for shard, each in journals.items()}
     committed = [commit for shard, commit in commits.commits.items() if shard not in done]
@@ -96,6 +99,38 @@ def recover(paths: RunPaths, run: str, rows: int, rows_per_shard: int, schema: p
         records=sum(each.records for each in (*committed, *done.values())),
         errors=sum(each.errors for each in (*committed, *done.values())),
     )
+
+
+def require_covered(paths: RunPaths, rows: int, rows_per_shard: int) -> None:
+    """Raises DriftError where rows are finished that an input of ``rows`` rows does not have. Changes nothing."""
+
+    def rows_of(shard: int) -> range:
+        return shard_rows(shard, rows, rows_per_shard)
+
+    _require_committed(paths, read_commits(paths), rows_of)
+    for file in sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name) and file.suffix != ".tmp"):
+        found, _ = journal.peek(file)
+        if found is not None and not within(found, rows_of(found.header.shard)):
+            raise DriftError(f"{file}: holds finished rows that the input, now of {rows} rows, does not have. {_WAYS_OUT}")
+
+
+def _require_committed(paths: RunPaths, commits: CommitLog, rows_of: Callable[[int], range]) -> None:
+    for shard, commit in commits.commits.items():
+        if commit.rows > len(rows_of(shard)):
+            raise DriftError(
+                f"{paths.commits}: shard {shard} is committed with {commit.rows} rows, the input now gives it {len(rows_of(shard))}. "
+                f"{_WAYS_OUT}"
+            )
+
+
+def _note_retry(paths: RunPaths, commits: CommitLog, journals: dict[int, Journal]) -> None:
+    """Declares, before the first of them is touched, of which shards the errors are to be done again: cut short, any start goes on."""
+    asked = {shard for shard, commit in commits.commits.items() if commit.errors and shard not in journals}
+    asked |= {shard for shard, each in journals.items() if has_errors(each, commits.commits.get(shard))}
+    if asked:
+        retry = 1 + max([*commits.retries.values(), *(each.header.retry for each in journals.values())], default=0)
+        append_retry(paths, retry, asked)
+        commits.retries |= dict.fromkeys(asked, retry)
 
 
 def _void_damaged(paths: RunPaths, schema: pa.Schema, commits: CommitLog, read: Collection[int]) -> None:

@@ -36,14 +36,15 @@ def read_journals(
             _remove(file, "does not begin as it was written")
         elif any(not batch.schema.equals(schema) for batch in read.results):
             _remove(file, "has columns that are not the run's any more")
-        elif not _within(read, rows_of(read.header.shard)):
+        elif not within(read, rows_of(read.header.shard)):
             _remove(file, "holds rows that the input does not have")
         else:
             found[read.header.shard] = read
     return found
 
 
-def _within(each: Journal, rows: range) -> bool:
+def within(each: Journal, rows: range) -> bool:
+    """Whether the journal holds rows of these alone."""
     found = np.concatenate([positions(batches)[0] for batches in (each.results, each.errors)])
     return bool(np.all((found >= rows.start) & (found < rows.stop)))
 

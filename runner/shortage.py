@@ -54,7 +54,7 @@ class Room:
         if self._given_up == GIVEN_UP:
             raise OutOfRoom(
                 f"out of device memory ({why}): {GIVEN_UP} rows one after the other did not fit even alone; what was finished is safe: "
-                "end other programs that use the device, or lower batch.memory, and run the same command again"
+                "end other programs that use the device, or lower batch.memory, then continue with the same command (without --overwrite)"
             )
 
     def done(self) -> None:
@@ -66,7 +66,8 @@ class Room:
         if self._static:
             raise OutOfRoom(
                 f"out of device memory while {doing} ({why}); what was finished is safe. batch.deterministic can not make its batches "
-                "smaller: end other programs that use the device and run the same command again, or start another run with fewer batch.rows"
+                "smaller: end other programs that use the device, then continue with the same command (without --overwrite), or start "
+                "another run with fewer batch.rows"
             )
         mx.clear_cache()
         log.warning("out of device memory while %s (%s): %s", doing, why, cure)

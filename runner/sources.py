@@ -71,8 +71,6 @@ def find_sources(data: DataConfig, spool: Path, afresh: bool = False) -> list[So
     Raises DataError for a path that is missing, no regular file, or of unknown format.
     """
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
-    if paths.count("-") > 1:
-        raise DataError("data.path: '-' stands there twice, and stdin can be read once. Name it once.")
     return [source for path in paths for source in _find(path, data, spool, afresh)]
 
 
@@ -88,6 +86,11 @@ def drop_waiting(spool: Path) -> None:
     """Removes rows that were piped in and that no run has taken."""
     for name in SPOOL_NAMES.values():
         (spool / (name + WAITING)).unlink(missing_ok=True)
+
+
+def reads_stdin(data: DataConfig) -> bool:
+    """Whether rows come from stdin."""
+    return "-" in ([data.path] if isinstance(data.path, str) else data.path)
 
 
 def open_stream(source: Source) -> IO[bytes]:

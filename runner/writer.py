@@ -185,6 +185,8 @@ class Writer:
         row, sample = failure.row, failure.sample
         if shard.ledger.has_failed(row) or (sample is not None and shard.ledger.has(row, sample)) or shard.ledger.is_resolved(row):
             raise ValueError(f"row {row}, sample {sample} is finished already")
+        if sample is None and shard.ledger.samples_of(row):
+            raise ValueError(f"row {row} cannot fail whole: it has finished samples")
         with self._settling(number, shard):
             shard.hold(shard.errors, {name: _encodable(value) for name, value in asdict(failure).items()})
             shard.ledger.add_error(row, sample)

@@ -1,8 +1,8 @@
 """A supervised process without a model: a folder of "rows", each a file once it is done. It does as it is told on the command line.
 
 ``python simulated.py FOLDER ROWS BATCH SCRIPT``: SCRIPT is JSON, for example {"killers": [3], "signal": 6}. Its other keys: "times" (of
-dying at most), "idle" (dies before any row), "wait" (in the first batch, for a signal), "deaf" (to signals), "code", "after" (dies
-after it has said its code). It keeps a line a start in FOLDER/starts, and prints what it does there.
+dying at most), "stdin" (says that it reads there), "idle" (dies before any row), "wait" (in the first batch, for a signal), "deaf" (to
+signals), "code", "after" (dies after it has said its code). It keeps a line a start in FOLDER/starts, and prints what it does there.
 """
 
 import json
@@ -40,6 +40,8 @@ def take(number: int, _frame: object) -> None:
 
 for each in (signal.SIGINT, signal.SIGTERM):
     signal.signal(each, take)
+if script.get("stdin"):
+    link.reading_stdin(folder)
 if script.get("idle"):
     die()
 link.begin(folder, frozen=script.get("frozen", False))

@@ -188,6 +188,33 @@ def test_a_folder_that_is_no_run_stays_untouched(bench: Bench):
         assert [path.name for path in folder.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--data", "typo.jsonl"], 5),
+        (["--model", "typo"], 5),
+        (["--adopt", "sampling.sed"], 2),
+        (["--set", "data.key=q q"], 5),
+    ],
+)
+def test_overwrite_removes_nothing_where_the_new_run_cannot_start(bench: Bench, options: list[str], code: int):
+    assert bench.run(rows=THREE).code == 3
+    before = {path: path.read_bytes() for path in (bench.root / "run").rglob("*") if path.is_file() and path.name != ".lock"}
+    done = bench.run("--overwrite", *options, rows=THREE)
+    assert done.code == code, done.stderr
+    assert {path: path.read_bytes() for path in (bench.root / "run").rglob("*") if path.is_file() and path.name != ".lock"} == before
+
+
+def test_overwrite_keeps_what_was_piped_in_until_the_new_run_takes_its_place(bench: Bench):
+    rows = '{"q": "one"}\n'
+    assert bench.run("--data", "-", stdin=rows).code == 0
+    assert bench.run("--overwrite", "--data", "-", "--model", "typo", stdin='{"q": "other"}\n').code == 5
+    assert [path.read_text() for path in (bench.root / "run").glob("stdin*")] == [rows]
+    assert bench.run("--data", "-", stdin=rows).last_line.startswith("complete already")
+    again = bench.run("--overwrite", "--data", "-", stdin='{"q": "other"}\n')
+    assert [record["prompt"] for record in again.records] == ["other"]
+
+
 def test_a_run_of_another_config_is_refused_with_the_difference(bench: Bench):
     assert bench.run().code == 0
     before = (bench.root / "run/commits.jsonl").read_bytes()

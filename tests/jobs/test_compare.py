@@ -20,6 +20,7 @@ from mlx_bulk.runner.outside import Outside
 from mlx_bulk.runner.pipeline import run as run_job
 
 from ..checkpoints import LLAMA, write_checkpoint
+from ..runner.sessions import flip
 from .bench import ROWS, Bench, Done, Record, table_of
 
 QUESTIONS: list[Record] = [
@@ -169,6 +170,17 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     assert found.statistics["records"] == (5, committed)  # of what is committed: a stopped run has no stats.arrow
     assert found.paired is not None
     assert (found.paired.matched, found.paired.only_a, found.paired.figures["same"]) == (committed, 5 - committed, committed)
+
+
+def test_figures_are_computed_anew_where_the_stored_ones_are_damaged(bench: Bench):
+    a, b = bench.run().output, scored(bench, "b")
+    stored = compared(a, b, 10).statistics
+    for run in (a, b):
+        flip(run / "stats.arrow")
+    found = compared(a, b, 10).statistics
+    assert {name: values for name, values in found.items() if values != (None, None)}.items() <= stored.items()
+    assert found["completion_perplexity"][0] is not None
+    assert found["token_perplexity"][1] is not None
 
 
 def test_runs_of_unlike_jobs_share_no_documents(bench: Bench):

@@ -1,5 +1,6 @@
 """What may change between two starts of a run and what may not, through the real command; and what a user can vouch for."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from mlx_bulk.runner.documents import read_document, write_document
 from mlx_bulk.runner.durable import read_lines
+from mlx_bulk.runner.manifest import RunDir
 
 from ..checkpoints import write_adapter
 from .bench import ROWS, Bench, Done, Record
@@ -243,6 +245,32 @@ def test_rows_from_stdin_stay_the_runs_though_the_commits_are_lost(bench: Bench)
     assert bench.run("--data", "-", stdin='{"q": "other"}\n').code == 4
     assert (bench.root / "run/stdin.jsonl").read_text() == '{"q": "one"}\n'
     assert [record["prompt"] for record in bench.run("--data", "-", stdin="").records] == ["one"]
+
+
+def test_rows_from_stdin_that_are_refused_leave_those_the_run_has(bench: Bench):
+    first, kept_rows = '{"q": "one"}\n', bench.root / "run/stdin.jsonl"
+    assert bench.run("--data", "-", "--overwrite", stdin=first).code == 0
+    done = bench.run("--data", "-", stdin=first + '{"q": "two", "extra": 1}\n')
+    assert (done.code, "column input.extra" in done.stderr) == (4, True)
+    assert [file.name for file in kept_rows.parent.glob("*stdin*")] == [kept_rows.name]
+    assert kept_rows.read_text() == first
+    kept_rows.with_name("stdin.jsonl.new").write_text("left by a process that was killed")
+    assert bench.run("--data", "-", stdin="").last_line.startswith("complete already: 1 of 1 rows")
+    assert [file.name for file in kept_rows.parent.glob("*stdin*")] == [kept_rows.name]
+
+
+def test_rows_from_stdin_are_in_their_place_before_the_run_says_that_it_has_them(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    first, longer = '{"q": "one"}\n', '{"q": "one"}\n{"q": "two"}\n'
+    assert bench.run("--data", "-", "--overwrite", stdin=first).code == 0
+    owner: Any = RunDir
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as during:
+        during.setattr(owner, "_store", fails)
+        assert bench.run("--data", "-", stdin=longer).code == 6
+    assert [record["prompt"] for record in bench.run("--data", "-", stdin="").records] == ["one", "two"]
 
 
 def test_a_kept_column_of_another_type_is_refused_by_name(bench: Bench):

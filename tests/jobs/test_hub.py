@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from mlx_bulk.jobs import hub
 from mlx_bulk.runner.parts import read_results
 
+from ..runner.sessions import flip
 from .bench import Bench, Done
 from .exports import HOSTILE, export
 
@@ -129,6 +131,16 @@ def test_the_readme_names_the_files_for_datasets(done: Done):
         {"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]},
     ]
     assert "6 records of 7 rows; 1 that could not be done are not among them." in text
+
+
+def test_damaged_statistics_are_left_out_of_the_readme_and_that_is_said(done: Done, tmp_path: Path):
+    copy = Path(shutil.copytree(done.output, tmp_path / "run"))
+    flip(copy / "stats.arrow")
+    result = export(copy, "parquet", TO)
+    assert "its README has no statistics: stats.arrow is missing or damaged" in result.stderr
+    assert "## Statistics" not in Hub.datasets[NAME].files["README.md"].decode()
+    export(done.output, "parquet", TO, "--overwrite")
+    assert "## Statistics" in Hub.datasets[NAME].files["README.md"].decode()
 
 
 def test_a_dataset_with_files_is_replaced_only_when_asked_for(done: Done):

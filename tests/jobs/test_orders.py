@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner import pipeline
+from mlx_bulk.runner.errors import DataError
 from mlx_bulk.runner.loaded import Models
 from mlx_bulk.runner.manifest import Start
 from mlx_bulk.runner.outside import Orders, Outside, Supervisor
@@ -23,11 +25,15 @@ class Knowing(Supervisor):
 
     def __init__(self, orders: Orders):
         self.given = orders
+        self.reading: list[Path] = []
         self.begun: list[tuple[Path, bool]] = []
         self.flights: list[set[int]] = []
 
     def orders(self, run: Path) -> Orders:
         return self.given
+
+    def reading_stdin(self, run: Path) -> None:
+        self.reading.append(run)
 
     def begin(self, run: Path, frozen: bool) -> None:
         self.begun.append((run, frozen))
@@ -75,3 +81,20 @@ def test_start_options_have_their_effect_once(bench: Bench):
     assert not again.worked
     again, _ = run(bench, Orders(), Start(overwrite=True), batch=BATCH)
     assert again.worked
+
+
+def test_rows_from_stdin_are_told_before_any_is_read(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    _, supervisor = run(bench, Orders(), Start(), data={"limit": 1})
+    assert supervisor.reading == []
+    supervisor = Knowing(Orders())
+    told: list[list[Path]] = []
+
+    def scanned(*_: object) -> None:
+        told.append(list(supervisor.reading))
+        raise DataError("read enough")
+
+    monkeypatch.setattr(pipeline, "scan", scanned)
+    config: Any = load(bench.write_config(data={"path": ["-"]}))
+    with pytest.raises(DataError, match="read enough"):
+        pipeline.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), True, Models())
+    assert told == [[bench.root / "run"]]

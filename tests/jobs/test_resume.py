@@ -180,6 +180,6 @@ def test_a_signal_before_the_first_step_breaks_off_at_once(bench: Bench, monkeyp
     monkeypatch.setattr(pipeline, "scan", signalled)
     done = bench.run()
     assert done.code == code
-    assert done.stderr == "mlx-bulk: interrupted before the first step; the same command starts again\n"
+    assert done.stderr == "mlx-bulk: interrupted before the first step of this session; nothing was lost, the same command continues\n"
     monkeypatch.undo()
     assert bench.run().code == 0

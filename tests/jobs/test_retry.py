@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_bulk.jobs.status import status
+from mlx_bulk.jobs.verify import exit_code
+from mlx_bulk.runner import journal
+from mlx_bulk.runner.account import account
 from mlx_bulk.runner.durable import sha256
 from mlx_bulk.runner.preparing import Desk
 from mlx_bulk.runner.records import Failure, Generated, Outcome
@@ -79,6 +83,31 @@ def test_rows_that_never_came_to_the_engine_are_retried_too(bench: Bench):
     retried = bench.run("--retry-errors", rows=rows, **job)
     assert (retried.code, retried.errors, retried.records) == (3, first.errors, first.records)
     assert "4 failed at template" in retried.stderr
+
+
+def test_a_retry_cut_short_at_its_first_journal_is_told_and_finished_by_the_plain_command(
+    bench: Bench, whole: Done, fail: Fail, monkeypatch: pytest.MonkeyPatch
+):
+    fail({(1, 0), (6, 0)})
+    assert bench.run(rows=ROWS, **JOB).code == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "begin", interrupted)
+        bench.run("--retry-errors", rows=ROWS, **JOB)
+    run = bench.root / "run"
+    assert exit_code(account(run)) == 5
+    found = status(run)
+    assert found.state != "complete"
+    assert found.notes == ["the errors of 2 shards are to be done again, as --retry-errors asked; any start does that"]
+    fail(set())
+    done = bench.run(rows=ROWS, **JOB)
+    assert (done.code, done.errors) == (0, [])
+    assert parts(done) == parts(whole)
+    assert exit_code(account(run)) == 0
+    assert (status(run).state, status(run).notes) == ("complete", [])
+
+
+def interrupted(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_without_errors_the_command_does_nothing(bench: Bench, whole: Done):

@@ -97,7 +97,7 @@ def test_loading_is_broken_off(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.runner.pipeline:fit", after=0) as child:
         code, said, _ = child.ended(signal.SIGINT)
     assert code == 130
-    assert said[-1] == "mlx-bulk: interrupted before the first step; the same command starts again"
+    assert said[-1] == "mlx-bulk: interrupted before the first step of this session; nothing was lost, the same command continues"
     assert bench.run(rows=ROWS, **JOB).code == 0
 
 

@@ -86,13 +86,29 @@ def test_dying_before_the_first_row_twice_is_given_up(tmp_path: Path):
     assert len(starts(tmp_path)) == 2
 
 
-def test_a_process_that_may_have_read_stdin_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def piped_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     (tmp_path / "rows").write_text("{}")
     with (tmp_path / "rows").open() as rows:
         monkeypatch.setattr(supervising.sys, "stdin", rows)
-        with pytest.raises(ModelError, match="stdin may have been read in part"):
-            supervise(simulated(tmp_path, idle=True))
-        assert supervise(simulated(tmp_path, killers=[1], times=2)) == 0  # it had begun: its copy is in the run's folder
+        yield
+
+
+@pytest.mark.usefixtures("piped_in")
+def test_a_process_that_may_have_read_stdin_is_not_started_again(tmp_path: Path):
+    with pytest.raises(ModelError) as caught:
+        supervise(simulated(tmp_path, stdin=True, idle=True, signal=int(signal.SIGKILL)))
+    assert str(caught.value) == (
+        "the process died of SIGKILL (the system may have been short of memory: lower batch.memory, batch.rows or batch.tokens) "
+        "before the model had any row; stdin may have been read in part: run the same command again"
+    )
+    assert supervise(simulated(tmp_path, stdin=True, killers=[1], times=2)) == 0  # it had begun: its copy is in the run's folder
+
+
+@pytest.mark.usefixtures("piped_in")
+def test_a_process_that_reads_nothing_from_stdin_is_started_again_whatever_stands_there(tmp_path: Path):
+    assert supervise(simulated(tmp_path, idle=True, times=1)) == 0
+    assert len(starts(tmp_path)) == 2
 
 
 def test_dying_when_all_is_done_is_no_matter(tmp_path: Path):

@@ -47,7 +47,8 @@ def test_a_death_that_does_not_repeat_costs_its_batch():
     suspects.hear({"run": RUN, "frozen": False, "rows": []})
     suspects.hear({"rows": [8, 9, 5, 7]})
     assert suspects.died(signal.SIGSEGV) == (
-        "the process died of SIGSEGV with 4 rows in the model: it starts again and runs them apart, at most 2 at once"
+        "the process died of SIGSEGV with 4 rows in the model",
+        "it starts again and runs them apart, at most 2 at once",
     )
     assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(5, 7), (8, 9)]}, "fatal": {}}
     suspects.hear({"rows": [20, 21]})  # both groups are done by then
@@ -70,7 +71,8 @@ def test_a_row_that_is_alone_by_chance_is_tried_again():
     suspects.hear({"rows": [3]})
     assert suspects.died(signal.SIGKILL) == (
         "the process died of SIGKILL (the system may have been short of memory: lower batch.memory, batch.rows or batch.tokens) "
-        "again with row 3 alone in the model: it goes to errors/"
+        "again with row 3 alone in the model",
+        "it goes to errors/",
     )
     assert "twice with this row in the model" in suspects.fatal[RUN][3]
 
@@ -89,7 +91,7 @@ def test_dying_before_any_row_is_in_the_model_is_tried_once_more():
 def test_a_frozen_batch_is_repeated_once_and_then_given_up():
     suspects = Suspects()
     suspects.hear({"run": RUN, "frozen": True, "rows": [4, 5, 6]})
-    assert suspects.died(signal.SIGABRT) == "the process died of SIGABRT with 3 rows in the model: it starts again"
+    assert suspects.died(signal.SIGABRT) == ("the process died of SIGABRT with 3 rows in the model", "it starts again")
     suspects.hear({"rows": [1, 2, 3]})
     suspects.died(signal.SIGABRT)  # another batch
     assert suspects.orders["apart"] == {}

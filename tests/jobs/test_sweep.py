@@ -27,6 +27,7 @@ from mlx_bulk.runner.manifest import Start
 from mlx_bulk.runner.outside import Outside
 
 from ..checkpoints import LLAMA, write_checkpoint
+from ..runner.sessions import flip
 from .bench import ROWS, Bench, Done, Record, table_of
 
 
@@ -266,7 +267,8 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
 
     ended = sweep.run(cells, KINDS, bench.root / "out", Start(), Outside(stopped), True, lambda ended: None)
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
-    assert sweep.closing_line(ended, Path("out")) == "sweep: 1 of 3 cells complete, 2 left; the same command continues -> out"
+    assert sweep.closing_line(ended, Path("out"), "this") == "sweep: 1 of 3 cells complete, 2 left; this continues -> out"
+    assert sweep.exit_code(ended) is None
     shown = closing_table(ended).splitlines()
     assert [line.split()[0] for line in shown] == ["sampling.max_tokens", "2", "3", "4"]
     assert "stopped at " in shown[2]
@@ -311,6 +313,14 @@ def test_the_table_has_settings_by_their_types_and_statistics_by_group(bench: Be
         own = pa.ipc.open_file(file).read_all().slice(0, 1).to_pylist()[0]
     assert {name: first[name] for name in own} == own
     assert first["seconds"] > 0
+
+
+def test_the_table_takes_no_damaged_statistics(bench: Bench):
+    assert run(bench, matrix={"sampling.max_tokens": [2, 3]}).code == 0
+    ended = [Ended(cell, "complete") for cell in opened(bench.root / "sweep.yaml")]
+    assert sweep_table(ended).column("rows").null_count == 0
+    flip(bench.root / "out" / ended[0].cell.name / "stats.arrow")
+    assert sweep_table(ended).column("rows").to_pylist() == [None, len(ROWS)]
 
 
 def test_a_setting_that_a_cell_leaves_is_the_bases(bench: Bench):

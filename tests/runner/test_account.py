@@ -9,7 +9,7 @@ from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner import account as accounts
 from mlx_bulk.runner import journal
 from mlx_bulk.runner.account import Account, account
-from mlx_bulk.runner.commits import Commit, read_commits
+from mlx_bulk.runner.commits import Commit, append_retry, read_commits
 from mlx_bulk.runner.documents import write_document
 from mlx_bulk.runner.durable import append_line
 from mlx_bulk.runner.errors import RunDirError
@@ -86,9 +86,19 @@ def test_an_empty_run(tmp_path: Path):
 def test_a_run_that_is_reopened_is_not_complete(run: Path):
     """A retry that was broken off: the log still ends with its closing line."""
     with opened(run) as directory:
-        journal.begin(directory.journal_of(1), Header(1, 2, 1, retry=True))
+        journal.begin(directory.journal_of(1), Header(1, 2, 1, retry=1))
     found = account(run)
     assert (found.closed, found.complete, found.open_shards, found.problems) == (True, False, [1], [])
+    work(run)
+    assert account(run).complete
+
+
+def test_a_run_whose_errors_are_to_be_done_again_is_not_complete(run: Path):
+    """A retry that was broken off before its first shard was reopened."""
+    append_retry(RunPaths(run), 1, {0, 1})
+    (run / "journal/00000002").touch()  # whose creation was cut short
+    found = account(run)
+    assert (found.closed, found.complete, found.open_shards, found.problems) == (False, False, [0, 1], [])
     work(run)
     assert account(run).complete
 

@@ -4,11 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.commits import Commit, PartFile, append_closing, append_commit, append_void, mend_commits, read_commits
+from mlx_bulk.runner.commits import (
+    Commit,
+    PartFile,
+    append_closing,
+    append_commit,
+    append_retry,
+    append_void,
+    mend_commits,
+    read_commits,
+)
 from mlx_bulk.runner.paths import RunPaths, part_name, part_of
 
-FIRST = Commit(0, 1, 4, 7, 1, "ab", 10, "cd", 5, (1, 2), (3, 4))
-SECOND = Commit(1, 1, 4, 8, 0, "ef", 11, None, 0, (5, 6), None)
+FIRST = Commit(0, 1, 4, 7, 1, "ab", 10, "cd", 5, (1, 2, 3), (4, 5, 6))
+SECOND = Commit(1, 1, 4, 8, 0, "ef", 11, None, 0, (7, 8, 9), None)
 
 
 @pytest.fixture
@@ -46,13 +55,25 @@ def test_a_void_line_takes_its_generation_back(paths: RunPaths):
     assert (log.generations, log.closing) == ({0: 1, 1: 1}, None)
 
 
+def test_a_retry_reopens_the_run_and_holds_for_each_shard_until_its_next_line(paths: RunPaths):
+    append_retry(paths, 1, {1, 0})
+    log = read_commits(paths)
+    assert (log.retries, log.closing) == ({0: 1, 1: 1}, None)
+    assert log.commits == {0: FIRST, 1: SECOND}
+    append_retry(paths, 2, {1})
+    append_commit(paths, replace(FIRST, generation=2))
+    assert read_commits(paths).retries == {1: 2}
+    append_void(paths, SECOND, "is damaged")
+    assert read_commits(paths).retries == {}
+
+
 def test_files_carry_what_was_committed(paths: RunPaths):
     assert list(FIRST.files(paths)) == [
-        (paths.results_part(0, 1), PartFile("ab", 10, (1, 2))),
-        (paths.errors_part(0, 1), PartFile("cd", 5, (3, 4))),
+        (paths.results_part(0, 1), PartFile("ab", 10, (1, 2, 3))),
+        (paths.errors_part(0, 1), PartFile("cd", 5, (4, 5, 6))),
     ]
     assert Commit.of(0, 1, 4, (7, 1), *(file for _, file in FIRST.files(paths))) == FIRST
-    assert Commit.of(1, 1, 4, (8, 0), PartFile("ef", 11, (5, 6)), None) == SECOND
+    assert Commit.of(1, 1, 4, (8, 0), PartFile("ef", 11, (7, 8, 9)), None) == SECOND
 
 
 @pytest.mark.parametrize("number", range(3))

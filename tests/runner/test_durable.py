@@ -96,7 +96,7 @@ def test_a_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: 
         return real(descriptor, piece[:3])
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OutOfRoom, match=r"volume .+ has \d+ bytes free"), durable.room_on(tmp_path):
+    with pytest.raises(OutOfRoom, match=r"volume .+ has [\d.,]+ MB free"), durable.room_on(tmp_path):
         durable.append_line(path, {"shard": 3})
     assert calls
     assert path.read_bytes() == content
@@ -113,7 +113,7 @@ def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path):
     ("number", "kind", "code", "said"),
     [
         (errno.EROFS, OutOfRoom, 6, "is on a read-only volume. Make it writable, or choose another --output."),
-        (errno.EDQUOT, OutOfRoom, 6, "make room there and run the same command again"),
+        (errno.EDQUOT, OutOfRoom, 6, "make room there, then continue with the same command (without --overwrite)"),
         (errno.EACCES, RunDirError, 5, "Give this user the right to write there, or choose another --output."),
         (errno.EPERM, RunDirError, 5, "Give this user the right to write there, or choose another --output."),
     ],

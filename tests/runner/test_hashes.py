@@ -4,12 +4,14 @@ import os
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from time import time_ns
 
 import pytest
 from mlx_bulk.runner import hashes
 from mlx_bulk.runner.hashes import file_sha256
 
 LONG_AGO = 10**18  # ns since 1970
+LATER = time_ns() + 3600 * 10**9
 
 
 def of(content: bytes) -> str:
@@ -18,7 +20,7 @@ def of(content: bytes) -> str:
 
 @pytest.fixture
 def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files whose bytes were read. Every file counts as large, and the memory is the test's own."""
+    """The files whose bytes were read. Every file counts as large and as not written just now, and the memory is the test's own."""
     found: list[Path] = []
 
     def counted(path: Path) -> str:
@@ -28,6 +30,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(hashes, "REMEMBERED_BYTES", 0)
     monkeypatch.setattr(hashes, "sha256", counted)
+    monkeypatch.setattr(hashes, "time_ns", lambda: LATER)
     return found
 
 
@@ -56,6 +59,7 @@ def test_a_small_file_is_read_each_time(tmp_path: Path, reads: list[Path], monke
 CHANGES: dict[str, Callable[[Path], object]] = {
     "another mtime": lambda path: write(path, b"other!!", LONG_AGO + 1),
     "another size": lambda path: write(path, b"longer weights"),
+    "another ctime": lambda path: write(path, b"other!!"),  # written in place, and its mtime put back
     "another inode": lambda path: write(path.with_name("new"), b"other!!").replace(path),
 }
 
@@ -70,15 +74,15 @@ def test_a_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change:
 
 
 def test_a_file_written_just_now_is_not_remembered(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
-    """It may be written again under the same mtime, as some file systems count in two seconds."""
-    monkeypatch.setattr(hashes, "time_ns", lambda: LONG_AGO + 1_900_000_000)
+    """It may be written again under the same times, as some file systems count in two seconds."""
     path = write(tmp_path / "a", b"weights")
+    monkeypatch.setattr(hashes, "time_ns", lambda: path.stat().st_ctime_ns + 1_900_000_000)
     assert file_sha256(path) == of(b"weights")
     inode = path.stat().st_ino
     write(path, b"other!!")
     assert path.stat().st_ino == inode
     assert file_sha256(path) == of(b"other!!")
-    monkeypatch.setattr(hashes, "time_ns", lambda: LONG_AGO + 2_100_000_000)
+    monkeypatch.setattr(hashes, "time_ns", lambda: path.stat().st_ctime_ns + 2_100_000_000)
     assert [file_sha256(path), file_sha256(path)] == [of(b"other!!")] * 2
     assert len(reads) == 3
 

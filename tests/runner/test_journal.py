@@ -12,7 +12,7 @@ from mlx_bulk.runner.journal import Header, Journal
 
 RESULTS = [pa.record_batch({"row": [row], "text": ["x" * row]}) for row in range(3)]
 ERRORS = [pa.record_batch({"row": [7], "message": ["no"]})]
-HEADER = Header(3, 2, base=1, retry=True)
+HEADER = Header(3, 2, base=1, retry=3)
 FRAMES = [(journal.RESULTS, RESULTS[0]), (journal.ERRORS, ERRORS[0]), (journal.RESULTS, RESULTS[1]), (journal.RESULTS, RESULTS[2])]
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import re
 import signal
@@ -114,6 +115,37 @@ def test_a_volume_without_locks_is_one_clear_line(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(fcntl, "flock", refused)
     with pytest.raises(RunDirError, match=r"its volume has no file locks .* Choose an --output on a local disk"):
         lock(tmp_path, MARK)
+
+
+@pytest.mark.parametrize("step", ["pwrite", "ftruncate", "fsync"])
+def test_a_start_that_stops_while_it_signs_leaves_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str):
+    (tmp_path / "results").mkdir()
+    unlock(lock(tmp_path, MARK))
+    monkeypatch.setattr(locking.socket, "gethostname", lambda: "h")  # shorter words than those that stand there
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, stopped)
+        patch.setattr("mlx_bulk.runner.durable.sys.platform", "linux")
+        with pytest.raises(KeyboardInterrupt):
+            lock(tmp_path, MARK)
+    assert holder(tmp_path) is None
+    refuse_strangers(tmp_path, MARK, known=False)
+    unlock(lock(tmp_path, MARK))
+    assert json.loads((tmp_path / ".lock").read_bytes())["host"] == "h"
+
+
+def test_folders_that_a_start_began_with_are_no_strangers_while_they_are_empty(tmp_path: Path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / ".lock").touch()
+    with pytest.raises(RunDirError, match="it holds results"):
+        refuse_strangers(tmp_path, MARK, known=False)
+    refuse_strangers(tmp_path, MARK, known=False, begins_with=("results", "errors"))
+    (tmp_path / "results/part").touch()
+    with pytest.raises(RunDirError, match="it holds results"):
+        refuse_strangers(tmp_path, MARK, known=False, begins_with=("results", "errors"))
 
 
 def test_a_folder_of_another_kind_is_not_taken_over(tmp_path: Path):

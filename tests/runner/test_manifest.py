@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.runner import journal
+from mlx_bulk.runner.commits import Commit, append_closing, append_commit
 from mlx_bulk.runner.documents import digest, read_document, write_document
 from mlx_bulk.runner.durable import read_lines
 from mlx_bulk.runner.errors import DriftError, RunDirError
+from mlx_bulk.runner.journal import Header
 from mlx_bulk.runner.manifest import RunDir
 
 SOURCE: dict[str, Any] = {"path": "a", "format": "jsonl", "codec": None, "bytes": 8, "sha256": "ab", "rows": 4, "appendable": False}
@@ -19,6 +22,8 @@ INPUTS: dict[str, Any] = {"limit": None, "sources": [SOURCE]}
 LONGER: dict[str, Any] = {**INPUTS, "sources": [SOURCE, {**SOURCE, "path": "b", "bytes": 2, "sha256": "cd", "rows": 1}]}
 OTHER: dict[str, Any] = {**INPUTS, "sources": [{**SOURCE, "sha256": "ef"}]}
 RUN: dict[str, Any] = {"identity": {"sampling.temperature": 1.0, "sampling.seed": 0}, "inputs": INPUTS, "config": {"any": "thing"}}
+
+OF_TEN: dict[str, Any] = {**RUN, "identity": {"batch.rows_per_shard": 4}, "inputs": {**INPUTS, "sources": [{**SOURCE, "rows": 10}]}}
 
 
 def tree(path: Path) -> dict[str, bytes | None]:
@@ -206,8 +211,9 @@ def test_a_damaged_run_json_with_nothing_that_says_whose_is_refused_until_overwr
     (finished / "sessions.jsonl").unlink()
     with RunDir.open(finished) as run, pytest.raises(RunDirError, match="nothing there says what run this is"):
         run.bind(RUN)
-    with RunDir.open(finished, overwrite=True) as run:
-        run.bind(RUN)
+    with RunDir.open(finished) as run:
+        run.replace(RUN)
+        assert read_document(run.run)["identity"] == RUN["identity"]
 
 
 def test_a_damaged_run_json_of_a_run_without_work_is_written_again(tmp_path: Path):
@@ -243,15 +249,14 @@ def test_results_without_run_json_are_not_adopted(finished: Path):
         run.bind(RUN)
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("name", ["thesis.tex", "run.json", ".hidden", "results/part-00000000.arrow", "commits.jsonl"])
-def test_a_folder_that_is_no_run_is_refused_and_untouched(tmp_path: Path, name: str, overwrite: bool):
+def test_a_folder_that_is_no_run_is_refused_and_untouched(tmp_path: Path, name: str):
     file = tmp_path / "mine" / name
     file.parent.mkdir(parents=True)
     file.write_text('{"years": 4}')
     before = tree(tmp_path)
     with pytest.raises(RunDirError, match=r"is not an mlx-bulk run, it holds .*Choose another --output"):
-        RunDir.open(tmp_path / "mine", overwrite=overwrite)
+        RunDir.open(tmp_path / "mine")
     assert tree(tmp_path) == before
 
 
@@ -280,13 +285,78 @@ def test_a_start_cut_short_before_run_json_can_be_continued(tmp_path: Path):
 
 
 def test_overwrite_removes_what_is_ours_and_nothing_else(finished: Path):
-    for name in ("notes.txt", "results/notes.txt"):
+    mine = {"notes.txt", "results/notes.txt", "stdin_questions.jsonl", "stdin.jsonl.bak", "stdin.md"}
+    for name in mine:
         (finished / name).write_text("mine")
-    for name in (".run.json.tmp", ".summary.json.tmp", "sessions.jsonl.damaged", "commits.jsonl.damaged"):
+    for name in (".run.json.tmp", ".summary.json.tmp", "sessions.jsonl.damaged", "commits.jsonl.damaged", "stdin.csv", ".stdin.csv.tmp"):
         (finished / name).write_text("left by a killed process, or set aside")
-    with RunDir.open(finished, overwrite=True) as run:
-        assert set(tree(finished)) == {".lock", "results", "errors", "journal", "notes.txt", "results/notes.txt"}
-        run.bind({**RUN, "identity": {}})
+    (finished / "stdin.txt.new").write_text("just piped in")
+    with RunDir.open(finished) as run:
+        run.replace({**RUN, "identity": {}})
+        assert set(tree(finished)) == {".lock", "run.json", "results", "errors", "journal", "stdin.txt.new"} | mine
+        assert read_document(run.run)["identity"] == {}
+
+
+def test_overwrite_removes_nothing_for_a_key_that_cannot_be_adopted(finished: Path):
+    before = {name: content for name, content in tree(finished).items() if name != ".lock"}
+    with RunDir.open(finished) as run, pytest.raises(ConfigError, match=r"--adopt sampling\.sed"):
+        run.replace(RUN, ("sampling.sed",))
+    assert {name: content for name, content in tree(finished).items() if name != ".lock"} == before
+
+
+def finish(path: Path, *, shards: int, row: int | None = None) -> None:
+    """Shards of four rows are committed, and, where ``row`` is given, this one is in a journal."""
+    with RunDir.open(path) as run:
+        for shard in range(shards):
+            append_commit(run, Commit(shard, 1, 4, 4, 0, "ab", 10, None, 0))
+        if row is not None:
+            journal.begin(run.journal_of(row // 4), Header(row // 4, 1))
+            journal.append(run.journal_of(row // 4), journal.RESULTS, pa.RecordBatch.from_pydict({"row": [row]}))
+
+
+def test_overwriting_a_run_that_is_not_complete_says_what_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    finish(tmp_path, shards=2, row=9)
+    with RunDir.open(tmp_path) as run, caplog.at_level(logging.INFO, "mlx_bulk"):
+        run.replace(OF_TEN)
+        said = f"{tmp_path}: --overwrite removes a run that is not complete, with 8 committed rows and 1 open shards"
+        assert caplog.messages == [said]
+        append_commit(run, Commit(0, 1, 4, 4, 0, "ab", 10, None, 0))
+        append_closing(run, 4, 4, 0)
+        run.replace(OF_TEN)
+        assert caplog.messages == [said]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shards", "row", "said"),
+    [
+        (4, 2, None, r"commits\.jsonl: shard 1 is committed with 4 rows, the input now gives it 0"),
+        (7, 2, None, r"commits\.jsonl: shard 1 is committed with 4 rows, the input now gives it 3"),
+        (4, 1, 9, r"journal/00000002: holds finished rows that the input, now of 4 rows, does not have"),
+        (9, 1, 9, r"journal/00000002: holds finished rows that the input, now of 9 rows, does not have"),
+    ],
+)
+def test_a_shorter_input_that_finished_rows_do_not_fit_is_refused_before_anything_changes(
+    tmp_path: Path, rows: int, shards: int, row: int | None, said: str
+):
+    shorter = {**OF_TEN, "inputs": {**INPUTS, "sources": [{**SOURCE, "sha256": "ef", "rows": rows}]}}
+    with RunDir.open(tmp_path) as run:
+        run.bind(OF_TEN)
+    finish(tmp_path, shards=shards, row=row)
+    with RunDir.open(tmp_path) as run:
+        before = tree(tmp_path)
+        with pytest.raises(DriftError, match=said):
+            run.bind(shorter, ("data.path",))
+        assert tree(tmp_path) == before
+
+
+def test_a_shorter_input_that_all_finished_rows_fit_can_be_adopted(tmp_path: Path):
+    shorter = {**OF_TEN, "inputs": {**INPUTS, "sources": [{**SOURCE, "sha256": "ef", "rows": 9}]}}
+    with RunDir.open(tmp_path) as run:
+        run.bind(OF_TEN)
+    finish(tmp_path, shards=2, row=8)
+    with RunDir.open(tmp_path) as run:
+        run.bind(shorter, ("data.path",))
+        assert read_document(run.run)["inputs"] == shorter["inputs"]
 
 
 def test_sessions_metrics_and_summary(finished: Path):

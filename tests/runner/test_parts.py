@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner import parts
 from mlx_bulk.runner.commits import read_commits
-from mlx_bulk.runner.durable import sha256
+from mlx_bulk.runner.durable import sha256, stamp_of
 from mlx_bulk.runner.errors import RunDirError
 from mlx_bulk.runner.parts import Declared, check_part, read_errors, read_part, read_results, write_part
 from mlx_bulk.runner.paths import RunPaths
 
-from .sessions import work
+from .sessions import flip, work
 
 SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.large_string())])
 DECLARED = Declared("ab12", 3, 4, 4, 0, None)
@@ -40,7 +42,7 @@ def test_what_is_declared_is_found_by_its_bytes_and_by_arrow(tmp_path: Path):
     file = write_part(path, SCHEMA, BATCHES, DECLARED)
     assert file.sha256 == sha256(path)
     assert file.bytes == path.stat().st_size
-    assert file.stamp == (path.stat().st_mtime_ns, path.stat().st_ino)
+    assert file.stamp == stamp_of(path.stat())
     assert check_part(path) == (DECLARED, file)
     with pa.memory_map(str(path)) as mapped:
         metadata = json.loads(pa.ipc.open_file(mapped).metadata[b"mlx-bulk"])
@@ -160,6 +162,41 @@ def test_a_committed_part_that_is_gone_is_named(tmp_path: Path):
     (tmp_path / "run/results/part-00000001.arrow").unlink()
     with pytest.raises(RunDirError, match=r"part-00000001\.arrow: commits\.jsonl says it is there, but it is not"):
         list(read_results(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("folder", "read"), [("results", read_results), ("errors", read_errors)])
+def test_a_committed_part_that_was_damaged_is_not_parsed(tmp_path: Path, folder: str, read: Callable[[Path], Iterator[pa.RecordBatch]]):
+    work(tmp_path / "run")
+    part = tmp_path / "run" / folder / "part-00000000.arrow"
+    found = part.stat()
+    flip(part)
+    os.utime(part, ns=(found.st_atime_ns, found.st_mtime_ns))
+    with pytest.raises(RunDirError, match=rf"{folder}/part-00000000\.arrow: is damaged .*Run the same command again to redo it"):
+        list(read(tmp_path / "run"))
+
+
+def test_a_damaged_part_that_was_redone_meanwhile_is_read_in_its_new_generation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run"
+    work(path)
+    whole = pa.Table.from_batches(read_results(path)).to_pylist()
+    real, logs = parts.read_commits, [read_commits(RunPaths(path))]
+    flip(path / "results/part-00000001.arrow")
+    damaged = (path / "results/part-00000001.arrow").read_bytes()
+    work(path)
+    (path / "results/part-00000001.arrow").write_bytes(damaged)  # as it stood when the reader came there
+    monkeypatch.setattr(parts, "read_commits", lambda paths: logs.pop() if logs else real(paths))
+    assert pa.Table.from_batches(read_results(path)).to_pylist() == whole
+
+
+def test_readers_hash_the_parts_of_a_copied_run_once_and_others_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hashed: list[Path] = []
+    monkeypatch.setattr(parts, "sha256", lambda part: (hashed.append(part), sha256(part))[1])
+    work(tmp_path / "run")
+    whole = list(read_results(tmp_path / "run"))
+    assert hashed == []
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert list(read_results(tmp_path / "copy")) == list(read_results(tmp_path / "copy")) == whole
+    assert len(hashed) == 3
 
 
 def test_a_reader_of_errors_that_a_retry_has_moved_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

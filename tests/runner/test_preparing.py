@@ -26,7 +26,7 @@ PATIENCE = 30.0  # seconds after which a test that waits for another thread has 
 class OneColumn:
     """A job whose rows say how many samples they want; a negative number fails the row."""
 
-    wanted = Wanted()
+    wanted, samples = Wanted(), None
     schema = pa.schema([("row", pa.int64()), ("sample", pa.int32())])
 
     def requests(self, row: Row) -> list[Request]:
@@ -250,6 +250,26 @@ def test_less_memory_than_before_fails_only_what_is_not_recorded():
     assert written.admitted == {0: 3, 1: 1}
     assert [(failure.row, failure.sample, failure.stage) for failure in written.failed] == [(0, 1, "too_long"), (2, None, "too_long")]
     assert written.failed[0].key == "key 0"
+
+
+@pytest.mark.parametrize(
+    ("samples", "missing"),
+    [(4, [(0, 1), (0, 3), (1, 2), (1, 3)]), (2, [(0, 1)]), (None, [(0, 1), (1, 2)])],
+)
+@pytest.mark.parametrize("whole_shards", [False, True])
+def test_a_row_of_which_samples_are_recorded_never_fails_whole(
+    samples: int | None, missing: list[tuple[int, int]], whole_shards: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Of rows 0 and 1 samples are recorded, row 2 is done; the input has changed since, and none of the three can be done any more."""
+    monkeypatch.setattr(OneColumn, "samples", samples)
+    ledger, written = ledger_of({0: {0, 2}, 1: {0, 1}, 2: {0}}), Written()
+    ledger.admit(2, 1)
+    rows: list[Row | BadRow] = [Row(0, "key 0", {"n": -1}), BadRow(1, "not valid JSON", "{oops", 2), Row(2, "key 2", {"n": -1})]
+    assert drive(desk_of(rows, written, {0: ledger}, whole_shards=whole_shards)) == []
+    assert [(each.row, each.sample) for each in written.failed] == missing
+    assert {each.row: (each.stage, each.key, each.input) for each in written.failed}[0] == ("template", "key 0", '{"n": -1}')
+    assert all(each.input == "{oops" for each in written.failed if each.row == 1)
+    assert written.admitted == {row: 2 + sum(place[0] == row for place in missing) for row in (0, 1)}
 
 
 def test_rows_that_come_first_are_windows_of_their_own_and_come_once():

@@ -147,6 +147,17 @@ def test_parts_that_were_not_touched_are_not_read_and_copied_ones_are(tmp_path: 
     check(tmp_path / "copy")
 
 
+def test_a_part_overwritten_in_place_whose_mtime_was_put_back_is_done_again(tmp_path: Path, whole: Parts):
+    path = tmp_path / "run"
+    work(path)
+    part = path / "results/part-00000001.arrow"
+    found = part.stat()
+    flip(part)
+    os.utime(part, ns=(found.st_atime_ns, found.st_mtime_ns))
+    work(path)
+    assert content(path) == whole
+
+
 def test_a_complete_run_is_left_as_it_is(tmp_path: Path):
     work(tmp_path / "run")
     before = content(tmp_path / "run"), (tmp_path / "run/commits.jsonl").read_bytes()
@@ -198,7 +209,7 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
 
         patch.setattr(writer.journal, "append_bytes", full)
         # More calls than the queue has room for: a writer that stopped taking would block here for ever.
-        with pytest.raises(OutOfRoom, match=r"No space left on device\. The volume .+ has \d+ bytes free"):  # noqa: PT012
+        with pytest.raises(OutOfRoom, match=r"No space left on device\. The volume .+ has [\d.,]+ MB free"):  # noqa: PT012
             for _ in range(10_000):
                 out.fail(failure(8, message="once"))
         with pytest.raises(OutOfRoom):

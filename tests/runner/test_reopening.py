@@ -211,13 +211,52 @@ def test_killed_between_any_two_steps_of_a_retry_and_retried(tmp_path: Path):
 
 @forks
 def test_killed_between_any_two_steps_of_a_retry_and_continued(tmp_path: Path, whole: Parts, flawless: Parts):
-    """What the retry had reopened is finished; what it had not come to stays as it was."""
-    for path in kills(tmp_path, work, lambda path: work(path, retry=True, failing=NONE, shuffle=5), least=25, stride=3):
+    """The plain command finishes it, in all shards, from the moment in which it is noted; before that nothing has changed."""
+    for path in kills(tmp_path, work, lambda path: work(path, retry=True, failing=NONE, shuffle=5), least=25, stride=2):
+        log = read_commits(RunPaths(path))
+        begun = bool(log.retries) or max(log.generations.values()) > 1
         work(path, failing=NONE)
-        failed = {place for place in FAILING if ("errors", place[0] // PER_SHARD) in content(path)}
-        check(path, failing=frozenset(failed))
-        for part, digest in content(path).items():
-            assert digest in (whole.get(part), flawless.get(part))
+        check(path, failing=NONE if begun else FAILING)
+        assert content(path) == (flawless if begun else whole)
+
+
+def test_a_retry_is_noted_before_the_first_shard_is_reopened(tmp_path: Path, flawless: Parts, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "run"
+    work(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "begin", interrupted)
+        with pytest.raises(InterruptedError):
+            work(path, retry=True)
+    log = read_commits(RunPaths(path))
+    assert (log.retries, log.closing) == ({0: 1, 1: 1}, None)
+    assert not list(path.glob("journal/*"))
+    assert work(path, failing=NONE) == RETRIED  # nobody asked again
+    check(path, failing=NONE)
+    assert content(path) == flawless
+
+
+def test_a_retry_cut_short_in_an_open_shard_is_finished_and_what_fails_in_it_is_not_retried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, failing = tmp_path / "run", frozenset[Place]({(0, 1), (1, None)})
+    work(path, rows=4, failing=failing, stop_after=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "rewrite", interrupted)
+        with pytest.raises(InterruptedError):
+            work(path, rows=4, retry=True, failing=failing)
+    assert set(work(path, rows=4, failing=failing, stop_after=2)) & failing
+    dropped = journal.read(path / "journal/00000000")
+    assert dropped is not None
+    assert dropped.header == Header(0, 1, retry=1)
+    failed_again = sum(batch.num_rows for batch in dropped.errors)
+    with opened(path) as run:
+        assert run.recover(4, PER_SHARD, SCHEMA).errors == failed_again > 0
+    work(path, rows=4, retry=True, failing=NONE)
+    check(path, rows=4, failing=NONE)
+
+
+def interrupted(*arguments: object) -> None:
+    raise InterruptedError
 
 
 @forks
@@ -258,3 +297,23 @@ def test_a_journal_that_its_commit_has_overtaken_goes_without_a_word(tmp_path: P
     check(path)
     assert content(path) == whole
     assert read_commits(RunPaths(path)).generations == {0: 1, 1: 1, 2: 1}
+
+
+def test_an_empty_journal_of_a_committed_shard_goes_without_a_word(tmp_path: Path, whole: Parts, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "run"
+    work(path)
+    (path / "journal/00000000").touch()
+    assert work(path) == []
+    assert caplog.text == ""
+    check(path)
+    assert content(path) == whole
+
+
+def test_an_emptied_journal_of_an_open_shard_is_told(tmp_path: Path, whole: Parts, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "run"
+    work(path, rows=4, stop_after=3)
+    (path / "journal/00000000").write_bytes(b"")
+    work(path)
+    assert "does not begin as it was written; its rows are done again" in caplog.text
+    check(path)
+    assert content(path) == whole

@@ -5,20 +5,24 @@ import json
 import os
 from decimal import Decimal
 from pathlib import Path
+from time import time_ns
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.runner import scan as scans
 from mlx_bulk.runner.column_types import JSON_METADATA
 from mlx_bulk.runner.documents import read_document, write_document
 from mlx_bulk.runner.errors import DataError
-from mlx_bulk.runner.inputs import Scan
+from mlx_bulk.runner.inputs import Scan, stamp
+from mlx_bulk.runner.reader import read
 from mlx_bulk.runner.record_batch import record_batch
-from mlx_bulk.runner.scan import SCAN_FILE, scan
+from mlx_bulk.runner.scan import SCAN_FILE, scan, take_in
+from mlx_bulk.runner.sources import Source, drop_waiting
 
-LONG_AGO = 10**18  # ns since 1970: an mtime that a later write cannot bear
+LATER = time_ns() + 3600 * 10**9  # so long after a file of these tests was written that another write would show
 
 
 def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -167,7 +171,6 @@ def test_limit_covers_sources(tmp_path: Path) -> None:
 
 def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", [{"c": [{"x": 1}], "j": 1}, {"j": "s"}])
-    os.utime(path, ns=(LONG_AGO, LONG_AGO))
     data = DataConfig(path=str(path))
     run = tmp_path / "run"
     run.mkdir()
@@ -178,6 +181,7 @@ def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Pa
 
     saved = read_document(run / SCAN_FILE)
     write_document(run / SCAN_FILE, saved | {"rows": 77})  # a mark that only a reused scan bears
+    os.utime(run / SCAN_FILE, ns=(LATER, LATER))
     assert scan(data, run).rows == 77
     assert scan(data.model_copy(update={"limit": 1}), run).rows == 1
     stat = path.stat()
@@ -196,6 +200,34 @@ def test_a_scan_saved_just_after_the_file_was_written_is_not_reused(tmp_path: Pa
     path.write_text('{"d": 1}\n')
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert scan(data, run).columns == ["d"]
+
+
+def test_the_stamp_of_a_small_file_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
+    saved = tmp_path / "run" / SCAN_FILE
+    saved.parent.mkdir()
+    _scan(tmp_path, path).save(saved)
+    _jsonl(path, [{"d": 1}])
+    kept = read_document(saved)
+    kept["sources"][0]["stamp"] = stamp(Source(str(path), "jsonl"))[1]  # as where a change leaves all times as they were
+    write_document(saved, kept)
+    os.utime(saved, ns=(LATER, LATER))
+    assert _scan(tmp_path, path).columns == ["d"]
+    monkeypatch.setattr(scans, "HASHED_BYTES", path.stat().st_size)
+    assert _scan(tmp_path, path).columns == ["c"]
+
+
+def test_a_large_file_written_in_place_whose_mtime_was_put_back_is_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scans, "HASHED_BYTES", 0)
+    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
+    saved = tmp_path / "run" / SCAN_FILE
+    saved.parent.mkdir()
+    _scan(tmp_path, path).save(saved)
+    os.utime(saved, ns=(LATER, LATER))
+    stat = path.stat()
+    path.write_text('{"d": 1}\n')
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert _scan(tmp_path, path).columns == ["d"]
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"version": 2}', "[1]"])
@@ -221,11 +253,11 @@ def test_the_fingerprint_tells_how_the_bytes_are_read(tmp_path: Path) -> None:
 
 def test_a_saved_scan_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
     path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
-    os.utime(path, ns=(LONG_AGO, LONG_AGO))
     saved = tmp_path / "run" / SCAN_FILE
     saved.parent.mkdir()
     _scan(tmp_path, path).save(saved)
     saved.write_bytes(saved.read_bytes().replace(b'"rows": 1', b'"rows": 9'))
+    os.utime(saved, ns=(LATER, LATER))
     assert _scan(tmp_path, path).rows == 1
 
 
@@ -286,12 +318,32 @@ def test_a_truncated_gzip_stops_the_job(tmp_path: Path) -> None:
 
 def test_stdin_is_spooled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"c": 1}\n{"c": 2}\n')))
-    assert _scan(tmp_path, "-").rows == 2
+    found = take_in(_scan(tmp_path, "-"))
     assert (tmp_path / "run" / "stdin.jsonl").read_bytes() == b'{"c": 1}\n{"c": 2}\n'
+    assert [row.position for row in read(found, DataConfig(path="-"), [range(2)])] == [0, 1]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert _scan(tmp_path, "-").rows == 2
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n1\n")))
     assert _scan(tmp_path, "-", format="csv").columns == ["a"]
+
+
+def test_what_is_piped_in_waits_until_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "run" / "stdin.jsonl"
+
+    def piped(rows: bytes, afresh: bool = False) -> Scan:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rows)))
+        return scan(DataConfig(path="-"), kept.parent, afresh)
+
+    first = take_in(piped(b'{"c": 1}\n'))
+    longer = piped(b'{"c": 1}\n{"c": 2}\n')
+    assert (longer.rows, kept.read_bytes()) == (2, b'{"c": 1}\n')
+    assert [one["path"] for one in longer.fingerprint()["sources"]] == [str(kept)]
+    drop_waiting(kept.parent)
+    assert piped(b"").sources == first.sources == piped(b'{"c": 1}\n').sources
+    assert take_in(piped(b'{"c": 1}\n{"c": 2}\n')).rows == piped(b"").rows == 2
+    assert (piped(b"", afresh=True).rows, piped(b'{"d": 1}\n', afresh=True).columns, piped(b"").rows) == (0, ["d"], 2)
+    drop_waiting(kept.parent)
+    assert [file.name for file in kept.parent.iterdir()] == [kept.name]
 
 
 def test_a_column_named_twice_is_refused(tmp_path: Path) -> None:

@@ -77,6 +77,15 @@ def test_what_is_wrong_in_the_thread_reaches_the_caller(tmp_path: Path):
             out.close()
 
 
+def test_a_row_with_a_recorded_sample_cannot_fail_whole(tmp_path: Path):
+    with RunDir.open(tmp_path / "run") as run:
+        out = open_writer(run)
+        out.add(0, 1, RECORD)
+        out.fail(failure(0))
+        with pytest.raises(ValueError, match="row 0 cannot fail whole: it has finished samples"):
+            out.close()
+
+
 def test_an_unfinished_run_is_not_called_complete(tmp_path: Path):
     with RunDir.open(tmp_path / "run") as run:
         out = open_writer(run)

@@ -3,8 +3,10 @@
 A script fails where the fault is, so that a newer mlx-lm without it is noticed. Knows nothing of ours but what it does about each.
 """
 
-import pprint
+import textwrap
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 
 from .configs import CONFIGS, Config
 
@@ -49,8 +51,11 @@ class Fault:
 
 def _shown(name: str, check: str, config: Config | None = None) -> str:
     """A script that builds an architecture from its tiny configuration and checks it."""
-    said = {key: value for key, value in (CONFIGS[name] if config is None else config).items() if key != "model_type"}
-    return f"model = build({name!r}, **{pprint.pformat(said, width=120, compact=True, sort_dicts=False)})\n{check}\n"
+    read = signature(import_module(f"mlx_lm.models.{name}").ModelArgs).parameters
+    said = {key: value for key, value in (CONFIGS[name] if config is None else config).items() if key in read and key != "model_type"}
+    settings = ", ".join([f'"{name}"', *(f"{key}={value!r}" for key, value in said.items())])
+    lines = textwrap.fill(settings, 120, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return f"model = build(\n{lines}\n)\n{check}\n"
 
 
 def _batched(name: str, calls: int = 1) -> str:
@@ -160,13 +165,13 @@ IN_ANY_CALL = (
     Fault(
         ("plamo3",),
         "its mask shows `window_size + 1` tokens within a call, its caches keep `window_size`: decoding gives other logits than one call",
-        "rows alone, prompts in one call",
+        "prompts in one call; what follows them is decoded as mlx-lm does",
         _shown("plamo3", BY_STEPS),
     ),
     Fault(
         ("phi3small",),
         "a call's block-sparse mask is cut from the end of its blocks: wrong unless the tokens are a multiple of the block size",
-        "rows alone, prompts in one call; logprobs of a prompt remain what mlx-lm makes them",
+        "prompts in one call; their logprobs are what mlx-lm makes them",
         _shown("phi3small", BY_STEPS),
     ),
     Fault(
