@@ -90,8 +90,8 @@ def run(
         try:
             with stop:
                 code, said = _run(config, overrides, paths, start, outside, quiet)
-                if not quiet:
-                    click.echo(said, err=True)
+            if not quiet:
+                click.echo(said, err=True)
         except KeyboardInterrupt:
             click.echo(f"mlx-bulk: {interrupted(command)}", err=True)
             code = stop.code or 128 + signal.SIGINT

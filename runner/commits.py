@@ -103,7 +103,8 @@ def _log(lines: list[dict[str, Any]]) -> CommitLog:
         if "void" in line:
             log.commits.pop(line["shard"], None)
         else:
-            stamps: dict[str, Any] = {name: None if line[name] is None else tuple(line[name]) for name in ("results_stamp", "errors_stamp")}
+            # Without stamps where an earlier version wrote the line: --overwrite reads what it removes.
+            stamps: dict[str, Any] = {name: tuple(line[name]) if line.get(name) else None for name in ("results_stamp", "errors_stamp")}
             values = {name: value for name, value in line.items() if name != "name"} | stamps
             log.commits[line["shard"]] = Commit(**values)
     return log

@@ -11,7 +11,8 @@ import pyarrow as pa
 from mlx_bulk.configs.score import ScoreConfig
 from mlx_bulk.jobs.measures import statistics
 from mlx_bulk.jobs.score_records import CHOICES, text_columns
-from mlx_bulk.runner.commits import Commit, append_commit
+from mlx_bulk.runner.commits import Commit, PartFile, append_commit
+from mlx_bulk.runner.durable import sha256
 from mlx_bulk.runner.paths import RunPaths
 
 Record = dict[str, Any]
@@ -85,7 +86,8 @@ def write_run(root: Path, config: ScoreConfig, records: Sequence[Record], *, per
             for at in range(0, len(part), per_batch):
                 rows = [{"row": start + at + i, **record} for i, record in enumerate(part[at : at + per_batch])]
                 sink.write_batch(pa.RecordBatch.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema))
-        append_commit(paths, Commit(shard, 1, len(part), len(part), 0, "", 0, None, 0))
+        results = paths.results_part(shard, 1)
+        append_commit(paths, Commit.of(shard, 1, len(part), (len(part), 0), PartFile.at(results, sha256(results)), None))
     return root
 
 

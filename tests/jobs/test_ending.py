@@ -1,7 +1,9 @@
 """What a run says last and what it returns: stopped is what has something left, and the command it names does not remove it."""
 
+import itertools
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,8 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli import cli
-from mlx_bulk.runner import durable, pipeline
-from mlx_bulk.runner.writer import Writer
+from mlx_bulk.runner import apart, durable, pipeline
 
 from .bench import Bench
 
@@ -26,27 +27,28 @@ class Usage(NamedTuple):
 ONE_BY_ONE: dict[str, Any] = {"batch": {"rows": 1}}
 
 
-def signal_with_a_record(patch: pytest.MonkeyPatch, nth: int) -> None:
-    """The process sends itself SIGINT with the ``nth`` record."""
-    add, added = Writer.add, [0]
+def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
+    """The process sends itself SIGINT when the model has done its ``nth`` row."""
+    real, done = apart.outcomes, itertools.count(1)
 
-    def signalling(self: Writer, row: int, sample: int, record: dict[str, Any]) -> None:
-        add(self, row, sample, record)
-        added[0] += 1
-        if added[0] == nth:
-            os.kill(os.getpid(), signal.SIGINT)
+    def signalling(*arguments: Any) -> Iterator[Any]:
+        for outcome in real(*arguments):
+            if next(done) == nth:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield outcome
 
-    patch.setattr(Writer, "add", signalling)
+    patch.setattr(apart, "outcomes", signalling)
 
 
 def signal_in_statistics(patch: pytest.MonkeyPatch) -> None:
-    real = pipeline._Session._write_statistics  # pyright: ignore[reportPrivateUsage]
+    session: Any = pipeline._Session  # pyright: ignore[reportPrivateUsage]
+    real = session._write_statistics
 
     def signalled(self: Any, job: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return real(self, job)
 
-    patch.setattr(pipeline._Session, "_write_statistics", signalled)  # pyright: ignore[reportPrivateUsage]
+    patch.setattr(session, "_write_statistics", signalled)
 
 
 @pytest.mark.parametrize(("options", "command"), [((), "the same command"), (("--overwrite",), "the same command without --overwrite")])
@@ -54,7 +56,7 @@ def test_the_command_that_continues_keeps_what_is_finished(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], command: str
 ):
     with monkeypatch.context() as patch:
-        signal_with_a_record(patch, nth=2)
+        signal_with_an_outcome(patch, nth=2)
         stopped = bench.run(*options, **ONE_BY_ONE)
     assert stopped.code == 130
     assert stopped.last_line.startswith(f"stopped; {command} continues: ")
@@ -92,7 +94,7 @@ def sweep_of(bench: Bench) -> Path:
 def test_a_sweep_names_the_command_that_keeps_its_cells(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     path = sweep_of(bench)
     with monkeypatch.context() as patch:
-        signal_with_a_record(patch, nth=3)
+        signal_with_an_outcome(patch, nth=3)
         result = CliRunner().invoke(cli, ["run", str(path), "--no-supervised", "--overwrite"])
     assert result.exit_code == 130
     assert "mlx-bulk: stopped; the same command without --overwrite continues: " in result.stderr
@@ -118,7 +120,7 @@ def test_a_signal_when_the_last_cell_is_done_changes_nothing(bench: Bench, monke
 
 def test_an_interrupted_start_of_a_run_that_has_rows_does_not_say_that_it_starts_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        signal_with_a_record(patch, nth=2)
+        signal_with_an_outcome(patch, nth=2)
         assert bench.run(**ONE_BY_ONE).code == 130
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "fit", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -144,7 +146,7 @@ def test_a_volume_that_stays_full_costs_no_model_load(bench: Bench, monkeypatch:
 
 def test_what_overwrite_removes_of_a_run_that_is_not_complete_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
-        signal_with_a_record(patch, nth=2)
+        signal_with_an_outcome(patch, nth=2)
         assert bench.run(**ONE_BY_ONE).code == 130
     said = f"mlx-bulk: {bench.root}/run: --overwrite removes a run that is not complete, with 0 committed rows and 1 open shards"
     assert said in bench.run("--overwrite").stderr.splitlines()

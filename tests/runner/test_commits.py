@@ -1,6 +1,6 @@
 """The commit log: what is in force, and what damage to it does."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from mlx_bulk.runner.commits import (
     mend_commits,
     read_commits,
 )
+from mlx_bulk.runner.durable import append_line
 from mlx_bulk.runner.paths import RunPaths, part_name, part_of
 
 FIRST = Commit(0, 1, 4, 7, 1, "ab", 10, "cd", 5, (1, 2, 3), (4, 5, 6))
@@ -108,3 +109,9 @@ def test_a_part_s_name_says_shard_and_generation(shard: int, generation: int, na
 @pytest.mark.parametrize("name", ["part-00000000.g1.arrow", "part-00000000.arrow.orphan", ".part-00000000.arrow.tmp", "part-0.arrow", "x"])
 def test_other_names_are_no_part_s(name: str):
     assert part_of(name) is None
+
+
+def test_lines_of_an_earlier_version_have_no_stamps(tmp_path: Path):
+    line = {name: value for name, value in asdict(SECOND).items() if not name.endswith("_stamp")}
+    append_line(tmp_path / "commits.jsonl", {"name": "part-00000001.arrow", **line})
+    assert read_commits(RunPaths(tmp_path)).commits == {1: replace(SECOND, results_stamp=None)}

@@ -62,6 +62,13 @@ def test_a_new_folder_is_made_with_its_parents(tmp_path: Path):
         assert run.recover(0, 4, pa.schema([])).committed == frozenset()
 
 
+def test_a_start_that_a_power_cut_ended_while_it_made_its_folders_is_continued(tmp_path: Path):
+    for name in ("results", "errors", "journal"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".lock").touch()
+    RunDir.open(tmp_path).close()
+
+
 def test_the_same_run_binds_again_and_again(finished: Path):
     before = (finished / "run.json").read_bytes()
     with RunDir.open(finished) as run:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from mlx_bulk.runner import reasons as module
-from mlx_bulk.runner.commits import Commit, append_commit
+from mlx_bulk.runner.commits import Commit, PartFile, append_commit
+from mlx_bulk.runner.durable import sha256
 from mlx_bulk.runner.parts import ERRORS_SCHEMA
 from mlx_bulk.runner.paths import RunPaths
 from mlx_bulk.runner.reasons import reasons
@@ -23,10 +24,12 @@ def write_errors(root: Path, shards: Sequence[Sequence[Failed]]) -> Path:
         numbers = range(row, row := row + len(failures))
         columns = {name: pa.nulls(len(failures), field.type) for name, field in zip(ERRORS_SCHEMA.names, ERRORS_SCHEMA, strict=True)}
         columns |= {"row": pa.array(numbers), "stage": pa.array([s for s, _ in failures]), "message": pa.array([m for _, m in failures])}
+        errors_file = None
         if failures:
             with pa.ipc.new_file(str(paths.errors_part(shard, 1)), ERRORS_SCHEMA) as sink:
                 sink.write_table(pa.table(columns, ERRORS_SCHEMA))
-        append_commit(paths, Commit(shard, 1, len(failures), 0, len(failures), "", 0, None, 0))
+            errors_file = PartFile.at(part := paths.errors_part(shard, 1), sha256(part))
+        append_commit(paths, Commit.of(shard, 1, len(failures), (0, len(failures)), PartFile("", 0, None), errors_file))
     return root
 
 
