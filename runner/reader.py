@@ -90,5 +90,6 @@ def _row(scanned: Scanned, data: DataConfig, entry: Entry, position: int) -> Row
 
 def _changed(scanned: Scanned) -> DataError:
     return DataError(
-        f"{scanned.source.path} changed since it was scanned at the start. Let whatever writes it finish, then run the same command again."
+        f"{scanned.source.path} changed since it was scanned at the start. Let whatever writes it finish, then continue with the same "
+        "command (without --overwrite)."
     )
