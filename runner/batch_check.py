@@ -18,11 +18,11 @@ from .engine import Engine
 from .head import Head
 from .planner import Limits
 from .prefill import Setup, Wanted
-from .probes import Way
+from .probes import PADDED, Way
 from .records import Generate, Generated, Ids, Prompt, Request, Sample, Sampling
 
 ROWS = 3  # at once
-SAMPLES = {2: 2, 6: 4}  # of rows that have several; four do not fit at once
+SAMPLES = {2: 2, 9: 4}  # of rows that have several; four do not fit at once
 Logprobs = NDArray[np.float32]
 
 
@@ -56,8 +56,8 @@ def batch_difference(alone: Alone, vocabulary: int, way: Way, window: int, allow
     Some rows are longer than ``window`` tokens at the start, some at the end. ``head`` and ``chunked``: as ``Setup`` has them.
     """
     requests = {request.row: request for request in _requests(vocabulary, window)}
-    limits = Limits(1 if way == "alone" else ROWS, 1 << 30, float("inf"), 1.0, 1.0, even=way != "padded")
-    at_once = Setup(alone.network, vocabulary, limits, Wanted(echo=head is not None), way == "padded", head=head)
+    limits = Limits(1 if way == "alone" else ROWS, 1 << 30, float("inf"), 1.0, 1.0, even=way not in PADDED)
+    at_once = Setup(alone.network, vocabulary, limits, Wanted(echo=head is not None), way in PADDED, ragged=way == "padded", head=head)
     worst = 0.0
     for setup in [at_once, _in_chunks(at_once, window)] if chunked else [at_once]:
         for outcome in _outcomes(setup, list(requests.values())):
@@ -70,10 +70,13 @@ def batch_difference(alone: Alone, vocabulary: int, way: Way, window: int, allow
 
 
 def _requests(vocabulary: int, window: int) -> Iterator[Request]:
-    """Rows of which some are of one length, and that end at different steps; short ones grow beyond one window, one beyond two."""
+    """Rows of which some are of one length, and that end at different steps; short ones grow beyond one window, one beyond two.
+
+    Of single tokens, which leave nothing in a cache, one is prefilled with a longer row and joins others.
+    """
     rng = np.random.default_rng(3)
-    lengths = (3 * window + 2, window - 3, window - 3, 2 * window + 1, 2 * window - 3, 2 * window + 1, 1)
-    for row, (length, tokens) in enumerate(zip(lengths, (3, 6, 5, 2, 6, 4, 4), strict=True)):
+    lengths = (3 * window + 2, window - 3, window - 3, 2 * window + 1, 2 * window - 3, 2 * window + 1, 3, 2, 1, 1)
+    for row, (length, tokens) in enumerate(zip(lengths, (3, 6, 5, 2, 6, 4, 9, 3, 3, 4), strict=True)):
         ids = rng.integers(0, vocabulary, length).astype(np.int32)
         samples = tuple(Sample(i, 10 * row + i) for i in range(SAMPLES.get(row, 1)))
         yield Request(row, Prompt("", ids, np.zeros_like(ids)), Generate(Sampling(max_tokens=tokens), samples))

@@ -84,6 +84,14 @@ def _kept_inside(caches: Caches) -> Iterator[Any]:
             yield cache
 
 
+def joined(parts: list[Caches]) -> Caches:
+    """The rows of padded caches behind each other, in the first ones, which are changed."""
+    for mine, *others in zip(*parts, strict=True):
+        for other in others:
+            mine.extend(other)
+    return parts[0]
+
+
 def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:
     """Keeps ``rows`` of the ``of`` rows in place, in that order; an index that stands twice forks its row."""
     if rows == list(range(of)):

@@ -1,8 +1,9 @@
-"""What a loaded model can be trusted with in a batch, found by trying on its own weights: padded rows, rows of one length, rows alone.
+"""What a loaded model can be trusted with in a batch, found by trying on its own weights.
 
-Short rows of unlike length go through the batch as the engine runs it (prefill, a row that joins, decode) and each alone;
-where the logits disagree, or the batch crashes, the next cautious way is tried. Knows models, not names of them, and nothing of
-what a longer row would show.
+Rows of unlike length may share a batch with pads (*padded*), or from the first decode step on, those of one length being
+prefilled together (*joined*); or rows of one length may (*exact*), or none (*alone*). Short rows go through the batch as the engine
+runs it (prefill, a row that joins, decode) and each alone; where the logits disagree, or the batch crashes, the next cautious way is
+tried. Knows models, not names of them, and nothing of what a longer row would show.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,12 +14,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from .cache import Caches, announce, announce_call, fresh, growth, select, settle
+from .cache import Caches, announce, announce_call, fresh, growth, joined, select, settle
 from .shortage import first_line
 
-Way = Literal["padded", "exact", "alone"]
+Way = Literal["padded", "joined", "exact", "alone"]
 Decoded = tuple[int, int, NDArray[np.float32]]  # a row's number, its step, the logits [V] found there
-WAYS: tuple[Way, ...] = ("padded", "exact", "alone")  # the fastest first
+WAYS: tuple[Way, ...] = ("padded", "joined", "exact", "alone")  # the fastest first
+PADDED: tuple[Way, ...] = ("padded", "joined")  # those in which rows of unlike length decode together
 LENGTHS = (12, 5, 8, 12)  # of the probe's prompts; the third joins while two others decode
 STEPS = 2
 # The largest difference allowed: what rows without pads differ by in a batch of copies, four times; at least what float32 is
@@ -53,17 +55,22 @@ def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> Found:
     allowed, reason = alone.allowed(0.0), ""
     for way in WAYS[WAYS.index(fastest) : -1]:
         try:
-            found = list((_padded if way == "padded" else _exact)(network, alone.prompts))
+            found = list(TRIED[way](network, alone.prompts))
         except Exception as error:  # a probe that crashes is a probe that failed
-            reason = crash(f"{way} batches", error)
+            reason = failed(way, reason, crash(f"{way} batches", error))
             continue
         difference = _furthest(found, alone.at_once)
         if not difference <= allowed:
             allowed, difference = alone.allowed(alone.noise()), min(difference, _furthest(found, alone.by_steps))
         if difference <= allowed:
             return Found(way, difference, token_bytes, row_bytes, reason, allowed)
-        reason = f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})"
+        reason = failed(way, reason, f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})")
     return Found("alone", 0.0, token_bytes, row_bytes, reason, allowed)
+
+
+def failed(way: Way, before: str, reason: str) -> str:
+    """Why a way behind ``way`` is taken. What is wrong where there are all pads says more than what is where a join leaves some."""
+    return before if before and way == "joined" else reason
 
 
 def crash(what: str, error: Exception) -> str:
@@ -134,10 +141,12 @@ class _Alone:
 
 def _padded(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
     """Two rows are prefilled together, right-padded; a third joins; all decode."""
-    caches = _prefilled(network, prompts[:2])
-    for mine, theirs in zip(caches, _prefilled(network, prompts[2:3]), strict=True):
-        mine.extend(theirs)
-    return _decoded(network, prompts, caches, [0, 1, 2], padded=True)
+    return _decoded(network, prompts, joined([_prefilled(network, prompts[:2]), _prefilled(network, prompts[2:3])]), [0, 1, 2], padded=True)
+
+
+def _joined(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+    """Three rows are prefilled each by itself, and decode together."""
+    return _decoded(network, prompts, joined([_prefilled(network, [prompt]) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
 
 
 def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
@@ -160,6 +169,9 @@ def _exact(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
     caches = fresh(network, 2, padded=False)
     mx.eval(network(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), cache=caches))
     return _decoded(network, prompts, caches, [0, 3], padded=False)
+
+
+TRIED = {"padded": _padded, "joined": _joined, "exact": _exact}
 
 
 def _decoded(network: Any, prompts: list[NDArray[np.int32]], caches: Caches, order: list[int], padded: bool) -> Iterator[Decoded]:

@@ -7,7 +7,8 @@ models of the same files stay right, and only inference is served: the substitut
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -102,6 +103,24 @@ def restore(network: Any) -> list[ModuleType]:
     return files
 
 
+def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
+    """Takes the substitutes out of ``networks``, which have them; what is returned puts them back in for the length of a block.
+
+    For a process that trains in between: a network of its own of the same files needs gradients.
+    """
+    files = [file for network in networks for file in restore(network)]
+
+    @contextmanager
+    def inside() -> Generator[None]:
+        _swap(files, _ORIGINALS, _OURS)
+        try:
+            yield
+        finally:
+            _swap(files, _OURS, _ORIGINALS)
+
+    return inside
+
+
 def _files(network: Any) -> list[ModuleType]:
     """The model files of mlx-lm that define the network's layers.
 
@@ -135,10 +154,13 @@ def _disagreement(truth: list[list[NDArray[np.float32] | str]], found: list[list
 
 
 def _tried(network: Any, vocabulary: int, lengths: tuple[int, int]) -> list[NDArray[np.float32] | str]:
-    """Logits by each way that the network is called, or the message of its crash."""
+    """Logits by each way that a run calls the network, always with caches, or the message of its crash.
+
+    A call of few tokens takes as long as it takes to read all weights: what a trial costs is the number of its calls.
+    """
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
-    return [_result(way, network, rows) for way in (_without_cache, _with_cache, _in_a_batch)]
+    return [_result(way, network, rows) for way in (_alone, _in_a_batch)]
 
 
 def _result(
@@ -150,11 +172,7 @@ def _result(
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _without_cache(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
-    return network(mx.array(rows[0])[None])[:, -8:]
-
-
-def _with_cache(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
+def _alone(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
     """A long call, one on top of it, and a decode step."""
     caches = fresh(network, 1, padded=False)
     parts = [network(mx.array(part)[None], cache=caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]

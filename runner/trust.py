@@ -24,7 +24,7 @@ from .hashes import cache_folder, remember
 from .head import Head
 from .model import Model
 from .planner import Limits
-from .probes import WAYS, Way, allowed_difference, crash
+from .probes import WAYS, Way, allowed_difference, crash, failed
 from .rope import translated
 from .shortage import first_line
 from .shortcuts import Shortcuts, shortcuts
@@ -87,11 +87,11 @@ def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0
         try:
             difference = batch_difference(alone, vocabulary, way, window, allowed, head, short.chunked)
         except Exception as error:  # a model file may fail in any way
-            reason = crash(f"{way} batches{of}", error)
+            reason = failed(way, reason, crash(f"{way} batches{of}", error))
             continue
         if difference <= allowed:
             return Trust(way, difference, reason, short, on)
-        reason = f"{way} batches{of} change logprobs by {difference:.2g} (allowed {allowed:.2g})"
+        reason = failed(way, reason, f"{way} batches{of} change logprobs by {difference:.2g} (allowed {allowed:.2g})")
     return Trust("alone", 0.0, reason, short, on)
 
 

@@ -7,7 +7,7 @@ what is done with them.
 from . import dense, latent, moe, recurrent, windows
 from .dense import VOCABULARY, Config
 
-__all__ = ["CANNOT", "CONFIGS", "PARTS", "VOCABULARY", "Config"]
+__all__ = ["CANNOT", "CONFIGS", "PARTS", "REFUSED", "VOCABULARY", "Config"]
 
 _LISTS = (dense.CONFIGS, moe.CONFIGS, latent.CONFIGS, windows.CONFIGS, recurrent.CONFIGS)
 
@@ -20,6 +20,9 @@ CANNOT: dict[str, str] = {
     "olmo": "its attention adds the mask, which is a word (`causal`), to its scores: a crash on any prompt",
     "muse_spark": "its attention is a Metal kernel alone (qk_norm_rope)",
 }
+
+# Their tiny configurations, by which they are tried all the same.
+REFUSED: dict[str, Config] = {"bitnet": dense.LLAMA, "muse_spark": windows.MUSE_SPARK, "olmo": dense.BASE}
 
 # Files that define no model of their own, but what those above share.
 PARTS = frozenset(

@@ -45,7 +45,7 @@ COUNTERPARTS: dict[str, Config] = {
     "ernie4_5": {},
     "ernie4_5_moe": {},
     "exaone_moe": {},
-    "falcon_h1": {"mamba_chunk_size": 8, "mamba_n_groups": 1},
+    "falcon_h1": {"mamba_chunk_size": 8, "mamba_n_groups": 1, "lm_head_multiplier": 1.5},  # else its logprobs hardly spread
     "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 512},
     "gemma3_text": {},
     "glm": {"rope_parameters": ROPE | {"partial_rotary_factor": 1.0}},

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig
+from mlx_bulk.runner.checkpoint import find
 from mlx_bulk.runner.fitting import fit
-from mlx_bulk.runner.model import Model, find, load
+from mlx_bulk.runner.model import Model, load
 from mlx_bulk.runner.prefill import Setup, Wanted
 
 from . import networks

@@ -63,12 +63,12 @@ def _batched(name: str, calls: int = 1) -> str:
     return _shown(name, f"assert in_a_batch(model{more}) < 1e-3")
 
 
-EXACT = "batches of one length"
+EXACT, JOINED = "batches of one length", "prompts of one length are prefilled together, and join the rows that decode"
 IN_BATCHES = (
     Fault(
         ("mamba", "jamba", "rwkv7", "bailing_moe_linear"),
         "recurrent layers take pads into their state: neither the cache's mask nor its lengths are looked at",
-        EXACT,
+        JOINED,
         _batched("mamba"),
     ),
     Fault(
@@ -80,19 +80,19 @@ IN_BATCHES = (
     Fault(
         ("nemotron_h",),
         "`ssm_update` is called without the cache's lengths: a padded row's state is lost",
-        EXACT,
+        JOINED,
         _batched("nemotron_h"),
     ),
     Fault(
         ("olmo_hybrid",),
         "the states of its convolutions are cut at a call's end instead of the row's",
-        EXACT,
+        JOINED,
         _batched("olmo_hybrid"),
     ),
     Fault(
         ("baichuan_m1",),
         "the key and value that it keeps of the last token, for its convolution of two, are a pad's",
-        EXACT,
+        JOINED,
         _batched("baichuan_m1"),
     ),
     Fault(

@@ -36,6 +36,7 @@ How each architecture of mlx-lm {} (mlx {}) runs here: in float32 on a CPU ({}),
 it can have, and windows shorter than the rows. The way is found at load by trying, not by the name:
 
 - **padded**: rows of unlike lengths share a batch, and new ones join it while others decode;
+- **joined**: the same from the first decode step on; prompts of one length are prefilled together, as a recurrent state would keep pads;
 - **exact**: a batch's rows are of one length, so that there is nothing to pad; slower, and right;
 - **alone**: one row at a time.
 
@@ -99,6 +100,8 @@ def against_transformers(name: str, more: dict[str, Any] | None = None) -> float
         ids = prompts((40,))[0]
         with torch.no_grad():
             expected = log_softmax(theirs(torch.tensor([ids])).logits[0].numpy())
+        if expected.std() <= 1:
+            raise ValueError(f"{name}: logprobs spread by {expected.std():.2g}; an error would hide: raise counterparts.GAIN")
         found = log_softmax(logits(loaded(Path(folder)).network, ids))
     return float(np.abs(found - expected).max())
 
@@ -108,8 +111,8 @@ def page(rows: list[Row]) -> str:
     ways, worst = Counter(row.way for row in rows), max(rows, key=lambda row: row.batched)
     compared = [row.transformers for row in rows if row.transformers is not None]
     totals = (
-        f"**{len(rows)} of {len(rows) + len(CANNOT)}** architectures run: {ways['padded']} padded, {ways['exact']} exact, {ways['alone']} "
-        "alone. "
+        f"**{len(rows)} of {len(rows) + len(CANNOT)}** architectures run: {ways['padded']} padded, {ways['joined']} joined, "
+        f"{ways['exact']} exact, {ways['alone']} alone. "
         f"The worst Δ is {worst.batched:.1e} ({worst.name}; allowed {ECHO_TOLERANCE:.0e}). {len(compared)} are compared with transformers; "
         f"the worst Δ there is {max(compared, default=0.0):.1e}."
     )

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import mlx.core as mx
 import mlx_lm.models
+import pytest
 
-from .configs import CANNOT, CONFIGS, PARTS
+from .configs import CANNOT, CONFIGS, PARTS, REFUSED
+from .networks import build
 
 
 def files() -> set[str]:
@@ -14,6 +17,14 @@ def files() -> set[str]:
 def test_every_model_file_is_in_one_list_and_no_other():
     assert files() == CONFIGS.keys() | CANNOT.keys() | PARTS
     assert len(files()) == len(CONFIGS) + len(CANNOT) + len(PARTS)
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_cannot_run_still_does_not(name: str):
+    if "Metal" in CANNOT[name] and mx.metal.is_available():
+        pytest.skip("it may run here")
+    with pytest.raises((Exception, SystemExit)):
+        mx.eval(build(name, REFUSED[name] | {"model_type": name})(mx.array([[1, 2]])))
 
 
 def test_what_is_shared_defines_no_model():

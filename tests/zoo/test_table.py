@@ -8,7 +8,7 @@ from .faults import FAULTS
 from .table import DOCS, HEAD
 
 CELL = "[^|]*"
-ROW = re.compile(rf"\| ([\w-]+) \| (padded|exact|alone) \| {CELL}\| {CELL}\| (?:apart|whole) \| {CELL}\| {CELL}\|")
+ROW = re.compile(rf"\| ([\w-]+) \| (padded|joined|exact|alone) \| {CELL}\| {CELL}\| (?:apart|whole) \| {CELL}\| {CELL}\|")
 ANEW = "write it anew: python -m tests.zoo.table"
 
 

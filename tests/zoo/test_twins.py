@@ -1,21 +1,22 @@
 """The probe's power: a small random twin of a model shows by itself whatever goes wrong with the model in a batch."""
 
 import pytest
-from mlx_bulk.runner.trust import shown_by
+from mlx_bulk.runner.trust import shown_by, trust
 from mlx_bulk.runner.twin import twin
 
+from ..runner.tiny import ECHO_TOLERANCE
 from .configs import CONFIGS
 from .entries import EVERY, NAMES, entry
 from .trial import forced
 
-FAULT = 1e-3  # of a logprob: rounding stays below, where networks are ill-conditioned too; a pad that is attended to is far above
+FAULT = ECHO_TOLERANCE  # of a logprob: what fails the zoo
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
     found = entry(name)
     assert (found.about["twin"]["way"], found.about["found_on"]) == (found.about["way"], "twin"), found.about
-    shown = shown_by(twin(found.model.network, found.model.checkpoint.config)).shortcuts
+    shown = trust(found.model).shortcuts  # as its twin has shown, which is remembered
     scoring = {"head": shown.head, "right_padded": shown.right_padded, "shared": shown.shared}
     assert found.about["scoring"] == scoring | {"reasons": list(shown.reasons)}
 
@@ -28,6 +29,7 @@ def test_whatever_fails_where_it_is_forced_fails_with_the_twin(name: str):
     short = found.shortcuts
     taken = {
         "padded": found.way == "padded" and short.chunked,  # they are forced together
+        "joined": found.way == "joined",
         "exact": found.way != "alone",
         "chunked": short.chunked,
         "right_padded": short.right_padded,

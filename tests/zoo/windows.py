@@ -101,6 +101,21 @@ STEP: Config = {
     "swiglu_limits": [0.0, 0.0, 7.0, 7.0],
     "swiglu_limits_shared": [0.0, 0.0, 16.0, 16.0],
 }
+MUSE_SPARK: Config = {
+    "text_config": HEADS
+    | MIXED
+    | {
+        "post_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 10000.0},
+        "layer_rope_theta": [10000.0, 10000.0, 0.0],
+        "final_logit_softcapping": 30.0,
+        "output_multiplier": 1.0,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_hidden_size": 32,
+        "moe_intermediate_size": 32,
+    }
+}
 LLAMA4: Config = HEADS | {
     "num_hidden_layers": 4,
     "attention_bias": False,
