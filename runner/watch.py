@@ -1,96 +1,123 @@
-"""Watches a run from beside it: a progress bar or plain lines, and a line of metrics an interval.
+"""Watches a run from beside it: a progress bar, plain lines or lines of JSON, and a line of metrics an interval.
 
 Reads counters that others write and never touches the model. On a terminal the bar is tqdm's; elsewhere one plain line an
-interval, so that a log file stays readable.
+interval, so that a log file stays readable. Who reads all this may go at any time: the run goes on.
 """
 
+import json
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
 from time import monotonic
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from .engine import Progress
 from .memory import peak_bytes
+from .pace import Counts, Pace
 
 log = logging.getLogger("mlx_bulk")
 
-REDRAW_SECONDS, LINE_SECONDS = 0.5, 30.0
+Show = Literal["progress", "json", "nothing"]  # progress: a bar on a terminal, else plain lines
 
-
-@dataclass(slots=True, frozen=True)
-class Counts:
-    """How far a run is: input rows resolved (those of earlier sessions too), of how many, and quarantined ones."""
-
-    rows: int
-    of: int
-    errors: int
+REDRAW_SECONDS, LINE_SECONDS, JSON_SECONDS = 0.5, 30.0, 5.0
+_BAR = 10  # columns that the bar itself has at least, its ends with it
+_NO_TERMINAL = 80
 
 
 class Watch:
     """A context manager around the run. ``counts`` is asked for the rows, ``metrics`` takes a line an interval."""
 
-    def __init__(self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], quiet: bool):
-        self._progress, self._counts, self._metrics = progress, counts, metrics
+    def __init__(self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], show: Show):
+        self._progress, self._counts, self._metrics, self._show = progress, counts, metrics, show
+        self._pace = Pace()
         self._bar: tqdm[Any] | None = None
-        self._show = not quiet
         self._redirect = ExitStack()
-        self._noted = monotonic(), 0  # when the last line of metrics was written, and the tokens until then
+        self._start = monotonic()
+        self._noted = self._start, 0  # when the last line of metrics was written, and the tokens until then
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
     def __enter__(self) -> "Watch":
-        at = self._counts()
-        if self._show and sys.stderr.isatty():
+        self._look()
+        if self._show == "progress" and shows_bar():
+            at = self._pace.counts
             self._redirect.enter_context(logging_redirect_tqdm([log]))
-            self._bar = tqdm(total=at.of, initial=at.rows, unit="row", dynamic_ncols=True, file=sys.stderr)
+            with suppress(OSError):
+                self._bar = tqdm(total=at.of, initial=at.rows, bar_format="|{bar}| {desc}", dynamic_ncols=True, file=sys.stderr)
+            self._redraw()
+        self._say_json("running")
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
+        self._look()
         self._note()
         if self._bar is not None:
             self._redraw()
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
         self._redirect.close()
+        self._say_json("ended")
 
     def _run(self) -> None:
-        start = line_due = monotonic()
-        line_due += LINE_SECONDS
+        line_due, json_due = self._start + LINE_SECONDS, self._start + JSON_SECONDS
         while not self._stopped.wait(REDRAW_SECONDS):
-            now = monotonic()
+            now = self._look()
             if self._bar is not None:
-                self._redraw(self._tokens / max(now - start, 1e-9))
+                self._redraw()
+            if now >= json_due:
+                json_due = now + JSON_SECONDS
+                self._say_json("running")
             if now >= line_due:
                 line_due = now + LINE_SECONDS
-                rate = self._note()
-                if self._show and self._bar is None:
-                    at = self._counts()
-                    log.info("%d of %d rows, %d errors, %s tok/s", at.rows, at.of, at.errors, f"{rate:,.0f}")
+                self._note()
+                if self._show == "progress" and self._bar is None:
+                    log.info("%s", self._pace.line())
 
     @property
     def _tokens(self) -> int:
         return self._progress.prompt + self._progress.generated
 
-    def _redraw(self, rate: float | None = None) -> None:
-        assert self._bar is not None
-        at = self._counts()
-        self._bar.n = at.rows
-        if rate is not None:
-            self._bar.set_postfix_str(f"{rate:,.0f} tok/s" + (f", {at.errors} errors" if at.errors else ""), refresh=False)
-        self._bar.refresh()
+    def _look(self) -> float:
+        """Takes in how far the run is now, and says when that is."""
+        now = monotonic()
+        self._pace.add(now, self._counts(), self._tokens)
+        return now
 
-    def _note(self) -> float:
-        """Writes a line of metrics; the tokens a second since the line before."""
-        at, p, now = self._counts(), self._progress, monotonic()
+    def _redraw(self) -> None:
+        if self._bar is None:
+            return
+        self._bar.n = self._pace.counts.rows
+        self._bar.set_description_str(self._pace.line(_columns() - _BAR - 1), refresh=False)
+        with suppress(OSError):
+            self._bar.refresh()
+
+    def _say_json(self, state: str) -> None:
+        """One line on stderr that begins with a brace, as no line of the log does; its fields are in docs/status.md."""
+        if self._show != "json":
+            return
+        at, p, left = self._pace.counts, self._progress, self._pace.seconds_left
+        line: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "state": state}
+        line |= {"seconds": round(monotonic() - self._start, 1), "rows": at.rows, "of": at.of, "errors": at.errors}
+        line |= {"prompt_tokens": p.prompt, "generated_tokens": p.generated, "scored_tokens": p.scored}
+        line |= {"tokens_per_second": round(self._pace.tokens_per_second, 1), "seconds_left": None if left is None else round(left)}
+        line |= {"policy": at.policy, "doing": p.now, "peak_memory_bytes": peak_bytes()}
+        with suppress(OSError):
+            sys.stderr.write(json.dumps(line) + "\n")
+            sys.stderr.flush()
+
+    def _note(self) -> None:
+        """Writes a line of metrics, with the tokens a second since the line before."""
+        at, p, now = self._pace.counts, self._progress, monotonic()
         rate = max(0, self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)  # rows that start again count once
         self._noted = now, self._tokens
         waste = 1 - p.prefilled / p.padded if p.padded else 0.0
@@ -107,4 +134,15 @@ class Watch:
             self._metrics(line)
         except OSError as error:
             log.warning("metrics.jsonl cannot be written: %s", error)
-        return rate
+
+
+def shows_bar() -> bool:
+    """Whether stderr is a terminal that can go back to the beginning of its line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _NO_TERMINAL
+    except (OSError, ValueError):  # a stream without a file
+        return _NO_TERMINAL
