@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from ..configs.score import ScoreConfig
 from ..runner.commits import read_commits
-from ..runner.drift import COLUMN, covered_rows
+from ..runner.drift import COLUMN, total_rows
 from ..runner.paths import RunPaths
-from . import completions, measures
+from . import completions, measures, rollout_stats
 from .pairs import Paired, paired
-from .stored import stored_run, stored_statistics
+from .stored import notes_on, stored_run, stored_statistics
 
 _STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
 _REFERENCE_PATH = "score.reference.path"
@@ -39,7 +39,8 @@ class Comparison:
     """Two runs side by side.
 
     notes: what a reader must know of the comparison itself. settings: key -> the values of A and B where they differ, None
-    for a key that a run does not have. statistics: name -> values, of the row over all. paired: None for runs of unlike kinds.
+    for a key that a run does not have. statistics: name -> values, of the row over all, none of them nested. paired: None for
+    runs of unlike kinds.
     """
 
     a: Side
@@ -63,7 +64,7 @@ def compared(a: Path, b: Path, top: int) -> Comparison:
     return Comparison(
         sides[0],
         sides[1],
-        _notes(sides, stored, alike, by_key),
+        [*notes_on(a), *notes_on(b), *_notes(sides, stored, alike, by_key)],
         _differing(*(_settings(run) for run in stored)),
         {name: (statistics[0].get(name), statistics[1].get(name)) for name in dict.fromkeys([*statistics[0], *statistics[1]])},
         paired(a, b, sides[0].kind, by_key, top) if alike else None,
@@ -72,13 +73,13 @@ def compared(a: Path, b: Path, top: int) -> Comparison:
 
 def _side(path: Path, run: dict[str, Any]) -> Side:
     log = read_commits(RunPaths(path))
-    parts = log.commits.values()
+    parts, of = log.commits.values(), total_rows(run)
     return Side(
         path,
         ScoreConfig.model_validate(run["config"]).score.kind if run["config"]["job"] == "score" else str(run["config"]["job"]),
-        log.closing is not None,
+        log.is_complete(of),
         sum(part.rows for part in parts),
-        covered_rows(run["inputs"]),
+        of,
         sum(part.records for part in parts),
         sum(part.errors for part in parts),
     )
@@ -86,7 +87,7 @@ def _side(path: Path, run: dict[str, Any]) -> Side:
 
 def _family(kind: str) -> str:
     """Kinds whose records can be held against each other."""
-    return kind if kind in ("generate", "choices") else "text"
+    return kind if kind in ("generate", "rollout", "choices") else "text"
 
 
 # ----------------------------------------------------------------------------------------------------------- what differs
@@ -151,12 +152,34 @@ def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
     """The statistics over all records: those stored where the run is complete and they are whole, else computed."""
     table = stored_statistics(side.path) if side.complete else None
     row = (_computed(side, run) if table is None else table).slice(0, 1).to_pylist()[0]
-    return {name: value for name, value in row.items() if name not in ("of", "group")}
+    return _flat_statistics({name: value for name, value in row.items() if name not in ("of", "group")})
+
+
+def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
+    """A statistic a name. What rollouts nest stands by its function: ``rewards.F.mean``, ``rewards.F.pass@4``,
+    ``rewards.F.errors.timeout``.
+    """
+    nested: dict[str, dict[str, Any]] = {}
+    for function, figures in (row.get("rewards") or {}).items():
+        nested[function] = dict(figures or {})
+    for function, figures in (row.get("pass_at") or {}).items():
+        nested.setdefault(function, {}).update({f"pass@{k}": share for k, share in (figures or {}).items()})
+    for function, figures in (row.get("reward_errors") or {}).items():
+        counts = {f"errors.{kind}": failed and failed["count"] for kind, failed in (figures or {}).items()}
+        nested.setdefault(function, {}).update(counts)
+    flat = {
+        "reward_stderr" if name == "reward_error" else name: value
+        for name, value in row.items()
+        if name not in ("rewards", "pass_at", "reward_errors")
+    }
+    return flat | _flat(nested, "rewards.")
 
 
 def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
     """The statistics of what is committed."""
     if side.kind == "generate":
         return completions.statistics(side.path, None, None)
+    if side.kind == "rollout":
+        return rollout_stats.statistics(side.path)
     table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
     return table.drop_columns(["prefix", "bos_every_window", "context"])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..runner.parts import read_results
 from ..runner.stats import clustered_error, through_exp
+from .pair_rewards import error_by_document, reward_figures
 
 Ints = NDArray[np.int64]
 Doubles = NDArray[np.float64]
@@ -34,7 +35,7 @@ class Paired:
 
     joined_by: "key" or "row"; matched: records in both runs, only_a and only_b: in one alone. figures: each with its
     standard error behind ``_stderr``. most: of the documents that count, those that differ most, the most different first, by
-    ``measure``.
+    ``measure``. values: of A and B [M], what is measured of each matched record; NaN where it does not count.
     """
 
     joined_by: str
@@ -44,6 +45,7 @@ class Paired:
     figures: Figures
     measure: str
     most: list[dict[str, Any]]
+    values: tuple[Doubles, Doubles]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +61,19 @@ class _Both:
 
 
 def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
-    """Compares the committed records of two runs of a ``kind``: "generate", "choices", or another kind of scoring.
+    """Compares the committed records of two runs of a ``kind``: "generate", "rollout", "choices", or another kind of scoring.
 
-    Joined by the user's keys, or by position; completions by their sample too. ``top``: how many of the most different
-    documents to name. Raises RunDirError where a part is missing or lacks a column.
+    Joined by the user's keys, or by position; completions by their sample too, and rollouts by their round. ``top``: how many of the
+    most different documents to name. Raises RunDirError where a part is missing or lacks a column.
     """
-    columns = {"generate": COMPLETIONS, "choices": CHOICES}.get(kind, TEXT)
-    identity = ["row", "key", *(["sample"] if kind == "generate" else [])]
+    columns = {"generate": COMPLETIONS, "rollout": COMPLETIONS, "choices": CHOICES}.get(kind, TEXT)
+    if kind == "rollout" and all(_has_rewards(run) for run in (a, b)):
+        columns = (*columns, "reward")
+    identity = ["row", "key", *{"generate": ["sample"], "rollout": ["round", "sample"]}.get(kind, [])]
     table_a, table_b = (_records(run, [*identity, *columns]) for run in (a, b))
     left, right = _matches(table_a, table_b, ["key" if by_key else "row", *identity[2:]])
     both = _Both(table_a.take(left), table_b.take(right))
-    if kind == "generate":
+    if columns[: len(COMPLETIONS)] == COMPLETIONS:
         figures, measure, values = _completions(both)
     elif kind == "choices":
         figures, measure, values = _choices(both)
@@ -77,12 +81,18 @@ def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
         figures, measure, values = _texts(both, lambda: _Both(_records(a, list(TOKENS)).take(left), _records(b, list(TOKENS)).take(right)))
     most = [_document(both, identity, values, i) for i in _most_different(values[0], values[1], top)]
     joined_by, matched = "key" if by_key else "row", len(left)
-    return Paired(joined_by, matched, len(table_a) - matched, len(table_b) - matched, figures, measure, most)
+    return Paired(joined_by, matched, len(table_a) - matched, len(table_b) - matched, figures, measure, most, (values[0], values[1]))
 
 
 def _records(run: Path, columns: list[str]) -> pa.Table:
     batches = list(read_results(run, columns))
     return pa.Table.from_batches(batches) if batches else pa.table({name: pa.nulls(0) for name in columns})
+
+
+def _has_rewards(run: Path) -> bool:
+    """Whether the records of a rollout have rewards; those of one without reward functions have no such column."""
+    first = next(read_results(run), None)
+    return first is not None and "reward" in first.schema.names
 
 
 def _matches(a: pa.Table, b: pa.Table, by: list[str]) -> tuple[Ints, Ints]:
@@ -214,7 +224,10 @@ def _choices(both: _Both) -> tuple[Figures, str, list[Doubles]]:
 
 
 def _completions(both: _Both) -> tuple[Figures, str, list[Doubles]]:
-    """How many completions are the same, where the others part, and the mean difference of their logprobs."""
+    """How many completions are the same, where the others part, and the mean differences of their logprobs and rewards.
+
+    Errors are clustered by row: the samples of one prompt are alike.
+    """
     a, b = both.numbers("cumulative_logprob")
     parts = np.array(
         [_first_difference(x.values, y.values) for x, y in zip(both.a["completion_ids"], both.b["completion_ids"], strict=True)]
@@ -223,13 +236,16 @@ def _completions(both: _Both) -> tuple[Figures, str, list[Doubles]]:
     gaps = b - a
     fit = np.isfinite(gaps)
     n = int(fit.sum())
+    rows = both.a.column("row").to_numpy()
     figures: Figures = {
         "completions": len(parts),
         "same": len(parts) - len(apart),
         **{name: int(np.percentile(apart, p, method="lower")) if len(apart) else None for name, p in FIRST_DIFFERENCE.items()},
         "logprob_difference": math.fsum(gaps[fit]) / n if n else None,
-        "logprob_difference_stderr": clustered_error(gaps[fit], np.ones(n, np.int64)),
+        "logprob_difference_stderr": error_by_document(gaps[fit], rows[fit]),
     }
+    if "reward" in both.a.column_names:
+        figures |= reward_figures(*both.numbers("reward"), rows)
     return figures, "logprob of the completion", [a, b]
 
 

@@ -24,6 +24,9 @@ _NAMES = {
     "same_prediction": "same prediction",
     "same": "same completion",
     "logprob_difference": "logprob of a completion, B − A",
+    "reward_a": "mean reward of A",
+    "reward_b": "mean reward of B",
+    "reward_difference": "reward, B − A",
 }
 _LEFT_OUT = {
     "left_out_unlike_tokens": "with other tokens in B",
@@ -36,22 +39,27 @@ _PERCENTILES = ("min", "p25", "median", "p75", "max")
 
 def shown_as_json(comparison: Comparison) -> str:
     """The comparison as one JSON object; numbers that JSON does not know are null."""
-    return json.dumps(_json(asdict(comparison)), indent=2, ensure_ascii=False, default=str)
+    values = asdict(comparison)
+    if comparison.paired is not None:
+        del values["paired"]["values"]
+    return json.dumps(_json(values), indent=2, ensure_ascii=False, default=str)
 
 
 def shown_as_text(comparison: Comparison) -> str:
-    """The comparison as blocks of aligned lines: the runs, what differs in them, their statistics, and their documents."""
+    """The comparison as blocks of aligned lines: the runs, what differs in them, their statistics, and their documents.
+
+    Of runs whose documents cannot be held against each other, the notes alone: nearly all of their settings differ.
+    """
     blocks = [
-        aligned([["", "", ""], *([name, *_run(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
+        aligned([["", "", ""], *([name, *run_cells(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
         [f"Note: {note}." for note in comparison.notes],
-        _settings(comparison),
-        _statistics(comparison),
-        *(_paired(comparison.paired) if comparison.paired else []),
+        *([_settings(comparison), _statistics(comparison), *_paired(comparison.paired)] if comparison.paired else []),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def _run(side: Side) -> list[str]:
+def run_cells(side: Side) -> list[str]:
+    """A run's path, and its kind, records and state."""
     state = "complete" if side.complete else f"{side.done:,} of {side.of:,} rows"
     errors = f", {side.errors:,} quarantined" if side.errors else ""
     return [str(side.path), f"{side.kind}, {side.records:,} records, {state}{errors}"]
@@ -60,8 +68,12 @@ def _run(side: Side) -> list[str]:
 def _settings(comparison: Comparison) -> list[str]:
     if not comparison.settings:
         return ["Settings, weights and tokenizers are the same."]
-    rows = [[key, *(_value(key, value) for value in values)] for key, values in comparison.settings.items()]
-    return aligned([["settings that differ", "A", "B"], *rows], 3)
+    return aligned([["settings that differ", "A", "B"], *setting_lines(comparison)], 3)
+
+
+def setting_lines(comparison: Comparison) -> list[list[str]]:
+    """Each setting that differs, with the values of A and B."""
+    return [[key, *(_value(key, value) for value in values)] for key, values in comparison.settings.items()]
 
 
 def _value(key: str, value: Any) -> str:
@@ -74,6 +86,10 @@ def _value(key: str, value: Any) -> str:
 
 
 def _statistics(comparison: Comparison) -> list[str]:
+    return aligned([["statistics", "A", "B"], *statistic_lines(comparison)], 1)
+
+
+def statistic_lines(comparison: Comparison) -> list[list[str]]:
     """Every statistic that is not null in both, each with its error where it has one."""
     found = comparison.statistics
     rows: list[list[str]] = []
@@ -82,19 +98,30 @@ def _statistics(comparison: Comparison) -> list[str]:
             continue
         errors = found.get(f"{name}_stderr", (None, None))
         rows.append([name, *(_number(value, error) for value, error in zip(values, errors, strict=True))])
-    return aligned([["statistics", "A", "B"], *rows], 1)
+    return rows
 
 
 def _paired(paired: Paired) -> list[list[str]]:
     """The blocks on the documents one by one."""
+    title, notes = noted(paired)
+    lines = most_lines(paired)
+    most = [f"The documents that differ most, by {paired.measure}:", *aligned(lines, len(lines[0]) - 3)] if lines else []
+    return [[title, *notes, *_figures(paired)], most]
+
+
+def noted(paired: Paired) -> tuple[str, list[str]]:
+    """How many documents are compared, and what is not in the figures."""
     things = "completions" if "completions" in paired.figures else "documents"
     apart = [f"{count:,} in {name} alone" for name, count in (("A", paired.only_a), ("B", paired.only_b)) if count]
     title = f"{paired.matched:,} {things} in both, joined by {paired.joined_by}" + (f" ({', '.join(apart)})" if apart else "")
-    return [[title, *_notes(paired.figures), *_figures(paired)], _most(paired)]
+    return title, _notes(paired.figures)
 
 
 def _notes(figures: Figures) -> list[str]:
     """What is not in the figures, and why."""
+    if "reward_difference" in figures:
+        unrewarded = figures["unrewarded"]
+        return [f"{unrewarded:,} of them have no reward in A or B and are not in its figures"] if unrewarded else []
     if "unit" not in figures:
         left_out = figures.get("left_out")
         return [f"{left_out:,} of them left out: without a label"] if left_out else []
@@ -106,24 +133,30 @@ def _notes(figures: Figures) -> list[str]:
     return [*notes, *(f"tokens that {name.upper()} alone scores are not compared: {count:,}" for name, count in alone.items() if count)]
 
 
-def _figures(paired: Paired) -> list[str]:
+def figure_lines(paired: Paired) -> list[list[str]]:
+    """The name and the value, with its error, of each figure."""
     found = paired.figures
-    rows = [
-        [f"  {heading.format(unit=found.get('unit'))}", _number(found[name], found.get(f"{name}_stderr"))]
+    return [
+        [heading.format(unit=found.get("unit")), _number(found[name], found.get(f"{name}_stderr"))]
         for name, heading in _NAMES.items()
         if name in found
     ]
-    lines = aligned([["", ""], *rows], 1)[1:]
+
+
+def _figures(paired: Paired) -> list[str]:
+    found = paired.figures
+    lines = aligned([["", ""], *([f"  {name}", value] for name, value in figure_lines(paired))], 1)[1:]
     if found.get("first_difference_min") is not None:
         at = ", ".join(f"{name} {found[f'first_difference_{name}']:,}" for name in _PERCENTILES)
         lines.append(f"  first token that differs, counted from 0, where completions do: {at}")
     return lines
 
 
-def _most(paired: Paired) -> list[str]:
+def most_lines(paired: Paired) -> list[list[str]]:
+    """Headings, then the documents that differ most: what names them, A, B and B − A; nothing where none differs."""
     if not paired.most:
         return []
-    names = [name for name in ("row", "row_b", "sample", "key") if name in paired.most[0]]
+    names = [name for name in ("row", "row_b", "round", "sample", "key") if name in paired.most[0]]
     if all(document["row"] == document["row_b"] for document in paired.most):
         names.remove("row_b")
     if all(document["key"] == str(document["row"]) for document in paired.most):
@@ -137,7 +170,7 @@ def _most(paired: Paired) -> list[str]:
         for document in paired.most
     ]
     heading = [*(headings.get(name, name) for name in names), "A", "B", "B − A"]
-    return [f"The documents that differ most, by {paired.measure}:", *aligned([heading, *rows], len(names))]
+    return [heading, *rows]
 
 
 def _number(value: object, error: object = None) -> str:

@@ -162,7 +162,7 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     whole = bench.run("--output", str(bench.root / "a"), batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
     config: Any = load(bench.root / "config.yaml", [f"output.path={bench.root / 'b'}"])
-    summary = run_job(config, KINDS["generate"], Start(), Outside(lambda: next(asked)), True, Models())
+    summary = run_job(config, KINDS["generate"], Start(), Outside(lambda: next(asked)), "nothing", Models())
     assert 2 <= summary.rows < 5
     found = compared(whole.output, bench.root / "b", 10)
     committed = len(table_of(bench.root / "b/results"))
@@ -189,7 +189,41 @@ def test_runs_of_unlike_jobs_share_no_documents(bench: Bench):
     assert found.paired is None
     assert found.notes == ["A is a run of generate, B of text: their documents cannot be held against each other"]
     assert found.settings["job"] == ("generate", "score")
-    assert compare(generated.output, bench.root / "b").code == 0
+    shown = compare(generated.output, bench.root / "b")
+    assert shown.code == 0
+    assert shown.stdout.splitlines()[-1] == f"Note: {found.notes[0]}."
+
+
+def test_rollouts_side_by_side(bench: Bench):
+    """Statistics are a row each, whatever nests them in the file; rewards of the same samples have their difference."""
+    rows = [{"q": row["q"], "answer": "4"} for row in ROWS]
+    source = bench.root / "mine.py"
+    source.write_text("def odd(completion_ids, **_):\n    return [float(ids[0] % 2) for ids in completion_ids]\n")
+    rewards = [{"fn": "last_number", "args": {"column": "answer"}}, {"fn": f"{source}:odd"}]
+    runs = [
+        bench.run(
+            "--output",
+            str(bench.root / name),
+            job="rollout",
+            rows=rows,
+            rewards=rewards,
+            sampling={"max_tokens": 6, "temperature": 1.0, "n": 4, "seed": seed},
+        )
+        for seed, name in enumerate("ab")
+    ]
+    a, b = (run.output for run in runs)
+    found = compared(a, b, 3)
+    assert not [name for name, values in found.statistics.items() if any(isinstance(value, dict | list) for value in values)]
+    means = [np.mean([record["rewards"]["odd"] for record in run.records]) for run in runs]
+    assert found.statistics["rewards.odd.mean"] == tuple(pytest.approx(mean) for mean in means)
+    assert found.statistics["rewards.odd.pass@1"] == tuple(pytest.approx(mean) for mean in means)
+    assert found.statistics["reward_stderr"][0] is not None
+    assert found.paired is not None
+    overall = [np.mean([record["reward"] for record in run.records]) for run in runs]
+    assert found.paired.figures["reward_difference"] == pytest.approx(overall[1] - overall[0])
+    shown = compare(a, b).stdout
+    assert "{" not in shown.partition("statistics ")[2]
+    assert re.search(r"^  reward, B − A +-?\d\.\d+ ± ", shown, re.MULTILINE)
 
 
 def test_json_holds_everything_and_no_number_that_json_lacks(bench: Bench, other: Path):

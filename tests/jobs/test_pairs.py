@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.jobs.pairs import Paired, paired
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.records import Failure
 from mlx_bulk.runner.writer import Writer
@@ -31,19 +32,23 @@ COMPLETIONS = pa.schema([*IDENTITY, ("sample", pa.int32()), ("completion_ids", p
 
 
 def write(folder: Path, schema: pa.Schema, records: Sequence[Record]) -> Path:
-    """A run directory with these records, in the order of their rows; rows between them are quarantined."""
+    """A run directory with these records, in the order of their rows; rows and samples between them are quarantined."""
     rows = max((record["row"] for record in records), default=-1) + 1
     with RunDir.open(folder) as run:
         run.bind({"config": {}, "identity": {}, "inputs": {"limit": None, "sources": []}})
-        writer = Writer(run, schema, rows, 4, run.recover(rows, 4, schema), 5.0)
+        writer = Writer(run, schema, Layout(rows, 4), run.recover(Layout(rows, 4), schema), 5.0)
         for row in range(rows):
             mine = [record for record in records if record["row"] == row]
             if not mine:
                 writer.fail(Failure(row, str(row), None, "read", "RowError", "unreadable", "{}"))
                 continue
-            writer.admit(row, len(mine))
-            for record in mine:
-                writer.add(row, record.get("sample", 0), {"key": str(row), **record})
+            by_sample = {record.get("sample", 0): record for record in mine}
+            writer.admit(row, max(by_sample) + 1)
+            for sample in range(max(by_sample) + 1):
+                if sample in by_sample:
+                    writer.add(row, sample, {"key": str(row), **by_sample[sample]})
+                else:
+                    writer.fail(Failure(row, str(row), sample, "generate", "NotANumber", "NaN", "{}"))
         writer.close()
     return folder
 
