@@ -23,7 +23,7 @@ class Scores:
 
     logprobs: [N] float32, log_softmax at the target. top_ids, top_logprobs: [N, k], most likely first, ties to the lower
     id. ranks: [N] int32, 1 for the most likely, ties to the lower id. entropies: [N] float32, nats. greedy: [N] bool, the
-    target is the most likely token, ties to the lower id.
+    target is the most likely token, ties to the lower id. tempered: [N] float32, log_softmax of logits / temperature at the target.
     """
 
     logprobs: NDArray[np.float32]
@@ -32,6 +32,7 @@ class Scores:
     ranks: NDArray[np.int32] | None = None
     entropies: NDArray[np.float32] | None = None
     greedy: NDArray[np.bool_] | None = None
+    tempered: NDArray[np.float32] | None = None
 
     def __getitem__(self, index: slice | NDArray[np.intp]) -> "Scores":
         """The scores of some of the tokens."""

@@ -6,6 +6,7 @@ filters all keep a prefix of the tokens sorted by logit (ties to the lower id), 
     sorted:   9.1  7.0  7.0  3.2  1.0 …      top-k keeps 4, top-p 3, min-p 5
     kept:     ^^^^^^^^^^^^^                  the smallest count; the cut at 7.0 takes its equals by ascending id
 
+Beside its logprob there stand, where they are asked for, the tempered one (tempered.py) and the ids that could be drawn.
 ``reference`` in plain mx ops is the specification and what Metal and CUDA run, ``on_cpu`` the same in NumPy.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import logprobs
+from . import tempered as _tempered
 from .backend import device_name
 from .logprobs import Scores
 
@@ -72,44 +74,78 @@ class Parameters:
         return ~self.greedy & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0))
 
 
-def draw(logits: mx.array, parameters: Parameters, top: int, stats: bool) -> tuple[Ints, Scores, Floats]:
-    """One decode step's tokens and figures, with one evaluation: logits [B, V] -> ids [B], scores of B tokens, sampled logprobs [B].
+@dataclass(slots=True)
+class Drawn:
+    """B tokens, of a row each or of one row. ids: [B]. sampled: [B], their logprobs under the distribution sampled from.
 
-    The scores are those of the model's own distribution (temperature 1, before any edit).
+    What was not asked for is None. tempered: [B], log_softmax of logits / temperature at the ids, before any edit or filter; at
+    temperature 0 as at 1. kept: for each the ascending ids that could be drawn; None where nothing was left out.
     """
+
+    ids: Ints
+    sampled: Floats
+    tempered: Floats | None = None
+    kept: list[Ints | None] | None = None
+
+
+def draw(
+    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool = False, kept: bool = False
+) -> tuple[Drawn, Scores]:
+    """One decode step's tokens and figures, with one evaluation: logits [B, V] -> the tokens of B rows, and their scores.
+
+    The scores are those of the model's own distribution (temperature 1, before any edit); so are the tempered logprobs of rows at
+    temperature 1 or 0, to the bit.
+    """
+    own = (parameters.temperature == 0) | (parameters.temperature == 1)
+    apart = tempered and not own.all()
     if device_name() == "cpu":
         logits = logits.astype(mx.float32)
         mx.eval(logits)
         x = np.array(logits, copy=False)
-        ids, sampled = on_cpu(x, parameters)
-        return ids, logprobs.on_cpu(x, ids, top, stats), sampled
-    drawn, under = reference(logits, parameters)
-    parts = logprobs.reference(logits, drawn, top, stats)
-    mx.eval(drawn, under, *(p for p in parts if p is not None))
-    return np.array(drawn), Scores(*(None if p is None else np.array(p) for p in parts)), np.array(under)  # pyright: ignore[reportArgumentType]
+        drawn = on_cpu(x, parameters, apart, kept)
+        scores = logprobs.on_cpu(x, drawn.ids, top, stats)
+    else:
+        ids, sampled, under, mask = reference(logits, parameters, apart, kept)
+        parts = logprobs.reference(logits, ids, top, stats)
+        mx.eval(*(p for p in (ids, sampled, under, mask, *parts) if p is not None))
+        sets = None if mask is None else _ids_of(np.array(mask), parameters)
+        drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
+        scores = Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+    if tempered:
+        drawn.tempered = scores.logprobs if drawn.tempered is None else np.where(own, scores.logprobs, drawn.tempered)
+    return drawn, scores
+
+
+def _ids_of(mask: NDArray[np.bool_], p: Parameters) -> list[Ints | None]:
+    """Of each row of ``mask`` [B, V] the ids that are set; None for a row that neither filters nor takes the most likely token."""
+    apart = p.filtered | p.greedy
+    return [np.flatnonzero(row).astype(np.int32) if own else None for row, own in zip(mask, apart, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ the specification
 
 
-def reference(logits: mx.array, p: Parameters) -> tuple[mx.array, mx.array]:
-    """The specification: logits [B, V] -> ids [B] int32, sampled logprobs [B] float32, unevaluated."""
-    x = logits.astype(mx.float32)
-    if p.edits is not None:
-        x = _edited(x, p, p.edits)
+def reference(
+    logits: mx.array, p: Parameters, tempered: bool = False, kept: bool = False
+) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None]:
+    """The specification: logits [B, V] -> the fields of ``Drawn``, unevaluated; the kept ids as [B, V] bool."""
+    given = logits.astype(mx.float32)
+    x = given if p.edits is None else _edited(mx.array(given), p, p.edits)  # whose rows are set in place
     best = mx.argmax(x, axis=-1)
-    certain = mx.where(mx.isfinite(x.max(axis=-1)), 0.0, mx.nan)  # NaN: all are masked
-    if p.greedy.all():
-        return best.astype(mx.int32), certain
-    greedy = _mask(p.greedy)
-    z = (x - x.max(axis=-1, keepdims=True)) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
-    if p.filtered.any():
-        z = mx.where(_kept(z, p), z, -mx.inf)
-    e = mx.exp(z)
-    drawn, total = _drawn(e, mx.array(p.uniforms))
-    ids = mx.where(greedy, best, drawn)
-    under = mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total)
-    return ids.astype(mx.int32), mx.where(greedy, certain, under)
+    ids, under = best, mx.where(mx.isfinite(x.max(axis=-1)), 0.0, mx.nan)  # NaN: all are masked
+    greedy, mask = _mask(p.greedy), None
+    if not p.greedy.all():
+        z = (x - x.max(axis=-1, keepdims=True)) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
+        if p.filtered.any():
+            z = mx.where(_kept(z, p), z, -mx.inf)
+        drawn, total = _drawn(mx.exp(z), mx.array(p.uniforms))
+        ids = mx.where(greedy, best, drawn)
+        under = mx.where(greedy, under, mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total))
+        mask = z > -mx.inf
+    if kept:
+        alone = mx.arange(x.shape[-1]) == best[:, None]
+        mask = alone if mask is None else mx.where(greedy[:, None], alone, mask)
+    return ids.astype(mx.int32), under, _tempered.reference(given, ids, p.temperature) if tempered else None, mask if kept else None
 
 
 def _mask(rows: NDArray[np.bool_]) -> mx.array:
@@ -180,11 +216,11 @@ def _last_positive(x: mx.array) -> mx.array:
 # ------------------------------------------------------------------------------------------------------ on the CPU
 
 
-def on_cpu(x: Floats, p: Parameters) -> tuple[Ints, Floats]:
+def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False) -> Drawn:
     """``reference`` by NumPy: logits [B, V] float32, which stay as they are."""
-    if p.edits is not None:
-        x = _edited_on_cpu(x.copy(), p, p.edits)
+    x = given if p.edits is None else _edited_on_cpu(given.copy(), p, p.edits)
     ids = np.argmax(x, axis=-1).astype(np.int32)
+    sets: list[Ints | None] = [ids[row : row + 1].copy() if p.greedy[row] else None for row in range(len(x))] if kept else []
     under = np.where(np.isfinite(x[np.arange(len(x)), ids]), np.float32(0), np.float32(np.nan))  # NaN: all are masked
     rows = np.flatnonzero(~p.greedy)
     if len(rows):
@@ -193,12 +229,18 @@ def on_cpu(x: Floats, p: Parameters) -> tuple[Ints, Floats]:
         z /= p.temperature[rows, None]
         if p.filtered.any():
             _filter(z, rows, p)
+        for at in np.flatnonzero(p.filtered[rows]) if kept else ():
+            sets[rows[at]] = np.flatnonzero(z[at] > -np.inf).astype(np.int32)
         e = np.exp(z)
         drawn, total = _drawn_on_cpu(e, p.uniforms[rows])
         ids[rows] = drawn
         with np.errstate(divide="ignore", invalid="ignore"):  # the same row
             under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
-    return ids, under
+    found = under.copy() if tempered else None  # right already where nothing but the temperature changes a row
+    rows = np.flatnonzero(p.greedy | p.filtered | (p.edits is not None))
+    if found is not None and len(rows):
+        found[rows] = _tempered.on_cpu(given[rows], ids[rows], p.temperature[rows])
+    return Drawn(ids, under, found, sets if kept else None)
 
 
 def _edited_on_cpu(x: Floats, p: Parameters, edits: Edits) -> Floats:

@@ -39,8 +39,10 @@ def test_a_library_that_cannot_be_opened_is_named(tmp_path: Path):
 
 @linux_cpu
 def test_mlx_loaded_before_us_is_said(tmp_path: Path):
-    out = python("import mlx.core; from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path)
-    assert "import mlx_bulk first" in out
+    code = "import mlx.core, mlx_bulk.jobs; from mlx_bulk.kernels import backend; backend.prepare(); print(backend.prepare())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "put `import mlx_bulk.jobs` above all that imports mlx" in done.stdout
+    assert done.stderr.count("mlx was imported first, so that its own BLAS computes") == 1
 
 
 @linux_cpu

@@ -23,11 +23,16 @@ PLAIN = Sampling()
 
 
 def by_specification(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Floats]:
-    ids, under = sampling.reference(mx.array(x), p)
+    ids, under, *_ = sampling.reference(mx.array(x), p)
     return np.array(ids), np.array(under)
 
 
-SAMPLERS = [pytest.param(by_specification, id="reference"), pytest.param(sampling.on_cpu, id="on_cpu")]
+def by_numpy(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Floats]:
+    drawn = sampling.on_cpu(x, p)
+    return drawn.ids, drawn.sampled
+
+
+SAMPLERS = [pytest.param(by_specification, id="reference"), pytest.param(by_numpy, id="on_cpu")]
 
 
 def parameters(rows: list[Sampling], uniforms: Any, edits: Edits | None = None) -> Parameters:
@@ -105,11 +110,11 @@ def test_the_frequency_test_notices_another_order():
     s = replace(PLAIN, temperature=1.4, top_k=3, top_p=0.5)
     swapped = distribution(np.log(np.maximum(distribution(LOGITS.tolist(), replace(s, top_k=0)), 1e-300)).tolist(), replace(PLAIN, top_k=3))
     n = 20_000
-    ids, _ = sampling.on_cpu(np.tile(LOGITS, (n, 1)), parameters([s] * n, uniforms(n, seed=17)))
+    ids, _ = by_numpy(np.tile(LOGITS, (n, 1)), parameters([s] * n, uniforms(n, seed=17)))
     with pytest.raises(AssertionError):
         assert_frequencies(ids, swapped)
     late = Sampling(temperature=0.4, presence_penalty=1.2 * 0.4)
-    ids, _ = sampling.on_cpu(np.tile(LOGITS, (n, 1)), parameters([late] * n, uniforms(n, seed=17), edits_of(late, n, [], COMPLETION, [])))
+    ids, _ = by_numpy(np.tile(LOGITS, (n, 1)), parameters([late] * n, uniforms(n, seed=17), edits_of(late, n, [], COMPLETION, [])))
     early = Sampling(temperature=0.4, presence_penalty=1.2)
     with pytest.raises(AssertionError):
         assert_frequencies(ids, distribution(edited(LOGITS.tolist(), early, [], COMPLETION), early))
@@ -221,7 +226,7 @@ def test_the_draw_is_right_at_a_large_vocabulary(sampler: Sampler, shape: str, m
     p /= p.sum()
     ends = np.cumsum(p)
     assert (p[ids] > 0).all()
-    near = 1e-6 if sampler is sampling.on_cpu else 1e-5  # exp in float32, sums in float64; all in float32 by blocks
+    near = 1e-6 if sampler is by_numpy else 1e-5  # exp in float32, sums in float64; all in float32 by blocks
     assert (ends[ids] - p[ids] <= u + near).all()
     assert (ends[ids] >= u - near).all()
     assert ids[0] == OUTER
@@ -255,7 +260,7 @@ def test_a_row_without_numbers_spares_its_mates(sampler: Sampler, s: Sampling):
     np.testing.assert_array_equal(ids[fine], alone)
     np.testing.assert_array_equal(under[fine], under_alone)
     assert ((ids >= 0) & (ids < len(LOGITS))).all()
-    _, scores, _ = sampling.draw(mx.array(x), parameters([s] * 4, u), 2, True)
+    _, scores = sampling.draw(mx.array(x), parameters([s] * 4, u), 2, True)
     np.testing.assert_array_equal(np.isnan(scores.logprobs), [False, True, True, False])
 
 
@@ -264,7 +269,8 @@ def test_draw_gives_the_models_own_logprobs_beside_the_sampled_ones():
     n = 50
     edits = edits_of(s, n, PROMPT, COMPLETION, EOS)
     x = np.tile(LOGITS, (n, 1))
-    ids, scores, under = sampling.draw(mx.array(x), parameters([s] * n, uniforms(n, seed=4), edits), top=2, stats=True)
+    drawn, scores = sampling.draw(mx.array(x), parameters([s] * n, uniforms(n, seed=4), edits), top=2, stats=True)
+    ids, under = drawn.ids, drawn.sampled
     own, under_all = distribution(LOGITS.tolist(), PLAIN), distribution(edited(LOGITS.tolist(), s, PROMPT, COMPLETION, EOS), s)
     np.testing.assert_allclose(scores.logprobs, np.log(own[ids]), rtol=0, atol=1e-5)
     np.testing.assert_allclose(under, np.log(under_all[ids]), rtol=0, atol=1e-5)

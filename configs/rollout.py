@@ -1,0 +1,202 @@
+"""The settings of a rollout job: groups of samples, their rewards and advantages, and the policy that they are drawn from.
+
+Bounds and contradictions as in ``schema.py``; knows nothing of reward functions or adapters beyond how they are named.
+"""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .fields import (
+    FREE,
+    Count,
+    CountOrZero,
+    Expected,
+    Flag,
+    JsonMapping,
+    Name,
+    NameOrNull,
+    Section,
+    SomeSeconds,
+    contradiction,
+    nearest,
+)
+from .schema import GenerateConfig, LogprobsConfig, ModelConfig, SamplingConfig
+
+BUILT_IN_REWARDS = ("exact_match", "last_number", "regex", "json_valid", "length")
+
+_FILE = re.compile(r".+\.py:[^\W\d]\w*")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+_FIELD = re.compile(r"[^\W\d]\w*")
+
+
+class RewardConfig(Section):
+    """One reward function."""
+
+    fn: Name = Field(description="path.py:function, package.module:function, or the name of a built-in reward.")
+    weight: Annotated[float, Field(ge=-1e6, le=1e6), Expected("a number from -1000000 to 1000000")] = Field(
+        default=1.0, description="Its share in a sample's reward, which is the weighted sum."
+    )
+    name: NameOrNull = Field(default=None, description="Its field in the records' rewards; null is the function's name.")
+    args: JsonMapping = Field(default={}, description="Further keyword arguments of the function.")
+    timeout: SomeSeconds = Field(default=60, description="Seconds for a group; a function that takes longer gives no reward.")
+
+    @property
+    def label(self) -> str:
+        """The name of its field in the records."""
+        return self.name or self.fn.rpartition(":")[2]
+
+    @property
+    def built_in(self) -> bool:
+        """Whether ``fn`` names a reward that ships with the package."""
+        return ":" not in self.fn
+
+    @model_validator(mode="after")
+    def _names_a_function(self) -> Self:
+        if not (_FILE.fullmatch(self.fn) or _MODULE.fullmatch(self.fn) or self.fn in BUILT_IN_REWARDS):
+            near = nearest(self.fn, BUILT_IN_REWARDS)
+            fix = f"; did you mean {near}?" if near else ""
+            raise contradiction(
+                "fn", f"found {self.fn}; expected path.py:function, package.module:function, or one of {', '.join(BUILT_IN_REWARDS)}{fix}"
+            )
+        if self.name is not None and not _FIELD.fullmatch(self.name):
+            raise contradiction("name", f"found {self.name}; expected letters, digits and underscores, as it is a column of the records")
+        return self
+
+
+class RolloutSampling(SamplingConfig):
+    """How the samples of a group are drawn."""
+
+    n: Count = Field(default=8, description="Samples a prompt, which make a group.")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.temperature == 0:
+            raise contradiction(
+                "temperature",
+                "found 0; expected a number above 0, since greedy samples of a group are all alike; use job: generate for those",
+            )
+        return self
+
+
+class RolloutLogprobs(LogprobsConfig):
+    """Which logprobs the records hold beside those that a trainer needs, which are always there."""
+
+    kept: Flag = Field(default=False, description="The ids that top_k, top_p and min_p left to draw from, for each token.")
+
+    @model_validator(mode="after")
+    def _has_the_tokens(self) -> Self:
+        if not self.tokens:
+            raise contradiction("tokens", "found false; expected true, since trainers need the logprob of each token; remove it")
+        return self
+
+
+class PolicyConfig(Section):
+    """The policy that samples, where newer ones come from, and what is done with samples of an older one."""
+
+    adapter: Annotated[NameOrNull, FREE] = Field(default=None, description="Fixed LoRA or DoRA adapter: a folder or a repo id.")
+    watch: Annotated[NameOrNull, FREE] = Field(
+        default=None, description="Folder that a trainer writes policies to (step_000012/…); the newest complete one is loaded."
+    )
+    update: Literal["shard", "round"] = Field(
+        default="shard", description="Where a newer policy may take over: before a shard, or a round."
+    )
+    max_staleness: Annotated[CountOrZero | None, Expected("a whole number of trainer steps of at least 0, or null")] = Field(
+        default=None, description="Most trainer steps by which a group's policy may be behind the newest when it is finished."
+    )
+    stale: Literal["mark", "drop"] = Field(
+        default="mark", description="A group beyond max_staleness is marked in its records, or dropped: errors/ names it, verify counts it."
+    )
+    truncated: Literal["keep", "mask", "zero_reward"] = Field(
+        default="keep", description="Samples that ended by length are kept as they are, get completion_mask 0, or get reward 0."
+    )
+    reference: NameOrNull = Field(
+        default=None, description="Adds ref_logprobs: of base (the policy with its adapter off), or of another model by its path."
+    )
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        if self.adapter is not None and self.watch is not None:
+            raise contradiction("watch", "expected null, since policy.adapter is fixed; remove one of the two")
+        if self.stale == "drop" and self.max_staleness is None:
+            raise contradiction(
+                "stale", "found drop; expected mark, since policy.max_staleness is null: set it to a number of trainer steps"
+            )
+        return self
+
+
+class RolloutConfig(GenerateConfig):
+    """A job that makes training data for reinforcement learning."""
+
+    job: Literal["rollout"] = Field(description="What the job does.")  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+    sampling: RolloutSampling = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default=RolloutSampling(), description="How the samples of a group are drawn."
+    )
+    logprobs: RolloutLogprobs = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
+        default=RolloutLogprobs(), description="Which logprobs the records hold."
+    )
+    rewards: Annotated[list[RewardConfig], Expected("a list of mappings with fn, weight, name, args, timeout: [{fn: length}]")] = Field(
+        default=[], description="Reward functions, in TRL's signature: fn, weight (1), name, args, timeout (60 seconds)."
+    )
+    advantages: Literal["grpo", "centered", "rloo", "none"] = Field(
+        default="grpo", description="How rewards become advantages: grpo is (r - mean) / (std + 1e-4) in the group."
+    )
+    drop_degenerate: Flag = Field(
+        default=False, description="Groups whose rewards are all equal are dropped: errors/ names them, verify counts them."
+    )
+    policy: PolicyConfig = Field(default=PolicyConfig(), description="The policy that samples, and how it changes.")
+    rounds: Annotated[Count, FREE] = Field(default=1, description="Passes over the rows; raising it later extends the run.")
+
+    @property
+    def loaded(self) -> ModelConfig:
+        """The model with the policy's adapter, where that is fixed."""
+        return self.model.model_copy(update={"adapter": self.policy.adapter})
+
+    @property
+    def reference(self) -> ModelConfig | None:
+        """The second model; None where there is none, or the reference is this one with its adapter off."""
+        if self.policy.reference in (None, "base"):
+            return None
+        return ModelConfig(path=self.policy.reference, dtype=self.model.dtype, trust_remote_code=self.model.trust_remote_code)
+
+    @property
+    def reference_key(self) -> str:
+        """Where it stands in the config."""
+        return "policy.reference"
+
+    @model_validator(mode="after")
+    def _policy_fits(self) -> Self:
+        if self.model.adapter is not None:
+            raise contradiction("model.adapter", "expected null, since a rollout's adapter is its policy's; set policy.adapter instead")
+        if self.policy.watch is not None and self.batch.deterministic:
+            raise contradiction(
+                "policy.watch", "expected null, since batch.deterministic promises bits that no newer policy has; remove one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_agree(self) -> Self:
+        labels = [reward.label for reward in self.rewards]
+        for index, label in enumerate(labels):
+            if label in labels[:index]:
+                raise contradiction(f"rewards[{index}].name", f"found {label} twice; expected a name of its own for each: set name")
+        if self.drop_degenerate and not self.rewards:
+            raise contradiction("drop_degenerate", "found true; expected false, since there are no rewards; give rewards, or remove it")
+        if self.policy.truncated == "zero_reward" and not self.rewards:
+            raise contradiction("policy.truncated", "found zero_reward; expected keep or mask, since there are no rewards; give rewards")
+        compares = self.rewards and self.advantages != "none"
+        if compares and self.sampling.n == 1 and "n" not in self.sampling.columns:
+            raise contradiction(
+                "sampling.n",
+                f"found 1; expected at least 2, since advantages: {self.advantages} compares a group's samples; or set advantages to none",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _filters_to_keep(self) -> Self:
+        sampling = self.sampling
+        filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+        if self.logprobs.kept and not any(filters.values()) and not filters.keys() & sampling.columns.keys():
+            raise contradiction("logprobs.kept", "found true; expected false, since no top_k, top_p or min_p leaves a token out; remove it")
+        return self

@@ -1,0 +1,227 @@
+"""A worker process of the rewards: loads reward functions, calls them with what comes through a pipe, and answers through another.
+
+Run as a script by its path, so that it starts in milliseconds: it imports the standard library alone, and nothing of this package,
+of mlx or of NumPy. It knows no config and no group, only functions, keyword arguments and lists of numbers. The calling side is
+``reward_process.py``.
+
+    in:  length (8 bytes), pickle of the functions' names      then   length, pickle of (function, its args, pickle of the group)
+    out: a line of JSON: what each is, or why it is refused    then   {"rewards": […], "errors": […]} or {"failed": "kind: text"}
+"""
+
+import asyncio
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+LARGEST = 3.4028234663852886e38  # float32's: rewards are stored as such
+# What TRL's trainer gives a function besides the columns, and what stands for it here, where a function names it.
+OFFERED: dict[str, Any] = {"log_extra": lambda *_: None, "log_metric": lambda *_: None, "trainer_state": None}
+
+Inputs = dict[str, Any]
+Answer = dict[str, Any]
+
+
+class Refused(Exception):
+    """Why a function cannot be had."""
+
+
+def serve(tasks: int, answers: int, life: int) -> None:
+    """Answers what comes through the file descriptor ``tasks`` until it is closed; the run holds ``life`` open as long as it lives."""
+    _guard(life, (0, 1, 2, tasks, answers))
+    with os.fdopen(tasks, "rb") as file, os.fdopen(answers, "w", encoding="utf-8") as out, asyncio.Runner() as runner:
+        messages = _messages(file)
+        sys.path.insert(0, str(Path.cwd()))
+        functions = [_loaded(fn) for fn in next(messages, [])]
+        _send(out, [about for about, _ in functions])
+        for number, args, group in messages:
+            function = functions[number][1]
+            assert function is not None, "a function that is refused is not called"
+            _send(out, _call(function, pickle.loads(group) | args, runner))
+
+
+def _messages(file: BinaryIO) -> Iterator[Any]:
+    while len(head := file.read(8)) == 8:
+        yield pickle.loads(file.read(int.from_bytes(head, "big")))
+
+
+def _guard(life: int, others: Sequence[int]) -> None:
+    """Starts a process that outlives the run by a moment, and ends this one then, with all that its functions have started.
+
+    A thread could not: a function may hold the interpreter's lock (re.match does). Forked twice, so that no function that waits for
+    its children waits for this one. others: file descriptors whose end somebody waits for.
+    """
+    if child := os.fork():
+        os.waitpid(child, 0)
+        os.close(life)
+        return
+    try:
+        if os.fork():
+            return
+        for end in others:
+            os.close(end)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # a function may send them to its group
+        os.read(life, 1)
+        os.killpg(0, signal.SIGKILL)
+    finally:
+        os._exit(0)
+
+
+def _send(out: Any, answer: object) -> None:
+    out.write(json.dumps(answer) + "\n")
+    out.flush()
+
+
+# --------------------------------------------------------------------------------------------------------- functions
+
+
+def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
+    """A function, and what is said of it: path and sha256 of its file, the parameters that it takes and those that it must have."""
+    place, _, name = fn.rpartition(":")
+    try:
+        module = _module(place)
+        function = getattr(module, name, None)
+        if module.__file__ is None:
+            raise Refused(f"{place} has no file of its own; name the module that defines {name}")
+        file = Path(module.__file__)
+        if not callable(function):
+            defined = [known for known, value in vars(module).items() if inspect.isfunction(value) and not known.startswith("_")]
+            raise Refused(f"{file} defines no function {name!r}; it has {', '.join(defined) or 'none'}")
+        signature = _signature(function)
+        if first := signature.pop("by_position"):
+            raise Refused(f"{file}: {name} takes {first[0]!r} by position only; expected parameters that are given by name")
+        about = {"path": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), **signature}
+    except Refused as refused:
+        return {"refused": str(refused)}, None
+    return about, function
+
+
+def _module(place: str) -> ModuleType:
+    """The module of a file, or of a name that is imported from the working folder and what is installed."""
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except BaseException as error:
+            raise Refused(_where(error)) from error
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        raise Refused(f"{path}: no such file")
+    name = f"reward_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # what lies beside the file can be imported, as in a script
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        raise Refused(_where(error)) from error
+    return module
+
+
+def _where(error: BaseException) -> str:
+    """What was raised while a module was loaded, and the line of it that did."""
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__
+    ]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {told}" if frames else told
+
+
+def _signature(function: Callable[..., Any]) -> Answer:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not say
+        return {"takes": [], "needs": [], "open": True, "by_position": []}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {
+        "takes": [p.name for p in named],
+        "needs": [p.name for p in named if p.default is p.empty and p.name not in OFFERED],
+        "open": any(p.kind is p.VAR_KEYWORD for p in parameters),
+        "by_position": [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY],
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------- calls
+
+
+def _call(function: Callable[..., Any], inputs: Inputs, runner: "asyncio.Runner") -> Answer:
+    """The rewards of a group, or why there are none. ``inputs``: all that the function may be given, by name."""
+    count = len(inputs["completions"])
+    try:
+        result = function(**_accepted(function, inputs))
+        if inspect.isawaitable(result):
+            result = runner.run(_awaited(result))
+    except BaseException as error:  # sys.exit in a function is no reason to end
+        return {"failed": f"exception: {type(error).__name__}: {error}{_line(error, function)}"}
+    return _checked(result, count)
+
+
+def _line(error: BaseException, function: Callable[..., Any]) -> str:
+    """The last line of the function's own file that the error came through, in brackets."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    return f" ({Path(own).name}, line {lines[-1]})" if own and lines else ""
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def _accepted(function: Callable[..., Any], inputs: Inputs) -> Inputs:
+    signature = _signature(function)
+    offered = {name: value for name, value in OFFERED.items() if name in signature["takes"]}
+    return offered | {name: value for name, value in inputs.items() if signature["open"] or name in signature["takes"]}
+
+
+def _checked(result: Any, count: int) -> Answer:
+    """What a function returned as a number or None a sample, with the reason for each that it should not have returned."""
+    if hasattr(result, "tolist"):  # an array or a tensor
+        result = result.tolist()
+    if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+        return {"failed": f"type: returned {_kind(result)}; expected a list with a number or None for each completion"}
+    if len(result) != count:
+        return {"failed": f"length: returned {len(result)} rewards for {count} completions"}
+    pairs = [_number(value) for value in result]
+    return {"rewards": [value for value, _ in pairs], "errors": [error for _, error in pairs]}
+
+
+def _number(value: Any) -> tuple[float | None, str | None]:
+    if value is None:
+        return None, None
+    if hasattr(value, "item"):  # a NumPy number or a tensor with one
+        try:
+            value = value.item()
+        except (TypeError, ValueError, RuntimeError):
+            return None, f"type: {_kind(value)} among the rewards; expected a number or None"
+    if not isinstance(value, int | float):
+        return None, f"type: {_kind(value)} among the rewards; expected a number or None"
+    if value != value:
+        return None, "nan: the reward is not a number"
+    if not -LARGEST <= value <= LARGEST:
+        return None, "infinite: the reward is infinite, or beyond what float32 holds"
+    return float(value), None
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"[:80]
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:4]))
