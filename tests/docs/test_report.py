@@ -1,0 +1,13 @@
+"""The page on reports: its picture is there and small. Its commands are run by test_pages.py."""
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_picture_is_there_and_small():
+    (picture,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", (DOCS / "report.md").read_text(encoding="utf-8"))
+    content = (DOCS / picture).read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) < 300_000
