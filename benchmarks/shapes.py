@@ -12,8 +12,9 @@ mx = load_mlx()
 import mlx_bulk.configs  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
+from mlx_bulk.runner.checkpoint import find  # noqa: E402
 from mlx_bulk.runner.fitting import fit  # noqa: E402
-from mlx_bulk.runner.model import find, load  # noqa: E402
+from mlx_bulk.runner.model import load  # noqa: E402
 from mlx_bulk.runner.prefill import Setup, Wanted  # noqa: E402
 from mlx_bulk.runner.records import Scored, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.scorer import Scorer  # noqa: E402

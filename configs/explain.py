@@ -49,8 +49,15 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 def _section_within(field: FieldInfo) -> type[Section] | None:
     """The section that a field's value can be: its own, or the one beside null."""
-    kinds = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+    arguments = () if get_origin(field.annotation) is list else get_args(field.annotation)
+    kinds = [kind for kind in arguments if isinstance(kind, type) and issubclass(kind, Section)]
     return section_of(field) or (kinds[0] if kinds else None)
+
+
+def _section_listed(field: FieldInfo) -> type[Section] | None:
+    """The section that each element of a field's list is."""
+    kinds = get_args(field.annotation) if get_origin(field.annotation) is list else ()
+    return kinds[0] if kinds and isinstance(kinds[0], type) and issubclass(kinds[0], Section) else None
 
 
 def holds_keys(field: FieldInfo) -> bool:
@@ -117,6 +124,10 @@ def _walk(
     names: list[str] = []
     field: FieldInfo | None = None
     for depth, step in enumerate(loc):
+        if isinstance(step, int) and field is not None and (listed := _section_listed(field)):
+            names[-1] += f"[{step}]"
+            model = listed
+            continue
         if model is None or step not in model.model_fields:
             return model, names, field, loc[depth:]
         field = model.model_fields[str(step)]
@@ -129,7 +140,10 @@ def _descend(names: list[str], rest: tuple[int | str, ...], values: object) -> t
     """The key and the value that a location ends in; steps that name a branch of a union lead nowhere and are skipped."""
     key, value = ".".join(names), values
     for name in names:
-        value = value.get(name) if isinstance(value, dict) else None
+        setting, _, index = name.removesuffix("]").partition("[")
+        value = value.get(setting) if isinstance(value, dict) else None
+        if index:
+            value = value[int(index)] if isinstance(value, list) else None
     for step in rest:
         if isinstance(value, dict) and step in value:
             key, value = f"{key}.{step}", value[step]

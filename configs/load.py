@@ -19,7 +19,7 @@ from .explain import Problem, holds_keys, problems, section_of, shown, unknown
 from .fields import Section, nearest
 from .jobs import JOBS
 from .parse import Scalar, Value, parse
-from .schema import JobConfig, names_a_file
+from .schema import GenerateConfig, JobConfig, names_a_file
 from .sweep import SweepConfig
 
 Values = dict[Scalar, Value]
@@ -27,10 +27,10 @@ Checked = TypeVar("Checked", bound=Section)
 
 _DEMO = Path(__file__).parent / "demo"
 _EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
-_LATER_JOBS = ("rollout",)
 _PATHS = (
     *("model.path", "model.adapter", "data.path", "prompt.chat_template"),
     *("score.reference", "score.reference.path", "score.reference.adapter", "output.path"),
+    *("policy.adapter", "policy.watch", "policy.reference"),
 )
 
 
@@ -118,7 +118,7 @@ def _read(path: Path) -> Values:
     if values is None:
         raise ConfigError(f"{path}: empty; expected a job config ({_EXAMPLE})")
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: found {shown(values)}; expected a mapping with {', '.join(JobConfig.model_fields)}")
+        raise ConfigError(f"{path}: found {shown(values)}; expected a mapping with {', '.join(GenerateConfig.model_fields)} ({_EXAMPLE})")
     return values
 
 
@@ -128,8 +128,6 @@ def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfi
     job, source = (given[-1], "--set") if given else (values.get("job"), str(path))
     if job == "eval":
         raise ConfigError(f"{source}: job: found eval, which mlx-bulk run does not run; use mlx-bulk eval {path}")
-    if job in _LATER_JOBS:
-        raise ConfigError(f"{source}: job: found {job}; this version runs {either(JOBS)}; set it to one of them")
     if isinstance(job, str) and job in JOBS:
         return JOBS[job]
     if "job" not in values and not given:
@@ -225,6 +223,13 @@ def _expand_paths(values: Values) -> list[Problem]:
             place[name] = _expand(key, value) if isinstance(value, str) else [_expand(key, item) for item in value]
         except ConfigError as error:
             found.append(Problem(key, str(error)))
+    rewards = values.get("rewards")
+    for index, reward in enumerate(rewards if isinstance(rewards, list) else []):
+        if isinstance(reward, dict) and isinstance(fn := reward.get("fn"), str):
+            try:
+                reward["fn"] = _expand("fn", fn)
+            except ConfigError as error:
+                found.append(Problem(f"rewards[{index}].fn", str(error)))
     return found
 
 

@@ -217,9 +217,19 @@ class JobConfig(Section):
     output: OutputConfig = Field(description="The run directory.")
 
     @property
+    def loaded(self) -> ModelConfig:
+        """The model as it is loaded, with the adapter that a run begins with."""
+        return self.model
+
+    @property
     def reference(self) -> ModelConfig | None:
         """The second model that a job holds the first against; None where it takes one model."""
         return None
+
+    @property
+    def reference_key(self) -> str:
+        """Where it stands in the config."""
+        return "score.reference"
 
 
 class GenerateConfig(JobConfig):

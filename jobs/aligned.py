@@ -47,6 +47,15 @@ def _four_digits(value: float) -> str:
     return f"{value:,.{max(0, digits)}f}" if -3 < digits < 8 else f"{value:.2e}"
 
 
+def counted(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun: ``1 record``, ``2 records``; ``many`` where an s is not enough.
+
+    >>> counted(1, "file"), counted(2000, "file"), counted(2, "policy", "policies")
+    ('1 file', '2,000 files', '2 policies')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def cut(text: str, width: int) -> str:
     """``text`` on one line of at most ``width`` columns; where something is left out stands an ellipsis."""
     text = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))

@@ -6,18 +6,20 @@ Heavy libraries are imported when a command needs them.
 import shutil
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from .edge import LEVELS, one_line_errors, ready, set_log
 
-_FORMATS = ("parquet", "jsonl", "csv", "openai")
+_FORMATS = ("parquet", "jsonl", "csv", "openai", "trl", "verl", "prime-rl", "verifiers")
+_FORMAT_HELP = "openai: lines as in an OpenAI Batch output file; trl, verl, prime-rl, verifiers: rollouts under their names, as Parquet."
 
 
 @click.command()
 @click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.option("--format", "kind", type=click.Choice(_FORMATS), required=True, help="openai: lines as in an OpenAI Batch output file.")
+@click.option("--format", "kind", type=click.Choice(_FORMATS), required=True, help=_FORMAT_HELP)
 @click.option("--to", required=True, metavar="PATH", help="A file, a folder (it is there, or the name ends in /), or hf:owner/name.")
 @click.option("--partial", is_flag=True, help="Exports what is committed of a run that is not complete.")
 @click.option("--overwrite", is_flag=True, help="Replaces what an earlier export left there.")
@@ -27,7 +29,7 @@ def export(run_folder: Path, kind: str, to: str, partial: bool, overwrite: bool,
     """Writes RUN's records in input order for other programs, and prints the sha256 of each file as sha256sum -c reads it."""
     set_log(log_level)
     with one_line_errors():
-        if kind == "openai":
+        if kind in ("openai", "trl"):  # they may need the tokenizer
             ready()
         from .export import exported, exported_as_text
 
@@ -57,7 +59,76 @@ def status(run_folder: Path, as_json: bool, log_level: str) -> None:
 
 
 @click.command()
-@click.argument("job", type=click.Choice(("generate", "score", "sweep")), default="generate")
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--to", type=click.Path(path_type=Path), metavar="PATH", help="A file or a folder.  [default: RUN/report.html]")
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+def report(run_folder: Path, to: Path | None, log_level: str) -> None:
+    """Draws RUN, or a sweep's folder, as one HTML page with plots and samples, while it runs or after, and prints where it lies."""
+    set_log(log_level)
+    with one_line_errors():
+        from .report import report as written
+
+        click.echo(written(run_folder, to))
+
+
+@click.command()
+@click.argument("config", type=click.Path(path_type=Path))
+@click.option("--model", help="Short for --set model.path=…")
+@click.option("--data", help="Short for --set data.path=…")
+@click.option("--output", help="Short for --set output.path=…")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Overrides a key, for example sampling.n=4. Repeatable.")
+@click.option(
+    "--calibrate", is_flag=True, help="Loads the model and times some of the rows, some 20 seconds: hours, tokens/s, finish time."
+)
+@click.option("--json", "as_json", is_flag=True, help="Prints one JSON object in place of text.")
+@click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+def plan(
+    config: Path,
+    model: str | None,
+    data: str | None,
+    output: str | None,
+    overrides: tuple[str, ...],
+    calibrate: bool,
+    as_json: bool,
+    log_level: str,
+) -> None:
+    """Shows what a run of CONFIG would have to do and what it takes: rows, tokens, memory, disk. Writes nothing, loads no weights."""
+    set_log(log_level)
+    paths = {key: value for key, value in (("model.path", model), ("data.path", data), ("output.path", output)) if value is not None}
+    with one_line_errors():
+        try:
+            code, said = _plan(config, overrides, paths, calibrate, as_json)
+        except KeyboardInterrupt:
+            click.echo("mlx-bulk: interrupted; nothing was written", err=True)
+            sys.exit(128 + signal.SIGINT)
+        click.echo(said)
+    sys.exit(code)
+
+
+def _plan(config: Path, overrides: Sequence[str], paths: dict[str, str], calibrate: bool, as_json: bool) -> tuple[int, str]:
+    """The exit code and the text of a plan."""
+    from ..configs.cells import cells
+    from ..configs.load import load
+    from ..configs.sweep import SweepConfig
+
+    loaded = load(config, overrides, paths)
+    swept = cells(loaded, str(config)) if isinstance(loaded, SweepConfig) else []
+    ready()
+    from ..runner.loaded import Models
+    from .kinds import KINDS
+    from .plan import planned
+    from .plan_sweep import planned_sweep, sweep_as_json, sweep_as_text, sweep_exit_code
+    from .plan_text import plan_as_json, plan_as_text
+
+    if isinstance(loaded, SweepConfig):
+        found = planned_sweep(swept, KINDS, calibrate)
+        return sweep_exit_code(found), sweep_as_json(found) if as_json else sweep_as_text(found)
+    made = planned(loaded, KINDS[loaded.job], Models() if calibrate else None)
+    return 0, plan_as_json(made) if as_json else plan_as_text(made, shutil.get_terminal_size((100, 0)).columns)
+
+
+@click.command()
+@click.argument("job", type=click.Choice(("generate", "score", "rollout", "sweep")), default="generate")
 def init(job: str) -> None:
     """Prints a config of a JOB (generate where none is said) with all settings, explained, which runs as it is: save it, and run it."""
     from .init import config_text
@@ -65,4 +136,4 @@ def init(job: str) -> None:
     click.echo(config_text(job), nl=False)
 
 
-COMMANDS = (export, status, init)
+COMMANDS = (plan, report, export, status, init)

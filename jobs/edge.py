@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 
@@ -26,13 +26,19 @@ def one_line_errors() -> Generator[None]:
         yield
     except BulkError as error:
         log.debug("the error below came from here:", exc_info=error)
-        click.echo(f"mlx-bulk: {error}", err=True)
+        tell(f"mlx-bulk: {error}")
         sys.exit(error.exit_code)
     except Exception as error:  # a fault of ours, or of a library: still one line, and nothing finished is lost
         log.debug("the error below came from here:", exc_info=error)
         found = visible(f"{type(error).__name__}: {error}")
-        click.echo(f"mlx-bulk: {found} (finished rows are safe; --log-level debug shows where)", err=True)
+        tell(f"mlx-bulk: {found} (finished rows are safe; --log-level debug shows where)")
         sys.exit(BulkError.exit_code)
+
+
+def tell(text: str) -> None:
+    """Says ``text`` on stderr; where nobody reads it any more, what is done is done all the same."""
+    with suppress(OSError):
+        click.echo(text, err=True)
 
 
 def ready() -> None:

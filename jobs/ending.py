@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from .aligned import counted
+
 if TYPE_CHECKING:
     from ..runner.summary import Summary
 
@@ -25,15 +27,17 @@ def ending(summary: "Summary", command: str) -> str:
 def last_line(summary: "Summary", command: str) -> str:
     """What the run has come to: rows, tokens, speed, and where it lies; ``command`` continues it, if it was stopped."""
     errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
+    errors += f", {counted(summary.dropped, 'group')} dropped" if summary.dropped else ""
+    errors += f", {counted(summary.refused, 'policy', 'policies')} refused" if summary.refused else ""
     if summary.of and not summary.worked:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
-    counted = f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated"
+    work = f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated"
     if summary.job == "score":
-        tokens, counted = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
+        tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
     rate = tokens / summary.seconds if summary.seconds else 0.0
     state = "complete" if summary.complete else f"stopped; {command} continues"
     return (
         f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
-        f"{counted} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
+        f"{work} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
     )

@@ -7,8 +7,9 @@ from ..configs.visible import visible
 from .export_files import export_files
 from .export_source import Exported, Source
 from .table_files import WRITERS
+from .trainer_columns import TRAINERS
 
-FORMATS = (*WRITERS, "openai")
+FORMATS = (*WRITERS, "openai", *TRAINERS)
 
 _HUB = "hf:"
 

@@ -13,16 +13,18 @@ from typing import BinaryIO
 import pyarrow as pa
 
 from ..configs.errors import BulkError, ConfigError
+from ..configs.rollout import RolloutConfig
 from ..configs.schema import GenerateConfig
 from ..runner.durable import replacing, sha256
 from ..runner.errors import OutOfRoom
 from ..runner.parts import read_errors, read_results
 from .export_source import Exported, Source, opened, told
-from .table_files import WRITERS, Notes
+from .table_files import WRITERS, Notes, write_parquet
+from .trainer_columns import TRAINERS, Mapped
 
 SUMS = "SHA256SUMS"
 
-_ENDINGS = {"openai": "jsonl"}
+_ENDINGS = {"openai": "jsonl", **dict.fromkeys(TRAINERS, "parquet")}
 
 
 def export_files(source: Source, kind: str, to: str, *, overwrite: bool) -> Exported:
@@ -36,19 +38,24 @@ def export_files(source: Source, kind: str, to: str, *, overwrite: bool) -> Expo
     target, ending = Path(to), _ENDINGS.get(kind, kind)
     results, errors, sums = (target / f"results.{ending}", target / f"errors.{ending}", target / SUMS) if folder else (target, None, None)
     _require_place(source, to, [path for path in (results, errors, sums) if path is not None], overwrite)
-    write = _openai(source) if kind == "openai" else _table(kind, source, read_results(source.run), source.records)
+    if kind == "openai":
+        write = _openai(source)
+    elif kind in TRAINERS:
+        write = _trainer(kind, source)
+    else:
+        write = _table(kind, source, read_results(source.run), source.records)
     done = Exported(to, source.records)
     failures = errors if source.errors and kind in WRITERS else None
     with _said(to):
-        results.parent.mkdir(parents=True, exist_ok=True)
+        _real(results).parent.mkdir(parents=True, exist_ok=True)
         for old in (sums, errors):  # what an earlier export left would not fit the new results
             if old is not None:
-                old.unlink(missing_ok=True)
+                _real(old).unlink(missing_ok=True)
         _write(done, results, write)
         if failures is not None:
             _write(done, failures, _table(kind, source, read_errors(source.run), source.errors))
         if sums is not None:
-            with replacing(sums) as file:
+            with replacing(_real(sums)) as file:
                 file.writelines(f"{digest}  {Path(path).name}\n".encode() for digest, path in done.files)
     if failures is not None or kind == "openai":
         done.failures = source.errors
@@ -77,20 +84,56 @@ def _openai(source: Source) -> Callable[[BinaryIO], Notes]:
     return write
 
 
+def _trainer(kind: str, source: Source) -> Callable[[BinaryIO], Notes]:
+    mapped = Mapped(kind, _eos(source) if kind == "trl" else None)
+    schema, shown = opened(mapped.batches(read_results(source.run)), source.records, source.run)
+
+    def write(file: BinaryIO) -> Notes:
+        notes = write_parquet(file, schema, shown)
+        if mapped.appended:
+            notes.append(f"completions that a stop string or id ended, with an EOS behind them that is not trained on: {mapped.appended:,}")
+        return notes
+
+    return write
+
+
+def _eos(source: Source) -> int | None:
+    """The id that is put behind completions which something else than EOS ended; None where nothing else can have."""
+    from ..runner.run_tokenizer import tokenizer_of
+
+    config = RolloutConfig.model_validate(source.stored["config"])
+    sampling = config.sampling
+    if not (sampling.stop or sampling.stop_token_ids or {"stop", "stop_token_ids"} & sampling.columns.keys()):
+        return None
+    return next(iter(tokenizer_of(config, source.stored).eos), None)
+
+
 def _write(done: Exported, path: Path, write: Callable[[BinaryIO], Notes]) -> None:
-    with replacing(path) as file:
+    with replacing(_real(path)) as file:
         done.notes += write(file)
     done.files.append((sha256(path), str(path)))
 
 
+def _real(path: Path) -> Path:
+    """Where the file lies: a link that is there stays, and what it leads to is replaced."""
+    return Path(os.path.realpath(path))
+
+
 def _require_format(source: Source, kind: str) -> None:
-    if kind == "openai" and source.job != "generate":
-        raise ConfigError(f"--format openai: holds completions, and this is a run of job: {source.job}; use one of {', '.join(WRITERS)}")
+    special = {"generate": ("openai",), "rollout": TRAINERS}
+    if any(kind in formats for job, formats in special.items() if job != source.job):
+        holds = "completions" if kind == "openai" else "rollouts"
+        fit = ", ".join([*WRITERS, *special.get(source.job, ())])
+        raise ConfigError(f"--format {kind}: holds {holds}, and this is a run of job: {source.job}; use one of {fit}")
 
 
 def _require_place(source: Source, to: str, paths: list[Path], overwrite: bool) -> None:
-    if Path(to).resolve().is_relative_to(source.run.resolve()):
+    if to == "-":
+        raise ConfigError("--to -: an export appears whole or not at all, which a stream cannot; name a file (./- is one of that name)")
+    if any(_real(path).is_relative_to(source.run.resolve()) for path in (Path(to), *paths)):
         raise ConfigError(f"--to {to}: lies in the run directory, which holds the run's own files alone; choose another place")
+    if other := [path for path in paths if path.exists() and not path.is_file()]:
+        raise ConfigError(f"--to {to}: {other[0]} is there and is no regular file (a folder, a device, a pipe); name another file")
     if not overwrite and (there := [path for path in paths if path.exists()]):
         raise ConfigError(f"--to {to}: {there[0]} is there already; --overwrite replaces it")
 

@@ -14,10 +14,12 @@ from tqdm import tqdm
 
 from ..configs.errors import ConfigError
 from ..runner.commits import read_commits
-from ..runner.drift import covered_rows
+from ..runner.drift import total_rows
+from ..runner.dropped import committed_drops
 from ..runner.errors import RunDirError
 from ..runner.paths import RunPaths
-from .stored import stored_run
+from .aligned import counted
+from .stored import notes_on, stored_run
 from .table_files import Notes
 
 _Item = TypeVar("_Item")
@@ -36,7 +38,10 @@ class Exported:
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """A run to be exported. stored: its run.json; rows: resolved and committed ones; of: those of the input."""
+    """A run to be exported. stored: its run.json; rows: resolved and committed ones; of: those of the input.
+
+    errors: what stands in errors/; dropped: the groups among it that were left out on purpose.
+    """
 
     run: Path
     stored: dict[str, Any]
@@ -45,6 +50,7 @@ class Source:
     of: int
     records: int
     errors: int
+    dropped: int
 
     @classmethod
     def at(cls, run: Path, *, partial: bool) -> Self:
@@ -54,7 +60,9 @@ class Source:
         """
         stored, log = stored_run(run), read_commits(RunPaths(run))
         rows, records, errors = (sum(getattr(commit, name) for commit in log.commits.values()) for name in ("rows", "records", "errors"))
-        source = cls(run, stored, log.closing is not None, rows, covered_rows(stored["inputs"]), records, errors)
+        of = total_rows(stored)
+        left_out = committed_drops(RunPaths(run)) if errors and stored["config"]["job"] == "rollout" else 0
+        source = cls(run, stored, log.is_complete(of), rows, of, records, errors, left_out)
         if not source.complete and not partial:
             raise ConfigError(
                 f"{run}: is not complete: {rows:,} of {source.of:,} rows are committed. Finish it with the command that started it, "
@@ -69,11 +77,13 @@ class Source:
 
     def notes(self, *, with_errors: bool) -> Notes:
         """What is said of any export of the run; ``with_errors``: its failures are in it."""
-        notes: Notes = []
+        notes: Notes = [*notes_on(self.run)]
         if not self.complete:
             notes.append(f"the run is not complete: {self.rows:,} of {self.of:,} rows are committed; the others are missing here")
-        if self.errors and not with_errors:
-            notes.append(f"not in it: {self.errors:,} quarantined in errors/")
+        if self.errors > self.dropped and not with_errors:
+            notes.append(f"not in it: {self.errors - self.dropped:,} quarantined in errors/")
+        if self.dropped and not with_errors:
+            notes.append(f"not in it: {counted(self.dropped, 'group')} dropped by the config, which errors/ names")
         return notes
 
 

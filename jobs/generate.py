@@ -21,11 +21,11 @@ from ..configs.schema import GenerateConfig, SamplingConfig
 from ..runner.columns import lookup, require_column
 from ..runner.engine import Engine
 from ..runner.errors import RowError
-from ..runner.job import Parts
+from ..runner.job import Grouping, Parts
 from ..runner.prefill import Setup, Wanted
 from ..runner.prompts import Columns, Rendered, compile_prompt
 from ..runner.record_batch import LEADING_NULL
-from ..runner.records import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
+from ..runner.records import Generate, Generated, Ids, Outcome, Prompt, Request, Row, Sample, Sampling
 from ..runner.stop_strings import cut
 from .completions import statistics
 from .prompting import encode_prompt, require_chat_template, require_known, require_top
@@ -67,13 +67,19 @@ class GenerateJob:
         return self.parts.config
 
     @cached_property
-    def _render(self) -> Callable[[Columns], Rendered]:
+    def render(self) -> Callable[[Columns], Rendered]:
+        """A row's columns to its prompt."""
         return compile_prompt(self.config.prompt, self.parts.columns)
 
     def engine(self, setup: Setup, reference: Setup | None) -> Engine:
         """The engine that decodes; a generation job has no reference model."""
         assert reference is None
         return Engine(setup, self.parts.eos, self.parts.tokenizer.stopper)
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """None: each outcome is a record by itself."""
+        return None
 
     def closing(self, statistics: pa.Table) -> str:
         """Nothing: the last line says it all."""
@@ -94,11 +100,12 @@ class GenerateJob:
 
     def requests(self, row: Row) -> list[Request]:
         """One request a row, with all its samples. Raises RowError."""
-        prompt = encode_prompt(self._render(row.columns), self.parts.tokenizer)
+        prompt = encode_prompt(self.render(row.columns), self.parts.tokenizer)
         require_known(prompt.ids, self.parts.vocabulary, "the prompt")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
-        keys = (seed + s if seed is not None else seed_of(self.config.sampling.seed, row.key, s) for s in range(n))
+        around, config = row.round, self.config.sampling
+        keys = (seed + around * n + s if seed is not None else seed_of(config.seed, row.key, s, around) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(keys))
         return [Request(row.position, prompt, Generate(sampling, samples))]
 
@@ -109,7 +116,7 @@ class GenerateJob:
             return self._shared, config.n, None
         given = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
         try:
-            merged = SamplingConfig.model_validate(config.model_dump() | {name: _typed(name, value) for name, value in given.items()})
+            merged = type(config).model_validate(config.model_dump() | {name: _typed(name, value) for name, value in given.items()})
         except ValidationError as error:
             raise RowError("sampling", _refused(error.errors()[0], columns, given)) from error
         if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.parts.vocabulary]:
@@ -153,6 +160,10 @@ class GenerateJob:
     @cached_property
     def schema(self) -> pa.Schema:
         """The contract's columns, those that this config fills."""
+        return pa.schema(self.fields())
+
+    def fields(self) -> list[pa.Field]:
+        """The columns of a completion."""
         logprobs = self.config.logprobs
         fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
         fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
@@ -161,34 +172,34 @@ class GenerateJob:
         fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
         if logprobs.tokens:
             fields += [("logprobs", FLOATS)]
-        if self._differs:
+        if self.differs:
             fields += [("sampled_logprobs", FLOATS)]
         fields += _figures("", logprobs.top, logprobs.stats) if logprobs.tokens else []
         fields += [("text_offset", INTS), ("prompt_text_offset", INTS)]
         fields += [("cumulative_logprob", pa.float64()), ("seed", pa.uint64())]
         echo = [("prompt_logprobs", FLOATS), *_figures("prompt_", logprobs.top, logprobs.stats)] if logprobs.prompt else []
-        return pa.schema([*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)])
+        return [*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)]
 
     @property
-    def _differs(self) -> bool:
+    def differs(self) -> bool:
         """True when the distribution sampled from can be another than the model's own."""
         return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """A finished completion as the schema's columns."""
         assert isinstance(outcome, Generated), "only finished completions become records"
-        sampling, prompt, scores = request.work.sampling, request.prompt, outcome.scores
-        text, offsets = self.parts.tokenizer.decode(outcome.ids), self.parts.tokenizer.offsets(outcome.ids)
-        by_id = outcome.finish_reason == "stop" and (outcome.stop_reason is None or outcome.ids[-1] in sampling.stop_token_ids)
-        if by_id and not sampling.include_stop:
-            text = text[: offsets[-1]]
-        least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
+        everything = self.values(row, request, outcome)
+        return {name: everything[name] for name in self.schema.names}
+
+    def values(self, row: Row, request: Request, outcome: Generated) -> dict[str, Any]:
+        """All that is known of a completion, by the names of columns."""
+        prompt, scores, offsets = request.prompt, outcome.scores, self.parts.tokenizer.offsets(outcome.ids)
         everything: dict[str, Any] = {
             "row": row.position,
             "key": row.key,
             "sample": outcome.sample.index,
             "prompt": prompt.text,
-            "completion": text if by_id else cut(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least),
+            "completion": self.completion(request, outcome, offsets),
             "finish_reason": outcome.finish_reason,
             "stop_reason": outcome.stop_reason,
             "truncated": outcome.finish_reason == "length",
@@ -207,7 +218,16 @@ class GenerateJob:
         for name in scores.__slots__:
             everything[name] = getattr(scores, name)
             everything[f"prompt_{name}"] = getattr(outcome.echo, name) if outcome.echo is not None else None
-        return {name: everything[name] for name in self.schema.names}
+        return everything
+
+    def completion(self, request: Request, outcome: Generated, offsets: Ids) -> str:
+        """The text of a completion, without what ended it; offsets: [N], the code points at which its tokens start."""
+        sampling, text = request.work.sampling, self.parts.tokenizer.decode(outcome.ids)
+        by_id = outcome.finish_reason == "stop" and (outcome.stop_reason is None or outcome.ids[-1] in sampling.stop_token_ids)
+        if by_id:
+            return text if sampling.include_stop else text[: offsets[-1]]
+        least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
+        return cut(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least)
 
     # ---------------------------------------------------------------------------------------- records -> statistics
 

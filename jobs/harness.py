@@ -167,16 +167,16 @@ class BulkLM(TemplateLM):
         arguments: list[Any] = [request.args for request in requests]  # (context, generation_kwargs)
         asked = [self._continuation(*pair) for pair in arguments]
         before: Counter[str] = Counter()
-        todo: list[Request] = []
+        ours: list[Request] = []
         for row, ((context, _), wanted) in enumerate(zip(arguments, asked, strict=True)):
             ids = np.array(wanted.ids, np.int32)
             sample = Sample(0, seed_of(self._opened.seed, context, before[context]))  # a task's repeats are samples of their own
             before[context] += 1
-            todo.append(Request(row, Prompt(context, ids, np.zeros_like(ids)), Generate(wanted.sampling, (sample,))))
+            ours.append(Request(row, Prompt(context, ids, np.zeros_like(ids)), Generate(wanted.sampling, (sample,))))
         found = [""] * len(requests)
         engine = Engine(replace(self._opened.setup, wanted=Wanted()), self._opened.eos, self._opened.tokenizer.stopper)
-        with tqdm(total=len(todo), disable=disable_tqdm or None, desc="Running generate_until requests") as bar:
-            for outcome in engine.run(self._windows(todo)):
+        with tqdm(total=len(ours), disable=disable_tqdm or None, desc="Running generate_until requests") as bar:
+            for outcome in engine.run(self._windows(ours)):
                 bar.update()
                 found[outcome.row] = text = self._text(outcome, asked[outcome.row].until)
                 self.cache_hook.add_partial("generate_until", arguments[outcome.row], text)

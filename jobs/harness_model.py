@@ -19,9 +19,10 @@ from ..configs.explain import problems, shown
 from ..configs.fields import Section, nearest
 from ..configs.schema import BatchConfig
 from ..kernels import backend
+from ..runner.checkpoint import Checkpoint, find
 from ..runner.errors import ModelError
 from ..runner.fitting import fit, row_check
-from ..runner.model import Checkpoint, find, load
+from ..runner.model import load
 from ..runner.prefill import Setup, Wanted
 from ..runner.records import AnyRequest
 from ..runner.tokenizer import Tokenizer

@@ -31,11 +31,12 @@ class Point:
 class Session:
     """One start. ended: when, None where the process died or is at work; how: complete, stopped, or the error's class.
 
-    rows, errors: the run's at the end.
+    words: of its command line behind ``mlx-bulk``, none where nobody noted them. rows, errors: the run's at the end.
     """
 
     started: datetime
     pid: int
+    words: tuple[str, ...] = ()
     ended: datetime | None = None
     how: str = ""
     message: str = ""
@@ -102,7 +103,7 @@ def history(paths: RunPaths) -> History:
     sessions: list[Session] = []
     for line in read_lines(paths.sessions):
         if line["event"] == "start":
-            sessions.append(Session(datetime.fromisoformat(line["time"]), line["pid"]))
+            sessions.append(Session(datetime.fromisoformat(line["time"]), line["pid"], tuple(line.get("words", ()))))
         elif line["event"] == "end" and sessions:
             _end(sessions[-1], line)
     starts = [session.started for session in sessions]

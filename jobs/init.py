@@ -19,7 +19,10 @@ from ..configs.fields import Section
 from ..configs.jobs import JOBS
 
 _WIDTH = 88
-_ORDER = ("job", "base", "model", "data", "prompt", "sampling", "score", "matrix", "include", "exclude", "logprobs", "batch", "on_error")
+_ORDER = (
+    *("job", "base", "model", "data", "prompt", "sampling", "score", "rewards", "advantages", "drop_degenerate", "policy", "rounds"),
+    *("matrix", "include", "exclude", "logprobs", "batch", "on_error"),
+)
 
 Values = dict[str, Any]
 
@@ -43,6 +46,16 @@ EXAMPLES: dict[str, tuple[str, Values]] = {
             "output": {"path": "outputs/score"},
         },
     ),
+    "rollout": (
+        "Four answers to each of 20 questions as training data, with a reward and an advantage for each.",
+        {
+            **_QUESTIONS,
+            "prompt": {"user": "{{ question }}"},
+            "sampling": {"n": 4, "max_tokens": 32},
+            "rewards": [{"fn": "last_number", "args": {"column": "answer"}}],
+            "output": {"path": "outputs/rollout"},
+        },
+    ),
     "sweep": (
         "20 questions, answered at two temperatures in two wordings: four runs, and one table of them.",
         {
@@ -58,10 +71,11 @@ def config_text(job: str) -> str:
     """The config of a ``job`` of EXAMPLES, as YAML with comments."""
     what, values = EXAMPLES[job]
     schema = Path(str(files("mlx_bulk.configs") / "schema.json"))
-    others = " and ".join(f"mlx-bulk init {other}" for other in EXAMPLES if other != job)
+    others = " | ".join(other for other in EXAMPLES if other != job)
     head = [
         f"# yaml-language-server: $schema={schema.as_uri()}",
-        *_comment(f"{what} Every setting is here, as it is by default or as this example needs it ({others} print others).", ""),
+        *_comment(f"{what} Every setting is here, as it is by default or as this example needs it.", ""),
+        f"# Other jobs: mlx-bulk init {others}",
         "# It runs as it is: mlx-bulk run FILE",
     ]
     return "\n".join([*head, *_section(JOBS[job], {"job": job, **values}, "")]) + "\n"

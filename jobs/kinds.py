@@ -2,6 +2,7 @@
 
 from ..runner.job import Kind
 from .generate import GenerateJob
+from .rollout import RolloutJob
 from .score import ScoreJob
 
-KINDS: dict[str, Kind] = {"generate": GenerateJob, "score": ScoreJob}
+KINDS: dict[str, Kind] = {"generate": GenerateJob, "score": ScoreJob, "rollout": RolloutJob}

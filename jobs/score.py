@@ -236,6 +236,11 @@ class ScoreJob:
         """Sums, counts and what follows from them, over all records and for each group."""
         return statistics(run, self.config, self._prefix[0], self._bos_every_window, self._context)
 
+    @property
+    def grouping(self) -> None:
+        """None: each outcome is a record by itself."""
+        return None
+
     def closing(self, statistics: pa.Table) -> str:
         """The statistics as a table for the terminal."""
         return closing(statistics)

@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from ..runner import journal
 from ..runner.commits import CommitLog, read_commits
-from ..runner.drift import covered_rows
+from ..runner.drift import total_rows
 from ..runner.durable import damaged_lines
 from ..runner.errors import RunDirError
 from ..runner.locking import Holder, holder
-from ..runner.parts import read_errors
+from ..runner.parts import DROP, read_errors
 from ..runner.paths import RunPaths
+from ..runner.refused import refused
 from .history import History, Session, history
 from .stored import stored_run
 
@@ -50,8 +51,8 @@ class Status:
     """A run as it stands. config: the job's settings as run.json has them, cwd: where it was started; None where that is damaged.
 
     rows: resolved ones, of ``of`` (None where run.json is damaged), committed ones among them; records, errors: likewise, those
-    that are not committed yet counted in with the errors. seconds_left: by the speed of the last ten minutes. alive: the last
-    sign of life. notes: files that are damaged, and a retry that is not finished.
+    that are not committed yet counted in with the errors. refused: policies that could not be loaded. seconds_left: by the speed
+    of the last ten minutes. alive: the last sign of life. notes: files that are damaged, and a retry that is not finished.
     """
 
     run: Path
@@ -65,10 +66,16 @@ class Status:
     records: int
     errors: int
     kinds: list[ErrorKind]
+    refused: int
     history: History
     alive: datetime | None
     seconds_left: float | None
     notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def dropped(self) -> int:
+        """Groups among the errors that were left out on purpose, as far as ``kinds`` tells them apart."""
+        return min(self.errors, sum(kind.count for kind in self.kinds if kind.stage == DROP))
 
     @property
     def last(self) -> Session | None:
@@ -81,14 +88,16 @@ def status(run: Path) -> Status:
     paths, notes = RunPaths(run), list[str]()
     working, log, past = holder(run), read_commits(paths), history(paths)
     stored = _stored(paths, working is not None, notes)
-    for path in (paths.commits, paths.sessions, paths.metrics):
+    for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
         if damaged := damaged_lines(path):
             notes.append(f"{path.name}: {len(damaged):,} lines are damaged and left out here; the next start sets them aside")
+    if paths.doomed.exists():
+        notes.append("what lies here is an older run, which --overwrite is to remove; the next start does that")
     if log.retries:
         notes.append(f"the errors of {len(log.retries):,} shards are to be done again, as --retry-errors asked; any start does that")
-    state = _state(working, log, past)
+    of = None if stored is None else total_rows(stored)
+    state = _state(working, log, of, past)
     rows, errors = _resolved(state, log, past)
-    of = None if stored is None else covered_rows(stored["inputs"])
     return Status(
         run,
         state,
@@ -101,6 +110,7 @@ def status(run: Path) -> Status:
         sum(commit.records for commit in log.commits.values()),
         errors,
         _kinds(paths, log, notes),
+        refused(paths),
         past,
         _alive(paths, past),
         _seconds_left(state, None if of is None else of - rows, past),
@@ -120,12 +130,12 @@ def _stored(paths: RunPaths, working: bool, notes: list[str]) -> dict[str, Any] 
         return None
 
 
-def _state(working: Holder | None, log: CommitLog, past: History) -> State:
+def _state(working: Holder | None, log: CommitLog, of: int | None, past: History) -> State:
     last = past.sessions[-1] if past.sessions else None
     if working is not None:
         begun = last is not None and (working.pid is None or (last.pid == working.pid and last.ended is None))
         return "running" if begun else "starting"
-    if log.closing is not None:
+    if log.closing is not None if of is None else log.is_complete(of):
         return "complete"
     if last is None:
         return "killed" if log.commits else "not begun"

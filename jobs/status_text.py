@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.visible import visible
-from .aligned import cut, width_of
+from ..runner.pace import duration
+from ..runner.parts import DROP
+from .aligned import counted, cut, width_of
 from .history import TOKENS
 from .status import ErrorKind, Status
 
@@ -35,7 +37,7 @@ def status_as_text(found: Status, width: int) -> str:
     lines: list[str] = []
     for label, text in _lines(found):
         clean = visible(" ".join(text.split()))
-        pieces = _folded(clean, max(30, width - _LABEL)) if label != "continue" else [clean]
+        pieces = folded(clean, max(30, width - _LABEL)) if label != "continue" else [clean]
         lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
     return "\n".join(lines)
 
@@ -52,11 +54,13 @@ def status_as_json(found: Status) -> str:
         "of": found.of,
         "rows_committed": found.committed,
         "records": found.records,
-        "errors": found.errors,
+        "errors": found.errors - found.dropped,
+        "dropped": found.dropped,
         "errors_by_class": [
             {"stage": kind.stage, "error": kind.error, "count": kind.count, "row": kind.row, "key": kind.key, "message": kind.message}
             for kind in found.kinds
         ],
+        "policies_refused": found.refused,
         "starts": len(found.history.sessions),
         "started": None if not found.history.sessions else found.history.sessions[0].started.isoformat(),
         "alive": None if found.alive is None else found.alive.isoformat(),
@@ -72,7 +76,7 @@ def status_as_json(found: Status) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
-def _folded(text: str, width: int) -> list[str]:
+def folded(text: str, width: int) -> list[str]:
     """The text on lines of at most ``width`` columns, broken between words, and within one that is longer; the rest is cut off."""
     lines = [""]
     for word in text.split(" "):
@@ -96,21 +100,13 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] if top else _BARS[0] for value in values)
 
 
-def duration(seconds: float) -> str:
-    """A length of time in its two largest units: "3 d 4 h", "2 h 5 min", "40 s"."""
-    days, rest = divmod(round(seconds), 86_400)
-    hours, rest = divmod(rest, 3_600)
-    minutes, rest = divmod(rest, 60)
-    units = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    first = next((at for at, (value, _) in enumerate(units) if value), len(units) - 1)
-    return " ".join(f"{value} {unit}" for value, unit in units[first : first + 2] if value or len(units) == first + 1)
-
-
 def _lines(found: Status) -> Iterator[tuple[str, str]]:
     yield "run", f"{found.run}" + (f" ({found.config['job']} with {found.config['model']['path']})" if found.config else "")
     yield "state", _state(found)
     yield "rows", _rows(found)
     yield from _errors(found)
+    if found.refused:
+        yield "policies", f"{found.refused:,} refused; policies/events.jsonl says why"
     yield from _speed(found)
     if (left := found.seconds_left) is not None and found.of is not None and found.rows < found.of:
         at = f", until {_clock(datetime.now(UTC).timestamp() + left)}" if found.state == "running" else " at the speed it had"
@@ -120,7 +116,8 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
         yield "" if number else "note", note
     if (command := _command(found)) is not None:
         yield "continue", command
-        yield "", "CONFIG is the file that the run was started with; say --set and --model again"
+        if found.last is None or not found.last.words:
+            yield "", "CONFIG is the file that the run was started with; say --set and --model again"
 
 
 def _state(found: Status) -> str:
@@ -155,14 +152,16 @@ def _percent(share: float) -> str:
 
 
 def _errors(found: Status) -> Iterator[tuple[str, str]]:
-    if not found.errors and not found.kinds:
-        yield "errors", "none"
-        return
-    yield "errors", f"{found.errors:,} quarantined"
-    for kind in found.kinds[:_KINDS]:
+    quarantined = [kind for kind in found.kinds if kind.stage != DROP]
+    errors = found.errors - found.dropped
+    yield "errors", f"{errors:,} quarantined" if errors or quarantined else "none"
+    for kind in quarantined[:_KINDS]:
         yield "", f"{kind.count:,} {kind.stage} ({kind.error}), first {_place(kind)}: {kind.message}"
-    if others := sum(kind.count for kind in found.kinds[_KINDS:]):
-        yield "", f"{others:,} of {len(found.kinds) - _KINDS:,} other kinds"
+    if others := sum(kind.count for kind in quarantined[_KINDS:]):
+        yield "", f"{others:,} of {len(quarantined) - _KINDS:,} other kinds"
+    if found.dropped:
+        kinds = ", ".join(f"{kind.count:,} {kind.error}" for kind in found.kinds if kind.stage == DROP)
+        yield "dropped", f"{counted(found.dropped, 'group')}: {kinds}; by the config, so they are no errors"
 
 
 def _place(kind: ErrorKind) -> str:
@@ -187,13 +186,25 @@ def _speed(found: Status) -> Iterator[tuple[str, str]]:
 
 
 def _command(found: Status) -> str | None:
-    """What continues the run; the config's file is not known, only what it said."""
+    """What continues the run: the command of its last start, or where that is not known what can be said of it."""
     if found.state in ("running", "starting", "complete"):
         return None
     if found.config is None or found.cwd is None:
         return "the command that started it"
     there = "" if Path.cwd() == Path(found.cwd) else f"cd {shlex.quote(found.cwd)} && "
+    if found.last is not None and found.last.words:
+        return f"{there}mlx-bulk {shlex.join(_continuing(found.last.words))}"
     return f"{there}mlx-bulk run CONFIG --output {shlex.quote(found.config['output']['path'])}"
+
+
+def _continuing(words: Sequence[str]) -> Iterator[str]:
+    """The words of a start without what has had its effect: the run begun anew, its errors to be retried, what was vouched for."""
+    left = iter(words)
+    for word in left:
+        if word == "--adopt":
+            next(left, None)
+        elif word not in ("--overwrite", "--retry-errors") and not word.startswith("--adopt="):
+            yield word
 
 
 def _clock_of(time: str) -> str:

@@ -4,6 +4,7 @@ Python runs a handler only when the main thread is back from the model's step. S
 written to the moment a signal comes; when the step takes too long, it saves what is finished and ends the process. Knows no run.
 """
 
+import logging
 import os
 import select
 import signal
@@ -15,6 +16,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import click
+
+log = logging.getLogger("mlx_bulk")
 
 GRACE_SECONDS = 3.0  # for the step to end and the run to save by itself
 SAVE_SECONDS = 1.2  # for what is finished to be saved beside a step that does not end
@@ -30,8 +33,8 @@ class Stop:
     on disk stays right).
 
     Before the first step there is nothing to save: reading the input or loading the model is broken off. The process ends within
-    5 seconds in any case. ``told`` is called with each signal; ``command`` is the one that continues the run. Does nothing
-    outside the main thread.
+    5 seconds in any case. After ``finished`` there is nothing to save either, and the run's own code is returned. ``told`` is called
+    with each signal; ``command`` is the one that continues the run. Does nothing outside the main thread.
     """
 
     def __init__(self, told: Callable[[int], None] = lambda number: None, command: str = "the same command") -> None:
@@ -39,6 +42,7 @@ class Stop:
         self._command = command
         self._told = told
         self._stepping = False
+        self._finished: int | None = None
         self._asked = threading.Event()
         self._taken = threading.Event()  # the main thread has seen the signal
         self._ended = threading.Event()
@@ -52,6 +56,10 @@ class Stop:
         """True once a signal has come; who asks for the first time is about to take a step."""
         self._stepping = True
         return self._asked.is_set()
+
+    def finished(self, code: int) -> None:
+        """The run is complete and returns ``code``, whatever comes: a first signal breaks off what is still said of it."""
+        self._stepping, self._finished = False, code
 
     @contextmanager
     def saving(self, save: Callable[[], bool]) -> Generator[None]:
@@ -112,11 +120,11 @@ class Stop:
         self._taken.wait(WORD_SECONDS)
         # Two that are sent at once are written in either order: the lower number goes first, as with Python's handlers.
         come = sorted(number for number in (first, self._next_signal(0.0)) if number is not None)
-        if self._stepping:
+        if self._stepping and log.isEnabledFor(logging.WARNING):  # not with --quiet
             _say(f"{signal.Signals(come[0]).name}: finishing this step and saving (again: stop at once)")
         second = come[1] if len(come) > 1 else self._next_signal(deadline)
         if second is not None:
-            os._exit(128 + second)
+            os._exit(128 + second if self._finished is None else self._finished)
         if not self._ended.is_set():
             self._end(first)
 
@@ -138,6 +146,9 @@ class Stop:
         if self._ended.is_set():
             return
         name = signal.Signals(number).name
+        if self._finished is not None:
+            _say(f"{name}: the run is complete; its report takes too long and is left out (mlx-bulk report writes it)")
+            os._exit(self._finished)
         if not self._stepping:
             text = interrupted(self._command)
         elif saved:

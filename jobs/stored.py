@@ -30,6 +30,13 @@ def stored_run(path: Path) -> dict[str, Any]:
     raise RunDirError(f"{path}: is not a run directory: {reason}; expected the output folder of mlx-bulk run{hint}")
 
 
+def notes_on(path: Path) -> list[str]:
+    """What whoever reads the run directory ``path`` must know of it and does not see in its records."""
+    if not RunPaths(path).doomed.exists():
+        return []
+    return [f"{path} holds an older run, which --overwrite is to remove; the next start does that"]
+
+
 def stored_statistics(path: Path) -> pa.Table | None:
     """The table in stats.arrow of the run directory ``path``; None where it is missing, or not the one that summary.json vouches for.
 

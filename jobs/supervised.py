@@ -40,7 +40,7 @@ class Link(Supervisor):
         """What is known of the run in the folder ``run``."""
         known, name = self._orders, str(run)
         apart = tuple(tuple(group) for group in known["apart"].get(name, []))
-        return Orders(name in known["begun"], apart, dict(known["fatal"].get(name, [])))
+        return Orders(name in known["begun"], apart, dict(known["fatal"].get(name, [])), known["halved"].get(name, 0))
 
     def reading_stdin(self, run: Path) -> None:
         """Says that the run in the folder ``run`` is about to read its rows from stdin."""

@@ -21,9 +21,13 @@ from ..runner.errors import RunDirError
 from ..runner.job import Kind
 from ..runner.loaded import Models
 from ..runner.locking import lock, refuse_strangers, unlock
-from ..runner.manifest import Start
+from ..runner.manifest import RunDir, Start
 from ..runner.outside import Outside
+from ..runner.overwriting import hindrances
+from ..runner.paths import RunPaths
 from ..runner.summary import Summary
+from ..runner.watch import Show
+from .aligned import counted
 from .ending import QUARANTINED, continuing, last_line
 
 log = logging.getLogger("mlx_bulk")
@@ -64,13 +68,13 @@ def run(
     folder: Path,
     start: Start,
     outside: Outside,
-    quiet: bool,
+    show: Show,
     tell: Callable[[Sequence[Ended]], None],
 ) -> list[Ended]:
     """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
 
-    ``outside`` is asked between steps and between cells whether to end early; ``start`` is each cell's;
-    ``tell`` is told after each cell how far all of them are.
+    ``outside`` is asked between steps and between cells whether to end early; ``start`` is each cell's, and ``show``
+    how its progress is told; ``tell`` is told after each cell how far all of them are.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
     """
@@ -79,13 +83,15 @@ def run(
         log.warning("%s", line)
     with _opened(folder):
         _write_list(folder, cells)
+        if start.overwrite:
+            _doom(cells, kinds, start.adopt, outside)
         ended = {cell.name: Ended(cell, "waiting") for cell in cells}
         models = Models()
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(
                 cell,
-                lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, outside, quiet, models),
+                lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, outside, show, models),
                 continuing(start.overwrite),
             )
             tell(list(ended.values()))
@@ -155,7 +161,7 @@ def closing_line(ended: Sequence[Ended], folder: Path, command: str) -> str:
     count = {state: sum(each.state == state for each in ended) for state in ("complete", "failed", "stopped", "waiting")}
     said = [f"{count['complete']:,} of {len(ended):,} cells complete"]
     if errors := sum(each.summary.errors for each in ended if each.summary):
-        said.append(f"{errors:,} rows quarantined")
+        said.append(f"{counted(errors, 'row')} quarantined")
     if count["failed"]:
         said.append(f"{count['failed']:,} failed")
     if unfinished := count["stopped"] + count["waiting"]:
@@ -179,6 +185,28 @@ def _ended(cell: Cell, work: Callable[[], Summary], command: str) -> Ended:
         return Ended(cell, "complete" if summary.complete else "stopped", summary)
     log.error("cell %s failed: %s", cell.name, message)
     return Ended(cell, "failed", None, code, message)
+
+
+def _doom(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], outside: Outside) -> None:
+    """Notes in each old run that it is to go, before the first goes: broken off, the sweep must not take one for the new one's.
+
+    The old run of a cell that cannot start is left as it is: the next start may be with other settings. Raises RunDirError, and
+    then no run is marked, where another process works in one.
+    """
+    left = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not outside.supervisor.orders(_path(cell).absolute()).begun]
+    for cell in left:
+        RunDir.open(_path(cell)).close()
+    hindered = hindrances([cell.config for cell in left], kinds, adopt)
+    for cell, why in zip(left, hindered, strict=True):
+        if why is not None:
+            log.warning("cell %s cannot start, so its old run stays: %s", cell.name, why)
+            continue
+        with RunDir.open(_path(cell)) as run_dir, room_on(run_dir.root):
+            run_dir.doom()
+
+
+def _path(cell: Cell) -> Path:
+    return Path(cell.config.output.path)
 
 
 def _check_templates(cells: Sequence[Cell], kinds: Mapping[str, Kind]) -> None:

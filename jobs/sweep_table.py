@@ -29,7 +29,16 @@ GENERATED: list[Column] = [
     ("rows", lambda row: figure(row["rows"])),
     ("tokens", lambda row: figure(row["completion_tokens"])),
 ]
+ROLLED: list[Column] = [
+    ("reward", lambda row: figure(row["reward"])),
+    ("groups", lambda row: figure(row["groups"])),
+    ("nothing to compare", lambda row: figure(row["degenerate"])),
+    ("truncated", lambda row: figure(row["truncated"])),
+    ("tokens", lambda row: figure(row["completion_tokens"])),
+]
 _FIXED = {"state": pa.string(), "exit_code": pa.int32(), "error": pa.string(), "quarantined": pa.int64(), "seconds": pa.float64()}
+
+_DAMAGED = "figures damaged: stats.arrow or summary.json of the cell is gone or not as it was written; the same command makes both again"
 
 Row = dict[str, Any]
 
@@ -79,7 +88,9 @@ def closing_table(ended: Sequence[Ended]) -> str:
         columns.append(column)
     lines = aligned(list(zip(*columns, strict=True)), left)
     marked = any(cell.endswith("*") for column in columns[left:] for cell in column)
-    return "\n".join([*lines, *_noted(ended, rows, marked), *(f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1))])
+    lines += _noted(ended, rows, marked)
+    lines += [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
+    return "\n".join(lines + ([_DAMAGED] if any(map(_is_damaged, ended)) else []))
 
 
 def _over_all(each: Ended) -> Row:
@@ -116,6 +127,8 @@ def _shown(row: Row) -> dict[str, str]:
         return {}
     if "completion_perplexity" in row:
         found = GENERATED
+    elif "degenerate" in row:
+        found = ROLLED
     else:
         first, *more = [column for column in main_columns(row) if column[0] not in _COUNTS]
         counts = [column for column in main_columns(row) if column[0] in _COUNTS]
@@ -125,7 +138,7 @@ def _shown(row: Row) -> dict[str, str]:
 
 def _noted(ended: Sequence[Ended], rows: Sequence[Row], marked: bool) -> list[str]:
     """The notes on the cells' figures, once each, and whose they are where they are not everyone's; on * where some are ``marked``."""
-    scored = [(each.cell, row) for each, row in zip(ended, rows, strict=True) if row and "completion_perplexity" not in row]
+    scored = [(each.cell, row) for each, row in zip(ended, rows, strict=True) if "first_token_scored" in row]
     whose: dict[str, list[str]] = {}
     for cell, row in scored:
         for note in notes(row):
@@ -172,6 +185,8 @@ def _state(each: Ended, reasons: list[str]) -> str:
         return f"failed [{reasons.index(_reason(each)) + 1}]"
     if each.state == "stopped" and each.summary is not None:
         return f"stopped at {each.summary.rows:,} of {each.summary.of:,} rows"
+    if _is_damaged(each):
+        return "figures damaged"
     return "not begun" if each.state == "waiting" else ""
 
 
@@ -180,8 +195,17 @@ def _reason(each: Ended) -> str:
 
 
 def _statistics(each: Ended) -> pa.Table:
-    found = stored_statistics(Path(each.cell.config.output.path)) if each.state == "complete" else None
+    found = _stored(each)
     return pa.table({}) if found is None else found
+
+
+def _stored(each: Ended) -> pa.Table | None:
+    return stored_statistics(Path(each.cell.config.output.path)) if each.state == "complete" else None
+
+
+def _is_damaged(each: Ended) -> bool:
+    """Whether the cell is complete, and what its folder has of its figures is not what its run wrote."""
+    return each.state == "complete" and _stored(each) is None
 
 
 def _fixed(each: Ended) -> Row:

@@ -17,10 +17,10 @@ from .documents import read_document
 from .drift import INPUTS, covered_rows, inputs_drift
 from .durable import damaged_lines, read_lines, sha256
 from .errors import BulkError, RunDirError
+from .layout import Layout
 from .manifest import SCHEMA_VERSION
 from .paths import RunPaths, part_of
 from .recount import recount
-from .recovery import shard_rows
 from .shard_count import DamageError, count_shard
 
 _RESTORE = "put the input back as it was; a run over another input is a new one, with another --output"
@@ -39,14 +39,15 @@ class Problem:
 class Account:
     """What a run's directory holds, held against its input.
 
-    rows: what the run covers; input_rows: what its input has now, None where it cannot be read. resolved: rows of committed,
-    sound shards; records and errors (failures by stage and class): theirs. journaled: finished records and failures of shards
-    that are open. closed: whether commits.jsonl ends with a closing line.
+    rows: those of the input that the run covers, in each of ``rounds``; input_rows: what its input has now, None where it cannot
+    be read. resolved: rows of committed, sound shards, of all rounds; records and errors (failures by stage and class): theirs.
+    journaled: finished records and failures of shards that are open. closed: whether commits.jsonl ends with a closing line.
     """
 
     run: Path
     job: str
     rows: int
+    rounds: int = 1
     input_rows: int | None = None
     resolved: int = 0
     records: int = 0
@@ -59,9 +60,14 @@ class Account:
     problems: list[Problem] = field(default_factory=list[Problem])
 
     @property
+    def total(self) -> int:
+        """Rows of all rounds."""
+        return self.rows * self.rounds
+
+    @property
     def complete(self) -> bool:
         """Whether every row is resolved, once, and nothing is wrong."""
-        return self.closed and self.resolved == self.rows and not (self.problems or self.open_shards)
+        return self.closed and self.resolved == self.total and not (self.problems or self.open_shards)
 
     def note(self, place: Path | str, what: str, cure: str) -> None:
         """Notes a problem."""
@@ -75,16 +81,16 @@ def account(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> Acc
     the folder has no readable run.json: there is nothing then to hold it against.
     """
     paths, described = RunPaths(run), described_run(run)
-    rows, per_shard = covered_rows(described["inputs"]), int(described["config"]["batch"]["rows_per_shard"])
-    found, shards = Account(run, str(described["config"]["job"]), rows), -(-rows // per_shard)
+    layout = Layout.of(described)
+    found = Account(run, str(described["config"]["job"]), layout.rows, layout.rounds)
     _hold_against_input(found, described)
     _look_at_notes(found, paths)
     samples, log = _samples(described["config"], paths), read_commits(paths)
-    for shard in counting(range(max(shards, max(log.commits, default=-1) + 1))):
+    for shard in counting(range(max(layout.shards, max(log.commits, default=-1) + 1))):
         if (commit := log.commits.get(shard)) is None:
             found.open_shards.append(shard)
         else:
-            _count_shard(found, paths, commit, shard_rows(shard, rows, per_shard), samples)
+            _count_shard(found, paths, commit, layout.rows_of(shard), samples)
             if shard in log.retries and shard not in found.open_shards:
                 found.open_shards.append(shard)
     log = read_commits(paths)  # the run may have gone on
@@ -138,7 +144,7 @@ def _look_at_notes(found: Account, paths: RunPaths) -> None:
             found.note(paths.stats, "is missing", "it is written anew")
         elif sha256(paths.stats) != digest:
             found.note(paths.stats, "is damaged: its sha256 is not the one in summary.json", "it is written anew")
-    for path in (paths.commits, paths.sessions, paths.metrics):
+    for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
         if damaged := damaged_lines(path):
             lines = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
             found.note(path, f"the checksums of {len(damaged)} lines do not fit (lines {lines})", "they are set aside")
@@ -148,10 +154,10 @@ def _read_note(found: Account, path: Path) -> dict[str, Any]:
     try:
         return read_document(path)
     except FileNotFoundError:
-        pass
+        return {}
     except ValueError as error:
         found.note(path, str(error), "it is written anew")
-    return {}
+        return {}
 
 
 def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:

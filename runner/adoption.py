@@ -13,7 +13,7 @@ import pyarrow as pa
 from .commits import Commit, CommitLog, PartFile, append_commit
 from .durable import fsync_folder
 from .journal import Header
-from .parts import ERRORS_SCHEMA, check_part, has_schema
+from .parts import check_part, errors_schema, has_schema
 from .paths import OWN_PARTS, RunPaths, part_of
 
 log = logging.getLogger("mlx_bulk")
@@ -51,7 +51,7 @@ def _validated(paths: RunPaths, run: str, schema: pa.Schema, shard: int, generat
     failures: PartFile | None = None
     if declared.errors_sha256 is not None:
         checked = check_part(errors_part) if errors_part.exists() else None
-        if checked is None or checked[1].sha256 != declared.errors_sha256 or not has_schema(errors_part, ERRORS_SCHEMA):
+        if checked is None or checked[1].sha256 != declared.errors_sha256 or not has_schema(errors_part, errors_schema(schema)):
             return None
         failures = checked[1]
     return Commit.of(shard, generation, declared.rows, (declared.records, declared.errors), results, failures)

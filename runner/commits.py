@@ -75,6 +75,10 @@ class CommitLog:
     closing: dict[str, Any] | None
     retries: dict[int, int] = field(default_factory=dict[int, int])
 
+    def is_complete(self, rows: int) -> bool:
+        """Whether the run is closed over ``rows`` rows: one whose input has grown since may still have the closing line of the shorter."""
+        return self.closing is not None and self.closing["rows"] == rows
+
 
 def read_commits(paths: RunPaths) -> CommitLog:
     """Reads the log without touching it, also while another process writes; damaged lines are passed over."""

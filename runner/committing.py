@@ -17,7 +17,7 @@ from .errors import RunDirError
 from .journal import Header, Journal
 from .ledger import Ledger
 from .ordering import in_order, positions
-from .parts import ERRORS_SCHEMA, Declared, read_part, write_part
+from .parts import Declared, errors_schema, read_part, write_part
 from .paths import RunPaths
 
 _AGAIN = "Continue with the same command (without --overwrite)"
@@ -39,7 +39,7 @@ def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, b
     results_part, errors_part = (name(header.shard, header.generation) for name in (paths.results_part, paths.errors_part))
     require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old))
     declared = Declared(run, header.shard, ledger.rows, ledger.records, ledger.errors, None)
-    errors_file = write_part(errors_part, ERRORS_SCHEMA, in_order(failures), declared) if ledger.errors else None
+    errors_file = write_part(errors_part, errors_schema(schema), in_order(failures), declared) if ledger.errors else None
     declared = replace(declared, errors_sha256=None if errors_file is None else errors_file.sha256)
     results_file = write_part(results_part, schema, in_order(results), declared)
     counts = ledger.records, ledger.errors

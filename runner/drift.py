@@ -22,11 +22,13 @@ INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
 _MACHINE = ("device", "BLAS", "mlx", "mlx-lm")
+_DEQUANTIZED = ("model.dequantized", "score.reference.dequantized")
 _DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
 _SHOWN = 120
 _FIXED = {
     "batch.rows_per_shard": "the parts that are there are cut by it; go back to what the run has",
     "data.limit": "a run that covers more rows cannot be made shorter; go back to what the run has",
+    "rounds": "the rounds that are begun lie where the run's rows and rounds put them; go back to what the run has",
 }
 _FIXED_COLUMN = "the parts that are there have the columns they have; go back to the settings or the input that gave them"
 
@@ -61,6 +63,8 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> Differ
         source = "the input now gives"
     elif key in _MACHINE:
         source = "this machine now has"
+    elif key in _DEQUANTIZED:
+        source = "batch.memory on this machine now gives"
     elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
         source = "now it is"
     return Difference(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}")
@@ -143,6 +147,31 @@ def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference
     if has < had and has == now["limit"]:  # what lies behind the limit is not listed: it would look changed
         return [Difference("data.limit", f"the run covers {had} rows, the config now says {has}")]
     return list(_changed_sources(stored["sources"], now["sources"]))
+
+
+def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """Each way in which a run's rounds changed other than by growing in number, or its rows where there are several rounds.
+
+    Both are what run.json says. Only one round can take more rows: behind those of it lie the rows of the next.
+    """
+    had, has = rounds_of(stored), rounds_of(now)
+    if has < had:
+        return [Difference("rounds", f"the run covers {had} rounds, the config now says {has}")]
+    old, new = covered_rows(stored["inputs"]), covered_rows(now["inputs"])
+    if had > 1 and old != new:
+        cure = f"; a run of several rounds cannot grow: set data.limit to {old}, or start a new run" if new > old else ""
+        return [Difference("rounds", f"the run has {had} rounds of {old} rows, the input now gives {new}{cure}")]
+    return []
+
+
+def rounds_of(run: dict[str, Any]) -> int:
+    """How many passes over its input a run makes, by its run.json."""
+    return int(run["config"].get("rounds", 1))
+
+
+def total_rows(run: dict[str, Any]) -> int:
+    """How many rows a run has in all its rounds, by its run.json."""
+    return covered_rows(run["inputs"]) * rounds_of(run)
 
 
 def covered_rows(inputs: dict[str, Any]) -> int:

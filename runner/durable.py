@@ -1,6 +1,7 @@
 """Writes that survive a power cut: whole files by rename, lines with checksums, appends that leave no torn middle.
 
-Knows files and bytes only; nothing here knows what a run is. One process at a time may write a file (the run's lock).
+Knows files and bytes only; nothing here knows what a run is. One process at a time may write a file (the run's lock), or each says
+which ``writer`` it is.
 """
 
 import errno
@@ -33,11 +34,9 @@ _MAKE_ROOM = "What was finished is safe: make room there, then continue with the
 def sync(descriptor: int) -> None:
     """Returns when the file's bytes are on the medium, not merely handed to the drive."""
     if sys.platform == "darwin":
-        try:
+        with suppress(OSError):  # network and FUSE volumes know only fsync
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
-        except OSError:  # network and FUSE volumes know only fsync
-            pass
     os.fsync(descriptor)
 
 
@@ -65,12 +64,13 @@ def make_folder(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Generator[BinaryIO]:
+def replacing(path: Path, writer: str = "") -> Generator[BinaryIO]:
     """Opens a file beside ``path`` for writing; when the block ends well it takes ``path``'s place, whole and durable.
 
-    The name of the temporary file is fixed, so what a killed process left there is overwritten by the next attempt.
+    The name of the temporary file is fixed, so what a killed process left there is overwritten by the next attempt. Where no lock
+    keeps others from ``path``, ``writer`` is in that name, and the last of them wins.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{writer}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -83,9 +83,9 @@ def replacing(path: Path) -> Generator[BinaryIO]:
     fsync_folder(path.parent)
 
 
-def atomic_write(path: Path, content: bytes) -> None:
-    """Puts ``content`` at ``path``: a reader sees the old file or the new one, also after a power cut."""
-    with replacing(path) as file:
+def atomic_write(path: Path, content: bytes, writer: str = "") -> None:
+    """Puts ``content`` at ``path``: a reader sees the old file or the new one, also after a power cut. ``writer``: see ``replacing``."""
+    with replacing(path, writer) as file:
         file.write(content)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..kernels.logprobs import Scores
 from ..kernels.sampling import draw
 from .cache import Caches, forked, select
+from .head import Head
 from .memory import is_out_of_memory
 from .planner import Backlog, Load
 from .prefill import Prefilled, Setup, prefill
@@ -62,7 +63,7 @@ class Engine:
         self.progress = Progress()
         self._setup, self._stopper, self._room = setup, stopper, Room(setup.limits, setup.static)
         self._eos = np.array(sorted(eos), np.int32)
-        self._slots = Slots(setup.limits.rows, setup.wanted.top, setup.wanted.stats)
+        self._slots = Slots(setup.limits.rows, setup.wanted.top, setup.wanted.stats, setup.wanted.tempered)
         self._order: NDArray[np.intp] = np.zeros(0, np.intp)  # slots, in the order of the batch's rows
         self._done: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows that have ended; those of a static batch wait for the others
         self._caches: Caches = []
@@ -88,6 +89,18 @@ class Engine:
             if found is None:
                 return
             yield from found
+
+    def renew(self) -> None:
+        """Takes in that the model's weights are others now: no cache of the old ones stays. Nothing may be in flight."""
+        assert not self._flying, "rows are in flight: they would see two policies"
+        self._caches = []
+        mx.clear_cache()
+        if self._setup.head is not None:
+            self._setup = replace(self._setup, head=Head(self._setup.model))
+
+    @property
+    def _flying(self) -> bool:
+        return bool(len(self._order) or self._parked or self._entering)
 
     def _turn(self, backlog: Backlog) -> list[Outcome] | None:
         """Outcomes of the rows that end with this turn's step; None when there is nothing left to do."""
@@ -170,17 +183,17 @@ class Engine:
         slots, order, wanted = self._slots, self._order, self._setup.wanted
         self.progress.doing(f"decoding {len(order)} rows")
         logits: mx.array = self._setup.model(mx.array(slots.last[order])[:, None], cache=self._caches)[:, -1]
-        ids, scores, sampled = draw(logits, slots.parameters(order, self._eos), wanted.top, wanted.stats)
-        slots.write(order, ids, scores, sampled)
+        drawn, scores = draw(logits, slots.parameters(order, self._eos), wanted.top, wanted.stats, wanted.tempered, wanted.kept)
+        slots.write(order, drawn, scores)
         self.progress.generated += int((~self._done).sum())
         self.progress.steps += 1
         if self.progress.steps % CLEAR_STEPS == 0:
             mx.clear_cache()
         self.progress.places += self._setup.limits.rows
-        bad = np.isnan(scores.logprobs) | np.isnan(sampled)
-        perhaps = bad | np.isin(ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
+        bad = np.isnan(scores.logprobs) | np.isnan(drawn.sampled)
+        perhaps = bad | np.isin(drawn.ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
         at = np.flatnonzero(perhaps & ~self._done)
-        found = [self._ended(int(order[i]), int(ids[i]), bool(bad[i])) for i in at]
+        found = [self._ended(int(order[i]), int(drawn.ids[i]), bool(bad[i])) for i in at]
         self._done[at] = [outcome is not None for outcome in found]
         return [outcome for outcome in found if outcome is not None]
 
@@ -205,8 +218,9 @@ class Engine:
             finish = "length"
         else:
             return None
-        ids, scores, sampled = self._slots.generated(slot)
-        return Generated(row.request.row, row.sample, ids, scores, sampled, finish, reason, row.echo)
+        drawn, scores = self._slots.generated(slot)
+        more = {"tempered_logprobs": drawn.tempered, "kept_ids": drawn.kept}
+        return Generated(row.request.row, row.sample, drawn.ids, scores, drawn.sampled, finish, reason, row.echo, **more)  # pyright: ignore[reportArgumentType]
 
     def _drop(self) -> None:
         """Rows that are done leave before the next step; those of a static batch leave together."""

@@ -5,20 +5,23 @@ Knows the device and the model; nothing of datasets or files.
 
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
+import mlx.core as mx
+
 from ..configs.schema import BatchConfig
 from ..kernels import backend
+from .cache import fresh, growth
 from .errors import ModelError, OutOfRoom
 from .head import Head
 from .memory import kv_bytes
 from .model import Model
 from .planner import Limits
 from .prefill import Setup, Wanted
-from .probes import Found, missing_window, probe, slots_independent
+from .probes import LENGTHS, PADDED, Found, missing_window, probe, slots_independent
 from .records import AnyRequest, Request
 from .shortcuts import Shortcuts, confirmed
 from .trust import Trust, trust
@@ -46,15 +49,51 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
         raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
     padded = not limits.even
     short = [
-        confirmed(m.network, m.vocabulary, limits, padded, shown.shortcuts, way.allowed) if wanted.echo else None
+        confirmed(m.network, m.vocabulary, limits, padded, shown.shortcuts, way.allowed) if wanted.echo or wanted.reference else None
         for m, shown, way in zip(models, trusts, ways, strict=True)
     ]
-    setups = [Setup(m.network, m.vocabulary, limits, wanted, padded, config.deterministic, LOGIT_BYTES[device]) for m in models]
+    setups = [
+        Setup(
+            m.network,
+            m.vocabulary,
+            limits,
+            wanted,
+            padded,
+            config.deterministic,
+            LOGIT_BYTES[device],
+            ragged=way.way == "padded",
+            adapters=m.adapters,
+        )
+        for m, way in zip(models, ways, strict=True)
+    ]
     setups = [_taking(s, shown.shortcuts, found) for s, shown, found in zip(setups, trusts, short, strict=True)]
     for m, way in zip(models, ways, strict=True):
         log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
     abouts = [_about_model(m, shown, way, found) for m, shown, way, found in zip(models, trusts, ways, short, strict=True)]
     return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
+
+
+def foreseen(models: Sequence[Model], config: BatchConfig, wanted: Wanted) -> list[Setup]:
+    """The setups that ``fit`` will come to as far as twins show it: of ``outline``d models no weights are read.
+
+    models: the model, and the reference behind it where there is one. Raises OutOfRoom where memory does not hold the weights.
+    """
+    device = backend.device_name()
+    trusts = [trust(m) for m in models]
+    ways = [Found(t.way, t.difference, *_row_bytes(m.network), t.reason) for m, t in zip(models, trusts, strict=True)]
+    limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
+    setups = [
+        Setup(m.network, m.vocabulary, limits, wanted, not limits.even, config.deterministic, LOGIT_BYTES[device], ragged=t.way == "padded")
+        for m, t in zip(models, trusts, strict=True)
+    ]
+    return [_taking(s, t.shortcuts, t.shortcuts if wanted.echo else None) for s, t in zip(setups, trusts, strict=True)]
+
+
+def _row_bytes(network: Any) -> tuple[float, float]:
+    """What a row's caches take, a token and besides, in bytes: by the shapes of what a prompt would leave, which is not computed."""
+    caches = fresh(network, 1, padded=False)
+    network(mx.array([[0] * LENGTHS[0]]), cache=caches)
+    return growth(caches)
 
 
 def _confirmed(model: Model, shown: Trust) -> Found:
@@ -78,7 +117,7 @@ def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: i
     room = kv_bytes(config.memory, weight_bytes, workspace=2 * LOGIT_BYTES[device])
     kinds = {way.way for way in ways}
     token_bytes, row_bytes = sum(way.token_bytes for way in ways), sum(way.row_bytes for way in ways)
-    return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, even=kinds != {"padded"})
+    return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, even=not kinds <= set(PADDED))
 
 
 def row_check(
@@ -140,6 +179,8 @@ def _said(way: Found, limits: Limits) -> str:
     """One phrase on how rows share a batch."""
     if way.way == "padded":
         return f"batches of up to {limits.rows} rows"
+    if way.way == "joined":
+        return f"batches of up to {limits.rows} rows, prompts of one length at a time ({way.reason})"
     how = "batches of rows of one length" if way.way == "exact" else "one row at a time"
     return f"{how}, slower but right ({way.reason})"
 
@@ -169,4 +210,5 @@ def _about_model(model: Model, shown: Trust, way: Found, found: Shortcuts | None
     if found is not None:
         taken = {"head": found.head, "right_padded": found.right_padded, "shared": found.shared}
         probed["scoring"] = {**taken, "reasons": list(found.reasons)}
-    return {"model": str(model.checkpoint.folder), "dtype": model.dtype, "substitutes": list(model.substitutes), "probe": probed}
+    held = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
+    return {"model": str(model.checkpoint.folder), **held, "probe": probed}

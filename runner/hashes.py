@@ -3,6 +3,7 @@
 The memory is a folder of the user's cache with a small file a hash: processes that run at once do not disturb each other.
 """
 
+import hashlib
 import os
 from contextlib import suppress
 from hashlib import blake2b
@@ -30,6 +31,15 @@ def file_sha256(path: Path) -> str:
     if _stamp(path) == stamp and settled(stamp[-1], time_ns()):
         remember(kept, {"file": str(path), "sha256": found})
     return found
+
+
+def folder_sha256(folder: Path, patterns: tuple[str, ...]) -> str:
+    """Hexadecimal sha256 over names and contents of the files in ``folder`` that fit one of ``patterns``; "none" where none does."""
+    names = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    whole = hashlib.sha256()
+    for path in names:
+        whole.update(f"{path.name} {file_sha256(path)}\n".encode())
+    return whole.hexdigest() if names else "none"
 
 
 def _stamp(path: Path) -> tuple[str, int, Stamp]:

@@ -142,9 +142,9 @@ def read(
     scores: list[Scores] = []
     divergences: list[Divergence] = []
     ahead = _logits(readers, states, at[chunks[0]])
-    for now, chunk in enumerate(chunks):
+    for number, chunk in enumerate(chunks):
         logits = ahead
-        ahead = _logits(readers, states, at[chunks[now + 1]]) if now + 1 < len(chunks) else []
+        ahead = _logits(readers, states, at[chunks[number + 1]]) if number + 1 < len(chunks) else []
         scores.append(score(logits[0], targets[chunk]))
         if len(logits) > 1:
             width = min(part.shape[-1] for part in logits)  # ids that one of them lacks are padding: none of the tokenizer's

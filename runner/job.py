@@ -1,6 +1,7 @@
 """What a job kind is: row -> requests, outcome -> record, records -> statistics. A new kind fulfils this and nothing else changes."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,7 +11,8 @@ import pyarrow as pa
 from ..configs.schema import JobConfig
 from .engine import Progress
 from .prefill import Setup, Wanted
-from .records import Outcome, Row
+from .ratings import Ratings
+from .records import Failure, Generated, Outcome, Request, Row
 from .tokenizer import Tokenizer
 
 
@@ -48,6 +50,39 @@ class Runs(Protocol):
         ...
 
 
+class Judge(Protocol):
+    """What rates groups, beside the model's work."""
+
+    def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> Future[Ratings]:
+        """Has a complete group rated. The future always gets a result: what goes wrong in a function is in it, hanging too."""
+        ...
+
+    def close(self) -> None:
+        """Ends the rating at once; futures that have no result yet get none."""
+        ...
+
+
+class Grouping(Protocol):
+    """What a job does whose rows are recorded as a whole: all samples of a row in one round, or none."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """What of the run's identity stands in files that the config names: key to digest."""
+        ...
+
+    def judge(self) -> Judge | None:
+        """What rates the groups of one session; None where there is nothing to rate."""
+        ...
+
+    def group(
+        self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: Ratings, newest: int
+    ) -> list[dict[str, Any]] | Failure:
+        """The records of a complete group in the order of ``outcomes``, or a failure of stage ``DROP`` that says why it is left out.
+
+        newest: the version of the newest policy that the trainer has finished.
+        """
+        ...
+
+
 class Job(Protocol):
     """A job kind, readied for one run from its ``Parts``."""
 
@@ -76,6 +111,11 @@ class Job(Protocol):
 
     def record(self, row: Row, request: Any, outcome: Outcome) -> dict[str, Any]:
         """A finished outcome as the schema's columns (``row`` and ``sample`` are put in by the writer)."""
+        ...
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """How rows are recorded as a whole; None where each outcome is a record by itself."""
         ...
 
     def statistics(self, run: Path) -> pa.Table:

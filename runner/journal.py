@@ -53,9 +53,9 @@ class Journal:
     errors: list[pa.RecordBatch]
 
 
-def begin(path: Path, header: Header) -> None:
-    """Makes the journal at ``path``, durably: it is there with its header, or not at all. Raises OSError."""
-    rewrite(path, header, [], [])
+def begin(path: Path, header: Header, errors: Sequence[pa.RecordBatch] = ()) -> None:
+    """Makes the journal at ``path``, durably: it is there with its header and these errors, or not at all. Raises OSError."""
+    rewrite(path, header, [], errors)
 
 
 def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:

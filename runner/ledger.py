@@ -34,7 +34,10 @@ class Ledger:
         return self._rows
 
     def admit(self, row: int, samples: int) -> None:
-        """Says that ``row`` is resolved by ``samples`` samples, those counted in before among them."""
+        """Says that ``row`` is resolved by its samples 0 to ``samples - 1``, those counted in before among them.
+
+        Samples beyond, of a run that had more of them, stay counted and resolve nothing.
+        """
         self._needed[row - self._first] = samples
         self._settle(row)
 
@@ -119,11 +122,16 @@ class Ledger:
         at = row - self._first
         if self._resolved[at]:
             return
-        needed = int(self._needed[at])
-        done = int(self._samples[at]).bit_count() + len(self._beyond.get(at, ()))
-        if self._failed[at] or (needed != _UNKNOWN and done >= needed):
+        if self._failed[at] or self._has_all(at, int(self._needed[at])):
             self._resolved[at] = True
             self.left -= 1
+
+    def _has_all(self, at: int, needed: int) -> bool:
+        if needed == _UNKNOWN:
+            return False
+        near = (1 << min(needed, _BITS)) - 1
+        beyond = sum(sample < needed for sample in self._beyond.get(at, ()))
+        return int(self._samples[at]) & near == near and beyond == max(0, needed - _BITS)
 
     def _resolve(self, at: Ints) -> None:
         self._resolved[at] = True

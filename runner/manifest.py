@@ -8,6 +8,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +19,24 @@ import pyarrow as pa
 
 from .commits import read_commits
 from .documents import digest, read_document, write_document
-from .drift import INPUTS, Difference, covered_rows, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, values_at
-from .durable import append_line, fsync_folder, make_folder, read_lines, room_on, salvage_lines
+from .drift import (
+    INPUTS,
+    Difference,
+    covered_rows,
+    identity_drift,
+    inputs_content,
+    inputs_drift,
+    refusal,
+    require_adoptable,
+    rounds_drift,
+    rounds_of,
+    values_at,
+)
+from .durable import append_line, atomic_write, fsync_folder, make_folder, read_lines, room_on, salvage_lines
 from .errors import DriftError, RunDirError
+from .layout import Layout
 from .locking import lock, now, refuse_strangers, unlock
-from .paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, RunPaths, part_of
+from .paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from .recovery import Recovered, recover, require_covered
 from .sources import SPOOL_NAMES, WAITING
 
@@ -30,7 +44,7 @@ log = logging.getLogger("mlx_bulk")
 
 SCHEMA_VERSION = 2
 
-_MARK = "mlx-bulk run"
+MARK = "mlx-bulk run"
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,24 +53,26 @@ class Start:
 
     overwrite: the run that is there is removed, once all is known of the new one. retry_errors: rows in quarantine are done again.
     adopt: keys of the identity, or ``data.path``, that may have changed: the user vouches that the finished rows hold under the new
-    value too.
+    value too. words: of the command line behind ``mlx-bulk``, which are noted for who wants to continue the run.
     """
 
     overwrite: bool = False
     retry_errors: bool = False
     adopt: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
 class RunDir(RunPaths):
     """An open run directory; a context manager that holds its lock.
 
-    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until it is bound.
+    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until it is bound; rounds: passes over them.
     """
 
     descriptor: int
     identity: str = ""
     input_content: str = ""
+    rounds: int = 1
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -67,9 +83,9 @@ class RunDir(RunPaths):
         """
         try:
             with room_on(path):
-                refuse_strangers(path, _MARK, known=_read_run(path / "run.json") is not None, begins_with=OWN_FOLDERS)
+                refuse_strangers(path, MARK, known=_read_run(path / "run.json") is not None, begins_with=OWN_FOLDERS)
                 make_folder(path)
-                run = cls(path, lock(path, _MARK))
+                run = cls(path, lock(path, MARK))
                 try:
                     run._prepare()
                 except BaseException:
@@ -87,8 +103,8 @@ class RunDir(RunPaths):
             if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         fsync_folder(self.root)
-        salvage_lines(self.sessions)
-        salvage_lines(self.metrics)
+        for lines in (self.sessions, self.metrics, self.policy_events):
+            salvage_lines(lines)
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -114,22 +130,25 @@ class RunDir(RunPaths):
         not to be rebuilt. Then nothing has changed.
         """
         self.identity, self.input_content = digest(run["identity"]), digest(inputs_content(run["inputs"]))
+        self.rounds = rounds_of(run)
         parts = (file for folder in (self.results, self.errors) for file in folder.iterdir() if part_of(file.name))
         finished = self.commits.exists() or any(self.journal.iterdir()) or any(parts)
         stored = self._stored(run, finished)
         require_adoptable(adopt, run["identity"].keys() | (stored["identity"].keys() if stored else ()))
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
             accepted()
+            self._remove_policies()  # of which nothing was recorded: they may be another training's
             self._store(run)
             return
         found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
+        found += rounds_drift(stored, run)
         if any(difference.key not in adopt for difference in found):
             raise DriftError(f"{self.root}: {refusal(found, adopt)}")
         if (rows := covered_rows(run["inputs"])) < covered_rows(stored["inputs"]):
-            require_covered(self, rows, run["identity"]["batch.rows_per_shard"])
+            require_covered(self, Layout(rows, run["identity"]["batch.rows_per_shard"]))
         accepted()
         self._note_changes(stored, run, found)
-        if any(stored.get(name) != run.get(name) for name in ("identity", "inputs", "cwd")):
+        if any(stored.get(name) != run.get(name) for name in ("identity", "inputs", "cwd")) or rounds_of(stored) != rounds_of(run):
             self._store(run)
 
     def replace(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
@@ -139,12 +158,17 @@ class RunDir(RunPaths):
         """
         require_adoptable(adopt, run["identity"].keys())
         self._say_what_goes()
+        self.doom()
         self._remove_run()
         self.bind(run, adopt, accepted)
 
-    def recover(self, rows: int, rows_per_shard: int, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
-        """What is already done of ``rows`` input rows; see ``recovery.recover``. Call it after ``bind``."""
-        return recover(self, self.identity, rows, rows_per_shard, schema, retry_errors)
+    def doom(self) -> None:
+        """Notes for good that the run which lies here is to be removed: whoever starts here next, and however, ``replace``s it."""
+        atomic_write(self.doomed, b"")
+
+    def recover(self, layout: Layout, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
+        """What is already done of a run of this ``layout``; see ``recovery.recover``. Call it after ``bind``."""
+        return recover(self, self.identity, layout, schema, retry_errors)
 
     def session(self, info: dict[str, Any]) -> None:
         """Notes a start in sessions.jsonl: versions, host, device, free settings."""
@@ -171,7 +195,8 @@ class RunDir(RunPaths):
 
     def _note(self, event: str, info: dict[str, Any]) -> None:
         """A line in sessions.jsonl that also says what the run is from here on: run.json can be rebuilt by it."""
-        append_line(self.sessions, {"event": event, "time": now(), "identity": self.identity, "inputs": self.input_content, **info})
+        says = {"identity": self.identity, "inputs": self.input_content, "rounds": self.rounds}
+        append_line(self.sessions, {"event": event, "time": now(), **says, **info})
 
     def _note_changes(self, stored: dict[str, Any], run: dict[str, Any], adopted: list[Difference]) -> None:
         """Says and notes what changes with this start, before run.json does."""
@@ -181,6 +206,9 @@ class RunDir(RunPaths):
         had, has = covered_rows(stored["inputs"]), covered_rows(run["inputs"])
         if has > had:
             log.info("%s: the input gave %d rows and gives %d now; the run is extended", self.root, had, has)
+        if rounds_of(run) > rounds_of(stored):
+            log.info("%s: the run had %d rounds and has %d now; it is extended", self.root, rounds_of(stored), rounds_of(run))
+            self._note("extended", {"old_rounds": rounds_of(stored), "new_rounds": rounds_of(run)})
         if inputs_content(stored["inputs"]) != inputs_content(run["inputs"]) and all(difference.key != INPUTS for difference in adopted):
             self._note("extended", {"old_rows": had, "new_rows": has})
 
@@ -208,8 +236,8 @@ class RunDir(RunPaths):
 
     def _rebuilt(self, run: dict[str, Any]) -> dict[str, Any]:
         """Writes ``run`` in place of a damaged run.json, if the last start noted the same identity and the same input."""
-        noted = [(line["identity"], line["inputs"]) for line in read_lines(self.sessions) if "inputs" in line]
-        if noted[-1:] != [(self.identity, self.input_content)]:
+        noted = [(line["identity"], line["inputs"], line.get("rounds", 1)) for line in read_lines(self.sessions) if "inputs" in line]
+        if noted[-1:] != [(self.identity, self.input_content, self.rounds)]:
             found = "this config, model or input is not what the run had" if noted else "nothing there says what run this is"
             raise RunDirError(
                 f"{self.run}: is damaged, and by sessions.jsonl {found}. Restore the file, run the command that the run was last "
@@ -228,19 +256,28 @@ class RunDir(RunPaths):
             log.info(said, self.root, rows, journals)
 
     def _remove_run(self) -> None:
-        """Removes the run's files. run.json goes last: cut short, what is left still belongs to the old run."""
+        """Removes the run's files. run.json goes last, then the note that all of them are to go: cut short, the next start goes on."""
         self.commits.unlink(missing_ok=True)
         for folder, own in ((self.journal, OWN_JOURNALS), (self.results, OWN_PARTS), (self.errors, OWN_PARTS)):
             for file in folder.iterdir() if folder.is_dir() else ():
                 if own.fullmatch(file.name):
                     file.unlink()
+        self._remove_policies()
         beside = [name for own in (*OWN_FILES, self.run.name, self.commits.name) for name in (f".{own}.tmp", f"{own}.damaged")]
         spooled = [name for own in SPOOL_NAMES.values() for name in (own, f".{own}.tmp", f".{own}{WAITING}.tmp")]
-        for file in [self.root / name for name in (*OWN_FILES, *beside, *spooled)]:
+        drawn = self.root.glob(f".{self.report.name}.*.tmp")  # by processes that were killed
+        for file in [*(self.root / name for name in (*OWN_FILES, *beside, *spooled)), *drawn]:
             if file.is_file():
                 file.unlink()
         fsync_folder(self.root)
         self.run.unlink(missing_ok=True)
+        fsync_folder(self.root)
+        self.doomed.unlink(missing_ok=True)
+
+    def _remove_policies(self) -> None:
+        for kept in self.policies.iterdir() if self.policies.is_dir() else ():
+            if OWN_POLICIES.fullmatch(kept.name):
+                shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
 
 
 def _read_run(path: Path) -> dict[str, Any] | None:

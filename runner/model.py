@@ -1,67 +1,34 @@
-"""Loads weights, tokenizer and adapter through mlx-lm, in the precision that suits the device, and fingerprints them.
+"""Loads a checkpoint's weights and adapter through mlx-lm, in the precision that suits the device.
 
-A checkpoint comes from the embedded demo, a local folder or the hub; names of settings are translated where transformers
-5 changed them (rope.py). Knows nothing of prompts or batches; what a model can do in a batch is found by probes.py.
+Names of settings are translated where transformers 5 changed them (rope.py). Knows nothing of prompts or batches; what a model
+can do in a batch is found by probes.py.
 """
 
-import json
 import logging
-from dataclasses import dataclass
-from difflib import get_close_matches
-from hashlib import sha256
-from importlib.resources import files
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..configs.schema import ModelConfig
 from ..kernels import backend
+from .checkpoint import Checkpoint, fingerprints
 from .errors import ModelError
-from .hashes import file_sha256
 from .rope import translated
 
+if TYPE_CHECKING:
+    from .adapters import Adapters
+
 log = logging.getLogger("mlx_bulk")
-
-WEIGHTS = ("*.safetensors", "config.json")
-ADAPTER = ("adapter_config.json", "adapters.safetensors")
-TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
-
-
-@dataclass(slots=True, frozen=True)
-class Checkpoint:
-    """Where a model lies: its folder, its adapter's folder, and what its config.json says."""
-
-    folder: Path
-    adapter: Path | None
-    config: dict[str, Any]
-
-    @property
-    def context(self) -> int | None:
-        """The longest sequence the model was made for, in tokens; None where its config does not say."""
-        text = self.config | (self.config.get("text_config") or {})
-        for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"):
-            if isinstance(value := text.get(name), int) and value > 0:
-                return value
-        return None
-
-    @property
-    def window(self) -> int | None:
-        """The sliding window of attention, in tokens; None where its config asks for none."""
-        text = self.config | (self.config.get("text_config") or {})
-        window = text.get("sliding_window")
-        return window if isinstance(window, int) and window > 0 and text.get("use_sliding_window") is not False else None
-
-    @property
-    def eos(self) -> frozenset[int]:
-        """EOS ids of the generation config (config.json's where there is none)."""
-        value = self.config.get("eos_token_id")
-        return frozenset([value] if isinstance(value, int) else value or [])
 
 
 @dataclass(slots=True, frozen=True)
 class Model:
     """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary].
 
-    ``substitutes`` names what of it is computed by kernels of ours.
+    ``substitutes`` names what of it is computed by kernels of ours; ``quantized`` says that matrices are held so. ``adapters``
+    swaps what stands on it; None for an ``outline``.
     """
 
     network: Any
@@ -70,128 +37,118 @@ class Model:
     dtype: str
     weight_bytes: int
     substitutes: tuple[str, ...] = ()
-
-
-def find(config: ModelConfig, key: str = "model") -> Checkpoint:
-    """Finds the checkpoint, fetching it from the hub if it is not local.
-
-    ``key`` is where ``config`` stands in the job's. Raises ModelError that says what was looked for.
-    """
-    folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, f"{key}.path")
-    folder = Path(str(folder))
-    adapter = None if config.adapter is None else _folder(config.adapter, None, f"{key}.adapter")
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{key}.path: {folder} holds no config.json; expected a folder in Hugging Face or mlx-lm format")
-    if not any(folder.glob("model*.safetensors")):
-        other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
-        found = f" (found {', '.join(sorted(other)[:3])}: only safetensors are read)" if other else ""
-        raise ModelError(f"{key}.path: {folder} holds no model*.safetensors{found}")
-    if adapter is not None and (missing := [name for name in ADAPTER if not (adapter / name).is_file()]):
-        raise ModelError(f"{key}.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
-    from mlx_lm.utils import load_config
-
-    try:
-        found = load_config(folder)
-    except ValueError as error:
-        raise ModelError(f"{key}.path: {folder / 'config.json'} is not readable: {error}") from error
-    return Checkpoint(folder, adapter, found | _own_eos(folder, key))
-
-
-def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
-    """The folder with the model's tokenizer, fetched without the weights if it is not local, and the tokenizer's fingerprint.
-
-    Raises ModelError that says what was looked for.
-    """
-    if config.path == "demo":
-        folder = Path(str(files("mlx_bulk.configs") / "demo"))
-    else:
-        folder = _folder(config.path, config.revision, "model.path", weights=False)
-    return folder, _digest(folder, TOKENIZER)
-
-
-def _own_eos(folder: Path, key: str) -> dict[str, Any]:
-    """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
-    path = folder / "generation_config.json"
-    try:
-        generation = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ModelError(f"{key}.path: {path} is not readable: {error}") from error
-    return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
-
-
-def _folder(path: str, revision: str | None, key: str, *, weights: bool = True) -> Path:
-    """A local folder, or a hub repository's snapshot, in which ``weights`` may be left out."""
-    local = Path(path)
-    if local.is_dir():
-        return local
-    if local.exists():
-        raise ModelError(f"{key}: {path} is a file; expected a folder with config.json and safetensors, or a hub id such as org/name")
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise ModelError(f"{key}: no folder {path}{_near(local)}; expected demo, a local folder, or a hub id such as org/name")
-    from huggingface_hub import snapshot_download
-    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
-
-    patterns = [name for name in (*DEFAULT_ALLOW_PATTERNS, "adapter*") if weights or not name.endswith(".safetensors")]
-    try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the hub client raises many kinds; each means that there is no model
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{key}: {path} is neither a local folder nor to be had from the hub: {reason}{_near(local)}") from error
-
-
-def _near(path: Path) -> str:
-    names = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
-    close = get_close_matches(path.name, names, n=1)
-    return f" (did you mean {path.parent / close[0]}?)" if close else ""
-
-
-def fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
-    """sha256 of the contents of weights, tokenizer and adapter: paths and dates do not enter."""
-    code = [name] if isinstance(name := checkpoint.config.get("model_file"), str) else []
-    found = {"model.weights": _digest(checkpoint.folder, (*WEIGHTS, *code)), "model.tokenizer": _digest(checkpoint.folder, TOKENIZER)}
-    found["model.chat_template"] = _digest(checkpoint.folder, ("chat_template*",))
-    found["model.generation_config"] = _digest(checkpoint.folder, ("generation_config.json",))
-    found["model.adapter"] = "none" if checkpoint.adapter is None else _digest(checkpoint.adapter, ("*.safetensors", "adapter_config.json"))
-    return found
-
-
-def _digest(folder: Path, patterns: tuple[str, ...]) -> str:
-    names = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
-    whole = sha256()
-    for path in names:
-        whole.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return whole.hexdigest() if names else "none"
+    quantized: bool = False
+    adapters: "Adapters | None" = None
 
 
 def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
     """Loads the weights. On the CPU they are float32, quantized ones dequantized when that fits in ``memory`` bytes."""
     mx = backend.load_mlx()
     from mlx.utils import tree_flatten
-    from mlx_lm.utils import load_adapters, load_model
+    from mlx_lm.utils import load_config
 
+    from .adapters import Adapters
     from .substitutes import substitute
 
-    try:
-        network, _ = load_model(
-            checkpoint.folder, lazy=True, model_config=translated(checkpoint.config), trust_remote_code=config.trust_remote_code
-        )
-        dtype = _dtype(config.dtype)
-        if dtype is not None:
-            network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
-        _dequantize_if_it_fits(network, memory)
-        if checkpoint.adapter is not None:
-            load_adapters(network, str(checkpoint.adapter))
-        if dtype is not None:
-            network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
-        network.eval()
+    def opened(folder: Path) -> Any:
+        return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory)[0]
+
+    with _refusing(checkpoint):
+        network, need = _prepared(config, replace(checkpoint, adapter=None), memory)
         mx.eval(network.parameters())
-        vocabulary = int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: of one alone, a mask is not asked for
-    except (Exception, SystemExit) as error:  # a model file may fail in any way, and leave the process: each is one line for the user
-        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
+        vocabulary = _vocabulary(network)
+    # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
+    substitutes = substitute(network, vocabulary, checkpoint.window)
+    adapters = Adapters(network, _dtype(config.dtype), lambda: fingerprints(checkpoint)["model.weights"], opened)
+    if checkpoint.adapter is not None:
+        try:
+            adapters.put_on(checkpoint.adapter)
+        except ModelError as error:
+            raise ModelError(f"the adapter {error}") from error
+        adapters.stay()
+    if need is not None and need > memory:
+        room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
+        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
-    substitutes = substitute(network, vocabulary, checkpoint.window)
-    return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), sum(a.nbytes for a in arrays), substitutes)
+    held = sum(a.nbytes for a in arrays)
+    return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, _has_scales(network), adapters)
+
+
+def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
+    """The model as ``load`` holds it, less what it reads: the weights have names, shapes and types, and are not there yet.
+
+    Nothing may be computed with it. Raises ModelError as ``load`` does.
+    """
+    backend.load_mlx()
+    from mlx.utils import tree_flatten
+
+    with _refusing(checkpoint):
+        network, _ = _prepared(config, checkpoint, memory)
+        vocabulary = _vocabulary(network)
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    return Model(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=_has_scales(network))
+
+
+def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
+    """Bytes of the weights as ``load`` would hold them, and whether it would dequantize them; None where that is not asked.
+
+    Reads no weights, their names and shapes alone. Raises ModelError as ``load`` does.
+    """
+    backend.load_mlx()
+    from mlx.utils import tree_flatten
+
+    with _refusing(checkpoint):
+        network = _opened(config, checkpoint)
+        need = _whole_bytes(network)
+    if need is not None and need <= memory:
+        return need, True
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    return sum(a.nbytes for a in arrays), None if need is None else False
+
+
+def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
+    """The network with its adapter, dequantized where that fits; nothing is read or computed yet. The second: see ``_whole_bytes``."""
+    from mlx_lm.utils import dequantize_model, load_adapters
+
+    network, dtype = _opened(config, checkpoint), _dtype(config.dtype)
+    need = _whole_bytes(network)
+    if need is not None and need <= memory:
+        dequantize_model(network)
+    if checkpoint.adapter is not None:
+        load_adapters(network, str(checkpoint.adapter))
+    if dtype is not None:
+        network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
+    network.eval()
+    return network, need
+
+
+def _vocabulary(network: Any) -> int:
+    """The width of the logits."""
+    import mlx.core as mx
+
+    return int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: of one alone, a mask is not asked for
+
+
+def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
+    """The network in the precision asked for, its weights not read yet."""
+    from mlx_lm.utils import load_model
+
+    network, _ = load_model(
+        checkpoint.folder, lazy=True, model_config=translated(checkpoint.config), trust_remote_code=config.trust_remote_code
+    )
+    if (dtype := _dtype(config.dtype)) is not None:
+        network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
+    return network
+
+
+@contextmanager
+def _refusing(checkpoint: Checkpoint) -> Generator[None]:
+    """Makes one line of what a model file raises, which may fail in any way, and leave the process."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
 
 
 def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
@@ -214,22 +171,14 @@ def _dtype(wanted: str) -> Any:
     return getattr(mx, wanted)
 
 
-def _dequantize_if_it_fits(network: Any, memory: int) -> None:
-    """On the CPU, where quantized matrix products are slow, makes quantized weights whole."""
-    from mlx.utils import tree_flatten
-    from mlx_lm.utils import dequantize_model
-
-    if backend.device_name() != "cpu" or not any(name.endswith(".scales") for name, _ in tree_flatten(network.parameters())):
-        return
-    need = 4 * _parameter_count(network)
-    if need <= memory:
-        dequantize_model(network)
-    else:
-        room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
-        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
-
-
-def _parameter_count(network: Any) -> int:
+def _whole_bytes(network: Any) -> int | None:
+    """What quantized weights take as float32 on the CPU, where quantized matrix products are slow; None for others, and elsewhere."""
     from mlx_lm.utils import get_total_parameters
 
-    return int(get_total_parameters(network))
+    return 4 * int(get_total_parameters(network)) if backend.device_name() == "cpu" and _has_scales(network) else None
+
+
+def _has_scales(network: Any) -> bool:
+    from mlx.utils import tree_flatten
+
+    return any(name.endswith(".scales") for name, _ in tree_flatten(network.parameters()))

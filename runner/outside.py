@@ -15,12 +15,13 @@ class Orders:
 
     begun: its start options (``--overwrite``, ``--retry-errors``) have had their effect. apart: groups of rows one of which may
     have ended the last process; each group is run before all else, with no other row in the model. fatal: rows that are not
-    run any more, and why.
+    run any more, and why. halved: how many times batches are to be halved, as full ones have ended processes that no row did.
     """
 
     begun: bool = False
     apart: tuple[tuple[int, ...], ...] = ()
     fatal: Mapping[int, str] = field(default_factory=dict[int, str])
+    halved: int = 0
 
     @property
     def first(self) -> list[tuple[int, ...]]:

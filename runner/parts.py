@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
@@ -34,6 +34,16 @@ ERRORS_SCHEMA = pa.schema(
     ]
 )
 
+DROP = "drop"  # the stage of what is left out on purpose: it is no error, though it stands in errors/
+
+
+def errors_schema(records: pa.Schema) -> pa.Schema:
+    """The columns of errors/ beside results with the columns ``records``: with ``round`` where those have it."""
+    return ERRORS_SCHEMA.insert(1, records.field("round")) if "round" in records.names else ERRORS_SCHEMA
+
+
+# Said by whatever reads a run: export, compare, a reference's run. "The same command" would be theirs.
+_AGAIN = "Start that run again, with its own mlx-bulk run command (without --overwrite): it does the shard again."
 _KEY = "mlx-bulk"
 _ZEROS = b"0" * 64
 _DECLARED = re.compile(
@@ -184,9 +194,9 @@ def read_results(run: Path, columns: list[str] | None = None) -> Iterator[pa.Rec
     return _committed(RunPaths(run), _results_of, columns)
 
 
-def read_errors(run: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The committed failures of the run directory ``run``, by ERRORS_SCHEMA; else as ``read_results``."""
-    return _committed(RunPaths(run), _errors_of, columns)
+def read_errors(run: Path, columns: list[str] | None = None, without: Collection[int] = ()) -> Iterator[pa.RecordBatch]:
+    """The committed failures of the run directory ``run``, by ``errors_schema``, less the shards ``without``; else as ``read_results``."""
+    return _committed(RunPaths(run), _errors_of, columns, without)
 
 
 def read_part(part: Path) -> Iterator[pa.RecordBatch]:
@@ -210,10 +220,13 @@ def _errors_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
 
 
 def _committed(
-    paths: RunPaths, part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None], columns: list[str] | None
+    paths: RunPaths,
+    part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None],
+    columns: list[str] | None,
+    without: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
-    for _, commit in sorted(read_commits(paths).commits.items()):
-        if (part := _current(paths, commit, part_of)) is not None:
+    for shard, commit in sorted(read_commits(paths).commits.items()):
+        if shard not in without and (part := _current(paths, commit, part_of)) is not None:
             with part[1] as file:
                 yield from _batches(part[0], file, columns)
 
@@ -232,7 +245,7 @@ def _current(
             problem = "commits.jsonl says it is there, but it is not"
         newest = read_commits(paths).commits.get(commit.shard)
         if newest is None or newest.generation == commit.generation:
-            raise RunDirError(f"{part}: {problem}. Run the same command again to redo it.")
+            raise RunDirError(f"{part}: {problem}. {_AGAIN}")
         commit = newest
     return None
 

@@ -8,6 +8,7 @@ OWN_FILES = ("inputs.json", "stats.arrow", "metrics.jsonl", "summary.json", "rep
 OWN_FOLDERS = ("results", "errors", "journal")
 _PART = r"part-(\d{8,})(?:\.g([2-9]|[1-9]\d+))?\.arrow"
 OWN_PARTS = re.compile(rf"{_PART}(?:\.orphan(?:\.\d+)?)?|\.{_PART}\.tmp")
+OWN_POLICIES = re.compile(r"\d+-[0-9a-f]{12}|\.new|events\.jsonl(?:\.damaged)?|\.events\.jsonl(?:\.damaged)?\.tmp")
 OWN_JOURNALS = re.compile(r"\d{8,}|\.\d{8,}\.tmp")
 
 
@@ -66,6 +67,26 @@ class RunPaths:
     def summary(self) -> Path:
         """What the last line of the run said."""
         return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        """The run as a page to look at."""
+        return self.root / "report.html"
+
+    @property
+    def doomed(self) -> Path:
+        """There while the run that lies here is still to be removed, as ``--overwrite`` asked."""
+        return self.root / ".overwrite"
+
+    @property
+    def policies(self) -> Path:
+        """The policies that rollouts were sampled from, a folder a version."""
+        return self.root / "policies"
+
+    @property
+    def policy_events(self) -> Path:
+        """One line a policy that was taken or refused."""
+        return self.policies / "events.jsonl"
 
     def results_part(self, shard: int, generation: int) -> Path:
         """The results of ``shard`` that were committed as this generation."""

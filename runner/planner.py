@@ -8,7 +8,7 @@ Pure and deterministic: the same requests and limits give the same groups. Knows
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .records import Request
 
@@ -31,6 +31,10 @@ class Limits:
     def kv(self, rows: int, longest: int) -> float:
         """Bytes of ``rows`` rows in buffers as wide as the longest of them."""
         return rows * (longest * self.token_bytes + self.row_bytes)
+
+    def halved(self, times: int) -> "Limits":
+        """Half as many rows and tokens, so many times over; at least one of each."""
+        return replace(self, rows=max(1, self.rows >> times), tokens=max(1, self.tokens >> times))
 
     def most_rows(self, longest: int) -> int:
         """How many rows that become ``longest`` may decode at once: at least one."""

@@ -10,6 +10,7 @@ does, chunks are cut so that one chunk's logits stay within a stated bound: no [
 import math
 import sys
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
@@ -17,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.logprobs import Scores, join, score
-from .cache import Caches, announce, announce_call, evaluate, fresh, settle
+from ..kernels.tempered import tempered
+from .adapters import Adapters
+from .cache import Caches, announce, announce_call, evaluate, fresh, joined, settle
 from .head import Head, Reader, Whole, read
 from .planner import Limits
 from .records import Request, Sample
@@ -30,34 +33,47 @@ LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many tak
 class Wanted:
     """Which figures are computed: ``logprobs.prompt``, ``logprobs.top`` and ``logprobs.stats`` of the config.
 
-    ``greedy``: of a scored token, whether it is the most likely one.
+    ``greedy``: of a scored token, whether it is the most likely one. Of a generated token: ``tempered``, its logprob under
+    logits / temperature, ``kept``, the ids that could be drawn, ``reference``, its logprobs under another policy or model.
+    ``temperature``: of a scored token, its logprob at it too.
     """
 
     echo: bool = False
     top: int = 0
     stats: bool = False
     greedy: bool = False
+    tempered: bool = False
+    kept: bool = False
+    reference: bool = False
+    temperature: float | None = None
 
     def scores(self, logits: mx.array, targets: NDArray[np.int32]) -> Scores:
         """The figures of ``targets`` [N] under ``logits`` [N, V]."""
-        return score(logits, targets, self.top, self.stats, self.greedy)
+        found = score(logits, targets, self.top, self.stats, self.greedy)
+        if self.temperature is None:
+            return found
+        if self.temperature in (0.0, 1.0):
+            return replace(found, tempered=found.logprobs)
+        return replace(found, tempered=tempered(logits, targets, np.full(len(targets), self.temperature, np.float32)))
 
     @property
     def nothing(self) -> Scores:
         """The figures of no tokens."""
         ints, floats, k = np.zeros(0, np.int32), np.zeros(0, np.float32), self.top
         tops = (ints.reshape(0, k), floats.reshape(0, k)) if k else (None, None)
-        return Scores(floats, *tops, *((ints, floats) if self.stats else (None, None)), ints.astype(np.bool_) if self.greedy else None)
+        stats, greedy = (ints, floats) if self.stats else (None, None), ints.astype(np.bool_) if self.greedy else None
+        return Scores(floats, *tops, *stats, greedy, None if self.temperature is None else floats)
 
 
 @dataclass(slots=True, frozen=True)
 class Setup:
-    """A model and how it is run. ``padded``: rows of unlike length share a batch (the probe allows it).
+    """A model and how it is run. ``padded``: rows of unlike length share a batch (the probe allows it); ``ragged``: a prefill too.
 
     ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits that
     the echo and the scorer read at once. What the probes found for them: ``head`` is the network split in two (None: it
     cannot be), ``right_padded``: rows of unlike length share a batch of plain caches, pads behind them; ``shared``: rows
     can be fed on top of copies of another row's caches, ``chunked``: a row's tokens may go through in several calls.
+    ``adapters`` puts other adapters and weights on the model.
     """
 
     model: Any
@@ -71,6 +87,8 @@ class Setup:
     right_padded: bool = False
     shared: bool = False
     chunked: bool = True
+    ragged: bool = True
+    adapters: Adapters | None = None
 
     @property
     def reader(self) -> Reader:
@@ -110,7 +128,29 @@ class Prefilled:
 
 
 def prefill(setup: Setup, requests: list[Request]) -> Prefilled:
-    """Runs all but the last token of each prompt through the model; shorter rows are padded on the right, then rolled."""
+    """Runs all but the last token of each prompt through the model; shorter rows are padded on the right, then rolled.
+
+    Where a prefill must not be ragged, rows of one length go through together, the longest first, and then join: a recurrent
+    state that would take in a pad is never shown one.
+    """
+    if setup.ragged or not setup.padded:
+        return _together(setup, requests)
+    longest_first = sorted(requests, key=_length, reverse=True)
+    parts = [_together(setup, list(alike)) for _, alike in groupby(longest_first, _length)]
+    if len(parts) == 1:
+        return parts[0]
+    caches = joined([part.caches for part in parts])
+    evaluate(caches)
+    waiting = [(i, sample) for i, r in enumerate(longest_first) for sample in r.work.samples]
+    echoes = [echo for part in parts for echo in part.echoes]
+    return Prefilled(caches, longest_first, echoes, waiting, sum(part.tokens for part in parts), sum(part.padded_tokens for part in parts))
+
+
+def _length(request: Request) -> int:
+    return len(request.prompt.ids)
+
+
+def _together(setup: Setup, requests: list[Request]) -> Prefilled:
     ids = [r.prompt.ids for r in requests]
     lengths = [len(x) - 1 for x in ids]
     width = max(lengths)

@@ -7,34 +7,27 @@ until its last sample is recorded; memory does not grow with the dataset.
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import Empty, Full, Queue
 
-from ..configs.visible import visible
-from .column_types import json_text
-from .errors import DataError, RowError
+from .collected import Sink
+from .errors import RowError
+from .groups import RATED_AT_ONCE, failed
 from .job import Job
+from .layout import Layout
+from .recording import Recorder
 from .records import AnyRequest, BadRow, Failure, Outcome, Request, Row
 from .recovery import Recovered
-from .writer import Writer
 
 WINDOW_ROWS = 4096
 OUTCOMES = 1024
 
-_Posted = Outcome | tuple[int, int] | threading.Event | None
+_RATED = "rated"
+_Posted = Outcome | tuple[int, int] | threading.Event | str | None
 
 
 class StoppedError(Exception):
     """Another part of the run has ended it."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A row whose outcomes are not all recorded."""
-
-    row: Row
-    request: AnyRequest
-    left: int
 
 
 class Desk:
@@ -44,15 +37,17 @@ class Desk:
     first windows, a group each; ``fatal`` says of rows why they are not run at all.
     ``fail_fast``: the first row that fails ends the run with DataError (``on_error: fail``). ``whole_shards``: the rows of
     an open shard are all run, those recorded before too (deterministic mode, where a batch is repeated as it was).
+    ``window_rows``: of as many shards as fit in there a window is made, of one at least, and never of two rounds.
+    ``newest``: the version of the trainer's newest policy.
     """
 
     def __init__(
         self,
         job: Job,
         rows: Iterator[Row | BadRow],
-        writer: Writer,
+        writer: Sink,
         recovered: Recovered,
-        rows_per_shard: int,
+        layout: Layout,
         check: Callable[[AnyRequest], str | None],
         stopped: Callable[[], bool],
         *,
@@ -60,14 +55,17 @@ class Desk:
         fatal: Mapping[int, str] | None = None,
         fail_fast: bool,
         whole_shards: bool,
+        window_rows: int = WINDOW_ROWS,
+        newest: Callable[[], int] = lambda: 0,
     ):
         self._job, self._rows, self._writer, self._recovered, self._check = job, rows, writer, recovered, check
-        self._per_shard, self._stopped, self._fail_fast, self._whole = rows_per_shard, stopped, fail_fast, whole_shards
+        self._layout, self._stopped, self._whole = layout, stopped, whole_shards
+        self._window_shards = 1 if whole_shards else max(1, window_rows // layout.rows_per_shard)
         self._first, self._fatal = first, fatal or {}
-        self._waiting: dict[int, _Waiting] = {}
         self._windows: Queue[list[AnyRequest] | None] = Queue(1)
         self._outcomes: Queue[_Posted] = Queue(OUTCOMES)
-        self._stop = threading.Event()
+        self._stop, self._abandoned = threading.Event(), threading.Event()
+        self._recorder = Recorder(job, writer, recovered, layout, self._rated, self._ends, newest=newest, fail_fast=fail_fast)
         self.failure: BaseException | None = None
         self._preparing = threading.Thread(target=self._guarded, args=(self._prepare,), name="prepare", daemon=True)
         self._recording = threading.Thread(target=self._guarded, args=(self._record,), name="record", daemon=True)
@@ -108,6 +106,10 @@ class Desk:
             pass
         return not (self.failed or self._writer.broken)
 
+    def abandon(self) -> None:
+        """Says that the model's work has failed: ``close`` then waits for no group that is not rated yet."""
+        self._abandoned.set()
+
     def close(self) -> None:
         """Records what was put, ends both threads, and raises what went wrong in them."""
         self._stop.set()
@@ -115,6 +117,7 @@ class Desk:
         with suppress(StoppedError):
             self._post(None)
         self._recording.join()
+        self._recorder.close()
         if self.failure is not None:
             raise self.failure
 
@@ -138,25 +141,34 @@ class Desk:
                 if not self._recording.is_alive():
                     raise StoppedError from None
 
+    def _ends(self) -> bool:
+        """Whether the run ends early, for whatever reason."""
+        return self._abandoned.is_set() or self.failed or self._stopped()
+
+    def _rated(self) -> None:
+        """Wakes the recording thread; one that has outcomes to record looks by itself."""
+        with suppress(Full):
+            self._outcomes.put_nowait(_RATED)
+
     def _prepare(self) -> None:
         """Rows to windows of requests; a window ends with a shard. Before them the groups of ``first``."""
         for group in self._first:
             self._put_window([request for row in group for request in self._requests(row)])
         prepared = {row.position for group in self._first for row in group}
         window: list[AnyRequest] = []
-        size = 1 if self._whole else max(1, WINDOW_ROWS // self._per_shard)
         ends = None
         for row in self._rows:
             if self._stop.is_set():
                 raise StoppedError
             if row.position in prepared:
                 continue
-            shard = row.position // self._per_shard
+            shard = self._layout.shard_of(row.position)
             if ends is not None and shard >= ends:
                 if window:
                     self._put_window(window)
                 window, ends = [], None
-            ends = shard + size if ends is None else ends
+            if ends is None:
+                ends = min(shard + self._window_shards, (self._layout.round_of(row.position) + 1) * self._layout.shards_a_round)
             window += self._requests(row)
         if window:
             self._put_window(window)
@@ -173,28 +185,34 @@ class Desk:
 
     def _requests(self, row: Row | BadRow) -> list[AnyRequest]:
         """A row's requests, less what is recorded already; a row that cannot be done goes to the errors."""
-        shard = self._recovered.done.get(row.position // self._per_shard)
-        if shard is not None and shard.has_failed(row.position):
+        shard, place = self._recovered.done.get(self._layout.shard_of(row.position)), self._layout.row_of(row.position)
+        if shard is not None and shard.has_failed(place) and not (self._whole and self._job.grouping is not None):
             self._post((row.position, 1))
             return []
-        if shard is not None and shard.is_resolved(row.position) and not self._whole:
+        if shard is not None and shard.is_resolved(place) and not self._whole:
             return []
-        done = shard.samples_of(row.position) if shard is not None else set[int]()
+        done = shard.samples_of(place) if shard is not None else set[int]()
+        if recorded := bool(done) and self._job.grouping is not None:
+            # A group stands as it is: n may be another by now, as the user vouched for, or as the row says.
+            self._post((row.position, len(done)))
+            if not self._whole:
+                return []
         if isinstance(row, BadRow):
             self._quarantine(Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text), done, None)
             return []
         try:
             requests = self._job.requests(row)
         except RowError as error:
-            self._quarantine(_failed(row, error.stage, type(error).__name__, str(error)), done, None)
+            self._quarantine(failed(row, error.stage, type(error).__name__, str(error)), done, None)
             return []
         if problem := self._problem(row.position, requests):
-            self._quarantine(_failed(row, *problem), done, {index for request in requests for index in request.samples})
+            self._quarantine(failed(row, *problem), done, {index for request in requests for index in request.samples})
             return []
-        self._post((row.position, sum(len(r.samples) for r in requests)))
+        if not recorded:
+            self._post((row.position, sum(len(r.samples) for r in requests)))
         left = [kept for r in requests if (kept := r.without(set() if self._whole else done)).samples]
         for request in left:
-            self._waiting[row.position] = _Waiting(row, request, len(request.samples))
+            self._recorder.expect(row, request)
         return left
 
     def _quarantine(self, failure: Failure, done: set[int], asked: set[int] | None) -> None:
@@ -204,18 +222,20 @@ class Desk:
         samples, None where they cannot be known: all up to the last recorded, or as many as every row has. Where each row says
         itself how many, one behind the last stands for those that may be missing.
         """
+        shard = self._recovered.done.get(self._layout.shard_of(failure.row))
+        if shard is not None and shard.is_resolved(self._layout.row_of(failure.row)):
+            return
+        if done and self._job.grouping is not None:
+            return
         if not done:
             self._post(failure)
-            return
-        shard = self._recovered.done[failure.row // self._per_shard]
-        if shard.is_resolved(failure.row):
             return
         if asked is None:
             asked = set(range(max(self._job.samples or 0, max(done) + 1)))
             if self._job.samples is None and asked == done:
                 asked.add(len(done))
         missing = sorted(asked - done)
-        self._post((failure.row, len(done) + len(missing)))
+        self._post((failure.row, len(asked)))
         for sample in missing:
             self._post(replace(failure, sample=sample))
 
@@ -228,55 +248,16 @@ class Desk:
         return None if found is None else ("too_long", "RowError", found)
 
     def _record(self) -> None:
-        """Outcomes to records; pairs are (row, number of its records), an event waits for what came before it."""
+        """Outcomes to records; pairs are (position, number of its records), an event waits for what came before it."""
         while True:
             outcome = self._outcomes.get()
             if outcome is None:
+                self._recorder.record_rated(0)
                 return
+            self._recorder.record_rated(RATED_AT_ONCE)
             if isinstance(outcome, tuple):
                 self._writer.admit(*outcome)
             elif isinstance(outcome, threading.Event):
                 self._writer.flush(outcome.set)
-            elif isinstance(outcome, Failure):
-                self._fail(outcome)
-            else:
-                self._finish(outcome)
-
-    def _fail(self, failure: Failure) -> None:
-        if (sample := failure.sample) is not None and failure.row in self._waiting:  # the engine knows neither key nor columns
-            row = self._settled(failure.row).row
-            failure = replace(failure, key=row.key, message=_placed(failure.message, row), input=json_text(row.columns))
-            if self._recorded(failure.row, sample):
-                return
-        if self._fail_fast:
-            where = f"row {failure.row}" + (f" (key {visible(failure.key)})" if failure.key not in (None, str(failure.row)) else "")
-            raise DataError(f"on_error: fail, and {where} failed at {failure.stage}: {visible(failure.message)}")
-        self._writer.fail(failure)
-
-    def _finish(self, outcome: Outcome) -> None:
-        assert not isinstance(outcome, Failure)
-        waiting = self._settled(outcome.row)
-        if not self._recorded(outcome.row, outcome.index):
-            record = self._job.record(waiting.row, waiting.request, outcome)
-            self._writer.add(outcome.row, outcome.index, record)
-
-    def _settled(self, row: int) -> _Waiting:
-        """What waits for an outcome of ``row``, of which one has come now."""
-        waiting = self._waiting[row]
-        waiting.left -= 1
-        if not waiting.left:
-            del self._waiting[row]
-        return waiting
-
-    def _recorded(self, row: int, sample: int) -> bool:
-        """Whether an earlier session has recorded this sample (it was run again for the sake of its batch)."""
-        shard = self._recovered.done.get(row // self._per_shard)
-        return shard is not None and shard.has(row, sample)
-
-
-def _failed(row: Row, stage: str, error: str, message: str) -> Failure:
-    return Failure(row.position, row.key, None, stage, error, _placed(message, row), json_text(row.columns))
-
-
-def _placed(message: str, row: Row) -> str:
-    return f"{message} ({row.place})" if row.place else message
+            elif not isinstance(outcome, str):
+                self._recorder.record(outcome)

@@ -7,16 +7,17 @@ one that is absent does. Knows no tokens; the chat template is applied elsewhere
 import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta, nodes
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..configs.errors import ConfigError
 from ..configs.schema import PromptConfig
 from .columns import lookup, missing_column, require_column
 from .errors import DataError, RowError
+from .template_bounds import BoundedEnvironment, render
 
 Columns = dict[str, Any]
 Message = dict[str, Any]
@@ -56,7 +57,7 @@ def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[
 
 def compile_template(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], str]:
     """What renders ``template`` over a row's columns; ``option`` is its key path in the config. Raises as above."""
-    return _compiled(template, option, columns, lambda environment: environment.from_string(template).render)
+    return _compiled(template, option, columns, lambda environment: partial(render, environment.from_string(template)))
 
 
 def compile_value(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
@@ -65,7 +66,7 @@ def compile_value(template: str, option: str, columns: Collection[str]) -> Calla
     def evaluation(environment: "_Environment") -> Callable[[Columns], Any]:
         source = template.strip()
         if not (source.startswith("{{") and source.endswith("}}") and _is_expression(environment.parse(source))):
-            return environment.from_string(template).render
+            return partial(render, environment.from_string(template))
         expression = environment.compile_expression(source[2:-2].strip("-+"), undefined_to_none=False)
         return lambda row: _printable(expression(row))
 
@@ -86,8 +87,8 @@ def _compiled(
         evaluate = compile_(environment)
         names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
     except TemplateSyntaxError as error:
-        at = f"{option}, line {error.lineno}"
-        raise ConfigError(f"{at}: the template cannot be parsed: {error.message}. A column is written {{{{ name }}}}.") from None
+        at, why = f"{option}, line {error.lineno}", (error.message or "").rstrip(".")
+        raise ConfigError(f"{at}: the template cannot be parsed: {why}. A column is written {{{{ name }}}}.") from None
     except (RecursionError, SyntaxError) as error:  # what Jinja takes can still be too deep for it, or for Python
         reason = "nested too deeply" if isinstance(error, RecursionError) else error.msg
         raise ConfigError(f"{option}: the template cannot be compiled: {reason}; write it simpler") from None
@@ -176,7 +177,7 @@ class _Absent(StrictUndefined):
         return False
 
 
-class _Environment(ImmutableSandboxedEnvironment):
+class _Environment(BoundedEnvironment):
     """The sandbox, with the rules that keep a mistake in a template from becoming a wrong prompt."""
 
     def __init__(self) -> None:

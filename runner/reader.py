@@ -6,13 +6,15 @@ new contents is handed on. Memory does not grow with the rows.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from dataclasses import replace
+from itertools import chain, groupby, islice
 
 from ..configs.schema import DataConfig
 from .column_types import json_text
 from .entries import entries, place, row_key
 from .errors import DataError
 from .inputs import Scan, Scanned, unchanged
+from .layout import Layout
 from .lines import Entry, UnreadableError
 from .records import BadRow, Row
 
@@ -44,6 +46,18 @@ def read(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator[Row 
             while window := _window(scanned, rows):
                 yield from window
         first = end
+
+
+def read_rounds(scan: Scan, data: DataConfig, layout: Layout, shards: Iterable[int]) -> Iterator[Row | BadRow]:
+    """The rows of ``shards``, which ascend, by their positions in ``layout``: the input is read once a round."""
+    for around, own in groupby(shards, lambda shard: shard // layout.shards_a_round):
+        for row in read(scan, data, map(layout.rows_of, own)):
+            if around == 0:
+                yield row
+            elif isinstance(row, BadRow):
+                yield replace(row, position=layout.position(around, row.position))
+            else:
+                yield replace(row, position=layout.position(around, row.position), round=around)
 
 
 def _window(scanned: Scanned, rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:

@@ -1,21 +1,18 @@
 """Why rows were quarantined, the most frequent reasons first: what the end of a run says beside their number.
 
-A reason is a stage and how its message begins, less what differs from row to row: numbers, and what stands in quotes.
+A reason is a stage and a class of error, as `mlx-bulk status` tells them apart; its first row's message stands for it.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..configs.visible import visible
-from .parts import read_errors
+from .parts import DROP, read_errors
 
 SHOWN = 3
-_ALIKE = 80  # characters at a message's start that tell reasons apart
 _MESSAGE = 300  # characters shown
-_DIFFERS = re.compile(r"(?<!\w)(?:'[^']*'?|\"[^\"]*\"?)|[0-9]+")  # from row to row; a quote may be cut off, an apostrophe opens none
-_KINDS = 10_000  # told apart: where each message is another one, memory does not grow with them
+_COLUMNS = ["row", "stage", "error", "message"]
 _READ = 200_000  # failures; a second or two
 
 
@@ -36,25 +33,24 @@ def reasons(run: Path) -> tuple[str, ...]:
     first. Raises RunDirError where a part is missing.
     """
     kinds: dict[tuple[str, str], _Reason] = {}
-    others = seen = 0
-    for batch in read_errors(run, ["row", "stage", "message"]):
+    seen = 0
+    for batch in read_errors(run, _COLUMNS):
         if seen >= _READ:
-            return (*_lines(kinds.values(), others), f"these are the first {seen:,} that failed: errors/ has them all")
+            return (*_lines(kinds.values()), f"these are the first {seen:,} that failed: errors/ has them all")
         seen += batch.num_rows
-        for row, stage, message in zip(*(batch.column(name).to_pylist() for name in ("row", "stage", "message")), strict=True):
-            kind = stage, _DIFFERS.sub("#", message[: 4 * _ALIKE])[:_ALIKE]
-            if (reason := kinds.get(kind)) is not None:
+        for row, stage, error, message in zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True):
+            if stage == DROP:  # on purpose
+                continue
+            if (reason := kinds.get((stage, error))) is not None:
                 reason.count += 1
-            elif len(kinds) < _KINDS:
-                kinds[kind] = _Reason(1, row, stage, message)
             else:
-                others += 1
-    return _lines(kinds.values(), others)
+                kinds[stage, error] = _Reason(1, row, stage, message)
+    return _lines(kinds.values())
 
 
-def _lines(kinds: Iterable[_Reason], others: int) -> tuple[str, ...]:
+def _lines(kinds: Iterable[_Reason]) -> tuple[str, ...]:
     often = sorted(kinds, key=lambda reason: (-reason.count, reason.row))
-    others += sum(reason.count for reason in often[SHOWN:])
+    others = sum(reason.count for reason in often[SHOWN:])
     more = [f"{others:,} failed for other reasons: errors/ has them all"] if others else []
     return (*map(_line, often[:SHOWN]), *more)
 

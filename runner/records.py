@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..kernels.divergence import Divergence
 from ..kernels.logprobs import Scores
+from .policy import Policy
 
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -19,15 +20,17 @@ Floats = NDArray[np.float32]
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """One input row: its position among the input's rows, the user's key for it, its columns, and where it stands.
+    """One input row: its position, the user's key for it, its columns, and where it stands.
 
-    ``place`` is for messages: the file, and the line where there are lines.
+    ``position`` is among the rows of all rounds (see ``Layout``): in the first its place among the input's. ``place`` is for
+    messages: the file, and the line where there are lines.
     """
 
     position: int
     key: str
     columns: dict[str, Any]
     place: str = field(default="", compare=False)
+    round: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -172,6 +175,10 @@ class Generated:
 
     ``scores`` are the completion's N tokens', ``echo`` those of the prompt's tokens behind the first [T - 1], shared by
     its samples. ``stop_reason`` is the stop string or the stop id as string, None for EOS and for ``length``.
+
+    What was not asked for is None. tempered_logprobs: [N], log_softmax of logits / temperature, as at 1 where it is 0.
+    kept_ids: of each token the ascending ids that could be drawn; None too for a row that leaves none out. ref_logprobs,
+    ref_tempered_logprobs: [N], those of the reference. policy: what it was sampled from.
     """
 
     row: int
@@ -182,6 +189,11 @@ class Generated:
     finish_reason: str
     stop_reason: str | None
     echo: Scores | None
+    tempered_logprobs: Floats | None = None
+    kept_ids: list[Ids] | None = None
+    ref_logprobs: Floats | None = None
+    ref_tempered_logprobs: Floats | None = None
+    policy: Policy | None = None
 
     @property
     def index(self) -> int:

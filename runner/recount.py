@@ -22,7 +22,7 @@ def recount(data: DataConfig, run: Path) -> dict[str, Any]:
     Relative paths start at the working directory. Raises DataError for what is missing or cannot be read.
     """
     left, found = data.limit, list[Scanned]()
-    for source in find_sources(_without_stdin(data, run), run):
+    for source in find_sources(without_stdin(data, run), run):
         at, digest, rows = stamp(source), None, 0
         if left != 0:
             with naming(source):
@@ -34,7 +34,8 @@ def recount(data: DataConfig, run: Path) -> dict[str, Any]:
     return scan.fingerprint()
 
 
-def _without_stdin(data: DataConfig, run: Path) -> DataConfig:
+def without_stdin(data: DataConfig, run: Path) -> DataConfig:
+    """The same input, with the copy in the run directory ``run`` in place of stdin."""
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
     spool = str(run / SPOOL_NAMES["jsonl" if data.format == "auto" else data.format])
     return data.model_copy(update={"path": [spool if path == "-" else path for path in paths]})

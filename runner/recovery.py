@@ -20,6 +20,7 @@ from .committing import base_batches
 from .durable import Stamp, fsync_folder, sha256, stamp_of
 from .errors import DriftError
 from .journal import Header, Journal
+from .layout import Layout
 from .ledger import Ledger
 from .ordering import positions
 from .parts import has_schema
@@ -39,7 +40,7 @@ class Recovered:
 
     committed: shards of which nothing is left to do. done: open shards that have a journal; headers: what each is to become;
     bases: the commits that some of them continue. generations: each shard's highest.
-    rows: input rows resolved; records, errors: of the committed shards and the open ones together.
+    rows: rows resolved, of all rounds; records, errors: of the committed shards and the open ones together.
     """
 
     committed: frozenset[int]
@@ -52,23 +53,15 @@ class Recovered:
     errors: int
 
 
-def shard_rows(shard: int, rows: int, rows_per_shard: int) -> range:
-    """The input rows in ``shard``, of ``rows`` in all."""
-    return range(min(shard * rows_per_shard, rows), min((shard + 1) * rows_per_shard, rows))
-
-
-def recover(paths: RunPaths, run: str, rows: int, rows_per_shard: int, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
-    """Reads what is done of an input of ``rows`` rows, and mends what a crash, a bad disk or a longer input left behind.
+def recover(paths: RunPaths, run: str, layout: Layout, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
+    """Reads what is done of a run of this ``layout``, and mends what a crash, a bad disk or a longer input left behind.
 
     run: digest of the run's identity. A committed part that is missing or damaged is voided and done again; parts that no line
     declares are adopted or set aside. A committed shard is reopened where the input has since grown there, or, with ``retry_errors``
     now or at an earlier start, where it has errors. Raises DriftError where rows are committed that the input does not have, OSError for
     the disk's own errors.
     """
-
-    def rows_of(shard: int) -> range:
-        return shard_rows(shard, rows, rows_per_shard)
-
+    rows_of = layout.rows_of
     commits = mend_commits(paths)
     _require_committed(paths, commits, rows_of)
     journals = read_journals(paths, schema, rows_of, commits.commits.keys())
@@ -83,9 +76,12 @@ def recover(paths: RunPaths, run: str, rows: int, rows_per_shard: int, schema: p
     put_away(paths, commits, headers(journals, commits))
     if retry_errors:
         _note_retry(paths, commits, journals)
-    journals = {shard: without_errors(paths, each, commits.retries.get(shard, 0)) for shard, each in journals.items()}
-    for shard in sorted(reopening & commits.commits.keys() - journals.keys()):
-        journals[shard] = reopen(paths, commits.commits[shard], commits.retries.get(shard, 0))
+    journals = {
+        shard: without_errors(paths, each, commits.commits.get(shard), commits.retries.get(shard, 0)) for shard, each in journals.items()
+    }
+    for shard, commit in sorted(commits.commits.items()):
+        if shard in reopening and shard not in journals and (commit.rows < len(rows_of(shard)) or shard in commits.retries):
+            journals[shard] = reopen(paths, commit, commits.retries.get(shard, 0))
     fsync_folder(paths.journal)
     done = {shard: _ledger(paths, each, commits.commits.get(shard), rows_of(shard)) for shard, each in journals.items()}
     committed = [commit for shard, commit in commits.commits.items() if shard not in done]
@@ -101,17 +97,13 @@ def recover(paths: RunPaths, run: str, rows: int, rows_per_shard: int, schema: p
     )
 
 
-def require_covered(paths: RunPaths, rows: int, rows_per_shard: int) -> None:
-    """Raises DriftError where rows are finished that an input of ``rows`` rows does not have. Changes nothing."""
-
-    def rows_of(shard: int) -> range:
-        return shard_rows(shard, rows, rows_per_shard)
-
-    _require_committed(paths, read_commits(paths), rows_of)
+def require_covered(paths: RunPaths, layout: Layout) -> None:
+    """Raises DriftError where rows are finished that a run of this ``layout`` does not have. Changes nothing."""
+    _require_committed(paths, read_commits(paths), layout.rows_of)
     for file in sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name) and file.suffix != ".tmp"):
         found, _ = journal.peek(file)
-        if found is not None and not within(found, rows_of(found.header.shard)):
-            raise DriftError(f"{file}: holds finished rows that the input, now of {rows} rows, does not have. {_WAYS_OUT}")
+        if found is not None and not within(found, layout.rows_of(found.header.shard)):
+            raise DriftError(f"{file}: holds finished rows that the input, now of {layout.rows} rows, does not have. {_WAYS_OUT}")
 
 
 def _require_committed(paths: RunPaths, commits: CommitLog, rows_of: Callable[[int], range]) -> None:
@@ -125,8 +117,8 @@ def _require_committed(paths: RunPaths, commits: CommitLog, rows_of: Callable[[i
 
 def _note_retry(paths: RunPaths, commits: CommitLog, journals: dict[int, Journal]) -> None:
     """Declares, before the first of them is touched, of which shards the errors are to be done again: cut short, any start goes on."""
-    asked = {shard for shard, commit in commits.commits.items() if commit.errors and shard not in journals}
-    asked |= {shard for shard, each in journals.items() if has_errors(each, commits.commits.get(shard))}
+    shards = commits.commits.keys() | journals.keys()
+    asked = {shard for shard in shards if has_errors(paths, journals.get(shard), commits.commits.get(shard))}
     if asked:
         retry = 1 + max([*commits.retries.values(), *(each.header.retry for each in journals.values())], default=0)
         append_retry(paths, retry, asked)

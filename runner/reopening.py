@@ -5,7 +5,7 @@ read by others, until the merged generation is committed. The caller holds the r
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from . import journal
 from .commits import Commit, CommitLog
+from .committing import base_batches
 from .journal import Header, Journal
 from .ordering import positions
+from .parts import DROP
 from .paths import OWN_JOURNALS, RunPaths
 
 log = logging.getLogger("mlx_bulk")
@@ -78,19 +80,34 @@ def settled(paths: RunPaths, journals: Mapping[int, Journal], commits: CommitLog
 def reopen(paths: RunPaths, commit: Commit, retry: int) -> Journal:
     """A journal that continues a commit; ``retry``: the number of the retry in which its errors are done again, or 0."""
     header = Header(commit.shard, commit.generation + 1, commit.generation, retry)
-    journal.begin(paths.journal_of(commit.shard), header)
-    return Journal(header, [], [])
+    kept = _drops(base_batches(paths, commit)[1]) if retry else []
+    journal.begin(paths.journal_of(commit.shard), header, kept)
+    return Journal(header, [], kept)
 
 
-def has_errors(each: Journal, base: Commit | None) -> bool:
-    """Whether errors count as done in a shard that is open: its own, or those of the ``base`` that it takes over."""
-    return bool(each.errors) or (base is not None and base.errors > 0 and not each.header.retry)
+def has_errors(paths: RunPaths, each: Journal | None, base: Commit | None) -> bool:
+    """Whether errors count as done in a shard: those of its journal, or those that this takes over from the ``base``.
+
+    What was dropped is none: it is left out on purpose, and a retry leaves it where it is.
+    """
+    return any(batch.column("stage").to_pylist().count(DROP) < batch.num_rows for batch in _errors(paths, each, base))
 
 
-def without_errors(paths: RunPaths, each: Journal, retry: int) -> Journal:
+def without_errors(paths: RunPaths, each: Journal, base: Commit | None, retry: int) -> Journal:
     """The same journal, of which no error that is older than this ``retry`` counts as done, nor one of its base."""
     if each.header.retry >= retry:
         return each
-    header = replace(each.header, retry=retry)
-    journal.rewrite(paths.journal_of(header.shard), header, each.results, [])
-    return Journal(header, each.results, [])
+    header, kept = replace(each.header, retry=retry), _drops(_errors(paths, each, base))
+    journal.rewrite(paths.journal_of(header.shard), header, each.results, kept)
+    return Journal(header, each.results, kept)
+
+
+def _errors(paths: RunPaths, each: Journal | None, base: Commit | None) -> list[pa.RecordBatch]:
+    taken_over = base_batches(paths, base)[1] if base is not None and base.errors and not (each and each.header.retry) else []
+    return [*taken_over, *(each.errors if each else [])]
+
+
+def _drops(errors: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """What of these was left out on purpose."""
+    found = (batch.filter(pa.array([stage == DROP for stage in batch.column("stage").to_pylist()], pa.bool_())) for batch in errors)
+    return [batch for batch in found if batch.num_rows]

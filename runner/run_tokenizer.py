@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..configs.schema import JobConfig
-from . import model as checkpoints
+from . import checkpoint as checkpoints
 from . import tokenizer as tokenizers
 from .errors import ModelError
 from .tokenizer import Tokenizer

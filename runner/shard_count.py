@@ -94,10 +94,11 @@ def _require_each_once(part: Path, places: Ints, rows: range, samples: int | Non
     if ((row < 0) | (row >= len(rows))).any():
         raise DamageError(part, "holds rows of another shard")
     if twice := np.count_nonzero(np.diff(places) == 0):
-        raise DamageError(part, f"holds {twice} records that stand in errors/ too")
+        raise DamageError(part, f"holds {twice} record{'' if twice == 1 else 's'} that stand in errors/ too")
     found, highest, failed = np.bincount(row, minlength=len(rows)), np.full(len(rows), -1), np.zeros(len(rows), np.bool_)
     highest[row] = number  # of a row's, the last one stays
     failed[row[number == 0]] = True
     by_samples = (highest == found) & (found == (found if samples is None else samples))
     if open_rows := np.flatnonzero(~np.where(failed, found == 1, by_samples & (found > 0))).tolist():
-        raise DamageError(part, f"lacks {len(open_rows)} rows, or samples of them; the first is row {rows.start + open_rows[0]}")
+        lacking = f"lacks {len(open_rows)} row{'' if len(open_rows) == 1 else 's'}"
+        raise DamageError(part, f"{lacking}, or samples of them; the first is row {rows.start + open_rows[0]}")

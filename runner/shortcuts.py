@@ -4,6 +4,7 @@ The scorer itself runs rows that need each shortcut, and the same rows go throug
 where their logprobs disagree, or anything crashes, the shortcut is not taken. Knows models, not names of them.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,13 +87,11 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
     (prefix,) = _random(rng, vocabulary, (2 * WINDOW + 2,))
     requests = [_choices(0, prefix, len(prefix), _random(rng, vocabulary, CHOICES[1:]))]
     setup = _setup(network, vocabulary, limits, padded)
-    try:
+    with suppress(Exception):  # which of them it is will be found
         head = Head(network) if shown.head else None
         setup = replace(setup, head=head, right_padded=shown.right_padded, shared=shown.shared, chunked=shown.chunked)
         if _difference(setup, requests, _alone(network, requests)) <= allowed:
             return shown
-    except Exception:  # which of them it is will be found
-        pass
     own = shortcuts(network, vocabulary, limits, padded)
     return Shortcuts(
         own.head and shown.head,

@@ -4,14 +4,14 @@ A slot stays a row's own until it leaves, so nothing is filtered in lockstep; a 
 vectors of slots. Knows nothing of models, caches or text (a row with stop strings brings its own stopper).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.logprobs import Scores
-from ..kernels.sampling import Edits, Parameters
+from ..kernels.sampling import Drawn, Edits, Parameters
 from .records import Request, Sample, Sampling
 
 DRAWS = 64  # uniforms drawn ahead for a row
@@ -38,6 +38,7 @@ class Active:
     stopper: Stopper | None
     seen: NDArray[np.int32]  # the prompt's distinct ids, where a penalty looks at them
     fault: str | None = None  # what is wrong with its prompt: it ends with its first token
+    kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])  # of each token the ids that could be drawn
 
     @property
     def sampling(self) -> Sampling:
@@ -46,17 +47,17 @@ class Active:
 
 
 class Slots:
-    """Tables of ``rows`` slots; ``top`` and ``stats`` say which figures are kept a token.
+    """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept a token.
 
     ``count`` [R] tokens generated, ``last`` [R] the newest token (before the first: the prompt's last), ``limit`` [R].
     ``special`` [R] marks rows that need a look after each token: stop strings, stop ids of their own, a fault.
     """
 
-    def __init__(self, rows: int, top: int, stats: bool):
+    def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
         self.active: list[Active | None] = [None] * rows
         self.count, self.limit, self.last = (np.zeros(rows, np.int32) for _ in range(3))
         self.special, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(3))
-        self._top, self._stats, self._width = top, stats, 0
+        self._top, self._stats, self._tempered, self._width = top, stats, tempered, 0
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
             np.zeros(rows, np.float32) for _ in range(6)
         )
@@ -91,12 +92,13 @@ class Slots:
         """Empties a slot."""
         self.active[slot] = None
 
-    def generated(self, slot: int) -> tuple[NDArray[np.int32], Scores, NDArray[np.float32]]:
-        """What a slot's row has generated: ids [N], scores of N tokens, logprobs under the distribution sampled from [N]."""
+    def generated(self, slot: int) -> tuple[Drawn, Scores]:
+        """The N tokens that a slot's row has generated, and their scores."""
         n = int(self.count[slot])
-        kept = {name: table[slot, :n].copy() for name, table in self._tokens.items()}
-        ids, sampled = kept.pop("ids"), kept.pop("sampled_logprobs")
-        return ids, Scores(**kept), sampled  # pyright: ignore[reportReturnType, reportArgumentType]
+        figures = {name: table[slot, :n].copy() for name, table in self._tokens.items()}
+        ids, sampled, tempered = (figures.pop(name, None) for name in ("ids", "sampled", "tempered"))
+        drawn = Drawn(ids, sampled, tempered, list(self.row(slot).kept) or None)  # pyright: ignore[reportArgumentType]
+        return drawn, Scores(**figures)  # pyright: ignore[reportArgumentType]
 
     def parameters(self, order: Index, eos: NDArray[np.int32]) -> Parameters:
         """The next step's parameters of the rows in ``order`` [B]."""
@@ -140,23 +142,27 @@ class Slots:
         add = np.concatenate([values for *_, values in masks] or [np.zeros(0, np.float32)])
         return Edits(*_flat([(at, ids) for at, ids, _ in masks]), add, *_flat(seen), *_flat(said))
 
-    def write(self, order: Index, ids: NDArray[np.int32], scores: Scores, sampled: NDArray[np.float32]) -> None:
+    def write(self, order: Index, drawn: Drawn, scores: Scores) -> None:
         """Appends a step's tokens and figures to the rows in ``order`` [B]."""
         column = self.count[order]
         if column.max() >= self._width:
             self._widen(2 * self._width)
-        self._tokens["ids"][order, column] = ids
-        self._tokens["sampled_logprobs"][order, column] = sampled
-        for name in Scores.__slots__:
-            if name in self._tokens:
-                self._tokens[name][order, column] = getattr(scores, name)
-        self.last[order] = ids
+        for figures in (drawn, scores):
+            for name in figures.__slots__:
+                if name in self._tokens and (values := getattr(figures, name)) is not None:
+                    self._tokens[name][order, column] = values
+        for slot, kept in zip(order.tolist(), drawn.kept or (), strict=False):
+            if kept is not None:
+                self.row(slot).kept.append(kept)
+        self.last[order] = drawn.ids
         self.count[order] += 1
 
     def _widen(self, width: int) -> None:
         rows = len(self.active)
         kinds: dict[str, tuple[type, tuple[int, ...]]] = {"ids": (np.int32, ())}
-        kinds |= {"sampled_logprobs": (np.float32, ()), "logprobs": (np.float32, ())}
+        kinds |= {"sampled": (np.float32, ()), "logprobs": (np.float32, ())}
+        if self._tempered:
+            kinds |= {"tempered": (np.float32, ())}
         if self._top:
             kinds |= {"top_ids": (np.int32, (self._top,)), "top_logprobs": (np.float32, (self._top,))}
         if self._stats:

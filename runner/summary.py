@@ -8,7 +8,8 @@ SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "scored_tokens", "second
 
 @dataclass(slots=True, frozen=True)
 class Summary:
-    """How a run ended. Counts of rows, records and errors are the run's; tokens, seconds and waste this session's.
+    """How a run ended. Counts of rows, records, errors, dropped groups and refused policies are the run's; tokens, seconds and waste
+    this session's.
 
     ``worked``: False when nothing was left to do. ``reasons``: why rows were quarantined, a line each. ``closing``: what of the
     statistics is shown at the end, if they are complete.
@@ -20,6 +21,8 @@ class Summary:
     of: int
     records: int
     errors: int
+    dropped: int
+    refused: int
     prompt_tokens: int
     generated_tokens: int
     scored_tokens: int

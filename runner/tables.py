@@ -23,6 +23,8 @@ from .sources import Source, naming, open_stream
 
 BATCH_ROWS = 1024
 
+_BUFFER_BYTES = 1 << 20  # of a Parquet column that is being read
+
 Table = tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 
@@ -110,12 +112,23 @@ def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterat
 
 def _open_parquet(source: Source, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
     """As ``_open``: begins with the row group that holds ``first``."""
-    file = pq.ParquetFile(_seekable(source))
+    # Ahead of time pyarrow would read the columns of all row groups, and without a buffer those of a whole one.
+    file = pq.ParquetFile(_seekable(source), pre_buffer=False, buffer_size=_BUFFER_BYTES)
     groups, group, start = file.num_row_groups, 0, 0
     while group < groups and start + file.metadata.row_group(group).num_rows <= first:
         start += file.metadata.row_group(group).num_rows
         group += 1
-    return file.schema_arrow, file.iter_batches(batch_size=BATCH_ROWS, row_groups=range(group, groups)), start
+    batches = file.iter_batches(batch_size=BATCH_ROWS, row_groups=range(group, groups))
+    return file.schema_arrow, _whole(batches, file.metadata.num_rows - start), start
+
+
+def _whole(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a file that declares so many rows: where it is cut off meanwhile, pyarrow takes that for its end."""
+    for batch in batches:
+        rows -= batch.num_rows
+        yield batch
+    if rows:
+        raise EOFError(f"it ends {rows} rows early")
 
 
 def _open_arrow(source: Source) -> Table:
@@ -132,9 +145,12 @@ def _open_arrow(source: Source) -> Table:
 
 
 def _seekable(source: Source) -> pa.NativeFile:
-    """The file itself, memory-mapped, or its decompressed bytes in a temporary file that vanishes with its last reader."""
+    """The file itself, or its decompressed bytes in a temporary file that vanishes with its last reader.
+
+    Read, not memory-mapped: a file that is cut off meanwhile would end the process with SIGBUS, without a word.
+    """
     if source.codec is None:
-        return pa.memory_map(str(source.file))
+        return pa.OSFile(str(source.file))
     spooled = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the table that is read from it
     with open_stream(source) as stream:
         shutil.copyfileobj(stream, spooled, 1 << 20)

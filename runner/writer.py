@@ -5,7 +5,7 @@ and records; nothing of tokens, prompts or job kinds.
 """
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from queue import Empty, Queue
@@ -19,12 +19,13 @@ from .commits import Commit, append_closing, read_commits
 from .committing import commit_shard
 from .durable import room_on
 from .journal import Header
+from .layout import Layout
 from .ledger import Ledger
 from .manifest import RunDir
-from .parts import ERRORS_SCHEMA
+from .parts import errors_schema
 from .record_batch import record_batch, record_bytes
 from .records import Failure
-from .recovery import Recovered, shard_rows
+from .recovery import Recovered
 
 _QUEUE_ITEMS = 256
 _FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
@@ -43,9 +44,9 @@ class _OpenShard:
     held_bytes: int = 0
     synced: bool = True
 
-    def hold(self, held: list[dict[str, Any]], record: dict[str, Any]) -> None:
-        held.append(record)
-        self.held_bytes += record_bytes(record)
+    def hold(self, held: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+        self.held_bytes += sum(map(record_bytes, records))
+        held += records
         self.synced = False
 
     @property
@@ -54,16 +55,17 @@ class _OpenShard:
 
 
 class Writer:
-    """Writes the records of a run of ``rows`` input rows; ``admit``, ``add``, ``fail`` and ``close`` are for one thread.
+    """Writes the records of a run; ``admit``, ``add``, ``add_group``, ``fail`` and ``close`` are for one thread.
 
+    Rows come by their position in the run's ``layout``; what is written has their place in the input, and their round.
     What the writer's thread raises (OSError; OutOfRoom for a full volume; ValueError for a record that does not fit the
     schema, or is there already) is raised by the next call, and by ``close``.
     """
 
-    def __init__(self, run: RunDir, schema: pa.Schema, rows: int, rows_per_shard: int, recovered: Recovered, fsync_seconds: float) -> None:
+    def __init__(self, run: RunDir, schema: pa.Schema, layout: Layout, recovered: Recovered, fsync_seconds: float) -> None:
         self.rows, self.records, self.errors = recovered.rows, recovered.records, recovered.errors
         self._run_dir, self._schema = run, schema
-        self._input_rows, self._rows_per_shard = rows, rows_per_shard
+        self._layout = layout
         self._generations = dict(recovered.generations)
         self._committed = set(recovered.committed)
         self._open = {
@@ -78,17 +80,21 @@ class Writer:
         self._thread.start()
         self._put(self._settle_recovered)
 
-    def admit(self, row: int, samples: int) -> None:
-        """Says that ``row`` will have ``samples`` records or failures, those recovered counted in.
+    def admit(self, position: int, samples: int) -> None:
+        """Says that the row at ``position`` will have ``samples`` records or failures, those recovered counted in.
 
         Every row of an open shard that is not recovered as resolved is admitted or fails whole, those too of which nothing is
         left to do: a shard is committed when all its rows are resolved. Rows that are already may be admitted all the same.
         """
-        self._put(lambda: self._admit(row, samples))
+        self._put(lambda: self._admit(position, samples))
 
-    def add(self, row: int, sample: int, record: dict[str, Any]) -> None:
-        """Takes over a finished record, by the schema's columns; ``row`` and ``sample`` are put in here."""
-        self._put(lambda: self._add(row, sample, record))
+    def add(self, position: int, sample: int, record: dict[str, Any]) -> None:
+        """Takes over a finished record, by the schema's columns; ``row``, ``round`` and ``sample`` are put in here."""
+        self._put(lambda: self._add(position, {sample: record}))
+
+    def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
+        """The same for all records of a row, by their sample: after a crash all of them are there, or none."""
+        self._put(lambda: self._add(position, records))
 
     def fail(self, failure: Failure) -> None:
         """Quarantines a row, or one sample of it."""
@@ -120,8 +126,7 @@ class Writer:
     def finish(self) -> None:
         """Closes, and declares the run complete in commits.jsonl. Raises RuntimeError where rows are not resolved."""
         self.close()
-        shards = -(-self._input_rows // self._rows_per_shard)
-        if missing := sorted(set(range(shards)) - self._committed):
+        if missing := sorted(set(range(self._layout.shards)) - self._committed):
             raise RuntimeError(f"{self._run_dir.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
         with room_on(self._run_dir.root):
             if read_commits(self._run_dir).closing is None:
@@ -163,41 +168,51 @@ class Writer:
         except Empty:
             return self._flush
 
-    def _admit(self, row: int, samples: int) -> None:
-        if row // self._rows_per_shard in self._committed:
+    def _admit(self, position: int, samples: int) -> None:
+        if self._layout.shard_of(position) in self._committed:
             return
-        number, shard = self._shard(row)
+        number, shard = self._shard(position)
         with self._settling(number, shard):
-            shard.ledger.admit(row, samples)
+            shard.ledger.admit(self._layout.row_of(position), samples)
 
-    def _add(self, row: int, sample: int, record: dict[str, Any]) -> None:
-        number, shard = self._shard(row)
-        if shard.ledger.has(row, sample):
-            raise ValueError(f"row {row}, sample {sample} is finished already")
-        identity = {"row": row, "sample": sample} if "sample" in self._schema.names else {"row": row}
+    def _add(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
+        number, shard = self._shard(position)
+        row = self._layout.row_of(position)
+        if done := [sample for sample in records if shard.ledger.has(row, sample)]:
+            raise ValueError(f"row {row}, sample {done[0]} is finished already")
         with self._settling(number, shard):
-            shard.hold(shard.results, {**record, **identity})
-            shard.ledger.add_result(row, sample)
-            self.records += 1
+            shard.hold(shard.results, [record | self._identity(position, sample) for sample, record in records.items()])
+            for sample in records:
+                shard.ledger.add_result(row, sample)
+            self.records += len(records)
+
+    def _identity(self, position: int, sample: int) -> dict[str, int]:
+        """The columns that tell a record from all others, those that the schema has."""
+        found = {"row": self._layout.row_of(position), "round": self._layout.round_of(position), "sample": sample}
+        return {name: value for name, value in found.items() if name in self._schema.names}
 
     def _fail(self, failure: Failure) -> None:
         number, shard = self._shard(failure.row)
-        row, sample = failure.row, failure.sample
+        row, sample = self._layout.row_of(failure.row), failure.sample
         if shard.ledger.has_failed(row) or (sample is not None and shard.ledger.has(row, sample)) or shard.ledger.is_resolved(row):
             raise ValueError(f"row {row}, sample {sample} is finished already")
         if sample is None and shard.ledger.samples_of(row):
             raise ValueError(f"row {row} cannot fail whole: it has finished samples")
         with self._settling(number, shard):
-            shard.hold(shard.errors, {name: _encodable(value) for name, value in asdict(failure).items()})
+            written = {name: _encodable(value) for name, value in asdict(failure).items()} | {"row": row}
+            if "round" in self._schema.names:
+                written["round"] = self._layout.round_of(failure.row)
+            shard.hold(shard.errors, [written])
             shard.ledger.add_error(row, sample)
             self.errors += 1
 
-    def _shard(self, row: int) -> tuple[int, _OpenShard]:
-        number = row // self._rows_per_shard
-        if number in self._committed or not 0 <= row < self._input_rows:
-            raise ValueError(f"row {row} is not to be done: its shard {number} is committed, or the input has {self._input_rows} rows")
+    def _shard(self, position: int) -> tuple[int, _OpenShard]:
+        number = self._layout.shard_of(position)
+        if number in self._committed or not self._layout.has(position):
+            where = f"its shard {number} is committed, or the run has {self._layout.total} rows"
+            raise ValueError(f"row {position} is not to be done: {where}")
         if number not in self._open:
-            rows = shard_rows(number, self._input_rows, self._rows_per_shard)
+            rows = self._layout.rows_of(number)
             self._open[number] = _OpenShard(Ledger(rows.start, len(rows)), Header(number, self._generations.get(number, 0) + 1))
         return number, self._open[number]
 
@@ -236,7 +251,7 @@ class Writer:
             journal.append(path, journal.RESULTS, record_batch(self._schema, shard.results))
             shard.results = []
         if shard.errors:
-            journal.append(path, journal.ERRORS, record_batch(ERRORS_SCHEMA, shard.errors))
+            journal.append(path, journal.ERRORS, record_batch(errors_schema(self._schema), shard.errors))
             shard.errors = []
         shard.held_bytes = 0
 

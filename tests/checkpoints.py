@@ -14,9 +14,11 @@ import mlx_bulk.configs
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.runner.model import Model, find, load
+from mlx_bulk.runner.checkpoint import find
+from mlx_bulk.runner.model import Model, load
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load as mlx_lm_load
+from mlx_lm.utils import quantize_model, save_config
 from numpy.typing import NDArray
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
@@ -56,6 +58,17 @@ def write_checkpoint(folder: Path, config: dict[str, Any] = LLAMA) -> Path:
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), metadata={"format": "mlx"})
     (folder / "config.json").write_text(json.dumps(config))
     copy_tokenizer(folder)
+    return folder
+
+
+def write_quantized(folder: Path, bits: int = 4, dtype: mx.Dtype = mx.float16) -> Path:
+    """The same as ``mlx_lm.convert -q`` writes it."""
+    write_checkpoint(folder)
+    network, _ = mlx_lm_load(str(folder))[:2]
+    network.set_dtype(dtype)
+    network, config = quantize_model(network, json.loads((folder / "config.json").read_text()), group_size=32, bits=bits)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), {"format": "mlx"})
+    save_config(config, folder / "config.json")
     return folder
 
 

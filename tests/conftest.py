@@ -5,6 +5,7 @@ Those run where their libraries are, and always where CI asks for them.
 """
 
 import importlib.util
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -29,3 +30,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for library in ("torch", "lm_eval", "accelerate"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed; pip install -e '.[oracle]'")
+
+
+def said_alone(folder: Path) -> None:
+    """What the end of a run says of its report, without the second that it takes to draw it."""
+    logging.getLogger("mlx_bulk").info("report: %s", folder / "report.html")
+
+
+@pytest.fixture(autouse=True)
+def _no_report_at_the_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of tests run jobs; those marked ``draws`` are about the report at their end."""
+    if request.node.get_closest_marker("draws") is None:
+        monkeypatch.setattr("mlx_bulk.jobs.report.report_at_end", said_alone)

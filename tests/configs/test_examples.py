@@ -10,7 +10,12 @@ from click.testing import CliRunner
 from mlx_bulk.jobs.cli import cli
 
 EXAMPLES = sorted(Path(mlx_bulk.configs.__path__[0]).glob("*.yaml"))
-SHORTER = {"generate": ["data.limit=3", "sampling.max_tokens=8"], "score": ["data.limit=3"], "sweep": ["base.data.limit=3"]}
+SHORTER = {
+    "generate": ["data.limit=3", "sampling.max_tokens=8"],
+    "score": ["data.limit=3"],
+    "sweep": ["base.data.limit=3"],
+    "rollout": ["data.limit=3", "sampling.max_tokens=8"],
+}
 
 
 def test_there_are_examples():

@@ -1,7 +1,6 @@
 """From a file and overrides to a config: round trips, messages, overrides, expansion, and whatever else people write."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,56 +8,23 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.configs import load as loading
 from mlx_bulk.configs.cells import cells
-from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.load import load
-from mlx_bulk.configs.schema import GenerateConfig, JobConfig, SamplingConfig
-from mlx_bulk.configs.score import ScoreConfig
+from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig
 from mlx_bulk.configs.sweep import SweepConfig
 
+from .written import LEAST, generation, lines, message, one_file, written
+
 CONFIGS = Path(loading.__file__).parent
-
-LEAST = """\
-job: generate
-model: {path: demo}
-data: {path: rows.jsonl}
-prompt: {user: "{{ question }}"}
-output: {path: out}
-"""
-
-# Each example writes the same file anew, so sharing tmp_path between examples is safe; files make some of them slow.
-one_file = hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "job.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def message(path: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(path, overrides)
-    return str(caught.value).replace(str(path), "job.yaml")
-
-
-def generation(path: Path, *overrides: str) -> GenerateConfig:
-    config = load(path, overrides)
-    assert isinstance(config, GenerateConfig)
-    return config
-
-
-def lines(folder: Path, text: str, *overrides: str) -> list[str]:
-    return message(written(folder, text), *overrides).splitlines()
 
 
 # Names a path may have without being expanded.
 names = st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="~$:"), min_size=1)
+
+
 sections = st.fixed_dictionaries(
     {},
     optional={
@@ -182,19 +148,13 @@ def test_every_problem_is_told_at_once_and_says_where_it_came_from(tmp_path: Pat
     ]
 
 
-def test_jobs_of_later_versions_are_named(tmp_path: Path) -> None:
-    found = lines(tmp_path, "job: rollout\nscore: {text: x}\n")
-    assert found == ["job.yaml: job: found rollout; this version runs generate, score or sweep; set it to one of them"]
-
-
 @pytest.mark.parametrize(
     ("job", "overrides", "line"),
     [
-        ("scores", [], 'job.yaml: job: found "scores"; expected generate, score or sweep; did you mean score?'),
-        ("[score]", [], 'job.yaml: job: found ["score"]; expected generate, score or sweep'),
-        ("null", [], "job.yaml: job: found null; expected generate, score or sweep"),
-        ("score", ["job=sweeps"], '--set: job: found "sweeps"; expected generate, score or sweep; did you mean sweep?'),
-        ("score", ["job=rollout"], "--set: job: found rollout; this version runs generate, score or sweep; set it to one of them"),
+        ("scores", [], 'job.yaml: job: found "scores"; expected generate, score, rollout or sweep; did you mean score?'),
+        ("[score]", [], 'job.yaml: job: found ["score"]; expected generate, score, rollout or sweep'),
+        ("null", [], "job.yaml: job: found null; expected generate, score, rollout or sweep"),
+        ("score", ["job=sweeps"], '--set: job: found "sweeps"; expected generate, score, rollout or sweep; did you mean sweep?'),
     ],
 )
 def test_a_wrong_job_is_told_alone(tmp_path: Path, job: str, overrides: list[str], line: str) -> None:
@@ -219,7 +179,7 @@ def test_a_key_of_another_job_is_named_as_such(tmp_path: Path, text: str, line: 
 
 
 def test_the_job_is_required(tmp_path: Path) -> None:
-    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == ["job.yaml: job: missing; expected generate, score or sweep"]
+    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == ["job.yaml: job: missing; expected generate, score, rollout or sweep"]
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
@@ -227,103 +187,13 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in message(tmp_path)
     assert "job.yaml: empty; expected a job config (" in message(written(tmp_path, "# only a comment\n"))
     assert message(written(tmp_path, "- a\n")).startswith('job.yaml: found ["a"]; expected a mapping with job, model')
+    assert ", sampling (" in message(written(tmp_path, "just text\n"))
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("job: générer".encode("latin-1"))
     assert message(latin) == "job.yaml: byte 7 is not UTF-8; save the file as UTF-8"
     bom = tmp_path / "bom.yaml"
     bom.write_bytes(b"\xef\xbb\xbf" + LEAST.encode())
     assert load(bom).job == "generate"
-
-
-def test_overrides_are_yaml_and_create_sections(tmp_path: Path) -> None:
-    path = written(tmp_path, LEAST + "sampling: {logit_bias: {5: 1}}\n")
-    config = generation(
-        path,
-        "sampling.temperature=1e-2",
-        'sampling.stop=["\\n", END]',
-        "sampling.logit_bias.5=2",
-        "sampling.logit_bias.6=3",
-        "sampling.columns.seed=meta.seed",
-        "prompt.chat_template_args.enable_thinking=false",
-        "batch.rows=4",
-        "output.path=a=b",
-        "data.limit=",
-    )
-    assert (config.sampling.temperature, config.sampling.stop) == (0.01, ["\n", "END"])
-    assert config.sampling.logit_bias == {5: 2.0, 6: 3.0}
-    assert config.sampling.columns == {"seed": "meta.seed"}
-    assert config.prompt.chat_template_args == {"enable_thinking": False}
-    assert (config.batch.rows, config.output.path, config.data.limit) == (4, "a=b", None)
-
-
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("sampling.temprature=1", "--set sampling.temprature=1: sampling.temprature: no such key; did you mean sampling.temperature?"),
-        ("n=4", "--set n=4: n: no such key; did you mean sampling.n?"),
-        (
-            "sampling.n.x=1",
-            "--set sampling.n.x=1: sampling.n is a single value and has no keys; set sampling.n itself",
-        ),
-        ("sampling.n", "--set sampling.n: expected KEY=VALUE, for example sampling.temperature=0"),
-        ("=1", "--set =1: expected KEY=VALUE, for example sampling.temperature=0"),
-        ("sampling.stop=[a", "--set sampling.stop=[a: line 1, column 3: while parsing a flow sequence"),
-    ],
-)
-def test_override_errors(tmp_path: Path, override: str, line: str) -> None:
-    assert message(written(tmp_path, LEAST), override).startswith(line)
-
-
-def test_an_override_does_not_reach_into_a_value(tmp_path: Path) -> None:
-    path = written(tmp_path, LEAST + "sampling: 3\n")
-    assert message(path, "sampling.n=2") == "--set sampling.n=2: sampling is 3, not a mapping; set sampling itself"
-
-
-def test_home_and_environment_expand_in_paths_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("WHERE", "/disk")
-    text = """\
-job: generate
-model: {path: ~/model, adapter: "${WHERE}/adapter"}
-data: {path: ["${WHERE}/a.jsonl", "~/b.jsonl"]}
-prompt: {user: "~ ${WHERE}", chat_template: ~/chat.jinja}
-output: {path: "${WHERE}/${WHERE}"}
-"""
-    config = generation(written(tmp_path, text))
-    assert (config.model.path, config.model.adapter) == ("/home/me/model", "/disk/adapter")
-    assert config.data.path == ["/disk/a.jsonl", "/home/me/b.jsonl"]
-    assert (config.prompt.user, config.prompt.chat_template) == ("~ ${WHERE}", "/home/me/chat.jinja")
-    assert config.output.path == "/disk//disk"
-    literal = generation(written(tmp_path, text), "prompt.chat_template='~{{ messages }}'")
-    assert literal.prompt.chat_template == "~{{ messages }}"
-
-
-def test_a_template_needs_no_quotes_of_its_own_in_an_override(tmp_path: Path) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text("job: generate\nmodel: {path: demo}\ndata: {path: x.jsonl}\noutput: {path: out}\n")
-    assert generation(path, "prompt.user={{ question }}?").prompt.user == "{{ question }}?"
-
-
-def test_a_variable_that_is_not_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NOWHERE", raising=False)
-    found = lines(tmp_path, LEAST.replace("{path: out}", '{path: "${NOWHERE}/x"}') + "on_error: no\n")
-    assert found == [
-        'job.yaml: output.path: found "${NOWHERE}/x"; the environment variable NOWHERE is not set; set it, or write the path out',
-        'job.yaml: on_error: found "no"; expected quarantine or fail',
-    ]
-
-
-def test_shipped_data_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = generation(written(tmp_path, LEAST), "data.path=demo:questions.jsonl").data.path
-    assert isinstance(path, str)
-    assert set(json.loads(Path(path).read_text(encoding="utf-8").splitlines()[0])) == {"question", "answer"}
-    for name in ("nothing.jsonl", "../demo.yaml"):
-        found = message(written(tmp_path, LEAST), f"data.path=demo:{name}")
-        assert (
-            found
-            == f'--set: data.path: found "demo:{name}"; expected one of demo:choices.jsonl, demo:documents.jsonl, demo:questions.jsonl'
-        )
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
@@ -337,96 +207,6 @@ def test_examples_load_and_name_the_schema(path: Path) -> None:
     assert config.model.path == "demo"
     assert isinstance(config.data.path, str)
     assert Path(config.data.path).is_file()
-
-
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.floats(),
-    st.text(max_size=5),
-    st.sampled_from(["auto", "all", "~x", "${", "${X}", "~\0", "demo:", "hf:a/b", "-"]),
-)
-values = st.recursive(
-    scalars, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(scalars, inner, max_size=3)), max_leaves=6
-)
-SCORING = yaml.safe_load(LEAST) | {"job": "score", "prompt": {}, "score": {"text": "{{ text }}"}}
-LEASTS: dict[type[JobConfig | SweepConfig], dict[str, Any]] = {
-    GenerateConfig: yaml.safe_load(LEAST),
-    ScoreConfig: SCORING,
-    SweepConfig: {
-        "job": "sweep",
-        "base": {key: value for key, value in SCORING.items() if key != "output"},
-        "matrix": {"data.limit": [1]},
-        "output": {"path": "out"},
-    },
-}
-KEYS = [(kind, key) for kind in LEASTS for key in settings(kind)]
-keys = st.one_of(st.sampled_from(sorted({part for _, key in KEYS for part in key.split(".")})), scalars)
-
-
-@given(
-    tree=st.dictionaries(keys, st.one_of(values, st.dictionaries(keys, values, max_size=5)), max_size=6),
-    of=st.sampled_from(KEYS),
-)
-@one_file
-def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, of: tuple[type[JobConfig | SweepConfig], str]) -> None:
-    path = tmp_path / "job.yaml"
-    kind, key = of
-    section, _, name = key.rpartition(".")
-    valid = LEASTS[kind]
-    for wanted in (tree, valid | tree, valid | ({section: {**valid.get(section, {}), name: tree}} if section else {name: tree})):
-        path.write_text(yaml.safe_dump(wanted, allow_unicode=True), encoding="utf-8", errors="replace")
-        try:
-            config = load(path)
-            assert isinstance(config, JobConfig) or cells(config, str(path))
-        except ConfigError as error:
-            assert all(line.startswith(f"{path}: ") for line in str(error).split("\n"))  # noqa: PT017 - either outcome is right
-
-
-@given(text=st.text(), override=st.text(), key=st.sampled_from(settings(GenerateConfig)))
-@one_file
-def test_any_text_is_a_config_or_a_config_error(tmp_path: Path, text: str, override: str, key: str) -> None:
-    written(tmp_path, LEAST)
-    for overrides in ([override], [f"{key}={override}"], [f"{key}.{override}"]):
-        try:
-            assert isinstance(load(tmp_path / "job.yaml", overrides), JobConfig | SweepConfig)
-        except ConfigError as error:
-            assert str(error)  # noqa: PT017 - either outcome is right
-
-
-scorings = st.fixed_dictionaries(
-    {},
-    optional={
-        **dict.fromkeys(("text", "completion", "choices", "label", "messages", "group_by"), st.sampled_from([None, "a", "{{ b }}"])),
-        "context": st.one_of(st.just("auto"), st.integers(0, 9)),
-        "windows": st.sampled_from(["lm_eval", "strided", "sliding"]),
-        "stride": st.one_of(st.none(), st.integers(0, 9)),
-        "prefix": st.sampled_from(["bos", "bos_or_eos", "none", None]),
-        "bos_every_window": st.sampled_from(["auto", True, False, "yes"]),
-        "reference": st.sampled_from([None, "demo", {"path": "demo", "dtype": "float16"}, {"dtype": "float16"}, ""]),
-    },
-)
-
-
-@given(score=scorings, prompt=st.sampled_from([{}, {"text": "q"}, {"user": "q"}]))
-@one_file
-def test_score_settings_are_one_scoring_or_name_their_own_keys(tmp_path: Path, score: Any, prompt: Any) -> None:
-    path = written(tmp_path, yaml.safe_dump(SCORING | {"score": score, "prompt": prompt}))
-    try:
-        config = load(path)
-    except ConfigError as error:
-        assert all(re.match(rf"{re.escape(str(path))}: (score|prompt)\b", line) for line in str(error).splitlines())  # noqa: PT017
-        return
-    assert isinstance(config, ScoreConfig)
-    given_kinds = [kind for kind in ("text", "completion", "choices", "messages") if score.get(kind) is not None]
-    assert given_kinds == [config.score.kind]
-    assert bool(prompt) == (config.score.kind in ("completion", "choices"))
-    assert (config.score.windows == "strided") == (config.score.stride is not None)
-    assert config.score.label is None or config.score.kind == "choices"
-    reference = score.get("reference")
-    assert (config.reference and config.reference.path) == (reference and "demo")
-    assert load(written(tmp_path, yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
 def test_reading_a_config_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "generate": {"model": {"path": "demo"}, "data": {"path": "x"}, "prompt": {"text": "x"}, "output": {"path": "out"}},
     "score": {"model": {"path": "demo"}, "data": {"path": "x"}, "score": {"text": "x"}, "output": {"path": "out"}},
     "eval": {"model": {"path": "demo"}, "tasks": ["x"], "output": {"path": "out"}},
+    "rollout": {"model": {"path": "demo"}, "data": {"path": "x"}, "prompt": {"text": "x"}, "rounds": 2, "output": {"path": "out"}},
     "sweep": {"base": {"job": "score"}, "matrix": {"data.limit": [1, 2]}, "output": {"path": "out"}},
 }
 
@@ -173,14 +174,14 @@ def test_the_json_schema_tells_each_jobs_keys_apart(job: str) -> None:
     for other in LEAST.keys() - {job}:
         foreign = LEAST[other].keys() - set(MODELS[job].model_fields)
         assert breaches(least | {name: LEAST[other][name] for name in foreign}, schema, schema) == [f".{name}: unknown" for name in foreign]
-    for name in LEAST[job].keys() - {"prompt", "matrix"}:  # which have defaults
+    for name in LEAST[job].keys() - {"prompt", "matrix", "rounds"}:  # which have defaults
         assert breaches({key: value for key, value in least.items() if key != name}, schema, schema) == [f".{name}: required"]
     assert breaches(least | {"output": {"path": "x", "pth": "y"}}, schema, schema) == [".output.pth: unknown"]
 
 
 def test_the_json_schema_needs_a_job_that_there_is() -> None:
     schema = loading.json_schema()
-    assert breaches({"job": "rollout"}, schema, schema) == [".job: enum"]
+    assert breaches({"job": "train"}, schema, schema) == [".job: enum"]
     assert ".job: required" in breaches({}, schema, schema)
 
 

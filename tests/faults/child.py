@@ -33,7 +33,14 @@ def prepare(model: str) -> None:
     backend: Any = import_module("mlx_bulk.kernels.backend")
     backend.load_mlx()
     family = json.loads((Path(model) / "config.json").read_bytes())["model_type"]
-    for name in ("mlx_bulk.jobs.cli", "mlx_bulk.jobs.kinds", "mlx_bulk.runner.pipeline", "datasets", f"mlx_lm.models.{family}"):
+    for name in (
+        "mlx_bulk.jobs.cli",
+        "mlx_bulk.jobs.report",
+        "mlx_bulk.jobs.kinds",
+        "mlx_bulk.runner.pipeline",
+        "datasets",
+        f"mlx_lm.models.{family}",
+    ):
         import_module(name)
     tokenizer: Any = import_module("mlx_bulk.runner.tokenizer")
     tokenizer.load(Path(model), None, {}, False)  # transformers imports its parts when they are first used
@@ -152,6 +159,8 @@ def perform(command: dict[str, Any], said: int) -> None:
             install(point, said)
         sys.argv[:] = ["mlx-bulk", *command["arguments"]]
         cli: Any = import_module("mlx_bulk.jobs.cli")
+        drawing: Any = import_module("mlx_bulk.jobs.report")
+        drawing.report_at_end = lambda folder: None  # pyright: ignore[reportUnknownLambdaType]: a second a child
         cli.main()
     except SystemExit as ended:
         code = int(ended.code or 0)

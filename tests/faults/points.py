@@ -39,7 +39,7 @@ class Point:
 # In the order in which a run comes to them.
 READING = [
     Point("folders made", MKDIR, r"run/journal ", "after"),
-    Point("before the scan", ("mlx_bulk.runner.pipeline:scan",)),
+    Point("before the scan", ("mlx_bulk.runner.known:scan",)),
     Point("scan written beside its name", REPLACE, r"/inputs\.json$"),
     Point("scan saved", REPLACE, r"/inputs\.json$", "after"),
     Point("row 7 read", ROW, r" 7$"),
@@ -53,7 +53,7 @@ BINDING = [
 ]
 JOURNALLING = [
     Point("before the journal begins", ("mlx_bulk.runner.journal:begin",)),
-    Point("torn header of a journal", WRITE, r"/journal/00000001 ", "torn"),
+    Point("torn first frame of a journal", WRITE, r"/journal/00000001 ", "torn"),
     Point("before a frame", FRAME, nth=4),
     Point("torn frame", WRITE, r"/journal/\d+ ", "torn", nth=6),
     Point("after a frame", FRAME, when="after", nth=3),
@@ -83,7 +83,7 @@ SUMMARISING = [
 EXTENDING = [
     Point("run.json of the longer input", REPLACE, r"/run\.json$"),
     Point("shard reopened", ("mlx_bulk.runner.journal:begin",), "/journal/00000003", "after"),
-    Point("torn header of a reopened shard", WRITE, "/journal/00000003 ", "torn"),
+    Point("torn first frame of a reopened shard", WRITE, "/journal/00000003 ", "torn"),
     Point("torn frame of a reopened shard", WRITE, "/journal/00000003 ", "torn", nth=4),
     Point("merged part half written", SYNC, r"/results/\.part-00000003\.g2", "torn"),
     Point("merged part not renamed", REPLACE, r"/results/part-00000003\.g2\.arrow$"),
@@ -98,6 +98,13 @@ RETRYING = [
     Point("parts of a retried shard not renamed", REPLACE, r"/results/part-00000000\.g2\.arrow$"),
     Point("torn line of a retried shard", WRITE, COMMITS, "torn", nth=2),
     Point("before the errors that were retried go", UNLINK, r"/errors/part-00000001\.arrow"),
+]
+OVERWRITING = [
+    Point("old run marked", REPLACE, r"/\.overwrite$", "after"),
+    Point("before the old log goes", UNLINK, r"/commits\.jsonl"),
+    Point("old parts half gone", UNLINK, r"/results/part-00000002"),
+    Point("old run.json gone", UNLINK, r"/run\.json$", "after"),
+    Point("old run gone", UNLINK, r"/\.overwrite$", "after"),
 ]
 ADOPTING = [
     Point("before a part is adopted", WRITE, COMMITS),

@@ -34,10 +34,11 @@ def refused(run: TinyRun, *named: str, stdin: Path | None = None) -> None:
     assert parts(run.path) == before
 
 
-def goes_on(run: TinyRun, whole: Parts) -> None:
+def goes_on(run: TinyRun) -> Parts:
+    """The same command ends well: the parts that it comes to."""
     assert run.start().code == 3
-    assert parts(run.path) == whole
     assert run.verify().exit_code == 3
+    return parts(run.path)
 
 
 @pytest.mark.parametrize("change", ["changed", "reordered", "cut off"])
@@ -53,14 +54,14 @@ def test_an_input_that_is_another(stopped: TinyRun, whole: dict[str, Parts], cha
     refused(stopped, "data.path: source 1 was rows.jsonl", "--adopt data.path")
     assert "data.path" in stopped.verify().output
     file.write_text(as_it_was)
-    goes_on(stopped, whole["generate"])
+    assert goes_on(stopped) == whole["generate"]
 
 
 def test_an_input_with_rows_appended(run: TinyRun, whole: dict[str, Parts]):
     run.write("generate", ROWS - 2)  # whole shards: a partial last one would have batches of other shapes
     run.killed_at(STOPPED)
     (run.folder / "rows.jsonl").write_text(lines())
-    goes_on(run, whole["generate"])
+    assert goes_on(run) == whole["generate"]
 
 
 def test_an_input_that_is_gone(stopped: TinyRun, whole: dict[str, Parts]):
@@ -71,7 +72,7 @@ def test_an_input_that_is_gone(stopped: TinyRun, whole: dict[str, Parts]):
     verified = stopped.verify()
     assert (verified.exit_code, "rows.jsonl does not exist" in verified.output) == (5, True)
     file.write_text(lines())
-    goes_on(stopped, whole["generate"])
+    assert goes_on(stopped) == whole["generate"]
 
 
 def test_a_model_quantized_in_place(run: TinyRun, tmp_path: Path, whole: dict[str, Parts]):
@@ -87,7 +88,7 @@ def test_a_model_quantized_in_place(run: TinyRun, tmp_path: Path, whole: dict[st
     os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
     refused(run, "model.weights: the run has sha256", "--adopt model.weights")
     weights.write_bytes(as_it_was)
-    goes_on(run, whole["generate"])
+    assert goes_on(run) == whole["generate"]
 
 
 def test_two_at_once(run: TinyRun, whole: dict[str, Parts]):
@@ -106,7 +107,7 @@ def test_two_at_once(run: TinyRun, whole: dict[str, Parts]):
 
 def test_a_process_that_died_leaves_no_lock(stopped: TinyRun, whole: dict[str, Parts]):
     assert '"pid"' in (stopped.path / ".lock").read_text()
-    goes_on(stopped, whole["generate"])
+    assert goes_on(stopped) == whole["generate"]
 
 
 def test_rows_from_stdin_are_kept(run: TinyRun, tmp_path: Path):
@@ -119,4 +120,4 @@ def test_rows_from_stdin_are_kept(run: TinyRun, tmp_path: Path):
     run.killed_at(STOPPED, stdin=piped)
     refused(run, "stdin brings other rows than those the run began with", stdin=other)
     run.killed_at(STOPPED, stdin=piped)
-    goes_on(run, parts(unbroken.path))  # from the copy in the run directory: nothing is piped in
+    assert goes_on(run) == parts(unbroken.path)  # from the copy in the run directory: nothing is piped in

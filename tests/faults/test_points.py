@@ -3,6 +3,7 @@
 A run dies once in each of its phases. With MLX_BULK_FAULTS=all there is also a run for each point, which dies there twice.
 """
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from .children import Children
-from .points import ADOPTING, BINDING, COMMITTING, EXTENDING, JOURNALLING, READING, RETRYING, SCORING, SUMMARISING, THEN, Point
+from .points import ADOPTING, BINDING, COMMITTING, EXTENDING, JOURNALLING, OVERWRITING, READING, RETRYING, SCORING, SUMMARISING, THEN, Point
 from .tiny_runs import ROWS, THOROUGH, TinyRun, lines, parts
 
 Parts = dict[str, bytes]
+SOUND = f"complete and sound: {ROWS} rows, each once, "
 
 NAMED = {
     point.name: point for point in (*READING, *BINDING, *JOURNALLING, *COMMITTING, *SUMMARISING, *EXTENDING, *RETRYING, *ADOPTING, *SCORING)
@@ -37,10 +39,10 @@ def halves(points: Sequence[Point]) -> tuple[Sequence[Point], Sequence[Point]]:
     return points[:middle], points[middle:]
 
 
-def survived(run: TinyRun, points: Sequence[Point], whole: Parts, *options: str) -> None:
+def survived(run: TinyRun, points: Sequence[Point], whole: Parts, *options: str) -> str:
     """Dies at each of the points. The account of what is left changes nothing, and is clean only if all is there.
 
-    Then the same command ends well: the bytes of a run that nothing broke off, and a clean account.
+    Then the same command ends well: the bytes of a run that nothing broke off. The account of it.
     """
     for point in points:
         run.killed_at(point, *options)
@@ -54,7 +56,7 @@ def survived(run: TinyRun, points: Sequence[Point], whole: Parts, *options: str)
     assert list(run.path.glob("journal/*")) == []
     verified = run.verify()
     assert verified.exit_code == 3, verified.output
-    assert f"complete and sound: {ROWS} rows, each once, " in verified.output
+    return verified.output
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -64,13 +66,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 @deaths(READING, BINDING, JOURNALLING, COMMITTING, SUMMARISING)
 def test_a_new_run(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     run.write("generate")
-    survived(run, points, whole["generate"])
+    assert SOUND in survived(run, points, whole["generate"])
 
 
 @deaths(*([point] for point in SCORING))
 def test_a_scoring_run(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     run.write("score")
-    survived(run, points, whole["score"])
+    assert SOUND in survived(run, points, whole["score"])
 
 
 @dataclass(slots=True, frozen=True)
@@ -109,12 +111,12 @@ def begun(tmp_path_factory: pytest.TempPathFactory, children: Children) -> dict[
 
 @deaths(*halves(EXTENDING))
 def test_a_run_that_is_extended(begun: dict[str, Begun], points: list[Point]):
-    survived(begun["shorter"].again(), points, begun["shorter"].whole)
+    assert SOUND in survived(begun["shorter"].again(), points, begun["shorter"].whole)
 
 
 @deaths(*halves(RETRYING))
 def test_a_run_whose_errors_are_retried(begun: dict[str, Begun], points: list[Point]):
-    survived(begun["failed"].again(), points, begun["failed"].whole, "--retry-errors")
+    assert SOUND in survived(begun["failed"].again(), points, begun["failed"].whole, "--retry-errors")
 
 
 def test_what_is_retried_moves_to_the_results(begun: dict[str, Begun], whole: dict[str, Parts]):
@@ -128,7 +130,7 @@ def test_what_is_retried_moves_to_the_results(begun: dict[str, Begun], whole: di
 def test_a_retry_that_was_broken_off_is_finished_by_the_plain_command(begun: dict[str, Begun]):
     run = begun["failed"].again()
     run.killed_at(RETRYING[2], "--retry-errors")
-    survived(run, [], begun["failed"].whole)
+    assert SOUND in survived(run, [], begun["failed"].whole)
 
 
 @deaths(*halves(ADOPTING))
@@ -137,5 +139,20 @@ def test_parts_whose_lines_are_lost(run: TinyRun, whole: dict[str, Parts], point
     assert run.start().code == 3
     (run.path / "commits.jsonl").unlink()
     inodes = {file.name: file.stat().st_ino for file in run.path.glob("results/*")}
-    survived(run, points, whole["generate"])
+    assert SOUND in survived(run, points, whole["generate"])
     assert {file.name: file.stat().st_ino for file in run.path.glob("results/*")} == inodes  # none was done again
+
+
+@pytest.mark.parametrize("point", OVERWRITING, ids=lambda point: point.name)
+def test_a_run_that_takes_the_place_of_another(run: TinyRun, whole: dict[str, Parts], point: Point):
+    """Broken off while the old run is removed: the plain command goes on with that, and takes no part of the old one for its own."""
+    run.write("generate")
+    assert run.start().code == 3
+    files = [file.open("rb") for file in run.path.glob("results/*")]  # held open: no new file gets the inode of an old one
+    old = {os.fstat(file.fileno()).st_ino for file in files}
+    run.killed_at(point, "--overwrite")
+    assert run.start().code == 3
+    assert parts(run.path) == whole["generate"]
+    assert not old & {file.stat().st_ino for file in run.path.glob("results/*")}
+    for file in files:
+        file.close()

@@ -34,6 +34,15 @@ JOBS: dict[str, dict[str, Any]] = {
         "score": {"text": "{{ q }}"},
         "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
     },
+    "rollout": {
+        "job": "rollout",
+        "prompt": {"text": "{{ q }}"},
+        "sampling": {"max_tokens": 3, "n": 3},
+        "rewards": [{"fn": "regex", "args": {"pattern": "e"}}],
+        "drop_degenerate": True,
+        "rounds": 2,
+        "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
+    },
 }
 
 

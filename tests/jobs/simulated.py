@@ -2,7 +2,8 @@
 
 ``python simulated.py FOLDER ROWS BATCH SCRIPT``: SCRIPT is JSON, for example {"killers": [3], "signal": 6}. Its other keys: "times" (of
 dying at most), "stdin" (says that it reads there), "idle" (dies before any row), "wait" (in the first batch, for a signal), "deaf" (to
-signals), "code", "after" (dies after it has said its code). It keeps a line a start in FOLDER/starts, and prints what it does there.
+signals), "code", "most" (dies with more rows than that in the model), "after" (dies after it has said its code). It keeps a line a
+start in FOLDER/starts, and prints what it does there.
 """
 
 import json
@@ -18,7 +19,8 @@ link = Link.inherited()
 assert link is not None
 orders = link.orders(folder)
 with (folder / "starts").open("a") as starts:
-    starts.write(json.dumps({"begun": orders.begun, "apart": orders.apart, "fatal": list(orders.fatal)}) + "\n")
+    starts.write(json.dumps({"begun": orders.begun, "apart": orders.apart, "fatal": list(orders.fatal), "halved": orders.halved}) + "\n")
+batch >>= orders.halved
 deaths = len((folder / "starts").read_text().splitlines()) - 1
 
 
@@ -53,7 +55,7 @@ for group in [*filter(None, apart), *(left[at : at + batch] for at in range(0, l
     while script.get("wait"):
         say("waiting")
         signal.pause()
-    if set(group) & set(script.get("killers", [])):
+    if set(group) & set(script.get("killers", [])) or len(group) > script.get("most", batch):
         die()
     for row in group:
         (folder / str(row)).touch()

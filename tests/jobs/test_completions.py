@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from mlx_bulk.jobs.completions import statistics
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.record_batch import LEADING_NULL
 from mlx_bulk.runner.writer import Writer
@@ -41,7 +42,7 @@ def written(folder: Path, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """The statistics of a run whose rows have these records, a context of 10 and a max_tokens of 4."""
     with RunDir.open(folder) as run:
         run.bind({"identity": {}, "inputs": {"limit": None, "sources": []}})
-        writer = Writer(run, SCHEMA, len(rows), 2, run.recover(len(rows), 2, SCHEMA), 5.0)
+        writer = Writer(run, SCHEMA, Layout(len(rows), 2), run.recover(Layout(len(rows), 2), SCHEMA), 5.0)
         for row, records in enumerate(rows):
             writer.admit(row, len(records))
             for sample, one in enumerate(records):

@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,47 @@ def test_a_file_leaves_the_failures_out_and_says_so(generated: Done, tmp_path: P
     assert result.stdout == f"{hashlib.sha256((tmp_path / 'deep/er.parquet').read_bytes()).hexdigest()}  {tmp_path}/deep/er.parquet\n"
     assert "note: not in it: 1 quarantined in errors/\n" in result.stderr
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["er.parquet"]
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(generated: Done, tmp_path: Path):
+    file, link, folder = tmp_path / "disk" / "out.jsonl", tmp_path / "link.jsonl", tmp_path / "folder"
+    file.parent.mkdir()
+    folder.mkdir()
+    file.write_text("old")
+    link.symlink_to(file)
+    for name in ("results.jsonl", "errors.jsonl", "SHA256SUMS"):
+        (folder / name).symlink_to(tmp_path / "disk" / name)  # these lead to nothing yet
+    export(generated.output, "jsonl", link, "--overwrite")
+    export(generated.output, "jsonl", folder)
+    assert link.is_symlink()
+    assert len(file.read_text().splitlines()) == 12
+    assert all(path.is_symlink() and path.is_file() for path in folder.iterdir())
+    assert [line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()] == ["results.jsonl", "errors.jsonl"]
+
+
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+def test_only_a_regular_file_is_written(generated: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: tuple[str, ...]):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    Path("folder/results.jsonl").mkdir(parents=True)
+    Path("inward").symlink_to(generated.output / "results")
+    for to, said in (
+        ("-", "--to -: an export appears whole or not at all, which a stream cannot; name a file"),
+        ("fifo", "--to fifo: fifo is there and is no regular file"),
+        ("/dev/null", "/dev/null is there and is no regular file"),
+        ("folder", "--to folder: folder/results.jsonl is there and is no regular file"),
+        ("inward/new.jsonl", "lies in the run directory"),
+    ):
+        result = export(generated.output, "jsonl", to, *overwrite, code=2)
+        assert said in result.stderr
+        assert "--overwrite" not in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "folder", "inward"]
+
+
+def test_a_format_of_another_job_names_those_that_fit(generated: Done, scored: dict[str, Done], tmp_path: Path):
+    for done, kind, fit in ((generated, "trl", "parquet, jsonl, csv, openai"), (scored["text"], "openai", "parquet, jsonl, csv")):
+        result = export(done.output, kind, tmp_path / "out", code=2)
+        assert result.stderr.rstrip().endswith(f"; use one of {fit}")
 
 
 def test_an_export_is_the_same_bytes_each_time(generated: Done, tmp_path: Path):

@@ -18,7 +18,7 @@ from mlx_bulk.jobs.init import EXAMPLES, config_text
 
 from ..configs.structural import breaches
 
-FEWER = {"generate": "data.limit=2", "score": "data.limit=2", "sweep": "base.data.limit=2"}
+FEWER = {"generate": "data.limit=2", "score": "data.limit=2", "rollout": "data.limit=2", "sweep": "base.data.limit=2"}
 
 
 def printed(*arguments: str) -> str:
@@ -90,6 +90,12 @@ def descriptions(model: type[Section]) -> list[str]:
 @pytest.mark.parametrize("job", EXAMPLES)
 def test_lines_fit_a_terminal_but_for_the_schemas_path(job: str):
     assert max(map(len, config_text(job).splitlines()[1:])) <= 88
+
+
+def test_the_commands_in_its_head_stand_on_a_line_each():
+    head = config_text("generate").splitlines()[:6]
+    assert "# Other jobs: mlx-bulk init score | rollout | sweep" in head
+    assert "# It runs as it is: mlx-bulk run FILE" in head
 
 
 def test_what_the_example_sets_says_its_default():

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.kinds import KINDS
-from mlx_bulk.runner import pipeline
+from mlx_bulk.runner import known, pipeline
+from mlx_bulk.runner.durable import read_lines
 from mlx_bulk.runner.errors import DataError
 from mlx_bulk.runner.loaded import Models
 from mlx_bulk.runner.manifest import Start
@@ -45,7 +46,7 @@ class Knowing(Supervisor):
 def run(bench: Bench, orders: Orders, start: Start, **sections: Any) -> tuple[Summary, Knowing]:
     config: Any = load(bench.write_config(rows=ROWS, **sections))
     supervisor = Knowing(orders)
-    return pipeline.run(config, KINDS["generate"], start, Outside(supervisor=supervisor), True, Models()), supervisor
+    return pipeline.run(config, KINDS["generate"], start, Outside(supervisor=supervisor), "nothing", Models()), supervisor
 
 
 def parts(bench: Bench) -> list[bytes]:
@@ -63,6 +64,14 @@ def test_suspects_are_run_apart_before_all_others(bench: Bench):
     (failure,) = table_of(bench.root / "run/errors").to_pylist()
     assert (failure["row"], failure["stage"], failure["error"]) == (4, "generate", "EngineAborted")
     assert [record["row"] for record in table_of(bench.root / "run/results").to_pylist()] == [row for row in range(10) if row != 4]
+
+
+def test_batches_are_halved_as_often_as_is_said(bench: Bench):
+    _, supervisor = run(bench, Orders(halved=1), Start(), batch={**BATCH, "rows": 8})
+    assert max(map(len, supervisor.flights)) == 4
+    assert set().union(*supervisor.flights) == set(range(10))
+    (start,) = (line for line in read_lines(bench.root / "run/sessions.jsonl") if line["event"] == "start")
+    assert start["halved"] == 1
 
 
 def test_frozen_batches_are_not_taken_apart(bench: Bench):
@@ -93,8 +102,8 @@ def test_rows_from_stdin_are_told_before_any_is_read(bench: Bench, monkeypatch: 
         told.append(list(supervisor.reading))
         raise DataError("read enough")
 
-    monkeypatch.setattr(pipeline, "scan", scanned)
+    monkeypatch.setattr(known, "scan", scanned)
     config: Any = load(bench.write_config(data={"path": ["-"]}))
     with pytest.raises(DataError, match="read enough"):
-        pipeline.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), True, Models())
+        pipeline.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), "nothing", Models())
     assert told == [[bench.root / "run"]]

@@ -3,7 +3,6 @@
 ``sampling`` has its own file; ``test_every_key_is_held`` says where each key of the config is tested.
 """
 
-import gzip
 import json
 import re
 import shutil
@@ -13,17 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.runner import journal
 
 from ..checkpoints import write_adapter
+from . import test_run_inputs
 from .bench import ROWS, Bench, Done, Record
+from .ran import column, prompts, session
 
 DEMO_CHAT = "<|endoftext|><|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
 CHAT: list[Record] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}, {"role": "user", "content": "Go."}]
 
 
@@ -31,20 +32,6 @@ CHAT: list[Record] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "
 def standard(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
     """The standard job as it is: greedy, six tokens, five rows."""
     return Bench(tmp_path_factory.mktemp("standard"), model).run()
-
-
-def column(done: Done, name: str) -> list[Any]:
-    return done.table.column(name).to_pylist()
-
-
-def prompts(done: Done) -> list[str]:
-    return column(done, "prompt")
-
-
-def session(done: Done) -> dict[str, Any]:
-    """What the last start noted."""
-    lines = [json.loads(line) for line in (done.output / "sessions.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["event"] == "start"][-1]
 
 
 def summary(done: Done) -> dict[str, Any]:
@@ -56,6 +43,8 @@ def parts(done: Done) -> list[str]:
 
 
 Effect = tuple[dict[str, Any], Callable[[Done], Any], Any]  # sections, what is looked at, what is seen
+
+
 EFFECTS: dict[str, list[Effect]] = {
     "data.key": [({"data": {"key": "id"}}, lambda d: column(d, "key"), ["a", "b", "c", "d", "e"])],
     "data.limit": [({"data": {"limit": 2}}, lambda d: column(d, "row"), [0, 1])],
@@ -108,10 +97,12 @@ EFFECTS: dict[str, list[Effect]] = {
     "batch.prefix_cache": [({"batch": {"prefix_cache": "x"}}, lambda d: (d.code, "not available yet" in d.stderr), (2, True))],
     "model.dtype": [({"model": {"dtype": "float16"}}, lambda d: session(d)["dtype"], "float16")],
 }
+
+
 ELSEWHERE: dict[str, str] = {
     "job": "tests/configs/test_load.py: later kinds are refused by name",
     "model.path": "test_another_model_gives_other_logprobs",
-    "model.revision": "tests/runner/test_model.py: what is asked of the hub",
+    "model.revision": "tests/runner/test_checkpoint.py: what is asked of the hub",
     "model.adapter": "test_an_adapter_changes_the_run",
     "model.trust_remote_code": "test_code_that_comes_with_a_model_runs_only_if_trusted",
     "data.path": "test_inputs_of_many_files",
@@ -121,7 +112,7 @@ ELSEWHERE: dict[str, str] = {
     "data.revision": "tests/configs/test_load.py: refused without a hub dataset",
     "prompt.messages": "test_messages",
     "prompt.too_long": "tests/jobs/test_generate.py",
-    "on_error": "tests/jobs/test_cli.py",
+    "on_error": "tests/jobs/test_cli_refusals.py",
     "batch.stall_seconds": "tests/runner/test_watch.py",
     "batch.deterministic": "test_deterministic_rows_do_not_depend_on_their_mates",
     "output.path": "test_output_is_where_it_is_asked_for",
@@ -133,7 +124,7 @@ def test_every_key_is_held():
     ours = {key for key in settings(GenerateConfig) if not key.startswith("sampling.")}
     assert sorted(ours) == sorted(EFFECTS.keys() | ELSEWHERE.keys())
     named = [name for name in ELSEWHERE.values() if name.startswith("test_")]
-    assert [name for name in named if name not in globals()] == []
+    assert [name for name in named if name not in globals() | vars(test_run_inputs)] == []
 
 
 @pytest.mark.parametrize(
@@ -155,9 +146,6 @@ def test_batches_and_shards_change_no_answer(bench: Bench, standard: Done, batch
     assert column(done, "completion_ids") == column(standard, "completion_ids")
     for mine, theirs in zip(column(done, "logprobs"), column(standard, "logprobs"), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4)
-
-
-# --------------------------------------------------------------------------------------------------------------- model
 
 
 def test_another_model_gives_other_logprobs(bench: Bench, standard: Done):
@@ -191,100 +179,6 @@ def test_code_that_comes_with_a_model_runs_only_if_trusted(bench: Bench, model: 
     assert bench.run(model={"path": str(folder), "trust_remote_code": True}).code == 4
 
 
-# ---------------------------------------------------------------------------------------------------------------- data
-
-
-def test_inputs_of_many_files(bench: Bench):
-    folder = bench.root / "in"
-    folder.mkdir()
-    for name in ("b", "a", "c"):
-        (folder / f"{name}.jsonl").write_text(json.dumps({"q": name}) + "\n")
-    ways: list[tuple[Any, list[str]]] = [
-        (str(folder), ["a", "b", "c"]),
-        (str(folder / "[ab].jsonl"), ["a", "b"]),
-        ([str(folder / "c.jsonl"), str(folder / "a.jsonl")], ["c", "a"]),
-    ]
-    for path, expected in ways:
-        assert prompts(bench.run("--overwrite", data={"path": path})) == expected
-
-
-def test_stdin_is_spooled_and_not_read_again(bench: Bench):
-    rows = '{"q": "one"}\n{"q": "two"}\n'
-    done = bench.run("--data", "-", stdin=rows)
-    assert (done.code, prompts(done)) == (0, ["one", "two"])
-    assert (done.output / "stdin.jsonl").read_text() == rows
-    again = bench.run("--data", "-", stdin="")
-    assert again.last_line.startswith("complete already: 2 of 2 rows")
-    assert prompts(
-        bench.run("--data", "-", "--overwrite", "--set", "data.format=text", "--set", "prompt.text='{{ text }}'", stdin="a\nb\n")
-    ) == ["a", "b"]
-
-
-def test_other_rows_in_stdin_are_refused_and_more_of_them_extend(bench: Bench):
-    rows = '{"q": "one"}\n{"q": "two"}\n'
-    assert bench.run("--data", "-", stdin='{"q": 1}\n{"x"', prompt={"text": "{{ nothing }}"}).code == 5
-    assert bench.run("--data", "-", stdin=rows).code == 0  # nothing was finished: the fixed pipe is read
-    refused = bench.run("--data", "-", stdin='{"q": "other"}\n')
-    assert refused.code == 4
-    assert "stdin brings other rows than those the run began with" in refused.last_line
-    assert prompts(bench.run("--data", "-", stdin=rows + '{"q": "three"}\n')) == ["one", "two", "three"]
-    assert prompts(bench.run("--data", "-", stdin="")) == ["one", "two", "three"]
-
-
-def test_rows_that_change_the_columns_are_refused_by_name(bench: Bench):
-    assert bench.run(rows=[{"q": "a"}]).code == 0
-    refused = bench.run(rows=[{"q": "a"}, {"q": "b", "extra": 1}])
-    assert refused.code == 4
-    assert '  column input.extra: the run has nothing, the input now gives "int64"' in refused.stderr.splitlines()
-    assert "data.keep" in refused.stderr
-
-
-def test_short_runs_leave_a_line_of_metrics_and_their_settings(bench: Bench):
-    done = bench.run()
-    [line] = [json.loads(text) for text in (done.output / "metrics.jsonl").read_text().splitlines()]
-    assert (line["rows"], line["errors"], line["generated_tokens"]) == (5, 0, 30)
-    settings_noted = session(done)["settings"]
-    assert settings_noted["output.fsync_seconds"] == 5
-    assert "sampling.max_tokens" not in settings_noted  # that one is part of the run's identity
-
-
-def test_formats(bench: Bench):
-    table = pa.table({"q": ["x", "yy"]})
-    pq.write_table(table, bench.root / "t.parquet")
-    with pa.ipc.new_file(str(bench.root / "t.arrow"), table.schema) as writer:
-        writer.write_table(table)
-    (bench.root / "t.csv").write_text("q\nx\nyy\n")
-    (bench.root / "t.jsonl.gz").write_bytes(gzip.compress(b'{"q": "x"}\n{"q": "yy"}\n'))
-    (bench.root / "t.dat").write_text("q\nx\nyy\n")
-    for name in ("t.parquet", "t.arrow", "t.csv", "t.jsonl.gz"):
-        assert prompts(bench.run("--overwrite", data={"path": str(bench.root / name)})) == ["x", "yy"]
-    unknown = bench.run("--overwrite", data={"path": str(bench.root / "t.dat")})
-    assert unknown.code == 5
-    assert "Set data.format to one of arrow, csv, jsonl, parquet, text" in unknown.stderr
-    assert prompts(bench.run("--overwrite", data={"path": str(bench.root / "t.dat"), "format": "csv"})) == ["x", "yy"]
-
-
-def test_a_hub_dataset(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(bench.root / "cache"))
-    folder = bench.root / "hub"
-    folder.mkdir()
-    for name in ("small-train", "small-test", "large-train"):
-        (folder / f"{name}.jsonl").write_text(json.dumps({"q": name}) + "\n")
-    (folder / "README.md").write_text(
-        "---\nconfigs:\n"
-        "- config_name: small\n  default: true\n  data_files:\n"
-        "  - {split: train, path: small-train.jsonl}\n  - {split: test, path: small-test.jsonl}\n"
-        "- config_name: large\n  data_files:\n  - {split: train, path: large-train.jsonl}\n---\n"
-    )
-    path = f"hf:{folder}"
-    assert prompts(bench.run(data={"path": path})) == ["small-train"]
-    assert prompts(bench.run("--overwrite", data={"path": path, "split": "test"})) == ["small-test"]
-    assert prompts(bench.run("--overwrite", data={"path": path, "config": "large"})) == ["large-train"]
-
-
-# -------------------------------------------------------------------------------------------------------------- prompt
-
-
 def test_messages(bench: Bench):
     rows: list[Record] = [{"c": {"turns": CHAT}}, {"c": {"turns": []}}]
     done = bench.run(rows=rows, prompt={"messages": "c.turns"})
@@ -306,9 +200,6 @@ def test_a_chat_template_in_a_file_is_part_of_the_identity_by_its_contents(bench
     assert bench.run(prompt=prompt).code == 0
     path.write_text("({{ messages[0].content }})")
     assert bench.run(prompt=prompt).code == 4
-
-
-# ------------------------------------------------------------------------------------------------------- batch, output
 
 
 def test_deterministic_rows_do_not_depend_on_their_mates(bench: Bench):

@@ -13,7 +13,8 @@ import pytest
 from mlx import nn
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner import loaded
-from mlx_bulk.runner.model import Checkpoint, Model
+from mlx_bulk.runner.checkpoint import Checkpoint
+from mlx_bulk.runner.model import Model
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 

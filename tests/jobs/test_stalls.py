@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from mlx_bulk.runner import heartbeat, pipeline, preparing, writer
+from mlx_bulk.runner import heartbeat, known, pipeline, preparing, writer
 
 from .bench import Bench, Record
 
@@ -32,7 +32,7 @@ def test_a_stall_is_told_whatever_it_is(bench: Bench, monkeypatch: pytest.Monkey
     disk, closing = "waiting for finished rows to be written", "writing the last records"
     said = Said(scanning, loading, disk, closing)
     owner: Any = writer.Writer
-    scan, fit, add, close = pipeline.scan, pipeline.fit, owner._add, owner.close
+    scan, fit, add, close = known.scan, pipeline.fit, owner._add, owner.close
 
     def scanned(*arguments: Any) -> Any:
         said.wait(scanning)
@@ -54,7 +54,7 @@ def test_a_stall_is_told_whatever_it_is(bench: Bench, monkeypatch: pytest.Monkey
     monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.001)
     monkeypatch.setattr(preparing, "OUTCOMES", 2)
     monkeypatch.setattr(writer, "_QUEUE_ITEMS", 1)
-    monkeypatch.setattr(pipeline, "scan", scanned)
+    monkeypatch.setattr(known, "scan", scanned)
     monkeypatch.setattr(pipeline, "fit", fitted)
     monkeypatch.setattr(owner, "_add", added)
     monkeypatch.setattr(owner, "close", closed)

@@ -16,6 +16,7 @@ from mlx_bulk.jobs.cli import cli
 from mlx_bulk.jobs.status import Status, status
 from mlx_bulk.runner.durable import append_line
 from mlx_bulk.runner.errors import RunDirError
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.records import Failure
 from mlx_bulk.runner.recovery import Recovered
@@ -42,8 +43,8 @@ def failure(row: int, message: str, stage: str = "too_long") -> Failure:
 def work(run: RunDir, done: range, failures: list[Failure] | None = None) -> Recovered:
     """Does rows, four to a shard, one sample each; what is done of a shard that is not is in its journal."""
     run.bind(RUN)
-    recovered = run.recover(ROWS, 4, SCHEMA)
-    writer = Writer(run, SCHEMA, ROWS, 4, recovered, 0.0)
+    recovered = run.recover(Layout(ROWS, 4), SCHEMA)
+    writer = Writer(run, SCHEMA, Layout(ROWS, 4), recovered, 0.0)
     for row in done:
         writer.admit(row, 1)
         writer.add(row, 0, record(row, 0))

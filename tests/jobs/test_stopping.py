@@ -31,9 +31,10 @@ JOB: dict[str, Any] = {"batch": {"rows": 4, "rows_per_shard": 64}, "output": {"f
 class Blocked:
     """A command that has come to where it blocks."""
 
-    def __init__(self, config: Path, where: str, after: int, grace: float):
+    def __init__(self, config: Path, where: str, after: int, grace: float, options: Sequence[str]):
         said, theirs = os.pipe()
         command = [sys.executable, str(BLOCKING), str(theirs), where, str(after), str(grace), "run", str(config), "--no-supervised"]
+        command += options
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[theirs], stdin=subprocess.DEVNULL)
         os.close(theirs)
         with os.fdopen(said) as pipe:
@@ -50,8 +51,8 @@ class Blocked:
 
 
 @contextmanager
-def blocked(config: Path, where: str = STEP, after: int = 6, grace: float = SOON) -> Generator[Blocked]:
-    child = Blocked(config, where, after, grace)
+def blocked(config: Path, where: str = STEP, after: int = 6, grace: float = SOON, options: Sequence[str] = ()) -> Generator[Blocked]:
+    child = Blocked(config, where, after, grace, options)
     try:
         yield child
     finally:
@@ -93,6 +94,14 @@ def test_a_second_signal_ends_it_at_once(bench: Bench):
     assert (code, said) == (143, [])
 
 
+def test_quiet_is_told_only_what_went_wrong(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), options=["--quiet"]) as child:
+        code, said, _ = child.ended(signal.SIGINT)
+    assert code == 130
+    assert len(said) == 1  # what could not be finished
+    assert "finishing this step" not in said[0]
+
+
 def test_loading_is_broken_off(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.runner.pipeline:fit", after=0) as child:
         code, said, _ = child.ended(signal.SIGINT)
@@ -108,6 +117,14 @@ def test_a_disk_that_is_stuck_as_well_does_not_hold_up_the_end(bench: Bench):
     assert code == 143
     assert "SIGTERM: neither the step nor the disk got ready; rows finished in the last seconds are done again" in said[-1]
     assert bench.run(rows=ROWS, batch=JOB["batch"]).code == 0
+
+
+def test_a_report_that_takes_for_ever_does_not_hold_up_the_end_of_a_complete_run(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.jobs.report:rendered", after=0) as child:
+        code, said, _ = child.ended(signal.SIGTERM)
+    assert code == 0
+    assert said[-1] == "mlx-bulk: SIGTERM: the run is complete; its report takes too long and is left out (mlx-bulk report writes it)"
+    assert sessions(bench.root / "run")[-1]["how"] == "complete"
 
 
 def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from mlx_bulk.jobs.cli import cli
 from mlx_bulk.jobs.stored import stored_statistics
+from mlx_bulk.runner.manifest import RunDir
 
 from ..runner.sessions import flip
 from .bench import ROWS, Bench
@@ -26,3 +29,18 @@ def test_there_are_none_where_either_is_missing_or_damaged(bench: Bench, name: s
 
 def test_there_are_none_in_a_folder_that_is_no_run(tmp_path: Path):
     assert stored_statistics(tmp_path) is None
+
+
+def test_who_reads_a_run_that_is_to_be_removed_is_told(bench: Bench):
+    run = bench.run().output
+    to = bench.root / "out.jsonl"
+    commands = [("verify", str(run)), ("compare", str(run), str(run)), ("export", str(run), "--format", "jsonl", "--to", str(to))]
+    for sign in (False, True):
+        if sign:
+            with RunDir.open(run) as opened:
+                opened.doom()
+        for command in commands:
+            done = CliRunner().invoke(cli, command)
+            assert done.exit_code == 0, done.output
+            assert ("holds an older run, which --overwrite is to remove" in done.output) is sign
+            to.unlink(missing_ok=True)

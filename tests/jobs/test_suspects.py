@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.jobs.suspects import Suspects
-from mlx_bulk.runner.errors import ModelError
+from mlx_bulk.runner.errors import ModelError, OutOfRoom
 
 RUN = "/outputs/run"
 
@@ -50,10 +50,29 @@ def test_a_death_that_does_not_repeat_costs_its_batch():
         "the process died of SIGSEGV with 4 rows in the model",
         "it starts again and runs them apart, at most 2 at once",
     )
-    assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(5, 7), (8, 9)]}, "fatal": {}}
+    assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(5, 7), (8, 9)]}, "fatal": {}, "halved": {}}
     suspects.hear({"rows": [20, 21]})  # both groups are done by then
     suspects.died(signal.SIGSEGV)
     assert suspects.orders["apart"] == {RUN: [(20,), (21,)]}
+    assert suspects.orders["halved"] == {RUN: 1}
+
+
+def test_batches_are_not_halved_for_what_a_row_did():
+    suspects = Suspects()
+    suspects.hear({"run": RUN, "frozen": False, "rows": [1, 2]})
+    suspects.died(signal.SIGABRT)
+    suspects.hear({"rows": [2]})
+    suspects.died(signal.SIGABRT)
+    assert list(suspects.fatal[RUN]) == [2]
+    suspects.hear({"rows": [7, 8]})
+    suspects.died(signal.SIGABRT)
+    assert suspects.halved == {}
+    suspects.hear({"rows": [9, 10]})  # neither 7 nor 8 was to blame
+    suspects.died(signal.SIGABRT)
+    assert suspects.halved == {RUN: 1}
+    suspects.hear({"run": "/outputs/other", "frozen": False, "rows": [9, 10]})
+    suspects.died(signal.SIGABRT)
+    assert suspects.halved == {RUN: 1}
 
 
 def test_a_group_larger_than_a_batch_keeps_what_was_not_in_the_model():
@@ -67,7 +86,7 @@ def test_a_row_that_is_alone_by_chance_is_tried_again():
     suspects = Suspects()
     suspects.hear({"run": RUN, "frozen": False, "rows": [3]})
     suspects.died(signal.SIGKILL)
-    assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(3,)]}, "fatal": {}}
+    assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(3,)]}, "fatal": {}, "halved": {}}
     suspects.hear({"rows": [3]})
     assert suspects.died(signal.SIGKILL) == (
         "the process died of SIGKILL (the system may have been short of memory: lower batch.memory, batch.rows or batch.tokens) "
@@ -98,3 +117,23 @@ def test_a_frozen_batch_is_repeated_once_and_then_given_up():
     suspects.hear({"rows": [1, 2, 3]})
     with pytest.raises(ModelError, match=r"twice with the same 3 rows in the model \(1, 2, 3\).*batch\.deterministic false"):
         suspects.died(signal.SIGABRT)
+
+
+def test_a_frozen_batch_that_the_system_kills_twice_is_too_large_for_it():
+    suspects = Suspects()
+    suspects.hear({"run": RUN, "frozen": True, "rows": [4, 5, 6]})
+    assert suspects.died(signal.SIGKILL)[1] == "it starts again"
+    suspects.hear({"rows": [4, 5, 6]})
+    with pytest.raises(OutOfRoom, match=r"SIGKILL twice with the same 3 rows in the model.*freezes batch\.rows and batch\.tokens"):
+        suspects.died(signal.SIGKILL)
+
+
+def test_frozen_batches_that_the_system_kills_one_after_another_are_not_repeated_for_ever():
+    suspects = Suspects()
+    for first in (0, 10):
+        suspects.hear({"run": RUN, "frozen": True, "rows": [first, first + 1]})
+        suspects.died(signal.SIGKILL)
+    suspects.hear({"rows": [20, 21]})
+    with pytest.raises(OutOfRoom, match="SIGKILL 3 times, each time with other rows in the model") as caught:
+        suspects.died(signal.SIGKILL)
+    assert caught.value.exit_code == 6

@@ -36,7 +36,7 @@ def test_a_complete_run(bench: Bench):
         "results  15 records\n"
         "errors   none\n"
         "open     nothing\n"
-        f"parts    1 files, {(bench.root / 'run/results/part-00000000.arrow').stat().st_size:,} bytes, read in full: they are what was "
+        f"parts    1 file, {(bench.root / 'run/results/part-00000000.arrow').stat().st_size:,} bytes, read in full: they are what was "
         "committed\n"
         "complete and sound: 5 rows, each once\n"
     )
@@ -76,10 +76,10 @@ def test_a_run_that_stopped(bench: Bench):
     (bench.root / "run/results/part-00000001.arrow").unlink()
     result = verify(bench.root / "run")
     assert result.exit_code == 5
-    assert "open     1 rows, in shards 1\n" in result.stdout
+    assert "open     1 row, in shard 1\n" in result.stdout
     assert (
         f"wrong: {bench.root}/run/results/part-00000001.arrow: is missing; run the same command again: it does shard 1 again\n"
-        "not sound: 1 things are wrong, 2 of 3 rows are done\n"
+        "not sound: 1 thing is wrong, 2 of 3 rows are done\n"
     ) in result.stdout
 
 

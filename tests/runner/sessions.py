@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.durable import sha256
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.parts import read_errors, read_results
 from mlx_bulk.runner.paths import RunPaths, part_of
@@ -76,8 +77,8 @@ def work(
 ) -> list[Place]:
     """One session: does what is not done yet, in an order of its own; finishes the run unless it stops before. What it did."""
     with opened(path) as run:
-        recovered = run.recover(rows, PER_SHARD, SCHEMA, retry)
-        out = Writer(run, SCHEMA, rows, PER_SHARD, recovered, fsync_seconds)
+        recovered = run.recover(Layout(rows, PER_SHARD), SCHEMA, retry)
+        out = Writer(run, SCHEMA, Layout(rows, PER_SHARD), recovered, fsync_seconds)
         left: list[Place] = []
         for row in (row for row in range(rows) if row // PER_SHARD not in recovered.committed):
             ledger = recovered.done.get(row // PER_SHARD)

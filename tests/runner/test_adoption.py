@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.errors import DriftError
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.paths import RunPaths
 
@@ -101,14 +102,14 @@ def lines(path: Path) -> list[dict[str, object]]:
 def test_parts_of_another_run_are_not_adopted(tmp_path: Path, whole: Parts):
     path = tmp_path / "run"
     with opened(path) as run:
-        run.recover(ROWS, PER_SHARD, SCHEMA)
+        run.recover(Layout(ROWS, PER_SHARD), SCHEMA)
     other = tmp_path / "other"
     work(other)
     for file in sorted(other.glob("*/part-*")):
         (path / file.relative_to(other)).write_bytes(file.read_bytes())
     with opened(path) as run:
         run.identity = "cd34"
-        assert run.recover(ROWS, PER_SHARD, SCHEMA).committed == frozenset()
+        assert run.recover(Layout(ROWS, PER_SHARD), SCHEMA).committed == frozenset()
     assert len(orphans(path)) == len(whole)
 
 

@@ -8,7 +8,7 @@ from mlx_bulk.runner.apart import outcomes, picked
 from mlx_bulk.runner.engine import Progress
 from mlx_bulk.runner.records import BadRow, Generated, Row, Sample
 
-from .test_preparing import Written, desk_of, outcome, rows_of
+from .desks import Written, desk_of, outcome, rows_of
 
 
 def test_rows_are_picked_in_the_order_of_their_groups_and_no_further_than_needed():

@@ -160,3 +160,13 @@ def test_salvaging_says_what_it_cut(tmp_path: Path, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
         durable.salvage_lines(path)
     assert caplog.messages == [f"{path}: cut off 6 bytes behind the last whole line"]
+
+
+def test_writers_without_a_lock_do_not_write_into_each_others_file(tmp_path: Path):
+    path = tmp_path / "page"
+    with durable.replacing(path, ".1") as first:
+        first.write(b"one")
+        durable.atomic_write(path, b"another", ".2")
+        first.write(b" whole")
+    assert path.read_bytes() == b"one whole"
+    assert [file.name for file in tmp_path.iterdir()] == ["page"]

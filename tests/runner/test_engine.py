@@ -29,7 +29,12 @@ from .tiny import (
     setup_of,
 )
 
-WAYS = [*((name, "padded") for name in PADDED), *((name, "exact") for name in (*EXACT, "llama", "mamba2")), ("mamba", "alone")]
+WAYS = [
+    *((name, "padded") for name in PADDED),
+    *((name, "exact") for name in (*EXACT, "llama", "mamba2")),
+    ("mamba", "joined"),
+    ("mamba", "alone"),
+]
 TWICE = 4e-4  # two logprobs, each off by 2e-4, may change places
 
 

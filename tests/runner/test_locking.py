@@ -70,7 +70,9 @@ def test_a_look_in_the_same_moment_does_not_refuse_a_start(tmp_path: Path, monke
     looking = os.open(tmp_path / ".lock", os.O_RDONLY | os.O_CREAT)
     fcntl.flock(looking, fcntl.LOCK_SH)
     monkeypatch.setattr(locking, "sleep", lambda _: os.close(looking))  # the look is over by then
-    unlock(lock(tmp_path, MARK))
+    held = lock(tmp_path, MARK)
+    assert holder(tmp_path) is not None
+    unlock(held)
 
 
 def test_the_lock_of_a_killed_process_is_taken_over(tmp_path: Path):
@@ -89,7 +91,9 @@ def test_a_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path, code:
         parent.wait()
         os.kill(int(grandchild), 0)  # it lives
         try:
-            unlock(lock(tmp_path, MARK))
+            held = lock(tmp_path, MARK)
+            assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+            unlock(held)
         finally:
             os.kill(int(grandchild), signal.SIGKILL)
 

@@ -2,71 +2,36 @@
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.runner import journal
-from mlx_bulk.runner.commits import Commit, append_closing, append_commit
 from mlx_bulk.runner.documents import digest, read_document, write_document
 from mlx_bulk.runner.durable import read_lines
 from mlx_bulk.runner.errors import DriftError, RunDirError
-from mlx_bulk.runner.journal import Header
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 
-SOURCE: dict[str, Any] = {"path": "a", "format": "jsonl", "codec": None, "bytes": 8, "sha256": "ab", "rows": 4, "appendable": False}
-INPUTS: dict[str, Any] = {"limit": None, "sources": [SOURCE]}
-LONGER: dict[str, Any] = {**INPUTS, "sources": [SOURCE, {**SOURCE, "path": "b", "bytes": 2, "sha256": "cd", "rows": 1}]}
-OTHER: dict[str, Any] = {**INPUTS, "sources": [{**SOURCE, "sha256": "ef"}]}
-RUN: dict[str, Any] = {"identity": {"sampling.temperature": 1.0, "sampling.seed": 0}, "inputs": INPUTS, "config": {"any": "thing"}}
-
-OF_TEN: dict[str, Any] = {**RUN, "identity": {"batch.rows_per_shard": 4}, "inputs": {**INPUTS, "sources": [{**SOURCE, "rows": 10}]}}
-
-
-def tree(path: Path) -> dict[str, bytes | None]:
-    return {str(item.relative_to(path)): item.read_bytes() if item.is_file() else None for item in path.rglob("*")}
-
-
-@pytest.fixture
-def finished(tmp_path: Path) -> Path:
-    """A run directory with one of everything."""
-    path = tmp_path / "run"
-    with RunDir.open(path) as run:
-        run.bind(RUN)
-        run.session({"host": "here"})
-        run.add_metrics({"rows": 1})
-        run.write_summary({"rows": 1})
-        for file in (
-            run.inputs,
-            run.commits,
-            run.stats,
-            run.root / "report.html",
-            run.results_part(0, 1),
-            run.errors_part(0, 1),
-            run.journal_of(1),
-        ):
-            file.write_bytes(b"")
-        (run.root / "stdin.jsonl").write_bytes(b"{}\n")
-        (run.results / "part-00000001.arrow.orphan").write_bytes(b"")
-        (run.results / ".part-00000001.arrow.tmp").write_bytes(b"")
-    return path
+from .bound import INPUTS, LONGER, OF_TEN, OTHER, RUN, SOURCE, finish, tree
+from .bound import finished as finished
 
 
 def test_a_new_folder_is_made_with_its_parents(tmp_path: Path):
     with RunDir.open(tmp_path / "deep" / "run") as run:
         run.bind(RUN)
         assert read_document(run.run) == {"schema_version": 2, **RUN}
-        assert run.recover(0, 4, pa.schema([])).committed == frozenset()
+        assert run.recover(Layout(0, 4), pa.schema([])).committed == frozenset()
 
 
 def test_a_start_that_a_power_cut_ended_while_it_made_its_folders_is_continued(tmp_path: Path):
     for name in ("results", "errors", "journal"):
         (tmp_path / name).mkdir()
     (tmp_path / ".lock").touch()
-    RunDir.open(tmp_path).close()
+    with RunDir.open(tmp_path) as run:
+        run.bind(RUN)
+        assert read_document(run.run) == {"schema_version": 2, **RUN}
 
 
 def test_the_same_run_binds_again_and_again(finished: Path):
@@ -79,7 +44,7 @@ def test_the_same_run_binds_again_and_again(finished: Path):
 def test_drift_is_refused_with_a_line_a_difference_and_the_ways_out(finished: Path):
     before = (finished / "run.json").read_bytes()
     with RunDir.open(finished) as run, pytest.raises(DriftError) as caught:
-        run.bind({"identity": {"sampling.temperature": 0.7, "sampling.seed": 0}, "inputs": {**INPUTS, "limit": 3}})
+        run.bind({**RUN, "identity": {"sampling.temperature": 0.7, "sampling.seed": 0}, "inputs": {**INPUTS, "limit": 3}})
     assert str(caught.value) == (
         f"{finished}: this run was started with something else:\n"
         "  sampling.temperature: the run has 1.0, the config now says 0.7\n"
@@ -120,9 +85,6 @@ def test_a_run_of_a_newer_version_is_refused(finished: Path):
     write_document(finished / "run.json", {"schema_version": 99, **RUN})
     with RunDir.open(finished) as run, pytest.raises(RunDirError, match="schema version 99"):
         run.bind(RUN)
-
-
-# ---------------------------------------------------------------------------------------------------------------- adopt
 
 
 def test_an_adopted_change_is_stored_noted_and_holds_from_then_on(finished: Path, caplog: pytest.LogCaptureFixture):
@@ -174,88 +136,6 @@ def test_a_key_that_is_none_is_named_before_anything_is_bound(tmp_path: Path):
         run.bind(RUN, ("sampling.seed",))
 
 
-# --------------------------------------------------------------------------------------------------------------- damage
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("broken", [damage, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"{}")])
-def test_a_damaged_run_json_is_rebuilt_where_sessions_show_the_same_run(
-    finished: Path, broken: Callable[[Path], None], caplog: pytest.LogCaptureFixture
-):
-    broken(finished / "run.json")
-    with RunDir.open(finished) as run, caplog.at_level(logging.WARNING, "mlx_bulk"):
-        run.bind(RUN)
-        assert read_document(run.run) == {"schema_version": 2, **RUN}
-    assert caplog.messages == [f"{finished}/run.json: was damaged; it is rebuilt, as sessions.jsonl shows that this is the same run"]
-
-
-@pytest.mark.parametrize("other", [{"identity": {"sampling.temperature": 0.7}}, {"inputs": OTHER}, {"inputs": LONGER}])
-def test_a_damaged_run_json_binds_no_other_run(finished: Path, other: dict[str, Any]):
-    damage(finished / "run.json")
-    with RunDir.open(finished) as run:
-        with pytest.raises(RunDirError, match=r"run\.json: is damaged, and by sessions\.jsonl this config, model or input is not what"):
-            run.bind({**RUN, **other})
-        run.bind(RUN)
-
-
-def test_a_damaged_run_json_is_rebuilt_as_it_was_extended_and_adopted_last(finished: Path):
-    last = {**RUN, "identity": {"sampling.temperature": 0.7, "sampling.seed": 0}, "inputs": LONGER}
-    with RunDir.open(finished) as run:
-        run.bind(last, ("sampling.temperature",))
-        damage(run.run)
-        with pytest.raises(RunDirError, match="is damaged"):
-            run.bind(RUN)
-        run.bind(last)
-
-
-def test_a_damaged_run_json_with_nothing_that_says_whose_is_refused_until_overwritten(finished: Path):
-    damage(finished / "run.json")
-    (finished / "sessions.jsonl").unlink()
-    with RunDir.open(finished) as run, pytest.raises(RunDirError, match="nothing there says what run this is"):
-        run.bind(RUN)
-    with RunDir.open(finished) as run:
-        run.replace(RUN)
-        assert read_document(run.run)["identity"] == RUN["identity"]
-
-
-def test_a_damaged_run_json_of_a_run_without_work_is_written_again(tmp_path: Path):
-    with RunDir.open(tmp_path / "run") as run:
-        run.bind(RUN)
-        damage(run.run)
-        run.bind(RUN)
-        assert read_document(run.run)["identity"] == RUN["identity"]
-
-
-def test_damaged_notes_stop_no_run(finished: Path):
-    for name in ("sessions.jsonl", "metrics.jsonl"):
-        damage(finished / name)
-    with RunDir.open(finished) as run:
-        run.bind(RUN)
-        run.add_metrics({"rows": 2})
-        assert [line["rows"] for line in read_lines(run.metrics)] == [2]
-    assert {"sessions.jsonl.damaged", "metrics.jsonl.damaged"} <= tree(finished).keys()
-
-
-def test_a_damaged_summary_is_none(finished: Path):
-    with RunDir.open(finished) as run:
-        assert run.stored_summary() == {"rows": 1}
-        damage(run.summary)
-        assert run.stored_summary() is None
-        run.summary.unlink()
-        assert run.stored_summary() is None
-
-
-def test_results_without_run_json_are_not_adopted(finished: Path):
-    (finished / "run.json").unlink()
-    with RunDir.open(finished) as run, pytest.raises(RunDirError, match=r"no run\.json"):
-        run.bind(RUN)
-
-
 @pytest.mark.parametrize("name", ["thesis.tex", "run.json", ".hidden", "results/part-00000000.arrow", "commits.jsonl"])
 def test_a_folder_that_is_no_run_is_refused_and_untouched(tmp_path: Path, name: str):
     file = tmp_path / "mine" / name
@@ -289,48 +169,6 @@ def test_a_start_cut_short_before_run_json_can_be_continued(tmp_path: Path):
     with RunDir.open(tmp_path / "run") as run:
         run.bind(RUN)
         assert run.run.exists()
-
-
-def test_overwrite_removes_what_is_ours_and_nothing_else(finished: Path):
-    mine = {"notes.txt", "results/notes.txt", "stdin_questions.jsonl", "stdin.jsonl.bak", "stdin.md"}
-    for name in mine:
-        (finished / name).write_text("mine")
-    for name in (".run.json.tmp", ".summary.json.tmp", "sessions.jsonl.damaged", "commits.jsonl.damaged", "stdin.csv", ".stdin.csv.tmp"):
-        (finished / name).write_text("left by a killed process, or set aside")
-    (finished / "stdin.txt.new").write_text("just piped in")
-    with RunDir.open(finished) as run:
-        run.replace({**RUN, "identity": {}})
-        assert set(tree(finished)) == {".lock", "run.json", "results", "errors", "journal", "stdin.txt.new"} | mine
-        assert read_document(run.run)["identity"] == {}
-
-
-def test_overwrite_removes_nothing_for_a_key_that_cannot_be_adopted(finished: Path):
-    before = {name: content for name, content in tree(finished).items() if name != ".lock"}
-    with RunDir.open(finished) as run, pytest.raises(ConfigError, match=r"--adopt sampling\.sed"):
-        run.replace(RUN, ("sampling.sed",))
-    assert {name: content for name, content in tree(finished).items() if name != ".lock"} == before
-
-
-def finish(path: Path, *, shards: int, row: int | None = None) -> None:
-    """Shards of four rows are committed, and, where ``row`` is given, this one is in a journal."""
-    with RunDir.open(path) as run:
-        for shard in range(shards):
-            append_commit(run, Commit(shard, 1, 4, 4, 0, "ab", 10, None, 0))
-        if row is not None:
-            journal.begin(run.journal_of(row // 4), Header(row // 4, 1))
-            journal.append(run.journal_of(row // 4), journal.RESULTS, pa.RecordBatch.from_pydict({"row": [row]}))
-
-
-def test_overwriting_a_run_that_is_not_complete_says_what_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    finish(tmp_path, shards=2, row=9)
-    with RunDir.open(tmp_path) as run, caplog.at_level(logging.INFO, "mlx_bulk"):
-        run.replace(OF_TEN)
-        said = f"{tmp_path}: --overwrite removes a run that is not complete, with 8 committed rows and 1 open shards"
-        assert caplog.messages == [said]
-        append_commit(run, Commit(0, 1, 4, 4, 0, "ab", 10, None, 0))
-        append_closing(run, 4, 4, 0)
-        run.replace(OF_TEN)
-        assert caplog.messages == [said]
 
 
 @pytest.mark.parametrize(
@@ -375,3 +213,21 @@ def test_sessions_metrics_and_summary(finished: Path):
         assert (first["event"], first["host"], last["event"], last["exit"]) == ("start", "here", "end", 0)
         assert read_lines(run.metrics)[0]["rows"] == 1
         assert run.stored_summary() == {"rows": 1}
+
+
+def test_policies_of_a_start_that_recorded_nothing_are_dropped_and_others_kept(tmp_path: Path):
+    path = tmp_path / "run"
+    kept = path / "policies" / "12-0123456789ab" / "policy.json"
+    for committed in (False, True):
+        with RunDir.open(path) as run:
+            run.bind(RUN)
+            assert kept.exists() == committed
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text("{}")
+            (path / "policies" / "notes.txt").write_text("mine")
+            if not committed:
+                run.bind(RUN)
+                assert sorted(file.name for file in (path / "policies").iterdir()) == ["notes.txt"]
+                kept.parent.mkdir()
+                kept.write_text("{}")
+        finish(path, shards=1)

@@ -11,6 +11,7 @@ import pytest
 from mlx_bulk.runner import durable, journal
 from mlx_bulk.runner.commits import append_closing
 from mlx_bulk.runner.journal import Header
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.paths import RunPaths
 from mlx_bulk.runner.writer import Writer
@@ -94,7 +95,7 @@ def appears(folder: str, name: str) -> list[str]:
 
 def test_a_part_is_durable_before_its_line_and_the_line_before_the_journal_goes(tmp_path: Path, calls: Recorded):
     with opened(tmp_path) as run:
-        out = Writer(run, SCHEMA, PER_SHARD, PER_SHARD, run.recover(PER_SHARD, PER_SHARD, SCHEMA), fsync_seconds=3600)
+        out = Writer(run, SCHEMA, Layout(PER_SHARD, PER_SHARD), run.recover(Layout(PER_SHARD, PER_SHARD), SCHEMA), fsync_seconds=3600)
         for row in range(1, PER_SHARD):
             out.fail(failure(row))
         out.admit(0, SAMPLES)
@@ -120,7 +121,7 @@ def test_a_part_is_durable_before_its_line_and_the_line_before_the_journal_goes(
 def test_an_old_generation_goes_when_the_line_of_the_new_one_is_durable(tmp_path: Path, calls: Recorded):
     work(tmp_path, rows=3)
     with opened(tmp_path) as run:
-        out = Writer(run, SCHEMA, 4, PER_SHARD, run.recover(4, PER_SHARD, SCHEMA), fsync_seconds=3600)
+        out = Writer(run, SCHEMA, Layout(4, PER_SHARD), run.recover(Layout(4, PER_SHARD), SCHEMA), fsync_seconds=3600)
         calls.clear()
         out.fail(failure(3))
         out.close()
@@ -139,7 +140,7 @@ def test_an_old_generation_goes_when_the_line_of_the_new_one_is_durable(tmp_path
 
 def test_a_flush_leaves_the_journal_and_its_name_on_the_medium(tmp_path: Path, calls: Recorded):
     with opened(tmp_path) as run:
-        out = Writer(run, SCHEMA, PER_SHARD, PER_SHARD, run.recover(PER_SHARD, PER_SHARD, SCHEMA), fsync_seconds=3600)
+        out = Writer(run, SCHEMA, Layout(PER_SHARD, PER_SHARD), run.recover(Layout(PER_SHARD, PER_SHARD), SCHEMA), fsync_seconds=3600)
         out.fail(failure(0))
         calls.clear()
         out.close()
@@ -181,7 +182,7 @@ def test_a_commit_is_taken_back_on_the_medium_before_its_part_is_set_aside(tmp_p
     flip(tmp_path / "results/part-00000000.arrow")
     with opened(tmp_path) as run:
         calls.clear()
-        run.recover(4, PER_SHARD, SCHEMA)
+        run.recover(Layout(4, PER_SHARD), SCHEMA)
     assert calls == [
         "write commits.jsonl",
         "sync commits.jsonl",

@@ -171,7 +171,7 @@ def test_a_committed_part_that_was_damaged_is_not_parsed(tmp_path: Path, folder:
     found = part.stat()
     flip(part)
     os.utime(part, ns=(found.st_atime_ns, found.st_mtime_ns))
-    with pytest.raises(RunDirError, match=rf"{folder}/part-00000000\.arrow: is damaged .*Run the same command again to redo it"):
+    with pytest.raises(RunDirError, match=rf"{folder}/part-00000000\.arrow: is damaged .*Start that run again, with its own mlx-bulk run"):
         list(read(tmp_path / "run"))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.kernels.sampling import Parameters, draw
+from mlx_bulk.kernels.sampling import Drawn, Parameters, draw
 from mlx_bulk.runner import engine, prefill
 from mlx_bulk.runner.cache import fresh
 from mlx_bulk.runner.records import Generated
@@ -108,9 +108,9 @@ def test_targets_of_the_echo_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch
 
 
 def test_targets_of_decode_shifted_by_a_row_fail(monkeypatch: pytest.MonkeyPatch):
-    def shifted(logits: mx.array, parameters: Parameters, top: int, stats: bool) -> tuple[NDArray[np.int32], Scores, NDArray[np.float32]]:
-        ids, _, sampled = draw(logits, parameters, top, stats)
-        return ids, logprobs.score(logits, np.roll(ids, 1), top, stats), sampled
+    def shifted(logits: mx.array, parameters: Parameters, top: int, stats: bool, *more: bool) -> tuple[Drawn, Scores]:
+        drawn, _ = draw(logits, parameters, top, stats, *more)
+        return drawn, logprobs.score(logits, np.roll(drawn.ids, 1), top, stats)
 
     monkeypatch.setattr(engine, "draw", shifted)
     with pytest.raises(AssertionError):

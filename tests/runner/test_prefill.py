@@ -8,6 +8,7 @@ import pytest
 from mlx_bulk.runner.head import Head
 from mlx_bulk.runner.prefill import LEAST_CHUNK, Wanted, prefill
 from mlx_bulk.runner.records import Sampling
+from mlx_lm.models.cache import make_prompt_cache
 
 from .tiny import VOCABULARY, build, log_probabilities, prompts_of, request, setup_of
 
@@ -18,6 +19,9 @@ class Watched:
     def __init__(self, network: Any):
         self.network, self.layers = network, network.layers
         self.shapes: list[tuple[int, ...]] = []
+
+    def make_cache(self) -> list[Any]:
+        return make_prompt_cache(self.network)
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
         self.shapes.append(tuple(tokens.shape))
@@ -86,6 +90,25 @@ def test_prompts_of_one_token_need_no_call_and_have_an_empty_echo():
         assert echo.top_ids.shape == (0, 3)
         assert echo.ranks is not None
         assert echo.ranks.dtype == np.int32
+
+
+def test_prompts_of_one_length_go_through_together_where_no_pad_may_and_join():
+    model, prompts = Watched(build("mamba")), prompts_of((4, 9, 1, 4, 9))
+    asked = [request(i, p, Sampling(), (i, 10 + i) if i == 1 else (i,)) for i, p in enumerate(prompts)]
+    found = prefill(setup_of(model, "joined"), asked)
+    assert model.shapes == [(2, 8), (2, 3)]
+    assert [r.row for r in found.requests] == [1, 4, 0, 3, 2]
+    assert [(found.requests[i].row, s.seed) for i, s in found.waiting] == [(1, 1), (1, 11), (4, 4), (0, 0), (3, 3), (2, 2)]
+    assert (found.tokens, found.padded_tokens) == (22, 22)
+    logits = np.array(build("mamba")(mx.array([[7]] * 5), cache=found.caches)[:, -1])
+    for row, echo, next_logits in zip(found.requests, found.echoes, logits, strict=True):
+        ids = row.prompt.ids
+        assert echo is not None
+        truth = np.array(build("mamba")(mx.array([[*ids[:-1].tolist(), 7]]))[0])
+        np.testing.assert_allclose(next_logits, truth[-1], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(
+            echo.logprobs, log_probabilities(build("mamba"), ids.tolist())[np.arange(len(ids) - 1), ids[1:]], rtol=0, atol=1e-4
+        )
 
 
 def test_every_sample_waits_for_a_place():

@@ -1,10 +1,10 @@
+"""None"""
+
 import bz2
 import gzip
-import io
 import json
-import random
 import tracemalloc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,48 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
-from mlx_bulk.runner import reader, tables
 from mlx_bulk.runner.errors import DataError
-from mlx_bulk.runner.inputs import Scan
 from mlx_bulk.runner.reader import read
 from mlx_bulk.runner.records import BadRow, Row
 from mlx_bulk.runner.scan import scan
 
-ROWS = [{"q": f"säy {n}", "a": str(n)} for n in range(2500)]  # more than two batches of a table
-
-
-def _read(path: object, folder: Path, wanted: Sequence[range] | None = None, **settings: Any) -> list[Row | BadRow]:
-    config = DataConfig.model_validate({"path": path if isinstance(path, list) else str(path), **settings})
-    found = scan(config, folder)
-    return list(read(found, config, [range(found.rows)] if wanted is None else wanted))
+from .inputs_read import ROWS, encoded, read_all
 
 
 def _columns(rows: list[Row | BadRow]) -> list[dict[str, Any] | str]:
     return [row.columns if isinstance(row, Row) else row.message for row in rows]
-
-
-def _encode(form: str) -> bytes:
-    table = pa.Table.from_pylist(ROWS)
-    sink = io.BytesIO()
-    if form == "parquet":
-        pq.write_table(table, sink)
-    elif form in ("arrow", "stream"):
-        opened = pa.ipc.new_file(sink, table.schema) if form == "arrow" else pa.ipc.new_stream(sink, table.schema)
-        with opened as writer:
-            writer.write_table(table)
-    else:
-        comma = "," if form == "csv" else "\t"
-        lines = {
-            "jsonl": [json.dumps(row, ensure_ascii=False) for row in ROWS],
-            "csv": ["q,a", *(f"{row['q']}{comma}{row['a']}" for row in ROWS)],
-            "tsv": ["q\ta", *(f"{row['q']}{comma}{row['a']}" for row in ROWS)],
-            "txt": [row["q"] for row in ROWS],
-        }[form]
-        return ("\n".join(lines) + "\n").encode()
-    return sink.getvalue()
 
 
 def _zstd(content: bytes) -> bytes:
@@ -65,16 +36,16 @@ def _zstd(content: bytes) -> bytes:
 def test_every_format_in_every_compression(tmp_path: Path, form: str, ending: str) -> None:
     compress: dict[str, Callable[[bytes], bytes]] = {"": bytes, ".gz": gzip.compress, ".zst": _zstd, ".bz2": bz2.compress}
     path = tmp_path / f"rows.{'arrow' if form == 'stream' else form}{ending}"
-    path.write_bytes(compress[ending](_encode(form)))
+    path.write_bytes(compress[ending](encoded(form)))
     expected = [{"text": row["q"]} for row in ROWS] if form == "txt" else ROWS
-    assert _columns(_read(path, tmp_path)) == expected
+    assert _columns(read_all(path, tmp_path)) == expected
 
 
 @pytest.mark.parametrize(("ending", "compress"), [(".gz", gzip.compress), (".zst", _zstd), (".bz2", bz2.compress)])
 def test_all_members_of_a_compressed_file_are_read(tmp_path: Path, ending: str, compress: Callable[[bytes], bytes]) -> None:
     path = tmp_path / f"rows.jsonl{ending}"
     path.write_bytes(compress(b'{"c": 1}\n{"c"') + compress(b": 2}\n") + compress(b'{"c": 3}\n'))
-    assert _columns(_read(path, tmp_path)) == [{"c": 1}, {"c": 2}, {"c": 3}]
+    assert _columns(read_all(path, tmp_path)) == [{"c": 1}, {"c": 2}, {"c": 3}]
 
 
 BAD_LINES = {
@@ -94,7 +65,11 @@ BAD_LINES = {
     b'{"a": ' + b"[" * 300 + b"]" * 300 + b"}": "nested deeper",
     b'{"a": ' + b"[" * 100_000: "nested deeper",
 }
+
+
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+
+
 GOOD_LINES = st.dictionaries(TEXTS, st.integers() | TEXTS)
 
 
@@ -111,7 +86,7 @@ def test_bad_lines_spoil_only_themselves(
     raw = [line if isinstance(line, bytes) else json.dumps(line, ensure_ascii=False).encode() for line in lines]
     (folder / "rows.jsonl").write_bytes((b"\xef\xbb\xbf" if bom else b"") + newline.join(raw) + (newline if last else b""))
     expected = [(number, line) for number, line in enumerate(lines, 1) if not isinstance(line, bytes) or line.strip()]
-    rows = _read(folder / "rows.jsonl", folder)
+    rows = read_all(folder / "rows.jsonl", folder)
     assert [row.position for row in rows] == list(range(len(expected)))
     for row, (number, line) in zip(rows, expected, strict=True):
         if isinstance(line, bytes):
@@ -128,7 +103,7 @@ def test_bad_lines_spoil_only_themselves(
 def test_line_separators_inside_strings_stay(tmp_path: Path) -> None:
     row = {"c": "a\u2028b\u0085c\x0bd\u0000"}  # an escaped NUL is legal JSON
     (tmp_path / "rows.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert _columns(_read(tmp_path / "rows.jsonl", tmp_path)) == [row]
+    assert _columns(read_all(tmp_path / "rows.jsonl", tmp_path)) == [row]
 
 
 def test_csv_cells_and_bad_records(tmp_path: Path) -> None:
@@ -138,7 +113,7 @@ def test_csv_cells_and_bad_records(tmp_path: Path) -> None:
         + b"x" * 200_000
         + b"\r\n"
     )
-    rows = _read(path, tmp_path)
+    rows = read_all(path, tmp_path)
     good = [row.columns for row in rows if isinstance(row, Row)]
     assert good == [{"id": "1", "text": 'two\nlines, "quoted"'}, {"id": "2", "text": None}, {"id": "8", "text": "x" * 200_000}]
     bad = [(row.position, row.line, row.text, row.message.partition(": ")[2]) for row in rows if isinstance(row, BadRow)]
@@ -149,101 +124,34 @@ def test_csv_cells_and_bad_records(tmp_path: Path) -> None:
 
 def test_a_quote_that_never_closes_is_one_bad_row(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('a\nx\n"y\nz\n')
-    rows = _read(tmp_path / "rows.csv", tmp_path)
+    rows = read_all(tmp_path / "rows.csv", tmp_path)
     assert [type(row) for row in rows] == [Row, BadRow]
 
 
 def test_keys(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"m": {"id": 7}}\n{"m.id": "dotted"}\n{"m": {"id": null}}\n{"m": {"id": [1]}}\n')
-    rows = _read(path, tmp_path, key="m.id")
+    rows = read_all(path, tmp_path, key="m.id")
     assert [row.key for row in rows if isinstance(row, Row)] == ["7", "dotted"]
     null, array = (row for row in rows if isinstance(row, BadRow))
     assert "line 3: the key 'm.id' is null or missing" in null.message
     assert json.loads(null.text) == {"m": {"id": None}}
     assert "is a list" in array.message
-    assert [row.key for row in _read(path, tmp_path) if isinstance(row, Row)] == ["0", "1", "2", "3"]
+    assert [row.key for row in read_all(path, tmp_path) if isinstance(row, Row)] == ["0", "1", "2", "3"]
 
 
 def test_positions_run_over_sources_and_skip_and_limit_hold(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"c": 0}\nbad\n')
     pq.write_table(pa.table({"c": [2, 3]}), tmp_path / "b.parquet")
     (tmp_path / "c.csv").write_text("c\n4\n5\n")
-    rows = _read(tmp_path, tmp_path / "run", [range(1, 2), range(3, 5)], limit=5)
+    rows = read_all(tmp_path, tmp_path / "run", [range(1, 2), range(3, 5)], limit=5)
     assert [(row.position, row.columns["c"] if isinstance(row, Row) else "bad") for row in rows] == [(1, "bad"), (3, 3), (4, "4")]
-
-
-def test_skipped_rows_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"c": 0}\n' * 10)
-    config = DataConfig(path=str(tmp_path / "rows.jsonl"))
-    found = scan(config, tmp_path)
-    parsed: list[str] = []
-    decode = json.JSONDecoder.decode
-    monkeypatch.setattr(json.JSONDecoder, "decode", lambda self, text: (parsed.append(text), decode(self, text))[1])
-    assert [row.position for row in read(found, config, [range(9, 10)])] == [9]
-    assert len(parsed) == 1
-
-
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> Scan:
-    """Sources of all formats: 30 rows each but for one without any, with blank and bad lines; a table of many row groups."""
-    folder = tmp_path_factory.mktemp("mixed")
-    lines = [json.dumps({"c": n}) if n % 7 else "no row" for n in range(30)]
-    (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf\n" + "".join(f"{line}\n" + " \n\n" * (n % 3) for n, line in enumerate(lines)).encode())
-    (folder / "b.csv").write_text("c,d\n" + "".join(f'{n},"x\ny"\n' + "\n" * (n % 2) + ("bad\n" if n == 3 else "") for n in range(29)))
-    pq.write_table(pa.table({"c": range(30)}), folder / "c.parquet", row_group_size=7)
-    with pa.ipc.new_file(str(folder / "d.arrow"), pa.schema([("c", pa.int64())])) as writer:
-        writer.write_table(pa.table({"c": range(30)}), max_chunksize=4)
-    (folder / "e.jsonl").write_text("\n")
-    (folder / "f.txt").write_text("".join(f"{n}\n\n" for n in range(30)))
-    found = scan(DataConfig(path=str(folder)), folder / "run")
-    assert [one.rows for one in found.sources] == [30, 30, 30, 30, 0, 30]
-    return found
-
-
-def _ranges(cuts: list[int]) -> list[range]:
-    ordered = sorted(cuts)
-    return [range(a, b) for a, b in zip(ordered[::2], ordered[1::2], strict=False)]
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.integers(0, 150), max_size=10).map(_ranges), st.integers(1, 5))
-def test_the_rows_that_are_wanted_are_those_of_all_rows(
-    mixed: Scan, monkeypatch: pytest.MonkeyPatch, wanted: list[range], batch_rows: int
-) -> None:
-    monkeypatch.setattr(tables, "BATCH_ROWS", batch_rows)
-    config = DataConfig.model_validate(mixed.config)
-    positions = [position for span in wanted for position in span]
-    every = list(read(mixed, config, [range(150)]))
-    assert [row.position for row in every] == list(range(150))
-    found = list(read(mixed, config, wanted))
-    assert found == [every[position] for position in positions]
-    assert [row.place if isinstance(row, Row) else row.message for row in found] == [
-        row.place if isinstance(row, Row) else row.message for row in (every[position] for position in positions)
-    ]
-
-
-def test_sources_of_which_no_row_is_wanted_are_not_opened(mixed: Scan, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    walk = reader.entries
-    monkeypatch.setattr(reader, "entries", lambda source, *more: (opened.append(Path(source.path).name), walk(source, *more))[1])
-    list(read(mixed, DataConfig.model_validate(mixed.config), [range(35, 40), range(59, 61)]))
-    assert opened == ["b.csv", "c.parquet"]
-
-
-def test_row_groups_before_the_first_row_wanted_are_not_read(mixed: Scan, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_groups: list[range] = []
-    batches = pq.ParquetFile.iter_batches
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda file, **of: (read_groups.append(of["row_groups"]), batches(file, **of))[1])
-    (row,) = read(mixed, DataConfig.model_validate(mixed.config), [range(60 + 14, 60 + 15)])
-    assert (row.columns if isinstance(row, Row) else None) == {"c": 14}
-    assert read_groups == [range(2, 5)]
 
 
 def test_python_values_of_tables(tmp_path: Path) -> None:
     days = pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32())  # the second is past year 9999
     pq.write_table(pa.table({"day": days, "s": [{"x": [1.5]}, None]}), tmp_path / "t.parquet")
-    good, bad = _read(tmp_path / "t.parquet", tmp_path)
+    good, bad = read_all(tmp_path / "t.parquet", tmp_path)
     assert isinstance(good, Row)
     assert good.columns == {"day": date(1970, 1, 1), "s": {"x": [1.5]}}
     assert isinstance(bad, BadRow)
@@ -254,49 +162,7 @@ def test_broken_utf8_in_a_table_spoils_its_row_alone(tmp_path: Path) -> None:
     broken = pa.Array.from_buffers(pa.string(), 2, pa.array([b"ok", b"\xff"]).buffers())
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, pa.schema([("c", pa.string())])) as writer:
         writer.write_batch(pa.record_batch([broken], names=["c"]))
-    assert [type(row) for row in _read(tmp_path / "t.arrow", tmp_path)] == [Row, BadRow]
-
-
-@pytest.mark.parametrize("changed", ['{"c": 1}\n{"c": 2}\n{"c": 3}\n', '{"c": 1}\n'])
-def test_a_file_that_changed_since_the_scan_stops_the_job(tmp_path: Path, changed: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"c": 1}\n{"c": 2}\n')
-    config = DataConfig(path=str(path))
-    found = scan(config, tmp_path)
-    path.write_text(changed)
-    with pytest.raises(DataError, match="changed since it was scanned"):
-        list(read(found, config, [range(2)]))
-
-
-@pytest.mark.parametrize("form", ["jsonl", "txt", "csv", "parquet", "arrow", "stream"])
-@pytest.mark.parametrize("change", ["other rows", "appended"])
-def test_no_row_of_a_file_that_changes_while_it_is_read_is_handed_on(tmp_path: Path, form: str, change: str) -> None:
-    path, before = tmp_path / f"rows.{'arrow' if form == 'stream' else form}", _encode(form)
-    path.write_bytes(before)
-    config = DataConfig(path=str(path))
-    found = scan(config, tmp_path)
-    rows = read(found, config, [range(found.rows)])
-    handed_on = [next(rows) for _ in range(3)]
-    with path.open("r+b") as file:  # in place: readers that are open see it
-        file.seek(0, 0 if change == "other rows" else 2)
-        file.write(before.replace(b"y 1", b"y 7") if change == "other rows" else b"{}\n")
-    with pytest.raises(DataError, match="changed since it was scanned"):
-        handed_on.extend(rows)
-    path.write_bytes(before)
-    assert handed_on == _read(path, tmp_path)[: len(handed_on)]
-
-
-def test_a_file_that_changes_and_cannot_be_read_any_more_is_said_to_have_changed(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(random.Random(0).randbytes(1 << 20).hex("\n", 4).encode()))  # more than a buffer holds
-    config = DataConfig(path=str(path))
-    rows = read(scan(config, tmp_path), config, [range(1 << 18)])
-    next(rows)
-    size = path.stat().st_size
-    with path.open("r+b") as file:
-        file.write(bytes(size))
-    with pytest.raises(DataError, match=r"rows\.jsonl\.gz changed since it was scanned"):
-        list(rows)
+    assert [type(row) for row in read_all(tmp_path / "t.arrow", tmp_path)] == [Row, BadRow]
 
 
 def test_a_local_folder_as_hub_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mlx_bulk.runner import recovery, writer
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.errors import OutOfRoom, RunDirError
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.parts import read_results
 from mlx_bulk.runner.paths import RunPaths
 from mlx_bulk.runner.writer import Writer
@@ -82,7 +83,7 @@ def test_killed_again_in_the_session_after_a_kill(tmp_path: Path, whole: Parts):
 def test_a_shorter_input_than_committed_is_refused(tmp_path: Path):
     work(tmp_path / "run")
     with opened(tmp_path / "run") as run, pytest.raises(RunDirError, match="shard 2 is committed with 2 rows, the input now gives it 1"):
-        run.recover(ROWS - 1, PER_SHARD, SCHEMA)
+        run.recover(Layout(ROWS - 1, PER_SHARD), SCHEMA)
 
 
 # ------------------------------------------------------------------------------------------------------------------ damage
@@ -190,7 +191,7 @@ def test_a_journal_that_cannot_be_read_is_done_again(tmp_path: Path, whole: Part
 def test_journaled_rows_that_the_input_lost_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "run"
     with opened(path) as run:
-        out = Writer(run, SCHEMA, ROWS, PER_SHARD, run.recover(ROWS, PER_SHARD, SCHEMA), fsync_seconds=0.0)
+        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=0.0)
         out.add(9, 0, record(9, 0))
         out.close()
     work(path, rows=9)
@@ -202,7 +203,7 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
     path = tmp_path / "run"
     work(path, stop_after=3)
     with opened(path) as run, monkeypatch.context() as patch:
-        out = Writer(run, SCHEMA, ROWS, PER_SHARD, run.recover(ROWS, PER_SHARD, SCHEMA), fsync_seconds=0.0)
+        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=0.0)
 
         def full(*arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
@@ -222,6 +223,6 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
 def test_what_recovery_counts_is_what_was_written(tmp_path: Path):
     did = work(tmp_path / "run", stop_after=15)
     with opened(tmp_path / "run") as run:
-        recovered = run.recover(ROWS, PER_SHARD, SCHEMA)
+        recovered = run.recover(Layout(ROWS, PER_SHARD), SCHEMA)
     assert recovered.errors == len(FAILING.intersection(did))
     assert recovered.records == 15 - recovered.errors

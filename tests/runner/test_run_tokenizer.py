@@ -7,9 +7,9 @@ from typing import Any
 import huggingface_hub
 import pytest
 from mlx_bulk.configs.schema import GenerateConfig
+from mlx_bulk.runner.checkpoint import find as find_model
+from mlx_bulk.runner.checkpoint import find_tokenizer, fingerprints
 from mlx_bulk.runner.errors import ModelError
-from mlx_bulk.runner.model import find as find_model
-from mlx_bulk.runner.model import find_tokenizer, fingerprints
 from mlx_bulk.runner.run_tokenizer import tokenizer_of
 
 from ..checkpoints import DEMO, copy_tokenizer

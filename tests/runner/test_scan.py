@@ -1,3 +1,5 @@
+"""None"""
+
 import gzip
 import hashlib
 import io
@@ -5,33 +7,21 @@ import json
 import os
 from decimal import Decimal
 from pathlib import Path
-from time import time_ns
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
-from mlx_bulk.runner import scan as scans
 from mlx_bulk.runner.column_types import JSON_METADATA
-from mlx_bulk.runner.documents import read_document, write_document
 from mlx_bulk.runner.errors import DataError
-from mlx_bulk.runner.inputs import Scan, stamp
+from mlx_bulk.runner.inputs import Scan
 from mlx_bulk.runner.reader import read
 from mlx_bulk.runner.record_batch import record_batch
-from mlx_bulk.runner.scan import SCAN_FILE, scan, take_in
-from mlx_bulk.runner.sources import Source, drop_waiting
+from mlx_bulk.runner.scan import scan, take_in
+from mlx_bulk.runner.sources import drop_waiting
 
-LATER = time_ns() + 3600 * 10**9  # so long after a file of these tests was written that another write would show
-
-
-def _jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def _scan(tmp_path: Path, path: object, **settings: Any) -> Scan:
-    return scan(DataConfig.model_validate({"path": path if isinstance(path, list) else str(path), **settings}), tmp_path / "run")
+from .scanned import jsonl, scanned
 
 
 def _types(found: Scan) -> dict[str, str]:
@@ -41,7 +31,7 @@ def _types(found: Scan) -> dict[str, str]:
 def test_counts_hashes_and_presence(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": 1}\n\nnot json\n{"a": null, "b": "x"}\n')
-    found = _scan(tmp_path, path)
+    found = scanned(tmp_path, path)
     assert (found.rows, found.bad, found.columns, found.present) == (3, 1, ["a", "b"], {"a": 1, "b": 1})
     source = found.fingerprint()["sources"][0]
     assert source["bytes"] == path.stat().st_size
@@ -75,7 +65,7 @@ def test_counts_hashes_and_presence(tmp_path: Path) -> None:
     ],
 )
 def test_json_types(tmp_path: Path, values: list[Any], expected: str) -> None:
-    found = _scan(tmp_path, _jsonl(tmp_path / "rows.jsonl", [{"c": value} for value in values]))
+    found = scanned(tmp_path, jsonl(tmp_path / "rows.jsonl", [{"c": value} for value in values]))
     assert _types(found) == {"c": expected}
     struct = found.input_type("all")
     assert struct is not None
@@ -90,7 +80,7 @@ def test_deeply_nested_values_become_json(tmp_path: Path) -> None:
     value: Any = 1
     for _ in range(60):
         value = {"v": value}
-    assert _types(_scan(tmp_path, _jsonl(tmp_path / "rows.jsonl", [{"c": value}]))) == {"c": "json"}
+    assert _types(scanned(tmp_path, jsonl(tmp_path / "rows.jsonl", [{"c": value}]))) == {"c": "json"}
 
 
 def test_table_types_are_what_every_reader_holds(tmp_path: Path) -> None:
@@ -107,7 +97,7 @@ def test_table_types_are_what_every_reader_holds(tmp_path: Path) -> None:
     )
     with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    assert _types(_scan(tmp_path, tmp_path / "t.arrow")) == {
+    assert _types(scanned(tmp_path, tmp_path / "t.arrow")) == {
         "d": "large_string", "v": "large_string", "l": "list<item: string>", "n": "large_string",
         "t": "timestamp[us, tz=UTC]", "m": "decimal128(5, 2)", "b": "binary",
     }  # fmt: skip
@@ -126,11 +116,11 @@ def test_table_types_are_what_every_reader_holds(tmp_path: Path) -> None:
 def test_types_are_unified_over_files(tmp_path: Path, first: pa.Array, second: pa.Array, expected: str) -> None:
     pq.write_table(pa.table({"c": first}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"c": second}), tmp_path / "b.parquet")
-    assert _types(_scan(tmp_path, tmp_path / "*.parquet")) == {"c": expected}
+    assert _types(scanned(tmp_path, tmp_path / "*.parquet")) == {"c": expected}
 
 
 def test_keep(tmp_path: Path) -> None:
-    found = _scan(tmp_path, _jsonl(tmp_path / "rows.jsonl", [{"question": "q", "id": 1, "answer": "a"}]))
+    found = scanned(tmp_path, jsonl(tmp_path / "rows.jsonl", [{"question": "q", "id": 1, "answer": "a"}]))
     kept = found.input_type(["answer", "question"])
     assert kept is not None
     assert [field.name for field in kept] == ["question", "answer"]
@@ -141,190 +131,98 @@ def test_keep(tmp_path: Path) -> None:
 
 def test_empty_input_is_legal(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
-    found = _scan(tmp_path, tmp_path / "rows.jsonl", key="id", keep=["x"])
+    found = scanned(tmp_path, tmp_path / "rows.jsonl", key="id", keep=["x"])
     assert (found.rows, found.input_type("all"), found.input_type(["x"])) == (0, None, None)
 
 
 def test_duplicate_keys_name_both_lines(tmp_path: Path) -> None:
-    one = _jsonl(tmp_path / "a.jsonl", [{"m": {"id": 1}}, {"m": {"id": 2}}])
-    two = _jsonl(tmp_path / "b.jsonl", [{"m": {}}, {"m": {"id": "2"}}])
+    one = jsonl(tmp_path / "a.jsonl", [{"m": {"id": 1}}, {"m": {"id": 2}}])
+    two = jsonl(tmp_path / "b.jsonl", [{"m": {}}, {"m": {"id": "2"}}])
     with pytest.raises(DataError, match=r"'2' in 'm\.id': .*a\.jsonl, line 2, and .*b\.jsonl, line 2"):
-        _scan(tmp_path, [str(one), str(two)], key="m.id")
+        scanned(tmp_path, [str(one), str(two)], key="m.id")
     pq.write_table(pa.table({"id": [5, None, None, 5]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"row 0 of the input, and .* row 3 of the input"):
-        _scan(tmp_path, tmp_path / "t.parquet", key="id")
-    assert _scan(tmp_path, tmp_path / "t.parquet", key="id", limit=3).bad == 2
+        scanned(tmp_path, tmp_path / "t.parquet", key="id")
+    assert scanned(tmp_path, tmp_path / "t.parquet", key="id", limit=3).bad == 2
 
 
 def test_a_key_no_row_has(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data.key: no row has a column 'idd'. Did you mean 'id'"):
-        _scan(tmp_path, _jsonl(tmp_path / "rows.jsonl", [{"id": 1}]), key="idd")
+        scanned(tmp_path, jsonl(tmp_path / "rows.jsonl", [{"id": 1}]), key="idd")
 
 
 def test_limit_covers_sources(tmp_path: Path) -> None:
-    paths = [str(_jsonl(tmp_path / f"{n}.jsonl", [{"c": 1}, {"c": 2}])) for n in range(3)]
-    found = _scan(tmp_path, paths, limit=3)
+    paths = [str(jsonl(tmp_path / f"{n}.jsonl", [{"c": 1}, {"c": 2}])) for n in range(3)]
+    found = scanned(tmp_path, paths, limit=3)
     assert [one.rows for one in found.sources] == [2, 1, 0]
     assert found.rows == 3
     assert [one["rows"] for one in found.fingerprint()["sources"]] == [2, 1]
 
 
-def test_saved_scan_round_trips_and_is_reused_while_nothing_changed(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path / "rows.jsonl", [{"c": [{"x": 1}], "j": 1}, {"j": "s"}])
-    data = DataConfig(path=str(path))
-    run = tmp_path / "run"
-    run.mkdir()
-    first = scan(data, run)
-    first.save(run / SCAN_FILE)
-    assert Scan.load(run / SCAN_FILE) == first
-    assert Scan.load(run / SCAN_FILE).schema.equals(first.schema, check_metadata=True)
-
-    saved = read_document(run / SCAN_FILE)
-    write_document(run / SCAN_FILE, saved | {"rows": 77})  # a mark that only a reused scan bears
-    os.utime(run / SCAN_FILE, ns=(LATER, LATER))
-    assert scan(data, run).rows == 77
-    assert scan(data.model_copy(update={"limit": 1}), run).rows == 1
-    stat = path.stat()
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert scan(data, run).rows == 2
-
-
-def test_a_scan_saved_just_after_the_file_was_written_is_not_reused(tmp_path: Path) -> None:
-    """Other rows of the same length may have been written since, under the same mtime."""
-    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
-    run = tmp_path / "run"
-    run.mkdir()
-    data = DataConfig(path=str(path))
-    scan(data, run).save(run / SCAN_FILE)
-    stat = path.stat()
-    path.write_text('{"d": 1}\n')
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert scan(data, run).columns == ["d"]
-
-
-def test_the_stamp_of_a_small_file_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
-    saved = tmp_path / "run" / SCAN_FILE
-    saved.parent.mkdir()
-    _scan(tmp_path, path).save(saved)
-    _jsonl(path, [{"d": 1}])
-    kept = read_document(saved)
-    kept["sources"][0]["stamp"] = stamp(Source(str(path), "jsonl"))[1]  # as where a change leaves all times as they were
-    write_document(saved, kept)
-    os.utime(saved, ns=(LATER, LATER))
-    assert _scan(tmp_path, path).columns == ["d"]
-    monkeypatch.setattr(scans, "HASHED_BYTES", path.stat().st_size)
-    assert _scan(tmp_path, path).columns == ["c"]
-
-
-def test_a_large_file_written_in_place_whose_mtime_was_put_back_is_scanned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scans, "HASHED_BYTES", 0)
-    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
-    saved = tmp_path / "run" / SCAN_FILE
-    saved.parent.mkdir()
-    _scan(tmp_path, path).save(saved)
-    os.utime(saved, ns=(LATER, LATER))
-    stat = path.stat()
-    path.write_text('{"d": 1}\n')
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert _scan(tmp_path, path).columns == ["d"]
-
-
-@pytest.mark.parametrize("damage", ["", "{}", '{"version": 2}', "[1]"])
-def test_a_damaged_saved_scan_is_not_used(tmp_path: Path, damage: str) -> None:
-    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / SCAN_FILE).write_text(damage)
-    with pytest.raises(DataError, match="Delete it"):
-        Scan.load(tmp_path / "run" / SCAN_FILE)
-    assert _scan(tmp_path, path).rows == 1
-
-
-def test_the_fingerprint_tells_how_the_bytes_are_read(tmp_path: Path) -> None:
-    """A renamed file has the same bytes, and may give other rows."""
-    found = []
-    for name in ("x.csv", "x.tsv", "x.txt"):
-        (tmp_path / name).write_text("text\na\n")
-        (one,) = _scan(tmp_path, tmp_path / name).fingerprint()["sources"]
-        found.append((one["format"], one["codec"], one["sha256"]))
-    assert [kind for kind, _, _ in found] == ["csv", "tsv", "text"]
-    assert len({digest for _, _, digest in found}) == 1
-
-
-def test_a_saved_scan_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
-    path = _jsonl(tmp_path / "rows.jsonl", [{"c": 1}])
-    saved = tmp_path / "run" / SCAN_FILE
-    saved.parent.mkdir()
-    _scan(tmp_path, path).save(saved)
-    saved.write_bytes(saved.read_bytes().replace(b'"rows": 1', b'"rows": 9'))
-    os.utime(saved, ns=(LATER, LATER))
-    assert _scan(tmp_path, path).rows == 1
-
-
 def test_folder_is_read_by_name_and_links_out_of_it_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "in"
     (folder / "sub").mkdir(parents=True)
-    outside = _jsonl(tmp_path / "outside.jsonl", [{"c": 0}])
+    outside = jsonl(tmp_path / "outside.jsonl", [{"c": 0}])
     for name in ("b.jsonl", "sub/c.jsonl", "a.jsonl", ".hidden.jsonl"):
-        _jsonl(folder / name, [{"c": 1}])
+        jsonl(folder / name, [{"c": 1}])
     (folder / "README.md").touch()
     (folder / "aa.jsonl").symlink_to(outside)
     (folder / "there").symlink_to(tmp_path)
-    found = _scan(tmp_path, folder)
+    found = scanned(tmp_path, folder)
     assert [Path(one.source.path).name for one in found.sources] == ["a.jsonl", "b.jsonl", "c.jsonl"]
     assert "aa.jsonl" in caplog.text
     assert str(folder / "there") in caplog.text
 
 
 def test_missing_files_and_unknown_formats(tmp_path: Path) -> None:
-    _jsonl(tmp_path / "prompts.jsonl", [{"c": 1}])
+    jsonl(tmp_path / "prompts.jsonl", [{"c": 1}])
     with pytest.raises(DataError, match=r"prompt\.jsonl does not exist .*Near names there: prompts\.jsonl"):
-        _scan(tmp_path, tmp_path / "prompt.jsonl")
+        scanned(tmp_path, tmp_path / "prompt.jsonl")
     with pytest.raises(DataError, match="neither does the folder"):
-        _scan(tmp_path, tmp_path / "no" / "x.jsonl")
+        scanned(tmp_path, tmp_path / "no" / "x.jsonl")
     with pytest.raises(DataError, match="no file matches"):
-        _scan(tmp_path, tmp_path / "*.csv")
+        scanned(tmp_path, tmp_path / "*.csv")
     with pytest.raises(DataError, match="holds no file to read"):
-        _scan(tmp_path, tmp_path, format="csv")
+        scanned(tmp_path, tmp_path, format="csv")
     (tmp_path / "rows.dat").write_text('{"c": 1}\n')
     with pytest.raises(DataError, match=r"Set data\.format to one of arrow, csv, jsonl, parquet, text"):
-        _scan(tmp_path, tmp_path / "rows.dat")
-    assert _scan(tmp_path, tmp_path / "rows.dat", format="jsonl").rows == 1
+        scanned(tmp_path, tmp_path / "rows.dat")
+    assert scanned(tmp_path, tmp_path / "rows.dat", format="jsonl").rows == 1
     os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(DataError, match="not a regular file"):
-        _scan(tmp_path, tmp_path / "pipe.jsonl")
+        scanned(tmp_path, tmp_path / "pipe.jsonl")
 
 
 @pytest.mark.parametrize("text", ['[\n {"a": 1}\n]\n', '[{"a": 1}]', '{\n "a": 1\n}\n'])
 def test_one_json_document_is_refused_as_a_whole(tmp_path: Path, text: str) -> None:
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(DataError, match=r"one JSON document; .* jq -c"):
-        _scan(tmp_path, tmp_path / "rows.json")
+        scanned(tmp_path, tmp_path / "rows.json")
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.jsonl.gz", "x.jsonl.zst", "x.jsonl.bz2"])
 def test_files_that_are_not_what_they_are_called(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"this is none of these, but it is long enough to hold a header")
     with pytest.raises(DataError, match=f"{name}: cannot be read as"):
-        _scan(tmp_path, tmp_path / name)
+        scanned(tmp_path, tmp_path / name)
 
 
 def test_a_truncated_gzip_stops_the_job(tmp_path: Path) -> None:
     whole = gzip.compress(b"".join(b'{"c": %d}\n' % n for n in range(1000)))
     (tmp_path / "rows.jsonl.gz").write_bytes(whole[:-100])
     with pytest.raises(DataError, match="Truncated"):
-        _scan(tmp_path, tmp_path / "rows.jsonl.gz")
+        scanned(tmp_path, tmp_path / "rows.jsonl.gz")
 
 
 def test_stdin_is_spooled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"c": 1}\n{"c": 2}\n')))
-    found = take_in(_scan(tmp_path, "-"))
+    found = take_in(scanned(tmp_path, "-"))
     assert (tmp_path / "run" / "stdin.jsonl").read_bytes() == b'{"c": 1}\n{"c": 2}\n'
     assert [row.position for row in read(found, DataConfig(path="-"), [range(2)])] == [0, 1]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    assert _scan(tmp_path, "-").rows == 2
+    assert scanned(tmp_path, "-").rows == 2
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n1\n")))
-    assert _scan(tmp_path, "-", format="csv").columns == ["a"]
+    assert scanned(tmp_path, "-", format="csv").columns == ["a"]
 
 
 def test_what_is_piped_in_waits_until_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,9 +247,9 @@ def test_what_is_piped_in_waits_until_it_is_taken_in(tmp_path: Path, monkeypatch
 def test_a_column_named_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,b,a\n1,2,3\n")
     with pytest.raises(DataError, match="names a column twice: a"):
-        _scan(tmp_path, tmp_path / "x.csv")
+        scanned(tmp_path, tmp_path / "x.csv")
     table = pa.table([pa.array([1]), pa.array([2])], names=["a", "a"])
     with pa.OSFile(str(tmp_path / "x.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     with pytest.raises(DataError, match="more than one column named a"):
-        _scan(tmp_path, tmp_path / "x.arrow")
+        scanned(tmp_path, tmp_path / "x.arrow")

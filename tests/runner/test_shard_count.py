@@ -56,25 +56,25 @@ def test_records_without_samples_are_one_a_row(tmp_path: Path):
     file = write_part(paths.results_part(2, 1), SCORED, [batch], Declared("", 2, ROWS, ROWS, 0, None))
     committed = Commit.of(2, 1, ROWS, (ROWS, 0), file, None)
     assert count_shard(paths, committed, START, 1).records == ROWS
-    with pytest.raises(DamageError, match="lacks 1 rows"):
+    with pytest.raises(DamageError, match="lacks 1 row"):
         count_shard(paths, replace(committed, rows=ROWS + 1), START, 1)
 
 
 @pytest.mark.parametrize(
     ("results", "errors", "samples", "wrong"),
     [
-        ([*RESULTS[:4], (10, 0), (10, 1)], ERRORS, 2, "holds 1 records that stand in errors/ too"),
+        ([*RESULTS[:4], (10, 0), (10, 1)], ERRORS, 2, "holds 1 record that stand in errors/ too"),
         ([(8, 0), (8, 0), *RESULTS[1:]], ERRORS, 2, "rows that are not in order, or there twice"),
         ([(8, 1), (8, 0), *RESULTS[2:]], ERRORS, 2, "rows that are not in order, or there twice"),
         ([*RESULTS[2:4], *RESULTS[:2], RESULTS[4]], ERRORS, 2, "rows that are not in order, or there twice"),
         (RESULTS, [(11, None), (10, 1)], 2, "rows that are not in order, or there twice"),
-        (RESULTS[1:], ERRORS, 2, "lacks 1 rows, or samples of them; the first is row 8"),
-        (RESULTS[1:], ERRORS, None, "lacks 1 rows, or samples of them; the first is row 8"),
-        (RESULTS[2:], ERRORS, None, "lacks 1 rows, or samples of them; the first is row 8"),
-        (RESULTS, ERRORS[:1], 2, "lacks 1 rows, or samples of them; the first is row 11"),
+        (RESULTS[1:], ERRORS, 2, "lacks 1 row, or samples of them; the first is row 8"),
+        (RESULTS[1:], ERRORS, None, "lacks 1 row, or samples of them; the first is row 8"),
+        (RESULTS[2:], ERRORS, None, "lacks 1 row, or samples of them; the first is row 8"),
+        (RESULTS, ERRORS[:1], 2, "lacks 1 row, or samples of them; the first is row 11"),
         (RESULTS, ERRORS, 3, "lacks 3 rows, or samples of them; the first is row 8"),
-        ([*RESULTS, (11, 0)], ERRORS, 2, "lacks 1 rows, or samples of them; the first is row 11"),
-        ([*RESULTS, (11, 1)], ERRORS, None, "lacks 1 rows, or samples of them; the first is row 11"),
+        ([*RESULTS, (11, 0)], ERRORS, 2, "lacks 1 row, or samples of them; the first is row 11"),
+        ([*RESULTS, (11, 1)], ERRORS, None, "lacks 1 row, or samples of them; the first is row 11"),
         ([*RESULTS, (12, 0)], ERRORS, 2, "holds rows of another shard"),
         ([(7, 0), *RESULTS], ERRORS, 2, "holds rows of another shard"),
     ],

@@ -2,6 +2,7 @@
 
 import numpy as np
 from mlx_bulk.kernels.logprobs import Scores
+from mlx_bulk.kernels.sampling import Drawn
 from mlx_bulk.runner.records import Sampling
 from mlx_bulk.runner.slots import DRAWS, Active, Slots
 
@@ -18,7 +19,7 @@ def active(sampling: Sampling, seed: int = 0, prompt: tuple[int, ...] = (3, 1, 3
 def write(slots: Slots, order: list[int], ids: list[int]) -> None:
     floats = np.array(ids, np.float32)
     scores = Scores(-floats, ranks=np.array(ids, np.int32), entropies=floats)
-    slots.write(np.array(order), np.array(ids, np.int32), scores, floats * np.float32(0.5))
+    slots.write(np.array(order), Drawn(np.array(ids, np.int32), floats * np.float32(0.5)), scores)
 
 
 def test_token_t_uses_number_t_of_its_rows_stream():
@@ -44,7 +45,8 @@ def test_tables_grow_and_a_slot_that_is_taken_again_starts_anew():
     slots.enter(0, active(Sampling()))
     for token in range(300):
         write(slots, [0], [token])
-    ids, scores, sampled = slots.generated(0)
+    drawn, scores = slots.generated(0)
+    ids, sampled = drawn.ids, drawn.sampled
     assert ids.tolist() == list(range(300))
     assert scores.logprobs.tolist() == [-float(i) for i in range(300)]
     assert scores.ranks is not None
@@ -54,7 +56,7 @@ def test_tables_grow_and_a_slot_that_is_taken_again_starts_anew():
     assert slots.free == [0, 1]
     slots.enter(0, active(Sampling(), prompt=(8, 9)))
     assert (slots.count[0], slots.last[0], slots.limit[0]) == (0, 9, 256)
-    assert slots.generated(0)[0].tolist() == []
+    assert slots.generated(0)[0].ids.tolist() == []
     assert ids.tolist() == list(range(300))  # what was handed out is the caller's own
 
 
@@ -88,3 +90,24 @@ def test_the_mask_of_min_tokens_covers_eos_and_stop_ids():
     assert edits is not None
     assert set(zip(edits.rows.tolist(), edits.ids.tolist(), strict=True)) == {(0, 2), (0, 5), (0, 6), (1, 2)}
     assert np.isneginf(edits.add).all()
+
+
+def test_tempered_logprobs_and_kept_ids_are_a_rows_own():
+    slots = Slots(2, 0, True, tempered=True)
+    slots.enter(1, active(Sampling(top_k=2)))
+    slots.enter(0, active(Sampling()))
+    for token in (4, 7):
+        ids, floats = np.array([token, token + 1], np.int32), np.array([-1.0 * token, -2.0 * token], np.float32)
+        kept = [np.array([token, 9], np.int32), None]
+        slots.write(np.array([1, 0]), Drawn(ids, floats, floats - 1, kept), Scores(floats, ranks=ids, entropies=floats))
+    drawn, _ = slots.generated(1)
+    assert drawn.tempered is not None
+    assert drawn.kept is not None
+    kept_ids = [[] if ids is None else ids.tolist() for ids in drawn.kept]
+    assert (drawn.tempered.tolist(), kept_ids) == ([-5.0, -8.0], [[4, 9], [7, 9]])
+    plain, _ = slots.generated(0)
+    assert plain.tempered is not None
+    assert (plain.tempered.tolist(), plain.kept) == ([-9.0, -15.0], None)
+    slots.leave(1)
+    slots.enter(1, active(Sampling(top_k=2)))
+    assert slots.generated(1)[0].kept is None

@@ -14,7 +14,8 @@ from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import attention, backend
 from mlx_bulk.kernels.exponential import device_name
 from mlx_bulk.runner import substitutes
-from mlx_bulk.runner.model import find, load
+from mlx_bulk.runner.checkpoint import find
+from mlx_bulk.runner.model import load
 from mlx_bulk.runner.substitutes import substitute
 from mlx_lm.models import activations, base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache

@@ -9,6 +9,7 @@ import pytest
 from mlx_bulk.runner import ordering, writer
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.errors import RunDirError
+from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
 from mlx_bulk.runner.parts import read_results
 from mlx_bulk.runner.records import Failure
@@ -26,7 +27,7 @@ def failure(row: int, message: str = "no") -> Failure:
 
 def open_writer(run: RunDir, rows: int = ROWS, per_shard: int = PER_SHARD) -> Writer:
     """A writer that syncs on commits and on close alone."""
-    return Writer(run, SCHEMA, rows, per_shard, run.recover(rows, per_shard, SCHEMA), fsync_seconds=3600.0)
+    return Writer(run, SCHEMA, Layout(rows, per_shard), run.recover(Layout(rows, per_shard), SCHEMA), fsync_seconds=3600.0)
 
 
 def test_flush_decides_what_close_keeps(tmp_path: Path):
@@ -37,7 +38,7 @@ def test_flush_decides_what_close_keeps(tmp_path: Path):
             out.fail(failure(1, message="\ud800"))
             out.close(flush=flush)
             out.close()
-            recovered = run.recover(ROWS, PER_SHARD, SCHEMA)
+            recovered = run.recover(Layout(ROWS, PER_SHARD), SCHEMA)
             assert (recovered.records, recovered.errors) == (int(flush), int(flush))
 
 
@@ -141,7 +142,7 @@ def test_a_flush_is_told_when_all_that_came_before_is_in_the_journal(tmp_path: P
         out.add(0, 0, RECORD)
         out.flush(flushed.set)
         assert flushed.wait(PATIENCE)
-        assert run.recover(ROWS, PER_SHARD, SCHEMA).records == 1
+        assert run.recover(Layout(ROWS, PER_SHARD), SCHEMA).records == 1
         assert out.running
         out.close(flush=False)
         assert (out.running, out.broken) == (False, False)

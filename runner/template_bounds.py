@@ -1,0 +1,90 @@
+"""How large what a template makes may become: one row's numbers must not take the memory of all.
+
+Jinja's sandbox bounds ``range`` and keeps templates from files and modules; it lets ``"x" * n`` and ``10 ** n`` through. What is refused
+here costs the row. A template that only computes for long is left to the heartbeat. Knows no rows and no prompts.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sized
+from functools import wraps
+from io import StringIO
+from typing import Any
+
+from jinja2 import Template
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CHARACTERS = 1 << 27  # of one text, more than the longest document has; and elements of one list
+NUMBER_BITS = 1 << 16
+_PADDING_FILTERS = ("batch", "center", "indent", "slice")
+_WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{7})")  # a width in a %-format that is long, or an argument
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox in which products, powers and padding raise SecurityError where they become too large."""
+
+    intercepted_binops = frozenset(("*", "**", "%"))
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name in _PADDING_FILTERS:
+            self.filters[name] = _bounded(self.filters[name])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """The operator's value."""
+        match operator, left, right:
+            case "*", int(), int():
+                _require_number(left.bit_length() + right.bit_length())
+            case "*", int(), Sized():
+                _require(left * len(right))
+            case "*", Sized(), int():
+                _require(len(left) * right)
+            case "**", int(), int():
+                _require_number(left.bit_length() * right)
+            case "%", str(), _ if _WIDE.search(left):
+                raise SecurityError(f"the format {left[:80]!r} has a width that is too large, or is not known")
+            case _:
+                pass
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as Jinja names them
+        """What a call in a template gives; the methods of strings take widths."""
+        if isinstance(getattr(__obj, "__self__", None), str):
+            _require_widths(args, kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+def render(template: Template, values: Mapping[str, Any]) -> str:
+    """The template's text. Raises SecurityError as soon as it is longer than CHARACTERS, and whatever the template raises."""
+    text = StringIO()
+    for piece in template.generate(values):
+        text.write(piece)
+        if text.tell() > CHARACTERS:
+            _require(text.tell())
+    return text.getvalue()
+
+
+def _bounded(filter_: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(filter_)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        _require_widths(args, kwargs)
+        return filter_(*args, **kwargs)
+
+    return bounded
+
+
+def _require_widths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, int):
+            _require(value)
+
+
+def _require(size: int) -> None:
+    if size > CHARACTERS:
+        raise SecurityError(f"its text or list grows beyond {CHARACTERS:,} characters or elements")
+
+
+def _require_number(bits: int) -> None:
+    if bits > NUMBER_BITS:
+        raise SecurityError(f"a number grows beyond {NUMBER_BITS:,} bits")
