@@ -41,7 +41,7 @@ def record(prompt: list[float], completion: list[float], finish: str = "stop") -
 def written(folder: Path, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """The statistics of a run whose rows have these records, a context of 10 and a max_tokens of 4."""
     with RunDir.open(folder) as run:
-        run.bind({"identity": {}, "inputs": {"limit": None, "sources": []}})
+        run.bind({"config": {}, "identity": {}, "inputs": {"limit": None, "sources": []}})
         writer = Writer(run, SCHEMA, Layout(len(rows), 2), run.recover(Layout(len(rows), 2), SCHEMA), 5.0)
         for row, records in enumerate(rows):
             writer.admit(row, len(records))

@@ -35,7 +35,7 @@ def assert_within(bench: Bench, before: set[Path]) -> None:
     assert [path for path in new if "evil" in path.name or "owned" in path.name] == []
 
 
-ROWS: list[Record] = [{"id": f"{n}{EVIL}", "q": f"{EVIL} {n}", "group": EVIL * (n % 2), "turns": [{"role": EVIL}]} for n in range(4)]
+ROWS: list[Record] = [{"id": f"{n}{EVIL}", "q": f"{EVIL} {n}", "group": EVIL * ((n + 1) % 2), "turns": [{"role": EVIL}]} for n in range(4)]
 RAISING = "{% if messages[0].content %}{{ raise_exception(messages[0].content) }}{% endif %}"
 RUNS: dict[str, dict[str, Any]] = {
     "keys": {"data": {"key": "id"}, "prompt": {"text": "{{ q }}{{ nothing if q }}"}},
