@@ -157,7 +157,7 @@ def test_samples_are_searched_and_filtered(driver: Any, page: Path):
     shown = len(all_of(driver, "#list button"))
     assert one(driver, "#count").text == f"{shown} samples"
     one(driver, "#search").send_keys("k17")
-    assert [button.text.split("\n")[0] for button in all_of(driver, "#list button")] == ["row 17 · sample 0"]
+    assert [button.text.split("\n")[0] for button in all_of(driver, "#list button")] == ["k17 · sample 0"]
     assert one(driver, "#detail h3").text == "row 17 · sample 0 · key k17"
     one(driver, "#search").send_keys("nothing has this")
     assert one(driver, "#count").text == "0 samples: nothing fits, search for less or take all sorts"
@@ -201,7 +201,8 @@ def test_the_list_goes_by_arrow_keys(driver: Any, page: Path):
     buttons[0].click()
     buttons[0].send_keys(Keys.ARROW_DOWN)
     assert driver.switch_to.active_element == buttons[1]
-    assert one(driver, "#detail h3").text.startswith(buttons[1].text.split("\n")[0])
+    key, _, sample = buttons[1].text.split("\n")[0].partition(" · ")
+    assert one(driver, "#detail h3").text.endswith(f" · {sample} · key {key}")
     assert [button.get_attribute("aria-current") for button in buttons[:2]] == ["false", "true"]
 
 
