@@ -7,6 +7,7 @@ there. WHERE: ``module:name`` to replace, AFTER: how many records are written be
 import ctypes
 import os
 import sys
+import threading
 from importlib import import_module
 from typing import Any
 
@@ -31,7 +32,8 @@ def block(*arguments: Any, **keywords: Any) -> Any:
     mutex = ctypes.create_string_buffer(128)
     c.pthread_mutex_init(mutex, None)
     c.pthread_mutex_lock(mutex)
-    os.write(said, b"in there\n")
+    # Said a moment later, from beside: a signal that comes between the word and the lock would end the function as any other.
+    threading.Timer(0.3, os.write, (said, b"in there\n")).start()
     return c.pthread_mutex_lock(mutex)  # a second time: for ever, whatever signals come
 
 
