@@ -167,11 +167,7 @@ def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
     for function, figures in (row.get("reward_errors") or {}).items():
         counts = {f"errors.{kind}": failed and failed["count"] for kind, failed in (figures or {}).items()}
         nested.setdefault(function, {}).update(counts)
-    flat = {
-        "reward_stderr" if name == "reward_error" else name: value
-        for name, value in row.items()
-        if name not in ("rewards", "pass_at", "reward_errors")
-    }
+    flat = {name: value for name, value in row.items() if name not in ("rewards", "pass_at", "reward_errors")}
     return flat | _flat(nested, "rewards.")
 
 

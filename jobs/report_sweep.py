@@ -37,7 +37,7 @@ _FIGURES = (
     ("acc_tokens", "acc_tokens", True),
     ("completion_perplexity", "completion perplexity", False),
     ("prompt_perplexity", "prompt perplexity", False),
-    ("reward_mean", "mean reward", True),
+    ("reward", "mean reward", True),
     ("seconds", "seconds", False),
 )
 _SERIES = 6  # lines in a chart

@@ -62,7 +62,7 @@ def _functions(whole: dict[str, Any]) -> list[list[str]]:
     unrated = whole["unrated"]
     table = [["", "mean", "std", *(f"pass@{k}" for k in ks), "null"]]
     table.append(
-        ["reward", figure(whole["reward"], whole["reward_error"]), figure(whole["reward_std"]), *("" for _ in ks), figure(unrated)]
+        ["reward", figure(whole["reward"], whole["reward_stderr"]), figure(whole["reward_std"]), *("" for _ in ks), figure(unrated)]
     )
     for name, rated in (whole.get("rewards") or {}).items():
         found = passes.get(name) or {}
@@ -81,7 +81,7 @@ def _parts(parts: list[dict[str, Any]], word: str) -> list[list[str]]:
     table = [[word, "groups", "reward", "std", "nothing to compare", "truncated"]]
     for part in shown:
         counts = [_share(part["degenerate"], part["groups"]), _share(part["truncated"], part["samples"])]
-        reward = figure(part["reward"], part["reward_error"])
+        reward = figure(part["reward"], part["reward_stderr"])
         table.append([str(part["group"]), figure(part["groups"]), reward, figure(part["reward_std"]), *counts])
     if skips:
         table.insert(2, ["…", *[""] * (len(table[0]) - 1)])

@@ -161,7 +161,7 @@ def statistics(run: Path) -> pa.Table:
 
     groups, samples; degenerate: groups with fewer than two rewards or only equal ones; unrated: samples without a reward; truncated:
     samples that ended by length; completion_tokens: of all samples. dropped: groups that were left out on purpose, which are in no other
-    figure; null for a policy version where there are any. reward, reward_std, reward_error (clustered by group).
+    figure; null for a policy version where there are any. reward, reward_std, reward_stderr (clustered by group).
     rewards: of each function mean, std, count and errors; reward_errors: of each function and kind how many, and the first's text;
     pass_at: of each function whose rewards are all 0 or 1, a share a k; null where degenerate groups were dropped.
     """
@@ -174,7 +174,7 @@ def statistics(run: Path) -> pa.Table:
     names = list(whole.functions)
     schema = pa.schema(
         [("of", pa.string()), ("group", pa.string()), *((name, pa.int64()) for name in (*_COUNTS, "dropped"))]
-        + [(name, pa.float64()) for name in ("reward", "reward_std", "reward_error")]
+        + [(name, pa.float64()) for name in ("reward", "reward_std", "reward_stderr")]
         + (
             [("rewards", pa.struct([(name, _RATED) for name in names])), ("pass_at", pa.struct([(name, per_k) for name in names]))]
             if names
@@ -193,7 +193,7 @@ def _figures(part: Part, ks: list[int]) -> dict[str, Any]:
         "dropped": part.dropped,
         "reward": part.reward.mean,
         "reward_std": part.reward.std,
-        "reward_error": part.error,
+        "reward_stderr": part.error,
         "rewards": {name: _rated(rated) for name, rated in functions},
         "pass_at": {
             name: {str(k): rated.pass_at(k) for k in ks} if rated.binary and rated.moments.count and not part.one_sided else None

@@ -23,8 +23,9 @@ from ..runner.locking import Holder, holder
 from ..runner.parts import DROP, read_errors
 from ..runner.paths import RunPaths
 from ..runner.refused import refused
+from .aligned import counted
 from .history import History, Session, history
-from .stored import stored_run
+from .stored import stored_run, stored_statistics
 
 State = Literal["running", "starting", "complete", "stopped", "failed", "killed", "not begun"]
 
@@ -52,7 +53,8 @@ class Status:
 
     rows: resolved ones, of ``of`` (None where run.json is damaged), committed ones among them; records, errors: likewise, those
     that are not committed yet counted in with the errors. refused: policies that could not be loaded. seconds_left: by the speed
-    of the last ten minutes. alive: the last sign of life. notes: files that are damaged, and a retry that is not finished.
+    of the last ten minutes. alive: the last sign of life. statistics: stats.arrow of a complete run. notes: files that are damaged,
+    and a retry that is not finished.
     """
 
     run: Path
@@ -70,6 +72,7 @@ class Status:
     history: History
     alive: datetime | None
     seconds_left: float | None
+    statistics: pa.Table | None = None
     notes: list[str] = field(default_factory=list[str])
 
     @property
@@ -90,11 +93,15 @@ def status(run: Path) -> Status:
     stored = _stored(paths, working is not None, notes)
     for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
         if damaged := damaged_lines(path):
-            notes.append(f"{path.name}: {len(damaged):,} lines are damaged and left out here; the next start sets them aside")
+            notes.append(
+                f"{path.name}: left out here, as they are damaged: {counted(len(damaged), 'line')}; the next start sets them aside"
+            )
     if paths.doomed.exists():
         notes.append("what lies here is an older run, which --overwrite is to remove; the next start does that")
     if log.retries:
-        notes.append(f"the errors of {len(log.retries):,} shards are to be done again, as --retry-errors asked; any start does that")
+        notes.append(
+            f"the errors of {counted(len(log.retries), 'shard')} are to be done again, as --retry-errors asked; any start does that"
+        )
     of = None if stored is None else total_rows(stored)
     state = _state(working, log, of, past)
     rows, errors = _resolved(state, log, past)
@@ -114,6 +121,7 @@ def status(run: Path) -> Status:
         past,
         _alive(paths, past),
         _seconds_left(state, None if of is None else of - rows, past),
+        stored_statistics(run) if state == "complete" else None,
         notes,
     )
 
@@ -125,8 +133,10 @@ def _stored(paths: RunPaths, working: bool, notes: list[str]) -> dict[str, Any] 
     except RunDirError:
         if paths.run.is_file() and (paths.commits.exists() or paths.sessions.exists()):
             notes.append("run.json: is damaged, so how many rows the run has is not known; the next start rebuilds it")
-        elif not (working and not paths.run.exists() and paths.journal.is_dir()):
+        elif paths.run.exists() or not paths.journal.is_dir():
             raise
+        elif not working:
+            notes.append("run.json is not there: each start was refused, or broken off, before it had read its input")
         return None
 
 

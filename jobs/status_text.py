@@ -11,6 +11,7 @@ from typing import Any
 from ..configs.visible import visible
 from ..runner.pace import duration
 from ..runner.parts import DROP
+from . import measure_table, rollout_closing
 from .aligned import counted, cut, width_of
 from .history import TOKENS
 from .status import ErrorKind, Status
@@ -39,7 +40,22 @@ def status_as_text(found: Status, width: int) -> str:
         clean = visible(" ".join(text.split()))
         pieces = folded(clean, max(30, width - _LABEL)) if label != "continue" else [clean]
         lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
+    if came_out := _came_out(found, max(80, width)):
+        lines += ["", came_out]
     return "\n".join(lines)
+
+
+def _came_out(found: Status, width: int) -> str:
+    """The statistics of a complete run, as they stood at its end."""
+    if found.statistics is None or found.config is None:
+        return ""
+    match found.config["job"]:
+        case "score":
+            return measure_table.closing_within(found.statistics, width)
+        case "rollout":
+            return rollout_closing.closing(found.statistics)
+        case _:
+            return ""
 
 
 def status_as_json(found: Status) -> str:
@@ -70,6 +86,8 @@ def status_as_json(found: Status) -> str:
         "tokens_per_second": found.history.tokens_per_second,
         "speed": [{"time": point.time.isoformat(), "tokens_per_second": point.tokens_per_second} for point in found.history.points],
         "seconds_left": found.seconds_left,
+        "statistics": None if not found.statistics else found.statistics.slice(0, 1).to_pylist()[0],
+        "report": str(report) if (report := found.run / "report.html").is_file() else None,
         "command": _command(found),
         "notes": found.notes,
     }
@@ -112,6 +130,8 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
         at = f", until {_clock(datetime.now(UTC).timestamp() + left)}" if found.state == "running" else " at the speed it had"
         about = f"about {duration(60 * round(left / 60))}" if left >= 60 else "less than a minute"
         yield "left", f"{found.of - found.rows:,} rows, {about}{at}"
+    if (found.run / "report.html").is_file():
+        yield "report", str(found.run / "report.html")
     for number, note in enumerate(found.notes):
         yield "" if number else "note", note
     if (command := _command(found)) is not None:

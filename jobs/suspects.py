@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..runner.errors import ModelError, OutOfRoom
+from .aligned import counted
 
 Group = tuple[int, ...]
 
@@ -81,7 +82,7 @@ class Suspects:
         else:
             half = (len(rows) + 1) // 2
             said, follows = (
-                f"{cause} with {len(rows):,} rows in the model",
+                f"{cause} with {counted(len(rows), 'row')} in the model",
                 f"it starts again and runs them apart, at most {half:,} at once",
             )
             if at is None and len(rows) > 1 and self._again_without_cause():
@@ -114,7 +115,9 @@ class Suspects:
         self._frozen_kills += number == signal.SIGKILL
         repeated = self._repeated == (self._run, rows)
         if number == signal.SIGKILL and (repeated or self._frozen_kills >= FROZEN_DEATHS):
-            often = f"twice with the same {len(rows):,} rows" if repeated else f"{self._frozen_kills} times, each time with other rows"
+            often = (
+                f"twice with the same {counted(len(rows), 'row')}" if repeated else f"{self._frozen_kills} times, each time with other rows"
+            )
             raise OutOfRoom(
                 f"the process died of SIGKILL {often} in the model: the system seems to be short of memory. Finished rows are safe. "
                 "batch.deterministic freezes batch.rows and batch.tokens: make memory free on this machine and continue with the same "
@@ -123,12 +126,12 @@ class Suspects:
         if repeated:
             listed = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
             raise ModelError(
-                f"the process {cause} twice with the same {len(rows):,} rows in the model ({listed}); finished rows are safe. "
+                f"the process {cause} twice with the same {counted(len(rows), 'row')} in the model ({listed}); finished rows are safe. "
                 "batch.deterministic does not take a batch apart to find the row that does it: run them once with batch.deterministic "
                 "false and another --output to find it"
             )
         self._repeated = self._run, rows
-        return f"the process {cause} with {len(rows):,} rows in the model", "it starts again"
+        return f"the process {cause} with {counted(len(rows), 'row')} in the model", "it starts again"
 
 
 def _cause(number: int) -> str:

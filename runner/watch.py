@@ -56,7 +56,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._stopped.set()
         self._thread.join()
         self._look()
@@ -66,7 +66,8 @@ class Watch:
             with suppress(OSError):
                 self._bar.close()
         self._redirect.close()
-        self._say_json("ended")
+        at = self._pace.counts
+        self._say_json("failed" if kind is not None and issubclass(kind, Exception) else "complete" if at.rows >= at.of else "stopped")
 
     def _run(self) -> None:
         line_due, json_due = self._start + LINE_SECONDS, self._start + JSON_SECONDS

@@ -16,6 +16,8 @@ from mlx_bulk.kernels import backend
 
 settings.register_profile("no deadline", parent=settings(), deadline=None)  # a shared machine is slow at times
 settings.load_profile("no deadline")
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of their BLAS would wait for each other
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 backend.prepare()
 # Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))

@@ -22,6 +22,7 @@ def test_there_are_examples():
     assert "demo.yaml" in [path.name for path in EXAMPLES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_runs_as_it_is_but_for_its_size(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

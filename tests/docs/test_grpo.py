@@ -31,6 +31,7 @@ def imported(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_step_beside_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     command = [sys.executable, str(EXAMPLE / "train.py"), "--steps", "1", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

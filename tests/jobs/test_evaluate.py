@@ -214,6 +214,7 @@ def test_a_failure_inside_of_lm_eval_is_one_line(tmp_path: Path, model: Path):
     assert result.stderr.splitlines()[-1].startswith("mlx-bulk: lm-eval: FileNotFoundError: ")
 
 
+@pytest.mark.slow
 @oracle
 def test_lm_eval_s_own_command_line_runs_the_model(tmp_path: Path, model: Path):
     options = ["run", "--model", "mlx-bulk", "--model_args", f"pretrained={model}", "--tasks", str(TASKS / "sums.yaml"), "--limit", "2"]

@@ -10,6 +10,7 @@ from ..checkpoints import DEMO
 from .bench import Bench
 
 
+@pytest.mark.slow
 def test_the_perplexity_on_the_card_is_the_one_that_a_scoring_job_gives(tmp_path: Path):
     """The card's windows do not overlap: 512 ids are fed, the 512 behind the first are scored.
 

@@ -205,6 +205,9 @@ def test_a_sweep_takes_rollouts(bench: Bench):
     for cell, line in zip(sorted((bench.root / "sweep").glob("*/results")), cells, strict=True):
         records = table_of(cell).to_pylist()
         assert line.split()[2:4] == [str(len(groups(records))), "0"]
+    page = CliRunner().invoke(cli, ["report", str(bench.root / "sweep")])
+    assert page.exit_code == 0, page.output
+    assert "mean reward" in (bench.root / "sweep/report.html").read_text()
 
 
 @pytest.mark.parametrize(("most", "stale"), [(2, True), (3, False)])

@@ -91,7 +91,7 @@ def test_groups_samples_and_rewards(tmp_path: Path):
     assert whole["reward"] == pytest.approx(mean)
     assert whole["reward_std"] == pytest.approx(math.sqrt(sum((r - mean) ** 2 for r in rewards) / 6))
     sums = [(2.0, 2), (2.0, 2), (0.25, 1), (1.0, 2)]
-    assert whole["reward_error"] == pytest.approx(math.sqrt(4 / 3 * sum((s - mean * n) ** 2 for s, n in sums)) / 7)
+    assert whole["reward_stderr"] == pytest.approx(math.sqrt(4 / 3 * sum((s - mean * n) ** 2 for s, n in sums)) / 7)
     assert whole["rewards"]["right"] == {"mean": 0.6, "std": pytest.approx(math.sqrt(0.3)), "count": 5, "errors": 3}
     assert whole["rewards"]["brief"]["count"] == 7
     timeout, exception = {"count": 1, "first": "no answer within 1 seconds"}, {"count": 2, "first": "ValueError: x"}

@@ -110,6 +110,7 @@ def test_loading_is_broken_off(bench: Bench):
     assert bench.run(rows=ROWS, **JOB).code == 0
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_stuck_as_well_does_not_hold_up_the_end(bench: Bench):
     path = bench.write_config(rows=ROWS, batch={"rows": 4, "rows_per_shard": 64}, output={"fsync_seconds": 0})
     with blocked(path, "mlx_bulk.runner.writer:Writer._flush", after=6) as child:
@@ -127,6 +128,7 @@ def test_a_report_that_takes_for_ever_does_not_hold_up_the_end_of_a_complete_run
     assert sessions(bench.root / "run")[-1]["how"] == "complete"
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):
     base = yaml.safe_load(bench.write_config(rows=ROWS[:8], **JOB).read_text())
     output = base.pop("output")["path"]

@@ -189,6 +189,7 @@ def aborting(config: Path, killer: int, times: int, *options: str) -> list[str]:
     return [sys.executable, ABORTING, str(killer), str(times), "run", str(config), *options]
 
 
+@pytest.mark.slow
 def test_a_row_that_aborts_the_engine_goes_to_the_errors(bench: Bench, capfd: pytest.CaptureFixture[str]):
     batch: dict[str, Any] = {"rows": 2, "rows_per_shard": 4}
     whole = bench.run(rows=ROWS, batch=batch)
@@ -207,6 +208,7 @@ def test_a_row_that_aborts_the_engine_goes_to_the_errors(bench: Bench, capfd: py
     assert (again.code, len(again.records)) == (0, 10)
 
 
+@pytest.mark.slow
 def test_an_abort_of_the_scorer_that_happens_once_in_a_sweep(bench: Bench):
     rows: list[Record] = [{"t": "word " * (1 + row % 5)} for row in range(10)]
     base = {

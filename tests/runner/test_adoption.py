@@ -175,6 +175,7 @@ def test_a_reopened_shard_whose_line_is_lost_keeps_base_and_journal(tmp_path: Pa
     assert content(path) == whole
 
 
+@pytest.mark.slow
 @forks
 def test_killed_between_any_two_steps_of_adoption(tmp_path: Path, whole: Parts):
     def lost(path: Path) -> None:

@@ -64,6 +64,7 @@ def test_killed_between_any_two_steps_the_next_session_makes_the_same_run(tmp_pa
     assert "adopted" not in caplog.text  # where the journal is there, it makes the part again
 
 
+@pytest.mark.slow
 @forks
 def test_killed_again_in_the_session_after_a_kill(tmp_path: Path, whole: Parts):
     """The first kill is behind the commit of one shard and within that of another."""
@@ -120,6 +121,7 @@ def test_a_part_damaged_twice_leaves_two_aside(tmp_path: Path, whole: Parts):
     assert orphans(path) == ["results/part-00000002.arrow.orphan", "results/part-00000002.g2.arrow.orphan"]
 
 
+@pytest.mark.slow
 @forks
 def test_killed_between_any_two_steps_of_doing_a_damaged_part_again(tmp_path: Path, whole: Parts):
     def damaged(path: Path) -> None:

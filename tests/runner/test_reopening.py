@@ -38,6 +38,7 @@ def test_an_extended_input_keeps_the_finished_rows_of_the_last_shard(tmp_path: P
     ]
 
 
+@pytest.mark.slow
 @forks
 def test_killed_between_any_two_steps_of_an_extension(tmp_path: Path):
     work(tmp_path / "whole", rows=8)

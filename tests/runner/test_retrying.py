@@ -108,6 +108,7 @@ def test_an_extension_that_was_stopped_may_be_retried(tmp_path: Path, flawless: 
     assert content(path) == flawless
 
 
+@pytest.mark.slow
 @forks
 def test_killed_between_any_two_steps_of_a_retry_and_retried(tmp_path: Path):
     """A row that had failed whole, and a sample of another, in one shard."""
@@ -125,6 +126,7 @@ def test_killed_between_any_two_steps_of_a_retry_and_retried(tmp_path: Path):
         assert orphans(path) == []
 
 
+@pytest.mark.slow
 @forks
 def test_killed_between_any_two_steps_of_a_retry_and_continued(tmp_path: Path, whole: Parts, flawless: Parts):
     """The plain command finishes it, in all shards, from the moment in which it is noted; before that nothing has changed."""
@@ -175,6 +177,7 @@ def interrupted(*arguments: object) -> None:
     raise InterruptedError
 
 
+@pytest.mark.slow
 @forks
 def test_killed_while_the_errors_of_an_open_shard_are_dropped(tmp_path: Path):
     """Row 3 is not done; the retry rewrites the journal before it does it."""

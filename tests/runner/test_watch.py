@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -94,7 +94,7 @@ def test_json_has_a_line_an_interval_and_one_at_each_end(monkeypatch: pytest.Mon
     monkeypatch.setattr(watch, "JSON_SECONDS", 0.001)
     watched("json", 3)
     first, *between, last = map(json.loads, capsys.readouterr().err.splitlines())
-    assert (first["state"], last["state"]) == ("running", "ended")
+    assert (first["state"], last["state"]) == ("running", "stopped")  # 3 of 10 rows
     assert len(between) >= 2
     assert (last["rows"], last["of"], last["errors"], last["prompt_tokens"], last["generated_tokens"]) == (3, 10, 1, 60, 30)
     assert last["seconds_left"] is None
@@ -106,6 +106,19 @@ def test_a_run_shorter_than_an_interval_tells_json_its_ends(show: Show, interval
     with Watch(PROGRESS, counts, lambda _: None, show):
         pass
     assert len(capsys.readouterr().err.splitlines()) == intervals
+
+
+@pytest.mark.parametrize(
+    ("rows", "raised", "state"),
+    [(10, None, "complete"), (9, None, "stopped"), (9, KeyboardInterrupt, "stopped"), (10, OSError, "failed")],
+)
+def test_the_last_line_of_json_says_how_it_ended(
+    rows: int, raised: type[BaseException] | None, state: str, capsys: pytest.CaptureFixture[str]
+):
+    with suppress(KeyboardInterrupt, OSError), Watch(PROGRESS, lambda: Counts(rows, 10, 0), lambda _: None, "json"):
+        if raised is not None:
+            raise raised
+    assert json.loads(capsys.readouterr().err.splitlines()[-1])["state"] == state
 
 
 class Gone(io.StringIO):
