@@ -202,7 +202,7 @@ def _speed(found: Status) -> Iterator[tuple[str, str]]:
         yield "", f"no figures for {duration(age)}: it hangs, sleeps, or its disk does not answer"
     counted = [f"{past.tokens[name]:,} {name.removesuffix('_tokens')}" for name in TOKENS if past.tokens[name]]
     starts = f", {len(past.sessions):,} starts" if len(past.sessions) > 1 else ""
-    yield "tokens", f"{' + '.join(counted) or 'none'}, in {duration(past.seconds)}{starts}"
+    yield "tokens", f"{' + '.join(counted) or 'none'}, in {duration(past.seconds)} with the model loaded{starts}"
 
 
 def _command(found: Status) -> str | None:

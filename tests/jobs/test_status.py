@@ -100,7 +100,7 @@ def test_a_run_at_work(path: Path):
     assert f"running, process {found.holder.pid} on {found.holder.host} (since " in text
     assert "rows      6 of 8 (75.0 %); 2 in the journal, not in results/ yet\n" in text
     assert "speed     ▃█ 300 tok/s now, 200 tok/s on average\n" in text
-    assert "tokens    30 prompt + 60 generated, in 1 min\n" in text
+    assert "tokens    30 prompt + 60 generated, in 1 min with the model loaded\n" in text
     assert "left      2 rows, less than a minute, until " in text
     assert "continue" not in text
 
