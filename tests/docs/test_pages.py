@@ -20,6 +20,7 @@ LANGUAGES = {"console", "sh", "bash", "python", "yaml", "json", "jsonl", "text",
 
 
 @pytest.mark.slow
+@pytest.mark.draws
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name)
 def test_what_a_page_tells_to_do_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
