@@ -4,7 +4,9 @@ Knows what the pass over the records has found, and no files.
 """
 
 import math
+from collections.abc import Mapping
 
+from .advantages import DEGENERATE
 from .aligned import figure
 from .report_bins import Bins
 from .report_charts import Chart, Point, bars, histogram, lines
@@ -51,8 +53,11 @@ def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Ch
     return Chart(name, title, words, histogram(found, x, y))
 
 
-def rewards(found: Pass) -> Section | None:
-    """Rewards by sample and group, pass@k, policy versions, and what the functions did not rate; None for a run without."""
+def rewards(found: Pass, dropped: Mapping[str, int]) -> Section | None:
+    """Rewards by sample and group, pass@k, policy versions, and what the functions did not rate; None for a run without.
+
+    ``dropped``: groups that were left out on purpose, by why. Where those were all alike, pass@k of the others means nothing.
+    """
     groups = found.groups
     if groups is None or not groups.count:
         return None
@@ -64,13 +69,14 @@ def rewards(found: Pass) -> Section | None:
         )
         if values.count
     ]
-    if (chart := _pass_at_k(groups)) is not None:
+    if DEGENERATE not in dropped and (chart := _pass_at_k(groups)) is not None:
         charts.append(chart)
     if len(groups.versions) > 1:
         charts.append(_versions(groups))
     share = 100 * groups.even / groups.count
     even = f"{groups.even:,} of {groups.count:,} groups ({share:.1f} %) have nothing to compare: equal rewards, or one."
     missing = f" {groups.unrewarded:,} samples have no reward and are in no figure here." if groups.unrewarded else ""
+    missing += _left_out(dropped)
     counts = [
         [name or "–", f"{version.count:,}", figure(version.mean, version.error)]
         for name, version in groups.versions.items()
@@ -81,6 +87,12 @@ def rewards(found: Pass) -> Section | None:
     if found.reward_errors:
         tables.insert(0, _not_rated(found.reward_errors))
     return Section("rewards", "Rewards", even + missing, charts, tables)
+
+
+def _left_out(dropped: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in dropped.items())
+    said = f" Groups that were dropped are in no figure here: {kinds}." if kinds else ""
+    return f"{said} So pass@k is not drawn: it would be that of the others." if DEGENERATE in dropped else said
 
 
 def _not_rated(errors: dict[tuple[str, str], RewardError]) -> Table:

@@ -14,6 +14,7 @@ import yaml
 
 from ..configs.errors import BulkError
 from ..configs.jobs import ROW_JOBS
+from ..runner.parts import DROP
 from ..runner.paths import RunPaths
 from ..runner.run_tokenizer import tokenizer_of
 from ..runner.tokenizer import Tokenizer
@@ -50,7 +51,8 @@ def run_page(run: Path) -> Page:
     rows = [] if statistics is None or not statistics.num_rows else statistics.slice(0, 1 + _GROUPS).to_pylist()
     page.cards = list(_cards(now, found, rows))
     if found is not None:
-        page.sections += [section for section in (distributions(found), rewards(found)) if section is not None]
+        dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}
+        page.sections += [section for section in (distributions(found), rewards(found, dropped)) if section is not None]
         _browse(page, run, found, stored)
     page.sections += [section for section in (_speed(now, run), _groups(rows), _errors(now)) if section is not None]
     page.sections.append(_settings(stored, rows))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlx_bulk.jobs.advantages import DEGENERATE
 from mlx_bulk.jobs.report_charts import Chart
 from mlx_bulk.jobs.report_distributions import rewards
 from mlx_bulk.jobs.report_groups import Groups
@@ -27,7 +28,7 @@ def found_in(groups: list[tuple[str, list[float | None]]]) -> Pass:
 
 
 def charts(found: Pass) -> dict[str, Chart]:
-    section = rewards(found)
+    section = rewards(found, {})
     assert section is not None
     return {chart.name: chart for chart in section.charts}
 
@@ -60,6 +61,16 @@ def test_the_axis_of_versions_is_the_version(names: list[str], places: list[int]
 def test_a_curve_of_one_k_is_said_once():
     assert charts(found_in([("0", [1.0])]))["pass"].words == "right: pass@1 1.000."
     assert charts(found_in([("0", [1.0, 0.0])]))["pass"].words == "right: pass@1 0.500, pass@2 1.000."
+
+
+def test_groups_that_were_dropped_are_said_and_take_pass_at_k_with_them_where_they_were_alike():
+    found = found_in([("0", [1.0, 0.0])])
+    stale, alike = rewards(found, {"StaleGroup": 2}), rewards(found, {"StaleGroup": 2, DEGENERATE: 1000})
+    assert stale is not None
+    assert alike is not None
+    assert stale.words.endswith("one. Groups that were dropped are in no figure here: 2 StaleGroup.")
+    assert "2 StaleGroup, 1,000 DegenerateGroup. So pass@k is not drawn" in alike.words
+    assert "pass" in {chart.name for chart in stale.charts} - {chart.name for chart in alike.charts}
 
 
 def test_nothing_rated_has_no_mean_of_0():
