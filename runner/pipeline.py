@@ -37,7 +37,7 @@ from .prefill import Setup, Wanted
 from .preparing import WINDOW_ROWS, Desk
 from .reader import read_rounds
 from .reasons import reasons
-from .records import BadRow, Row
+from .records import BadRow, Outcome, Row
 from .recovery import Recovered
 from .refused import refused
 from .scan import SCAN_FILE, take_in
@@ -200,17 +200,7 @@ class _Session:
 
         try:
             with Watch(engine.progress, counts, self.run_dir.add_metrics, self.show):
-                try:
-                    for outcome in apart.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed):
-                        if desk.full:
-                            self.heartbeat.doing("waiting for finished rows to be written")
-                        desk.put(outcome)
-                except BaseException:
-                    desk.abandon()
-                    raise
-                finally:
-                    self.heartbeat.doing("writing the last records")
-                    desk.close()
+                self._feed(apart.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed), desk)
         except BaseException as error:
             if is_out_of_memory(error):
                 cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
@@ -218,6 +208,20 @@ class _Session:
             raise
         self.outside.supervisor.flight(())
         return engine.progress, not stopped()
+
+    def _feed(self, outcomes: Iterator[Outcome], desk: Desk) -> None:
+        """Hands what the model has finished to the desk, until there is no more; what it has taken is written, come what may."""
+        try:
+            for outcome in outcomes:
+                if desk.full:
+                    self.heartbeat.doing("waiting for finished rows to be written")
+                desk.put(outcome)
+        except BaseException:
+            desk.abandon()
+            raise
+        finally:
+            self.heartbeat.doing("writing the last records")
+            desk.close()
 
     def _models(self, known: Known, wanted: Wanted) -> tuple[Model, BatchConfig, Wanted, Model | None]:
         """What ``fit`` takes, loaded: the model, and the reference beside it."""

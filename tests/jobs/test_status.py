@@ -196,28 +196,6 @@ def test_a_complete_run_and_its_json(bench: Bench):
     assert "left" not in text
 
 
-def test_a_start_that_was_refused_has_left_a_run_that_has_not_begun(bench: Bench):
-    assert bench.run(data={"path": str(bench.root / "nothing.jsonl")}).code == 5
-    text = shown(bench.root / "run")
-    assert "state     not begun: no start got as far as the first row\n" in text
-    assert "refused, or broken off, before it had read its input" in text
-    assert json.loads(shown(bench.root / "run", "--json"))["state"] == "not begun"
-
-
-def test_what_came_out_of_a_complete_run_is_shown_as_at_its_end(bench: Bench):
-    done = bench.score(rows=[{"t": "The king is dead."}, {"t": "Enter a messenger."}], score={"text": "{{ t }}"})
-    assert done.code == 0, done.stderr
-    heading, figures, *_ = (line for line in done.stderr.splitlines() if not line.startswith("mlx-bulk: "))
-    assert "token ppl" in heading
-    assert {heading, figures} <= set(shown(done.output).splitlines())
-    found = json.loads(shown(done.output, "--json"))
-    assert found["statistics"]["token_perplexity"] > 1
-    assert found["report"] is None
-    (done.output / "report.html").write_text("drawn")
-    assert f"report    {done.output / 'report.html'}\n" in shown(done.output)
-    assert json.loads(shown(done.output, "--json"))["report"] == str(done.output / "report.html")
-
-
 # -------------------------------------------------------------------------------------------------------------- errors
 
 

@@ -1,5 +1,6 @@
-"""What status says continues a run, and what lies there to be removed: by the command line that the last start noted."""
+"""What status says continues a run, what lies there to be removed, and what came out: of runs of the real command."""
 
+import json
 import shlex
 
 from click.testing import CliRunner
@@ -16,6 +17,10 @@ def shown(bench: Bench) -> list[str]:
     result = CliRunner().invoke(cli, ["status", str(bench.root / "run")], env={"COLUMNS": "300"})
     assert result.exit_code == 0, result.output
     return result.stdout.splitlines()
+
+
+def as_json(bench: Bench) -> Record:
+    return json.loads(CliRunner().invoke(cli, ["status", str(bench.root / "run"), "--json"]).stdout)
 
 
 def test_the_command_that_it_prints_continues_the_run(bench: Bench):
@@ -55,3 +60,25 @@ def test_a_run_that_is_extended_and_stopped_is_not_complete(bench: Bench):
     assert any(line.startswith("state     ended by an error") for line in shown(bench))
     exported = CliRunner().invoke(cli, ["export", str(bench.root / "run"), "--format", "jsonl", "--to", str(bench.root / "out.jsonl")])
     assert (exported.exit_code, "is not complete: 2 of 3 rows are committed" in exported.stderr) == (2, True)
+
+
+def test_a_start_that_was_refused_has_left_a_run_that_has_not_begun(bench: Bench):
+    assert bench.run(data={"path": str(bench.root / "nothing.jsonl")}).code == 5
+    lines = shown(bench)
+    assert "state     not begun: no start got as far as the first row" in lines
+    assert any("refused, or broken off, before it had read its input" in line for line in lines)
+    assert as_json(bench)["state"] == "not begun"
+
+
+def test_what_came_out_of_a_complete_run_is_shown_as_at_its_end(bench: Bench):
+    done = bench.score(rows=[{"t": "The king is dead."}, {"t": "Enter a messenger."}], score={"text": "{{ t }}"})
+    assert done.code == 0, done.stderr
+    heading, figures, *_ = (line for line in done.stderr.splitlines() if not line.startswith("mlx-bulk: "))
+    assert "token ppl" in heading
+    assert {heading, figures} <= set(shown(bench))
+    found = as_json(bench)
+    assert found["statistics"]["token_perplexity"] > 1
+    assert found["report"] is None
+    (done.output / "report.html").write_text("drawn")
+    assert f"report    {done.output / 'report.html'}" in shown(bench)
+    assert as_json(bench)["report"] == str(done.output / "report.html")
