@@ -40,6 +40,7 @@ def take(number: int, _frame: object) -> None:
         sys.exit(128 + number)
 
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 for each in (signal.SIGINT, signal.SIGTERM):
     signal.signal(each, take)
 if script.get("stdin"):
