@@ -46,9 +46,9 @@ class Link(Supervisor):
         """Says that the run in the folder ``run`` is about to read its rows from stdin."""
         self._say({"reading": str(run)})
 
-    def begin(self, run: Path, frozen: bool) -> None:
+    def begin(self, run: Path, frozen: bool, positions: int) -> None:
         """Says that the run's start options have had their effect, and that the rows told from now on are its."""
-        self._say({"run": str(run), "frozen": frozen, "rows": []})
+        self._say({"run": str(run), "frozen": frozen, "positions": positions, "rows": []})
 
     def flight(self, rows: Iterable[int]) -> None:
         """Says which rows the model has from now on."""

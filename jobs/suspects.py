@@ -36,6 +36,7 @@ class Suspects:
     code: int | None = None  # that the process was about to return
     _run: str = ""
     _frozen: bool = False
+    _positions: int = 0  # of one round
     _flight: Group = ()
     _repeated: tuple[str, Group] | None = None  # a frozen batch that was in the model at the last death
     _frozen_kills: int = 0  # of this run
@@ -49,7 +50,7 @@ class Suspects:
         if "run" in message:
             if message["run"] != self._run:
                 self._frozen_kills = 0
-            self._run, self._frozen = message["run"], message["frozen"]
+            self._run, self._frozen, self._positions = message["run"], message["frozen"], message["positions"]
             self.begun.add(self._run)
         if "rows" in message:
             self._flight = tuple(sorted(message["rows"]))
@@ -75,7 +76,7 @@ class Suspects:
         groups = self.apart.get(self._run, [])
         at = next((i for i, group in enumerate(groups) if set(rows) <= set(group)), None)
         if at is not None and len(rows) == 1:
-            said, follows = f"{cause} again with row {rows[0]} alone in the model", "it goes to errors/"
+            said, follows = f"{cause} again with row {rows[0] % self._positions:,} alone in the model", "it goes to errors/"
             known = self.fatal.setdefault(self._run, {})
             known[rows[0]] = f"the process {cause} twice with this row in the model, the second time with no other"
             new = []
@@ -124,7 +125,7 @@ class Suspects:
                 "command (without --overwrite), or start another run (another --output) with lower ones"
             )
         if repeated:
-            listed = ", ".join(map(str, rows[:10])) + (", …" if len(rows) > 10 else "")
+            listed = ", ".join(f"{row % self._positions}" for row in rows[:10]) + (", …" if len(rows) > 10 else "")
             raise ModelError(
                 f"the process {cause} twice with the same {counted(len(rows), 'row')} in the model ({listed}); finished rows are safe. "
                 "batch.deterministic does not take a batch apart to find the row that does it: run them once with batch.deterministic "

@@ -41,6 +41,11 @@ class Layout:
         return -(-self.rows // self.rows_per_shard)
 
     @property
+    def positions(self) -> int:
+        """Positions of one round, those behind a short shard too."""
+        return self.shards_a_round * self.rows_per_shard
+
+    @property
     def shards(self) -> int:
         """Shards of all rounds."""
         return self.shards_a_round * self.rounds
@@ -62,11 +67,11 @@ class Layout:
 
     def row_of(self, position: int) -> int:
         """Its place among the input's rows."""
-        return position - self.round_of(position) * self.shards_a_round * self.rows_per_shard
+        return position - self.round_of(position) * self.positions
 
     def position(self, around: int, row: int) -> int:
         """Where the input row ``row`` stands in round ``around``."""
-        return around * self.shards_a_round * self.rows_per_shard + row
+        return around * self.positions + row
 
     def has(self, position: int) -> bool:
         """Whether a row of the run stands at ``position``."""

@@ -39,10 +39,10 @@ class Supervisor:
     def reading_stdin(self, run: Path) -> None:
         """Says that the run in the folder ``run`` is about to read its rows from stdin: who comes after it will not find them there."""
 
-    def begin(self, run: Path, frozen: bool) -> None:
+    def begin(self, run: Path, frozen: bool, positions: int) -> None:
         """Says that the run's start options have had their effect, and that the rows told from now on are its.
 
-        ``frozen``: its batches can't be taken apart (deterministic mode).
+        ``frozen``: its batches can't be taken apart (deterministic mode). ``positions``: those of one round.
         """
 
     def flight(self, rows: Iterable[int]) -> None:

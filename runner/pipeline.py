@@ -133,7 +133,7 @@ class _Session:
         (run_dir.replace if self.start.overwrite else run_dir.bind)(described, self.start.adopt, accepted)
         known.found.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(layout, known.job.schema, self.start.retry_errors)
-        self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic)
+        self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
         writer = Writer(run_dir, known.job.schema, layout, recovered, config.output.fsync_seconds)
         statistics = None
         progress, complete, worked = Progress(), True, len(recovered.committed) < layout.shards

@@ -47,7 +47,7 @@ if script.get("stdin"):
     link.reading_stdin(folder)
 if script.get("idle"):
     die()
-link.begin(folder, frozen=script.get("frozen", False))
+link.begin(folder, frozen=script.get("frozen", False), positions=rows)
 done = {int(path.name) for path in folder.glob("[0-9]*")} | set(orders.fatal)
 apart = [[row for row in group if row not in done] for group in orders.apart]
 left = [row for row in range(rows) if row not in done and not any(row in group for group in apart)]

@@ -27,7 +27,7 @@ class Knowing(Supervisor):
     def __init__(self, orders: Orders):
         self.given = orders
         self.reading: list[Path] = []
-        self.begun: list[tuple[Path, bool]] = []
+        self.begun: list[tuple[Path, bool, int]] = []
         self.flights: list[set[int]] = []
 
     def orders(self, run: Path) -> Orders:
@@ -36,8 +36,8 @@ class Knowing(Supervisor):
     def reading_stdin(self, run: Path) -> None:
         self.reading.append(run)
 
-    def begin(self, run: Path, frozen: bool) -> None:
-        self.begun.append((run, frozen))
+    def begin(self, run: Path, frozen: bool, positions: int) -> None:
+        self.begun.append((run, frozen, positions))
 
     def flight(self, rows: Iterable[int]) -> None:
         self.flights.append(set(rows))
@@ -57,7 +57,7 @@ def test_suspects_are_run_apart_before_all_others(bench: Bench):
     orders = Orders(apart=((9,), (2, 3, 5)), fatal={4: "the process died of it"})
     summary, supervisor = run(bench, orders, Start(), batch=BATCH)
     assert (summary.complete, summary.rows, summary.errors) == (True, 10, 1)
-    assert supervisor.begun == [(bench.root / "run", False)]
+    assert supervisor.begun == [(bench.root / "run", False, 16)]  # 10 rows, 8 a shard
     assert supervisor.flights[:2] == [{9}, {2, 3, 5}]
     assert set().union(*supervisor.flights[2:]) == {0, 1, 6, 7, 8}
     assert supervisor.flights[-1] == set()  # whatever dies now, no row is to blame
@@ -79,7 +79,7 @@ def test_frozen_batches_are_not_taken_apart(bench: Bench):
     _, alone = run(bench, Orders(), Start(), batch=batch)
     whole = parts(bench)
     _, supervisor = run(bench, Orders(apart=((9,), (8,))), Start(overwrite=True), batch=batch)
-    assert supervisor.begun == [(bench.root / "run", True)]
+    assert supervisor.begun == [(bench.root / "run", True, 16)]
     assert supervisor.flights == alone.flights
     assert parts(bench) == whole
 
