@@ -73,7 +73,8 @@ def _quarantined(found: Account) -> dict[tuple[str, str], int]:
 def account_as_json(found: Account, anew: Comparison | None = None) -> str:
     """The account as one JSON object, with what came of comparing ``anew``."""
     errors = [{"stage": stage, "error": error, "count": count} for (stage, error), count in found.errors.most_common()]
-    values = asdict(found) | {"run": str(found.run), "errors": errors, "complete": found.complete, "exit_code": exit_code(found, anew)}
+    values = asdict(found) | {"run": str(found.run), "errors": errors, "notes": notes_on(found.run)}
+    values |= {"complete": found.complete, "exit_code": exit_code(found, anew)}
     if anew is not None:
         values["anew"] = as_json(anew)
     return json.dumps(values, indent=2, ensure_ascii=False)

@@ -34,7 +34,12 @@ def test_there_are_none_in_a_folder_that_is_no_run(tmp_path: Path):
 def test_who_reads_a_run_that_is_to_be_removed_is_told(bench: Bench):
     run = bench.run().output
     to = bench.root / "out.jsonl"
-    commands = [("verify", str(run)), ("compare", str(run), str(run)), ("export", str(run), "--format", "jsonl", "--to", str(to))]
+    commands = [
+        ("verify", str(run)),
+        ("verify", str(run), "--json"),
+        ("compare", str(run), str(run)),
+        ("export", str(run), "--format", "jsonl", "--to", str(to)),
+    ]
     for sign in (False, True):
         if sign:
             with RunDir.open(run) as opened:
