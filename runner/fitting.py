@@ -17,11 +17,12 @@ from ..kernels import backend
 from .cache import fresh, growth
 from .errors import ModelError, OutOfRoom
 from .head import Head
+from .lacking_window import lacking_window
 from .memory import kv_bytes
 from .model import Model
 from .planner import Limits
 from .prefill import Setup, Wanted
-from .probes import LENGTHS, PADDED, Found, missing_window, probe, slots_independent
+from .probes import LENGTHS, PADDED, Found, probe, slots_independent
 from .records import AnyRequest, Request
 from .shortcuts import Shortcuts, confirmed
 from .trust import Trust, trust
@@ -128,9 +129,9 @@ def row_check(
     It raises OutOfRoom instead of saying so in deterministic mode. ``reference``: setup and config.json of the second model,
     whose limits are the first one's.
     """
-    windows = [("config.json", missing_window(setup.model, config), config)]
+    windows = [("config.json", lacking_window(setup.model, config), config)]
     if reference is not None:
-        windows.append(("the reference's config.json", missing_window(reference[0].model, reference[1]), reference[1]))
+        windows.append(("the reference's config.json", lacking_window(reference[0].model, reference[1]), reference[1]))
     lacking = [(name, window, config.get("model_type")) for name, window, config in windows if window is not None]
 
     def check(request: AnyRequest) -> str | None:
@@ -180,7 +181,7 @@ def _said(way: Found, limits: Limits) -> str:
     if way.way == "padded":
         return f"batches of up to {limits.rows} rows"
     if way.way == "joined":
-        return f"batches of up to {limits.rows} rows, prompts of one length at a time ({way.reason})"
+        return f"batches of up to {limits.rows} rows, prompts of one length at a time, slower but right ({way.reason})"
     how = "batches of rows of one length" if way.way == "exact" else "one row at a time"
     return f"{how}, slower but right ({way.reason})"
 

@@ -219,16 +219,3 @@ def _two_steps(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     caches = fresh(network, len(tokens), padded=False)
     mx.eval(network(mx.array(tokens[:, :-2]), cache=caches))
     return np.stack([_numpy(network(mx.array(tokens[:, [at]]), cache=caches)[:, -1]) for at in (-2, -1)])
-
-
-def missing_window(network: Any, config: dict[str, Any]) -> int | None:
-    """The sliding window that a checkpoint's config asks for and its caches do not keep; None where all is well.
-
-    A row longer than it gets other logits than the model was trained to give (Gemma 2 in mlx-lm).
-    """
-    text = config | (config.get("text_config") or {})
-    window = text.get("sliding_window")
-    if not isinstance(window, int) or text.get("use_sliding_window") is False:
-        return None
-    kept = any(hasattr(inner, "max_size") for cache in fresh(network, 1, padded=False) for inner in getattr(cache, "caches", [cache]))
-    return None if kept else window

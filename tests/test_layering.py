@@ -97,6 +97,7 @@ ORDER = {
         "ref_logprobs",
         "forecast",
         "shortcuts",
+        "lacking_window",
         "trust",
         "fitting",
         "stats",

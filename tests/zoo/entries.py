@@ -18,7 +18,7 @@ from mlx_bulk.runner.prefill import Setup, Wanted
 
 from . import networks
 from .configs import CONFIGS, Config
-from .ropes import CONFIGS_WITH_ROPES as VARIANTS
+from .ropes import VARIANTS
 from .trial import Alone
 
 # Each kind of layer and of cache, and each fault of mlx-lm's in a padded batch: what is tried when nothing else is asked for.

@@ -40,4 +40,6 @@ ROPES: dict[str, tuple[str, Config]] = {
     "telechat3 yarn": ("telechat3", {"rope_scaling": YARN | {"type": "telechat3-yarn"}}),
     "gear yarn": ("gear", {"rope_scaling": YARN}),
 }
-CONFIGS_WITH_ROPES: dict[str, Config] = {name: CONFIGS[architecture] | differs for name, (architecture, differs) in ROPES.items()}
+# A window longer than what a cache grows by.
+WIDE: dict[str, tuple[str, Config]] = {f"{name} wide": (name, {"sliding_window": 300}) for name in ("gemma3_text", "gpt_oss", "olmo3")}
+VARIANTS: dict[str, Config] = {name: CONFIGS[architecture] | differs for name, (architecture, differs) in (ROPES | WIDE).items()}
