@@ -24,7 +24,7 @@ from .planner import Limits
 from .prefill import Setup, Wanted
 from .probes import LENGTHS, PADDED, Found, probe, slots_independent
 from .records import AnyRequest, Request
-from .shortcuts import Shortcuts, confirmed
+from .shortcuts import CHUNKS, Shortcuts, confirmed
 from .trust import Trust, trust
 
 log = logging.getLogger("mlx_bulk")
@@ -70,6 +70,13 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
     setups = [_taking(s, shown.shortcuts, found) for s, shown, found in zip(setups, trusts, short, strict=True)]
     for m, way in zip(models, ways, strict=True):
         log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
+    for m, shown in zip(models, trusts, strict=True):
+        for reason in (reason for reason in shown.shortcuts.reasons if reason.startswith(f"{CHUNKS}: logprobs")):
+            log.warning(
+                "%s: in mlx-lm its logprobs depend on the calls in which a text is fed (%s); prompts are fed in one, so that logprobs of "
+                "generated tokens can differ from those that scoring gives the same text",
+                *(m.checkpoint.folder.name, reason),
+            )
     abouts = [_about_model(m, shown, way, found) for m, shown, way, found in zip(models, trusts, ways, short, strict=True)]
     return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
 

@@ -21,6 +21,7 @@ from .records import Passage, Scored, ScoreRequest
 from .scorer import Scorer
 from .shortage import first_line
 
+CHUNKS = "chunks"  # what reasons call a row that is fed in several calls
 WINDOW = 8  # tokens: rows are longer, and so is what they share
 CHOICES = (1, 3, 6)  # tokens
 
@@ -69,7 +70,7 @@ def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allow
         reasons.append(f"head apart: {first_line(error)}")
     if head is not None and holds("head apart", replace(setup, limits=one, head=head), rows):
         setup = replace(setup, head=head)
-    chunked = holds("chunks", replace(setup, limits=replace(one, tokens=window + 2)), rows)
+    chunked = holds(CHUNKS, replace(setup, limits=replace(one, tokens=window + 2)), rows)
     setup = replace(setup, chunked=chunked)
     right_padded = holds("pads on the right", setup, rows)
     shared = right_padded and holds("shared prefixes", setup, choices)

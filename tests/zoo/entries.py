@@ -54,6 +54,8 @@ DECODES_OTHERWISE = {
     "phi3small": "a call's sparse blocks are cut from its end, not from the row's start",
     "plamo3": "its caches keep one token less than its mask shows within a call",
 }
+# What mlx-lm's loader makes something else of.
+CHANGED_BY_LOADING = {"baichuan_m1": "its head is normalised"}
 # What mlx-lm cannot quantize.
 NOT_QUANTIZED = {
     "afm7": "FusedLinear.to_quantized lacks the argument `mode`",

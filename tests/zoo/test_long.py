@@ -1,6 +1,9 @@
 """Rows longer than a sliding window, or than what a scaling of positions begins at: a batch gives what each row gets alone."""
 
 import pytest
+from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.runner.fitting import fit
+from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.shrinking import windows
 
 from ..runner.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
@@ -39,6 +42,13 @@ def test_rows_grow_across_what_caches_grow_by(name: str):
     assert together.batched <= ECHO_TOLERANCE or name in ROUNDS
     assert together.whole <= DECODE_TOLERANCE or name in {*DECODES_OTHERWISE, *ROUNDS}
     assert scoring(small(found.setup), alone, documents(prompts((300, 9, 270)))) <= ECHO_TOLERANCE or name in ROUNDS
+
+
+@pytest.mark.parametrize(("name", "told"), [("llama", False), ("llama dynamic", True), *((name, True) for name in DECODES_OTHERWISE)])
+def test_who_runs_a_model_whose_logprobs_depend_on_its_calls_is_told(name: str, told: bool, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("WARNING", "mlx_bulk"):
+        fit(entry(name).model, BatchConfig(), Wanted())
+    assert ("depend on the calls in which a text is fed (chunks: logprobs change by" in caplog.text) is told
 
 
 @pytest.mark.parametrize("name", ROPES if EVERY else ROPED)

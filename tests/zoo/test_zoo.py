@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from ..runner.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
 from . import networks
 from .configs import CONFIGS
-from .entries import CORE, DECODES_OTHERWISE, EVERY, NAMES, NOT_QUANTIZED, QUANTIZED, checkpoint, entry, loaded
+from .entries import CHANGED_BY_LOADING, CORE, DECODES_OTHERWISE, EVERY, NAMES, NOT_QUANTIZED, QUANTIZED, checkpoint, entry, loaded
 from .trial import TEXTS, Alone, choices, forced, generating, in_chunks, prompts, scoring, small
 
 by_name = pytest.mark.parametrize("name", NAMES)
@@ -30,6 +30,13 @@ def test_a_checkpoint_that_was_saved_is_loaded_as_it_was(name: str, tmp_path_fac
     assert before.keys() == after.keys()
     # Equal but for what a loader does to any checkpoint: Baichuan's head is normalised each time.
     assert all(mx.allclose(before[key].astype(mx.float32), after[key].astype(mx.float32), rtol=1e-6, atol=1e-7).item() for key in before)
+
+
+@by_name
+def test_logprobs_of_a_loaded_checkpoint_are_those_of_what_was_built(name: str):
+    built = Alone(networks.build(name, CONFIGS[name]))
+    gaps = [np.abs(built.whole(ids) - entry(name).alone.whole(ids)).max() for ids in prompts()[:2]]
+    assert max(gaps) <= ECHO_TOLERANCE or name in CHANGED_BY_LOADING
 
 
 @by_name
