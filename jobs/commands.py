@@ -48,12 +48,18 @@ def export(run_folder: Path, kind: str, to: str, partial: bool, overwrite: bool,
 @click.option("--json", "as_json", is_flag=True, help="Prints one JSON object in place of text.")
 @click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 def status(run_folder: Path, as_json: bool, log_level: str) -> None:
-    """Shows how RUN stands, while it runs or after: rows, errors, speed, what is left, and what continues it."""
+    """Shows how RUN stands, while it runs or after: rows, errors, speed, what is left, and what continues it; a sweep's cells."""
     set_log(log_level)
     with one_line_errors():
         from .status import status as status_of
+        from .status_sweep import statuses, sweep_as_json, sweep_as_text
         from .status_text import status_as_json, status_as_text
+        from .stored import is_sweep
 
+        if is_sweep(run_folder):
+            cells = statuses(run_folder)
+            click.echo(sweep_as_json(run_folder, cells) if as_json else sweep_as_text(run_folder, cells))
+            return
         found = status_of(run_folder)
         click.echo(status_as_json(found) if as_json else status_as_text(found, shutil.get_terminal_size((100, 0)).columns))
 

@@ -13,7 +13,8 @@ from ..runner.paths import RunPaths
 from .report_page import Page, rendered
 from .report_pair import pair_page
 from .report_run import run_page
-from .report_sweep import is_sweep, sweep_page
+from .report_sweep import sweep_page
+from .stored import is_sweep
 
 log = logging.getLogger("mlx_bulk")
 

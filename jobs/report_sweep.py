@@ -13,13 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..runner.documents import read_document
 from ..runner.errors import RunDirError
 from .aligned import figure
 from .report_charts import Chart, Point, lines
 from .report_page import Card, Cell, Page, Section, Table
 from .status_text import duration
-from .sweep import SWEEP_FILE
+from .stored import cells_of
 from .sweep_table import TABLE_FILE
 
 Row = dict[str, Any]
@@ -42,11 +41,6 @@ _FIGURES = (
 )
 _SERIES = 6  # lines in a chart
 _DTYPES = {"float32": 32, "float16": 16, "bfloat16": 16}
-
-
-def is_sweep(folder: Path) -> bool:
-    """Whether ``folder`` is a sweep's."""
-    return (folder / SWEEP_FILE).is_file() and not (folder / "run.json").exists()
 
 
 def sweep_page(folder: Path) -> Page:
@@ -79,7 +73,7 @@ def sweep_page(folder: Path) -> Page:
 def _read(folder: Path) -> tuple[list[Row], list[str]]:
     """The table's rows, and the settings that cells change."""
     try:
-        listed = read_document(folder / SWEEP_FILE)["cells"]
+        listed = cells_of(folder)
         # Arrow may crash on damaged bytes; the table is small, and any start of the sweep writes it anew.
         with pa.OSFile(str(folder / TABLE_FILE)) as file:
             table = pa.ipc.open_file(file).read_all()

@@ -60,8 +60,13 @@ def _came_out(found: Status, width: int) -> str:
 
 def status_as_json(found: Status) -> str:
     """The status as one JSON object; times are UTC, what is not known is null."""
+    return json.dumps(as_values(found), indent=2, ensure_ascii=False)
+
+
+def as_values(found: Status) -> dict[str, Any]:
+    """What ``status_as_json`` writes."""
     last = found.last
-    values: dict[str, Any] = {
+    return {
         "run": str(found.run),
         "state": found.state,
         "process": None if found.holder is None else {"pid": found.holder.pid, "host": found.holder.host, "since": found.holder.since},
@@ -91,7 +96,6 @@ def status_as_json(found: Status) -> str:
         "command": _command(found),
         "notes": found.notes,
     }
-    return json.dumps(values, indent=2, ensure_ascii=False)
 
 
 def folded(text: str, width: int) -> list[str]:
@@ -160,10 +164,12 @@ def _state(found: Status) -> str:
 def _rows(found: Status) -> str:
     open_rows = max(0, found.rows - found.committed)
     open_text = f"; {open_rows:,} in the journal, not in results/ yet" if open_rows else ""
-    if not found.of:
-        return f"{found.rows:,}{open_text}" + ("" if found.of is None else "; the input has none")
-    share = found.rows / found.of
-    return f"{found.rows:,} of {found.of:,} ({_percent(share)}){open_text}"
+    return f"{progress_of(found)}{open_text}" + ("; the input has none" if found.of == 0 else "")
+
+
+def progress_of(found: Status) -> str:
+    """Rows, of how many, and the share."""
+    return f"{found.rows:,} of {found.of:,} ({_percent(found.rows / found.of)})" if found.of else f"{found.rows:,}"
 
 
 def _percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What a run directory says of itself in run.json and stats.arrow, for those who read finished runs. Changes nothing, takes no lock."""
+"""What a run directory says of itself in run.json and stats.arrow, and a sweep's folder in sweep.json. Changes nothing, takes no lock."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -9,6 +9,8 @@ import pyarrow as pa
 from ..runner.documents import read_document
 from ..runner.errors import RunDirError
 from ..runner.paths import RunPaths
+
+SWEEP_FILE = "sweep.json"
 
 
 def stored_run(path: Path) -> dict[str, Any]:
@@ -48,3 +50,16 @@ def stored_statistics(path: Path) -> pa.Table | None:
     except (OSError, ValueError):
         return None
     return pa.ipc.open_file(pa.py_buffer(content)).read_all() if sha256(content).hexdigest() == digest else None
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether ``folder`` is a sweep's."""
+    return (folder / SWEEP_FILE).is_file() and not RunPaths(folder).run.exists()
+
+
+def cells_of(folder: Path) -> list[dict[str, Any]]:
+    """Name and overrides of each cell of the sweep in ``folder``, in order. Raises RunDirError where sweep.json is damaged."""
+    try:
+        return read_document(folder / SWEEP_FILE)["cells"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirError(f"{folder}: {SWEEP_FILE} cannot be read ({error}). Run the sweep's command again: it writes it anew.") from error

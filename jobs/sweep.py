@@ -29,11 +29,11 @@ from ..runner.summary import Summary
 from ..runner.watch import Show
 from .aligned import counted
 from .ending import QUARANTINED, continuing, last_line
+from .stored import SWEEP_FILE
 
 log = logging.getLogger("mlx_bulk")
 
 SCHEMA_VERSION = 2
-SWEEP_FILE = "sweep.json"
 
 _MARK = "mlx-bulk sweep"
 _MIXED = 5  # exit code: cells failed in several ways

@@ -18,8 +18,7 @@ from ..runner.parts import DROP
 from .aligned import counted
 from .differences import Comparison, as_json, as_text
 from .ending import QUARANTINED
-from .stored import notes_on
-from .sweep import SWEEP_FILE
+from .stored import is_sweep, notes_on
 
 _UNSOUND = 5  # exit code: not complete, damaged, or over another input than it began with
 _SHOWN = 20
@@ -30,7 +29,7 @@ def verified(run: Path) -> Account:
 
     A bar on a terminal shows how far it is. Raises RunDirError where there is no run to give account of.
     """
-    if (run / SWEEP_FILE).is_file():
+    if is_sweep(run):
         raise RunDirError(f"{run}: is a sweep. Its cells are runs: verify the folders in it one by one.")
     run = run.absolute()
     described = described_run(run)

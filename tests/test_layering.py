@@ -184,6 +184,7 @@ ORDER = {
         "history",
         "status",
         "status_text",
+        "status_sweep",
         "plan_rows",
         "plan_disk",
         "plan_output",
