@@ -44,3 +44,12 @@ def _no_report_at_the_end(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     """Hundreds of tests run jobs; those marked ``draws`` are about the report at their end."""
     if request.node.get_closest_marker("draws") is None:
         monkeypatch.setattr("mlx_bulk.jobs.report.report_at_end", said_alone)
+
+
+@pytest.fixture(autouse=True)
+def _log_of_no_command_before() -> None:
+    """A command that ran in this process has set the log up for itself: a quiet one would silence the next test's warnings."""
+    log = logging.getLogger("mlx_bulk")
+    log.handlers.clear()
+    log.setLevel(logging.NOTSET)
+    log.propagate = True

@@ -8,12 +8,17 @@ from .configs import CONFIGS
 from .entries import EVERY, config_of, entry
 
 ASKING = [name for name in CONFIGS if isinstance((config_of(name) | (config_of(name).get(TEXT) or {})).get(SETTING), int)]
-LACK = {"gemma2"}
-SOME = ("deepseek_v41", "gemma2", "gemma3_text", "mistral3")
+SOME = ("deepseek_v41", "gemma3_text", "mistral3")
 
 
 @pytest.mark.parametrize("name", ASKING if EVERY else SOME)
-def test_only_a_model_without_the_window_lacks_it(name: str):
+def test_a_model_has_the_window_that_its_config_asks_for(name: str):
+    assert lacking_window(entry(name).model.network, config_of(name)) is None
+
+
+@pytest.mark.parametrize("name", ["gemma2", "llama"])
+def test_a_model_file_that_reads_no_window_lacks_it(name: str):
     config = config_of(name)
-    window = (config | (config.get(TEXT) or {}))[SETTING]
-    assert lacking_window(entry(name).model.network, config) == (window if name in LACK else None)
+    assert lacking_window(entry(name).model.network, config) is None
+    assert lacking_window(entry(name).model.network, config | {SETTING: 8}) == 8
+    assert lacking_window(entry(name).model.network, config | {SETTING: 8, "use_sliding_window": False}) is None
