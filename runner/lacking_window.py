@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .cache import fresh
 from .rope import translated
-from .shrinking import VOCABULARY, WINDOW, Config
+from .shrinking import WINDOW, Config
 from .twin import TEXT, twin
 
 SETTING = "sliding_window"
@@ -41,6 +41,7 @@ def _behind(network: Any, config: Config, window: int) -> NDArray[np.float32]:
     text = changed.get(TEXT)
     changed |= {TEXT: text | {SETTING: window}} if isinstance(text, dict) and SETTING in text else {SETTING: window}
     small = twin(network, changed)
-    ids = np.random.default_rng(5).integers(0, VOCABULARY, 4 * WINDOW).astype(np.int32)
+    vocabulary = int(small(mx.array([[0]]), cache=fresh(small, 1, padded=False)).shape[-1])
+    ids = np.random.default_rng(5).integers(0, vocabulary, 4 * WINDOW).astype(np.int32)
     logits: mx.array = small(mx.array(ids)[None], cache=fresh(small, 1, padded=False))[0, -1]
     return np.array(logits.astype(mx.float32))
