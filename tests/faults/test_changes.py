@@ -10,6 +10,8 @@ import pytest
 from .points import COMMITS, WRITE, Point
 from .tiny_runs import ROWS, TinyRun, lines, parts
 
+pytestmark = pytest.mark.slow
+
 Parts = dict[str, bytes]
 
 STOPPED = Point("torn line of a commit", WRITE, COMMITS, "torn", nth=3)

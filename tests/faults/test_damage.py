@@ -16,6 +16,8 @@ from .children import FORKS, Children
 from .points import WRITE, Point
 from .tiny_runs import THOROUGH, TinyRun, parts
 
+pytestmark = pytest.mark.slow
+
 CASES = 300 if THOROUGH else 60 if FORKS else 15  # a fresh process takes its time
 ROWS = 10
 STOPPED = Point("torn frame of the last shard", WRITE, "/journal/00000002 ", "torn", nth=4)

@@ -9,6 +9,8 @@ from mlx_bulk.runner import journal
 from .points import COMMITTING, FRAME, JOURNALLING, Point
 from .tiny_runs import ROWS, TinyRun, parts
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 3
 OUTCOME = ("mlx_bulk.runner.recording:Recorder.record",)
 GROUP = ("mlx_bulk.runner.writer:Writer.add_group",)

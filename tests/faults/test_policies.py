@@ -20,6 +20,8 @@ from .points import FRAME, SYNC, WRITE, Point
 from .test_groups import GROUP, OUTCOME
 from .tiny_runs import ROWS, TinyRun
 
+pytestmark = pytest.mark.slow
+
 RENAME = ("os:rename",)
 NEW, THERE = r"/policies/\.new", r"/policies/[1-9]\d*-[0-9a-f]{12}$"
 COLUMNS = ["policy_version", "policy_sha"]

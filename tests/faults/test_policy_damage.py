@@ -12,6 +12,8 @@ from .children import FORKS, Children
 from .test_damage import FAULT_OF_OURS, Begun, damaged, outcome
 from .tiny_runs import THOROUGH, TinyRun
 
+pytestmark = pytest.mark.slow
+
 CASES = 60 if THOROUGH else 15 if FORKS else 5
 EVENTS = "events.jsonl"
 

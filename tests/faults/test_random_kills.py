@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlx_bulk.runner import journal
 from mlx_bulk.runner.commits import read_commits
 from mlx_bulk.runner.parts import read_results
@@ -15,6 +16,8 @@ from mlx_bulk.runner.paths import RunPaths
 
 from .points import RECORD, Point
 from .tiny_runs import THOROUGH, TinyRun, parts
+
+pytestmark = pytest.mark.slow
 
 ROWS = 3000
 KILLS = 50 if THOROUGH else 10

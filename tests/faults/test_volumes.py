@@ -9,6 +9,8 @@ import pytest
 from .points import COMMITS, REPLACE, SYNC, WRITE, Point
 from .tiny_runs import TinyRun, parts
 
+pytestmark = pytest.mark.slow
+
 Parts = dict[str, bytes]
 
 mounts = pytest.mark.skipif(sys.platform != "linux", reason="a process can mount a volume for itself alone on Linux only")

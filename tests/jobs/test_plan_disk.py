@@ -57,6 +57,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_plan_knows_the_size_of(job: dict[str, Any], bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan_rows, "KEPT", 50)  # of 100 rows: those weighed stand for the others

@@ -111,7 +111,7 @@ def test_a_second_signal_stops_at_once(bench: Bench, whole: Done):
     assert_same_records(bench.run(rows=ROWS, **JOB).records, whole.records)
 
 
-@pytest.mark.parametrize("after", [1, 37, 79])
+@pytest.mark.parametrize("after", [1, 37, pytest.param(79, marks=pytest.mark.slow)])
 def test_killed_at_any_record_and_resumed(bench: Bench, whole: Done, after: int):
     child = interrupted(bench, signal.SIGKILL, after=after)
     assert child.returncode == -signal.SIGKILL

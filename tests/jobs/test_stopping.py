@@ -83,6 +83,7 @@ def test_a_step_that_takes_for_ever_does_not_hold_up_the_end(bench: Bench):
     assert generated <= 6 * (24 - end["rows"])
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), grace=3600) as child:
         assert child.arrived
@@ -94,6 +95,7 @@ def test_a_second_signal_ends_it_at_once(bench: Bench):
     assert (code, said) == (143, [])
 
 
+@pytest.mark.slow
 def test_quiet_is_told_only_what_went_wrong(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), options=["--quiet"]) as child:
         code, said, _ = child.ended(signal.SIGINT)
@@ -102,6 +104,7 @@ def test_quiet_is_told_only_what_went_wrong(bench: Bench):
     assert "finishing this step" not in said[0]
 
 
+@pytest.mark.slow
 def test_loading_is_broken_off(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.runner.pipeline:fit", after=0) as child:
         code, said, _ = child.ended(signal.SIGINT)
@@ -120,6 +123,7 @@ def test_a_disk_that_is_stuck_as_well_does_not_hold_up_the_end(bench: Bench):
     assert bench.run(rows=ROWS, batch=JOB["batch"]).code == 0
 
 
+@pytest.mark.slow
 def test_a_report_that_takes_for_ever_does_not_hold_up_the_end_of_a_complete_run(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.jobs.report:rendered", after=0) as child:
         code, said, _ = child.ended(signal.SIGTERM)
