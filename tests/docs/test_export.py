@@ -10,6 +10,8 @@ from mlx_bulk.jobs.cli import cli
 from .pages import ROOT
 from .shell import Shell, run_page
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "export.md"
 
 

@@ -10,6 +10,8 @@ from mlx_bulk.kernels import backend
 
 from .pages import PAGES, blocks
 
+pytestmark = pytest.mark.slow
+
 _IMPORT = re.compile(r"^(?:import|from) .+$", re.MULTILINE)
 
 

@@ -106,6 +106,7 @@ def test_a_run_that_is_complete_keeps_its_summary(bench: Bench):
     assert (bench.run().output / "summary.json").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [(INSTALLED,), MODULE], ids=["script", "module"])
 def test_the_command_as_a_process(bench: Bench, command: tuple[str, ...]):
     path = bench.write_config()

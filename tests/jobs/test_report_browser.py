@@ -19,7 +19,10 @@ from .bench import Bench
 selenium = pytest.importorskip("selenium")
 BROWSER = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no Chromium with chromedriver: apt-get install chromium-driver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None or DRIVER is None, reason="no Chromium with chromedriver: apt-get install chromium-driver"),
+]
 
 # What is drawn over what: the text's colour against the nearest background behind it that is not transparent.
 CONTRASTS = """
