@@ -136,7 +136,7 @@ def _stored(paths: RunPaths, working: bool, notes: list[str]) -> dict[str, Any] 
         elif paths.run.exists() or not paths.journal.is_dir():
             raise
         elif not working:
-            notes.append("run.json is not there: each start was refused, or broken off, before it had read its input")
+            notes.append("run.json is not there: each start was refused, or broken off, before its first row")
         return None
 
 

@@ -140,7 +140,7 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
         yield "" if number else "note", note
     if (command := _command(found)) is not None:
         yield "continue", command
-        if found.last is None or not found.last.words:
+        if found.config is not None and (found.last is None or not found.last.words):
             yield "", "CONFIG is the file that the run was started with; say --set and --model again"
 
 

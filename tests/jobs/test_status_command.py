@@ -66,7 +66,8 @@ def test_a_start_that_was_refused_has_left_a_run_that_has_not_begun(bench: Bench
     assert bench.run(data={"path": str(bench.root / "nothing.jsonl")}).code == 5
     lines = shown(bench)
     assert "state     not begun: no start got as far as the first row" in lines
-    assert any("refused, or broken off, before it had read its input" in line for line in lines)
+    assert any("refused, or broken off, before its first row" in line for line in lines)
+    assert lines[-1] == "continue  the command that started it"
     assert as_json(bench)["state"] == "not begun"
 
 
