@@ -174,7 +174,7 @@ class BulkLM(TemplateLM):
             before[context] += 1
             ours.append(Request(row, Prompt(context, ids, np.zeros_like(ids)), Generate(wanted.sampling, (sample,))))
         found = [""] * len(requests)
-        engine = Engine(replace(self._opened.setup, wanted=Wanted()), self._opened.eos, self._opened.tokenizer.stopper)
+        engine = Engine(replace(self._opened.setup, wanted=Wanted(logprobs=False)), self._opened.eos, self._opened.tokenizer.stopper)
         with tqdm(total=len(ours), disable=disable_tqdm or None, desc="Running generate_until requests") as bar:
             for outcome in engine.run(self._windows(ours)):
                 bar.update()

@@ -1,6 +1,6 @@
-"""Attention on the CPU as grouped matrix products and a fast exp, tile by tile. Knows nothing of caches or models.
+"""Attention on the CPU, tile by tile: scores, their softmax and the sum of values in one go. Knows nothing of caches or models.
 
-The queries are cut so that a tile's scores stay in the cache, and under a causal mask the keys behind a tile's last query are
+The queries are cut so that a tile's scores stay in the processor's cache, and under a causal mask the keys behind a tile's last query are
 never looked at:
 
     queries   a | x x x x . . . . .      T = 6 queries at the end of L = 9 keys, in tiles of 3
@@ -11,12 +11,11 @@ never looked at:
 
 import mlx.core as mx
 
-from .exponential import on_cpu as exp
-
-QUERIES = 64  # of a tile
-TILE_BYTES = 2 << 20  # of a tile's scores: about what a core's second cache holds
+from . import native
 
 Mask = mx.array | str | None
+
+_NONE, _CAUSAL, _SEEN, _ADDED = range(4)  # cpu.cpp's Mask
 
 
 def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
@@ -36,54 +35,24 @@ def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = 
 
 
 def on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
-    """``reference`` for float32, with temporaries of at most 2 MB (of one query's scores, where those take more)."""
-    b, h, t, d = q.shape
-    kv, length = k.shape[1], k.shape[2]
-    q = (scale * q).reshape(b, kv, h // kv, t, d)
-    if isinstance(mask, mx.array):
-        mask = _grouped(mask, kv, h)
-    wide = min(t, QUERIES)
-    rows = max(1, TILE_BYTES // (4 * h * wide * length))
-    wide = max(1, min(wide, TILE_BYTES // (4 * h * length)))
-    out: list[mx.array] = []
-    for row in range(0, b, rows):
-        at = slice(row, row + rows)
-        tiles = [_tile(q[at], k[at], v[at], start, min(t, start + wide), _of_rows(mask, at)) for start in range(0, t, wide)]
-        out.append(_joined(tiles, axis=3))
-    return _joined(out, axis=0).reshape(b, h, t, v.shape[-1])
+    """``reference`` by the library, computed now; in memory it is [B, T, H, E], as the next projection takes it."""
+    kinds = {mx.bool_: _SEEN, mx.float32: _ADDED}
+    kind = _NONE if mask is None else _CAUSAL if isinstance(mask, str) else kinds[mask.dtype]
+    seen = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape) if isinstance(mask, mx.array) else None
+    native.evaluate(q, k, v, *([] if seen is None else [seen]))
+    q, k, v = (x if _by_numbers(x) else native.dense(x) for x in (q, k, v))
+    b, h, t, _ = q.shape
+    out = native.empty((b, t, h, v.shape[-1]))
+    native.library().attention(q, k, v, None if seen is None else id(seen), out, scale, kind)
+    return out.transpose(0, 2, 1, 3)
 
 
-def _tile(q: mx.array, k: mx.array, v: mx.array, start: int, stop: int, mask: Mask) -> mx.array:
-    """Queries ``start`` to ``stop`` of q [B, K, G, T, D] over k [B, K, L, D], v [B, K, L, E] -> [B, K, G, stop - start, E]."""
-    b, kv, groups, t, d = q.shape
-    n, length = stop - start, k.shape[2]
-    seen = length - t + stop if isinstance(mask, str) else length
-    scores = (q[..., start:stop, :].reshape(b, kv, groups * n, d) @ k[:, :, :seen].swapaxes(-1, -2)).reshape(b, kv, groups, n, seen)
-    if isinstance(mask, str) and n > 1:
-        scores = scores + mx.where(_causal(n, seen), 0.0, -mx.inf)
-    elif isinstance(mask, mx.array):
-        part = mask[..., start:stop, :] if mask.shape[-2] > 1 else mask
-        scores = mx.where(part, scores, mx.finfo(mx.float32).min) if part.dtype == mx.bool_ else scores + part
-    weights = exp(scores - scores.max(axis=-1, keepdims=True))
-    total = weights.sum(axis=-1, keepdims=True)
-    return (weights.reshape(b, kv, groups * n, seen) @ v[:, :, :seen]).reshape(b, kv, groups, n, v.shape[-1]) / total
+def _by_numbers(x: mx.array) -> bool:
+    """Whether the numbers of a head lie behind each other."""
+    strides = native.layout(x).strides
+    return strides is not None and strides[-1] == x.itemsize
 
 
 def _causal(t: int, length: int) -> mx.array:
     """[t, length] bool: the queries are the last t positions, and see themselves and what stands before."""
     return mx.arange(length - t, length)[:, None] >= mx.arange(length)[None]
-
-
-def _grouped(mask: mx.array, kv: int, heads: int) -> mx.array:
-    """A mask that broadcasts to [B, H, T, L] as one that does to [B, K, G, T, L]."""
-    mask = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
-    b, h, t, length = mask.shape
-    return mask.reshape(b, kv, heads // kv, t, length) if h > 1 else mask[:, :, None]
-
-
-def _of_rows(mask: Mask, at: slice) -> Mask:
-    return mask[at] if isinstance(mask, mx.array) and mask.shape[0] > 1 else mask
-
-
-def _joined(parts: list[mx.array], axis: int) -> mx.array:
-    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -87,6 +88,22 @@ def _installed(name: str) -> bool:
 def _mkl_paths() -> list[str]:
     """Where ``pip install mkl`` puts its library: below the environment's prefix, not in site-packages."""
     return [str(path) for name in MKL if (path := Path(sys.prefix) / "lib" / name).is_file()]
+
+
+def threads() -> int:
+    """How many threads matrix products take: as many as the BLAS was told to, else one a core."""
+    for name in ("openblas_get_num_threads", "MKL_Get_Max_Threads"):
+        with suppress(AttributeError):
+            return int(getattr(ctypes.CDLL(None), name)())  # those of a library that was opened globally
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def cache_folder(kind: str) -> Path:
+    """The folder of the user's cache for what is remembered of a ``kind``; a relative path where there is none to be had."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    with suppress(RuntimeError):  # a user without a home: the folder ~ is not made, so nothing is remembered
+        root = root.expanduser()
+    return root / "mlx-bulk" / kind
 
 
 def _core(library: ctypes.CDLL) -> str | None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from . import logprobs
 from .backend import device_name
 from .logprobs import sum_by_blocks
 
@@ -104,10 +105,9 @@ def _chunk(x: NDArray[np.float32], r: NDArray[np.float32], targets: NDArray[np.i
             sums[undefined] = terms.sum(axis=-1, keepdims=True)
         x_log_total, r_log_total = np.log(x_total), np.log(r_total)
         kls = sums / r_total + (x_log_total - r_log_total)
-        at_target = _at(x, targets) - (x_peak + x_log_total)
-        reference_logprobs = _at(r, targets) - (r_peak + r_log_total)
+        at_target, reference_logprobs = (logprobs.on_cpu(y, targets, 0, stats=False).logprobs for y in (x, r))
         delta_ps = np.exp(at_target) - np.exp(reference_logprobs)
-    return Divergence(kls[:, 0], delta_ps[:, 0], x_top == r_top, reference_logprobs[:, 0])
+    return Divergence(kls[:, 0], delta_ps, x_top == r_top, reference_logprobs)
 
 
 def _at(x: NDArray[np.float32], ids: NDArray[np.integer]) -> NDArray[np.float32]:

@@ -10,43 +10,22 @@ Beside its logprob there stand, where they are asked for, the tempered one (temp
 ``reference`` in plain mx ops is the specification and what Metal and CUDA run, ``on_cpu`` the same in NumPy.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import logprobs
+from . import edits, logprobs
 from . import tempered as _tempered
 from .backend import device_name
+from .edits import Edits
 from .logprobs import Scores
 
 BLOCK = 256
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
-
-
-def _no_ints() -> Ints:
-    return np.zeros(0, np.int32)
-
-
-@dataclass(slots=True)
-class Edits:
-    """Changes to single logits, as flat arrays: entry i changes logit ``[rows[i], ids[i]]``.
-
-    ``add`` is added first (a logit bias; -inf masks). Then ``seen_rows, seen_ids`` name the tokens of prompt and
-    completion for the repetition penalty (Keskar et al. 2019: positive logits divided, negative ones multiplied), and
-    ``said_rows, said_ids`` the tokens of the completion, one entry an occurrence, for presence and frequency penalties.
-    """
-
-    rows: Ints = field(default_factory=_no_ints)
-    ids: Ints = field(default_factory=_no_ints)
-    add: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
-    seen_rows: Ints = field(default_factory=_no_ints)
-    seen_ids: Ints = field(default_factory=_no_ints)
-    said_rows: Ints = field(default_factory=_no_ints)
-    said_ids: Ints = field(default_factory=_no_ints)
 
 
 @dataclass(slots=True)
@@ -89,24 +68,32 @@ class Drawn:
 
 
 def draw(
-    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool = False, kept: bool = False
+    logits: mx.array,
+    parameters: Parameters,
+    top: int = 0,
+    stats: bool = False,
+    tempered: bool = False,
+    kept: bool = False,
+    scored: bool = True,
 ) -> tuple[Drawn, Scores]:
     """One decode step's tokens and figures, with one evaluation: logits [B, V] -> the tokens of B rows, and their scores.
 
     The scores are those of the model's own distribution (temperature 1, before any edit); so are the tempered logprobs of rows at
-    temperature 1 or 0, to the bit.
+    temperature 1 or 0, to the bit. Where they are not to be ``scored``, those sampled from stand for them: greedy rows need no sums.
     """
+    scored = scored or bool(top or stats or tempered)
     own = (parameters.temperature == 0) | (parameters.temperature == 1)
     apart = tempered and not own.all()
     if device_name() == "cpu":
         logits = logits.astype(mx.float32)
         mx.eval(logits)
         x = np.array(logits, copy=False)
-        drawn = on_cpu(x, parameters, apart, kept)
-        scores = logprobs.on_cpu(x, drawn.ids, top, stats)
+        sums = logprobs.softmax_sums(x) if scored else None
+        drawn = on_cpu(x, parameters, apart, kept, sums)
+        scores = logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
     else:
         ids, sampled, under, mask = reference(logits, parameters, apart, kept)
-        parts = logprobs.reference(logits, ids, top, stats)
+        parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
         mx.eval(*(p for p in (ids, sampled, under, mask, *parts) if p is not None))
         sets = None if mask is None else _ids_of(np.array(mask), parameters)
         drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
@@ -130,7 +117,9 @@ def reference(
 ) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None]:
     """The specification: logits [B, V] -> the fields of ``Drawn``, unevaluated; the kept ids as [B, V] bool."""
     given = logits.astype(mx.float32)
-    x = given if p.edits is None else _edited(mx.array(given), p, p.edits)  # whose rows are set in place
+    x = (
+        given if p.edits is None else edits.reference(mx.array(given), p.edits, p.repetition, p.presence, p.frequency)
+    )  # whose rows are set in place
     best = mx.argmax(x, axis=-1)
     ids, under = best, mx.where(mx.isfinite(x.max(axis=-1)), 0.0, mx.nan)  # NaN: all are masked
     greedy, mask = _mask(p.greedy), None
@@ -150,20 +139,6 @@ def reference(
 
 def _mask(rows: NDArray[np.bool_]) -> mx.array:
     return mx.array(rows)  # pyright: ignore[reportArgumentType]  (mlx's stubs leave NumPy arrays out)
-
-
-def _edited(x: mx.array, p: Parameters, edits: Edits) -> mx.array:
-    if len(edits.rows):
-        x = x.at[mx.array(edits.rows), mx.array(edits.ids)].add(mx.array(edits.add))
-    if len(edits.seen_rows):
-        at = mx.array(edits.seen_rows), mx.array(edits.seen_ids)
-        now, penalty = x[at], mx.array(p.repetition)[at[0]]
-        x[at] = mx.where(now > 0, now / penalty, now * penalty)  # equal entries write equal values
-    if len(edits.said_rows):
-        at = mx.array(edits.said_rows), mx.array(edits.said_ids)
-        x[at] = x[at] - mx.array(p.presence)[at[0]]
-        x = x.at[at].subtract(mx.array(p.frequency)[at[0]])
-    return x
 
 
 def _kept(z: mx.array, p: Parameters) -> mx.array:
@@ -216,10 +191,10 @@ def _last_positive(x: mx.array) -> mx.array:
 # ------------------------------------------------------------------------------------------------------ on the CPU
 
 
-def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False) -> Drawn:
-    """``reference`` by NumPy: logits [B, V] float32, which stay as they are."""
-    x = given if p.edits is None else _edited_on_cpu(given.copy(), p, p.edits)
-    ids = np.argmax(x, axis=-1).astype(np.int32)
+def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.Sums | None = None) -> Drawn:
+    """``reference`` by NumPy: logits [B, V] float32, which stay as they are. ``sums``: those of the logits, where they are known."""
+    x = given if p.edits is None else edits.on_cpu(given.copy(), p.edits, p.repetition, p.presence, p.frequency)
+    ids = np.argmax(x, axis=-1).astype(np.int32) if sums is None or p.edits is not None else sums.best.copy()
     sets: list[Ints | None] = [ids[row : row + 1].copy() if p.greedy[row] else None for row in range(len(x))] if kept else []
     under = np.where(np.isfinite(x[np.arange(len(x)), ids]), np.float32(0), np.float32(np.nan))  # NaN: all are masked
     rows = np.flatnonzero(~p.greedy)
@@ -241,17 +216,6 @@ def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = Fa
     if found is not None and len(rows):
         found[rows] = _tempered.on_cpu(given[rows], ids[rows], p.temperature[rows])
     return Drawn(ids, under, found, sets if kept else None)
-
-
-def _edited_on_cpu(x: Floats, p: Parameters, edits: Edits) -> Floats:
-    np.add.at(x, (edits.rows, edits.ids), edits.add)
-    at = edits.seen_rows, edits.seen_ids
-    now, penalty = x[at], p.repetition[at[0]]
-    x[at] = np.where(now > 0, now / penalty, now * penalty)
-    at = edits.said_rows, edits.said_ids
-    x[at] = x[at] - p.presence[at[0]]
-    np.subtract.at(x, at, p.frequency[at[0]])
-    return x
 
 
 def _filter(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:

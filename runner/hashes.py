@@ -4,13 +4,12 @@ The memory is a folder of the user's cache with a small file a hash: processes t
 """
 
 import hashlib
-import os
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from time import time_ns
 from typing import Any
 
+from ..kernels.backend import cache_folder
 from .documents import read_document, write_document
 from .durable import Stamp, settled, sha256, stamp_of
 
@@ -50,14 +49,6 @@ def _stamp(path: Path) -> tuple[str, int, Stamp]:
 def _kept(stamp: tuple[str, int, Stamp]) -> Path:
     """Where the hash of such a file is remembered."""
     return cache_folder("sha256") / f"{blake2b(repr(stamp).encode(), digest_size=16).hexdigest()}.json"
-
-
-def cache_folder(kind: str) -> Path:
-    """The folder of the user's cache for what is remembered of a ``kind``; a relative path where there is none to be had."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    with suppress(RuntimeError):  # a user without a home: the folder ~ is not made, so nothing is remembered
-        root = root.expanduser()
-    return root / "mlx-bulk" / kind
 
 
 def remember(kept: Path, values: dict[str, Any]) -> None:

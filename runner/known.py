@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..configs.schema import JobConfig, identity
-from ..kernels import backend
+from ..kernels import backend, native
 from . import checkpoint as checkpoints
 from . import reference as references
 from . import tokenizer as tokenizers
@@ -69,6 +69,7 @@ class Known:
         machine: dict[str, Any] = {}
         if config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
             machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+            machine["kernels"] = native.name()
             machine |= self._dequantized(config)
         return {
             **machine,

@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.edits import Edits
 from ..kernels.logprobs import Scores
-from ..kernels.sampling import Drawn, Edits, Parameters
+from ..kernels.sampling import Drawn, Parameters
 from .records import Request, Sample, Sampling
 
 DRAWS = 64  # uniforms drawn ahead for a row

@@ -1,8 +1,9 @@
-"""Puts the CPU's fast attention and activations into a loaded network's layers, where they give the same logits.
+"""Puts the CPU's fast kernels into a loaded network, where they give the same logits.
 
-mlx-lm's model files hold these functions by name; the names are replaced in the files that define the network's layers. A
-substitute falls back on the original for what it is not made for: other precisions and devices, quantized caches, sinks. So other
-models of the same files stay right, and only inference is served: the substitutes have no gradients.
+mlx-lm's model files hold attention and activations by name: the names are replaced in the files that define the network's layers.
+Its projections, norms and rotations are layers of mlx: those of this network get a class of ours, derived from their own. A
+substitute falls back on the original for what it is not made for: other precisions and devices, quantized caches, sinks, functions
+that mlx compiles. So other models of the same files stay right, and only inference is served: the substitutes have no gradients.
 """
 
 import logging
@@ -21,8 +22,9 @@ from mlx_lm.models import base
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
-from ..kernels import activations, attention, backend, exponential
+from ..kernels import activations, attention, native
 from .cache import fresh
+from .fast_layers import put_on, take_off, taken
 
 log = logging.getLogger("mlx_bulk")
 
@@ -30,21 +32,25 @@ MODELS = "mlx_lm.models."
 # Largest difference allowed, of the spread of the logits: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
 TOLERANCE = 1e-3
 LENGTHS = (24, 7)  # of the trial's rows
+LEAST = 4_000_000  # parameters: a smaller model's step is over before its threads are awake
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
-
-_taken: set[str] = set()  # names of the substitutes that have computed something since it was cleared
 
 
 def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
-    if sinks is not None or hasattr(cache, "bits") or not _attends(queries, keys, values, mask):
-        return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
-    _taken.add("attention")
-    return attention.on_cpu(queries, keys, values, scale, mask)
+    if sinks is None and not hasattr(cache, "bits") and _attends(queries, keys, values, mask):
+        try:
+            found = attention.on_cpu(queries, keys, values, scale, mask)
+        except native.Traced:
+            pass
+        else:
+            taken.add("attention")
+            return found
+    return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
 
 
 def _attends(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> bool:
     """Whether the substitute is made for this call."""
-    if not all(x.ndim == 4 and exponential.suits(x) for x in (queries, keys, values)) or queries.shape[1] % keys.shape[1]:
+    if not native.suits(queries, keys, values) or any(x.ndim != 4 for x in (queries, keys, values)) or queries.shape[1] % keys.shape[1]:
         return False
     if isinstance(mask, mx.array):
         return mask.dtype in (mx.bool_, mx.float32)
@@ -54,10 +60,15 @@ def _attends(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> 
 def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @wraps(original)
     def chosen(*arrays: mx.array) -> mx.array:
-        if not all(exponential.suits(x) and x.shape == arrays[0].shape for x in arrays):
-            return original(*arrays)
-        _taken.add(name)
-        return fast(*arrays)
+        if native.suits(*arrays) and all(x.shape == arrays[0].shape for x in arrays):
+            try:
+                found = fast(*arrays)
+            except native.Traced:
+                pass
+            else:
+                taken.add(name)
+                return found
+        return original(*arrays)
 
     return chosen
 
@@ -76,31 +87,35 @@ _OURS: list[Any] = [_attention, _elementwise("swiglu", mlx_activations.swiglu, a
 
 
 def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:
-    """Replaces what it can and tries the network before and after; the names of what is in use.
+    """Replaces what it can and tries the network before and after; the names of what is in use, none in small networks.
 
     ``window`` is the sliding window, if there is one: rows longer than it are tried where that is cheap. Where the logits
     differ, or a call crashes, the originals are put back and a warning says so once.
     """
-    if backend.device_name() != "cpu" or not backend.compiles():
+    if get_total_parameters(network) < LEAST or native.library() is None:
         return ()
-    files = restore(network)
+    restore(network)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
     truth = [_tried(network, vocabulary, pair) for pair in lengths]
-    _swap(files, _ORIGINALS, _OURS)
-    _taken.clear()
+    _put(network)
+    taken.clear()
     reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
     if reason is None:
-        return tuple(sorted(_taken))
-    _swap(files, _OURS, _ORIGINALS)
-    log.warning("mlx-lm's own attention and activations stay in place, slower on this CPU: with ours, %s", reason)
+        return tuple(sorted(taken))
+    restore(network)
+    log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
 
 
-def restore(network: Any) -> list[ModuleType]:
-    """Puts the originals back in the model files that define the network's layers, which are returned."""
-    files = _files(network)
-    _swap(files, _OURS, _ORIGINALS)
-    return files
+def restore(network: Any) -> None:
+    """Puts the originals back: in the network's layers, and in the model files that define them."""
+    _swap(_files(network), _OURS, _ORIGINALS)
+    take_off(network)
+
+
+def _put(network: Any) -> None:
+    _swap(_files(network), _ORIGINALS, _OURS)
+    put_on(network)
 
 
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
@@ -108,15 +123,21 @@ def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[
 
     For a process that trains in between: a network of its own of the same files needs gradients.
     """
-    files = [file for network in networks for file in restore(network)]
+    networks = list(networks)
+
+    def each(change: Callable[[Any], None]) -> None:
+        for network in networks:
+            change(network)
 
     @contextmanager
     def inside() -> Generator[None]:
-        _swap(files, _ORIGINALS, _OURS)
+        each(_put)
         try:
             yield
         finally:
-            _swap(files, _OURS, _ORIGINALS)
+            each(restore)
+
+    each(restore)
 
     return inside
 
@@ -125,7 +146,7 @@ def _files(network: Any) -> list[ModuleType]:
     """The model files of mlx-lm that define the network's layers.
 
     Not the one that defines activations, though a layer may stand there: what it compiles is every model's, those too that are
-    loaded later, and a compiled function is not told of new shapes through what ours are made of.
+    loaded later.
     """
     names = {cls.__module__ for _, layer in network.named_modules() for cls in type(layer).__mro__} - {mlx_activations.__name__}
     return [sys.modules[name] for name in sorted(names) if name.startswith(MODELS) and name in sys.modules]

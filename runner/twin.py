@@ -18,6 +18,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from .cache import fresh
+from .fast_layers import put_on, worn
 from .shortage import first_line
 from .shrinking import VOCABULARY, Config, shrinks, shrunken
 
@@ -109,14 +110,20 @@ def _built(network: nn.Module, config: Config, layers: int, of: int) -> Any:
 
 
 def _initialized(network: nn.Module, config: Config) -> Any:
-    """A network of the same class, as it is before a checkpoint is loaded. mlx's random numbers go on as if it drew none."""
+    """A network of the same class, as it is before a checkpoint is loaded, with our kernels where the first has them.
+
+    mlx's random numbers go on as if it drew none.
+    """
     model, settings = _classes(network)
     before = mx.array(_random_state()[0])
     mx.random.seed(0)
     try:
-        return model(settings.from_dict(copy.deepcopy(config)))  # some settings change the dicts that they are made of
+        found = model(settings.from_dict(copy.deepcopy(config)))  # some settings change the dicts that they are made of
     finally:
         _random_state()[0][:] = before
+    if worn(network):
+        put_on(found)
+    return found
 
 
 def _random_state() -> Any:

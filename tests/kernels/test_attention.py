@@ -56,17 +56,60 @@ def test_agrees_with_the_specification_and_with_mx(b: int, h: int, kv: int, t: i
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.integers(1, 3), st.sampled_from([(4, 2), (3, 1), (2, 2)]), st.integers(1, 140), st.integers(0, 90), st.integers(10, 18), st.data()
-)
-def test_tiles_of_any_size_give_the_same(b: int, heads: tuple[int, int], t: int, before: int, bits: int, data: st.DataObject):
-    """Tiles of few queries and rows, and of one query whose scores alone are more than a tile holds."""
+    st.integers(1, 3), st.sampled_from([(4, 2), (3, 1), (2, 2), (9, 3)]), st.integers(1, 140), st.integers(0, 90), st.integers(1, 70),
+    st.integers(1, 70), st.data(),
+)  # fmt: skip
+def test_any_shape_agrees_with_the_specification(b: int, heads: tuple[int, int], t: int, before: int, d: int, e: int, data: st.DataObject):
+    """Tiles that are not full, heads that fill no vector."""
     (h, kv), length = heads, t + before
-    q, k, v = qkv(b, h, kv, t, length, e=8)
+    q, k, v = qkv(b, h, kv, t, length, d, e)
     mask = masks(b, h, t, length)[data.draw(st.sampled_from(KINDS))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "TILE_BYTES", 1 << bits)
-        found = attention.on_cpu(q, k, v, 0.3, mask)
-    np.testing.assert_allclose(found, attention.reference(q, k, v, 0.3, mask), rtol=0, atol=ATOL)
+    scale = 1.2 / d**0.5
+    found = attention.on_cpu(q, k, v, scale, mask)
+    np.testing.assert_allclose(found, in_float64(q, k, v, scale, mask), rtol=0, atol=ATOL)
+
+
+def in_float64(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> NDArray[np.float64]:
+    groups, t, length = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    keys, values = (np.repeat(np.array(x, np.float64), groups, axis=1) for x in (k, v))
+    scores = scale * np.array(q, np.float64) @ keys.swapaxes(-1, -2)
+    if isinstance(mask, str):
+        scores = np.where(np.arange(length) <= np.arange(length - t, length)[:, None], scores, -np.inf)
+    elif mask is not None:
+        given = np.array(mask)
+        scores = np.where(given, scores, -np.inf) if given.dtype == bool else scores + given
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True) @ values
+
+
+@pytest.mark.parametrize("t", [1, 3, 40])
+def test_a_query_whose_scores_are_more_than_a_tile_holds(t: int):
+    q, k, v = qkv(1, 3, 1, t, 90_000, d=8, e=8)
+    found, truth = attention.on_cpu(q, k, v, 0.3, "causal"), attention.reference(q, k, v, 0.3, "causal")
+    np.testing.assert_allclose(found, truth, rtol=0, atol=2e-5)  # sums of 90,000 weights
+
+
+def test_weights_are_exp_to_4e_7_of_the_value_over_the_whole_range():
+    """Two keys a row, of scores 0 and x, whose weights are read off by values that are ones and zeros."""
+    x = np.linspace(-87.0, 0, 100_001).astype(np.float32)
+    keys = np.stack([np.zeros_like(x), x], axis=1)[:, None, :, None]
+    values = np.broadcast_to(np.eye(2, dtype=np.float32), (len(x), 1, 2, 2))
+    found = np.array(attention.on_cpu(mx.ones((len(x), 1, 1, 1)), _array(keys), _array(values), 1.0))[:, 0, 0].astype(np.float64)
+    assert np.abs(found[:, 1] / found[:, 0] / np.exp(x.astype(np.float64)) - 1).max() < 6e-7  # and two roundings of 6e-8 by the division
+
+
+def test_what_is_far_below_has_no_weight():
+    k = mx.array([0.0, -104.0, -1e30]).reshape(1, 1, 3, 1)
+    found = attention.on_cpu(mx.ones((1, 1, 1, 1)), k, mx.eye(3).reshape(1, 1, 3, 3), 1.0)
+    assert found.flatten().tolist() == [1, 0, 0]
+
+
+def test_nan_in_a_query_stays_its_own():
+    q, k, v = qkv(2, 2, 1, 3, 3)
+    q[1, 0, 1] = mx.nan
+    found = np.isnan(np.array(attention.on_cpu(q, k, v, 0.3)))
+    assert found[1, 0, 1].all()
+    assert found.sum() == found[1, 0, 1].size
 
 
 def test_keys_behind_a_query_do_not_enter():

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import sampling
-from mlx_bulk.kernels.sampling import Edits, Parameters
+from mlx_bulk.kernels import logprobs, sampling
+from mlx_bulk.kernels.edits import Edits
+from mlx_bulk.kernels.sampling import Parameters
 from mlx_bulk.runner.records import Sampling
 from numpy.typing import NDArray
 
@@ -262,6 +263,15 @@ def test_a_row_without_numbers_spares_its_mates(sampler: Sampler, s: Sampling):
     assert ((ids >= 0) & (ids < len(LOGITS))).all()
     _, scores = sampling.draw(mx.array(x), parameters([s] * 4, u), 2, True)
     np.testing.assert_array_equal(np.isnan(scores.logprobs), [False, True, True, False])
+
+
+def test_greedy_rows_that_are_not_scored_take_no_sums(monkeypatch: pytest.MonkeyPatch):
+    logits, greedy = mx.random.normal((3, 500)), parameters([Sampling(temperature=0.0)] * 3, [0.5] * 3)
+    scored, _ = sampling.draw(logits, greedy)
+    monkeypatch.setattr(logprobs, "softmax_sums", lambda x: pytest.fail("nobody asked for it"))  # pyright: ignore[reportUnknownLambdaType]
+    drawn, scores = sampling.draw(logits, greedy, scored=False)
+    np.testing.assert_array_equal(drawn.ids, scored.ids)
+    np.testing.assert_array_equal(scores.logprobs, drawn.sampled)
 
 
 def test_draw_gives_the_models_own_logprobs_beside_the_sampled_ones():

@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import sampling, tempered
-from mlx_bulk.kernels.sampling import Drawn, Edits, Parameters
+from mlx_bulk.kernels.edits import Edits
+from mlx_bulk.kernels.sampling import Drawn, Parameters
 from mlx_bulk.runner.records import Sampling
 from numpy.typing import NDArray
 

@@ -10,15 +10,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx.utils import tree_flatten
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.kernels import attention, backend
-from mlx_bulk.kernels.exponential import device_name
-from mlx_bulk.runner import substitutes
+from mlx_bulk.kernels import attention, linear, native
+from mlx_bulk.runner import fast_layers, substitutes
 from mlx_bulk.runner.checkpoint import find
 from mlx_bulk.runner.model import load
 from mlx_bulk.runner.substitutes import substitute
 from mlx_lm.models import activations, base
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.utils import get_total_parameters
 
 from ..checkpoints import PLENTY, write_checkpoint
 from . import tiny
@@ -26,24 +28,26 @@ from . import tiny
 llama: Any = importlib.import_module("mlx_lm.models.llama")
 gemma3_text: Any = importlib.import_module("mlx_lm.models.gemma3_text")
 
-pytestmark = pytest.mark.skipif(device_name() != "cpu" or not backend.compiles(), reason="they serve the CPU, with g++")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="they serve the CPU, with g++")
 
+DENSE = ("linear", "norm", "rotation")
 USED = {
-    "llama": ("attention", "swiglu"),
-    "qwen3": ("attention", "swiglu"),
-    "gemma3_text": ("attention", "gelu"),
-    "qwen3_moe": ("attention", "swiglu"),
-    "mixtral": ("attention", "swiglu"),
-    "mamba": ("silu", "swiglu"),
-    "mamba2": ("silu", "swiglu"),
-    "lfm2": ("attention", "swiglu"),
-    "gemma2": ("gelu",),
+    "llama": ("attention", *DENSE, "swiglu"),
+    "qwen3": ("attention", *DENSE, "swiglu"),
+    "gemma3_text": ("attention", "gelu", "linear", "rotation"),
+    "qwen3_moe": ("attention", *DENSE, "swiglu"),
+    "mixtral": ("attention", *DENSE, "swiglu"),
+    "mamba": ("linear", "norm", "silu", "swiglu"),
+    "mamba2": ("linear", "norm", "silu", "swiglu"),
+    "lfm2": ("attention", *DENSE, "swiglu"),
+    "gemma2": ("gelu", "linear", "rotation"),
 }
 
 
 @pytest.fixture(autouse=True)
-def originals() -> Iterator[None]:
-    """Each test starts and ends with mlx-lm as it came."""
+def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts and ends with mlx-lm as it came, and small networks are served too."""
+    monkeypatch.setattr(substitutes, "LEAST", 0)
     networks = [tiny.build(name) for name in USED]
     for network in networks:
         substitutes.restore(network)
@@ -89,9 +93,9 @@ def call(**changed: Any) -> tuple[mx.array, bool]:
     """llama's attention as its layers call it, and whether the substitute computed it."""
     q, kv = mx.random.normal((1, 4, 3, 16)), mx.random.normal((1, 2, 3, 16))
     arguments: dict[str, Any] = {"queries": q, "keys": kv, "values": kv, "cache": KVCache(), "scale": 0.25, "mask": "causal"} | changed
-    substitutes._taken.clear()  # pyright: ignore[reportPrivateUsage]
+    fast_layers.taken.clear()
     found = llama.scaled_dot_product_attention(**arguments)
-    return found, "attention" in substitutes._taken  # pyright: ignore[reportPrivateUsage]
+    return found, "attention" in fast_layers.taken
 
 
 def test_attention_falls_back_on_the_original():
@@ -143,9 +147,7 @@ def test_what_disagrees_is_put_back_and_said_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(attention, "on_cpu", lambda q, k, v, scale, mask: right(q, k, v, scale, None))  # pyright: ignore[reportUnknownLambdaType]
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
         assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
-    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
-        "mlx-lm's own attention and activations stay in place, slower on this CPU"
-    ]
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["mlx-lm's own layers stay in place, slower on this CPU"]
     assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
     assert llama.swiglu is activations.swiglu
 
@@ -161,8 +163,16 @@ def test_what_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, caplog: pytes
     assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
 
 
+def test_small_networks_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    network = tiny.build("llama")
+    monkeypatch.setattr(substitutes, "LEAST", get_total_parameters(network) + 1)
+    assert substitute(network, tiny.VOCABULARY, None) == ()
+    monkeypatch.setattr(substitutes, "LEAST", get_total_parameters(network))
+    assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]
+
+
 def test_without_a_compiler_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backend, "compiles", lambda: False)
+    monkeypatch.setattr(native, "library", lambda: None)
     assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
     assert llama.swiglu is activations.swiglu
 
@@ -178,7 +188,88 @@ def test_a_model_in_half_precision_keeps_its_own_and_takes_nothing_from_others()
 def test_quantized_weights_that_stay_quantized_are_served():
     network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"}))
     nn.quantize(network, group_size=32, bits=8)
-    assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]
+    assert substitute(network, tiny.VOCABULARY, None) == ("attention", "norm", "rotation", "swiglu")
+
+
+def test_layers_are_put_back():
+    network = tiny.build("llama")
+    classes = [type(layer) for _, layer in network.named_modules()]
+    put("llama")
+    assert type(network.model.layers[0].mlp.up_proj) is fast_layers.FastLinear
+    assert type(network.model.embed_tokens) is fast_layers.FastEmbedding
+    substitutes.restore(network)
+    assert [type(layer) for _, layer in network.named_modules()] == classes
+
+
+def test_only_inside_a_block():
+    network = put("llama")
+    inside = substitutes.only_inside([network])
+    layer = network.model.layers[0].mlp.up_proj
+    assert type(layer) is nn.Linear
+    with inside():
+        assert type(layer) is fast_layers.FastLinear
+        assert llama.swiglu is not activations.swiglu
+    assert type(layer) is nn.Linear
+    assert llama.swiglu is activations.swiglu
+
+
+def test_parameters_stay_those_of_the_checkpoint():
+    network = tiny.build("llama")
+    names = [name for name, _ in tree_flatten(network.parameters())]
+    put("llama")
+    network(mx.array([[1, 2, 3]]))
+    assert [name for name, _ in tree_flatten(network.parameters())] == names
+
+
+def test_what_mlx_compiles_is_computed_by_mlx():
+    """A kernel of ours computes when it is called; while a function is traced there is nothing to compute."""
+    network = put("llama")
+    tokens = mx.array([[1, 2, 3]])
+    np.testing.assert_allclose(mx.compile(network)(tokens), network(tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch, tied: bool):
+    monkeypatch.setattr(fast_layers, "VOCABULARY", tiny.VOCABULARY)
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied}))
+    substitute(network, tiny.VOCABULARY, None)
+    widths: list[int] = []
+    right = linear.on_cpu
+
+    def counted(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+        widths.append(weight.shape[0])
+        return right(x, weight, bias)
+
+    monkeypatch.setattr(linear, "on_cpu", counted)
+    named = network(mx.array([[1, 2, 3]]))
+    assert widths
+    assert tiny.VOCABULARY not in widths
+    with fast_layers.all_read():
+        read = network(mx.array([[1, 2, 3]]))
+    assert tiny.VOCABULARY in widths
+    np.testing.assert_allclose(named, read, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_adapter_on_ours_is_that_on_mlx_lm_s(scaled: bool):
+    def adapted(network: Any) -> Any:
+        mx.random.seed(3)
+        linear_to_lora_layers(network, 2, {"rank": 4, "scale": 8.0, "dropout": 0.0})
+        for _, layer in network.named_modules():
+            if "lora_b" in layer:
+                layer["lora_b"] = mx.random.normal(layer["lora_b"].shape) * 0.1
+        return np.array(network(mx.array([[5, 6, 7]])))
+
+    config = {**tiny.CONFIGS["llama"], "model_type": "llama"}
+    if scaled:
+        config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}
+    networks: list[Any] = []
+    for _ in range(2):
+        mx.random.seed(0)
+        networks.append(llama.Model(llama.ModelArgs.from_dict(config)))
+    truth = adapted(networks[0])
+    assert "linear" in substitute(networks[1], tiny.VOCABULARY, None)
+    np.testing.assert_allclose(adapted(networks[1]), truth, rtol=0, atol=1e-4)
 
 
 def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):

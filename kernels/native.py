@@ -1,0 +1,133 @@
+"""The C++ of ``cpu.cpp``: compiled once for this machine's processor, kept in the user's cache, and called on evaluated arrays.
+
+``library`` gives None where it cannot serve: on other devices, without g++. Knows nothing of what is computed.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from . import backend
+
+log = logging.getLogger("mlx_bulk")
+
+SOURCE = Path(__file__).with_name("cpu.cpp")
+# No fast math: NaN and infinities keep their meaning, and sums their order.
+COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
+
+_ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
+_ENTRIES: dict[str, list[Any]] = {
+    "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
+    "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _ARRAY, _FLOAT, _INT],
+    "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
+    "swiglu": [_ARRAY, _ARRAY, _ARRAY],
+    "silu": [_ARRAY, _ARRAY],
+    "gelu_approx": [_ARRAY, _ARRAY, _FLOAT, _FLOAT],
+    "rms_norm": [_ARRAY, _ARRAY, _ARRAY, _FLOAT],
+    "softmax_sums": [_ARRAY, _ARRAY, _ARRAY, _ARRAY],
+}
+
+
+@cache
+def library() -> Any:
+    """The compiled library, with as many threads as the BLAS has; None where there is none to be had. The first call compiles."""
+    if backend.device_name() != "cpu" or not backend.compiles():
+        return None
+    try:
+        found = ctypes.PyDLL(str(_compiled()))
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        log.warning("g++ cannot compile the kernels for this CPU, mlx's own are used, which are slower: %s", said.strip().splitlines()[0])
+        return None
+    for name, arguments in _ENTRIES.items():
+        getattr(found, name).argtypes = arguments
+    found.start.argtypes = [_INT]
+    found.start(backend.threads())
+    return found
+
+
+def name() -> str:
+    """What decides the bits that the library computes; "none" where there is no library."""
+    return "none" if library() is None else _key()
+
+
+class Traced(Exception):
+    """mlx traces a function, to compile or differentiate it: its arrays stand for others, and nothing can be computed of them."""
+
+
+def suits(*arrays: mx.array) -> bool:
+    """The chooser of all that the library computes: true for float32, where it is there."""
+    return all(array.dtype == mx.float32 for array in arrays) and library() is not None
+
+
+def evaluate(*arrays: mx.array) -> None:
+    """Computes what the arrays hold. Raises Traced."""
+    try:
+        mx.eval(*arrays)
+    except ValueError as error:
+        raise Traced(str(error)) from error
+
+
+def dense(array: mx.array) -> mx.array:
+    """The array evaluated, its elements behind each other. Raises Traced."""
+    evaluate(array)
+    if layout(array).c_contiguous:
+        return array
+    array = mx.contiguous(array)
+    mx.eval(array)
+    return array
+
+
+def layout(array: mx.array) -> memoryview:
+    """An evaluated array's shape, and its strides in bytes."""
+    return memoryview(array)  # pyright: ignore[reportArgumentType]  (mlx's stubs do not know of it)
+
+
+def empty(shape: Sequence[int]) -> mx.array:
+    """A float32 array for the library to write to; what it holds is left over from others."""
+    return mx.array(np.empty(tuple(shape), np.float32))
+
+
+def _key() -> str:
+    """Changes with the source, the compiler and the processor."""
+    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+    return hashlib.sha256("\n".join([SOURCE.read_text(), *COMMAND, version, _processor()]).encode()).hexdigest()[:32]
+
+
+def _compiled() -> Path:
+    """The library's file. Raises CalledProcessError with what the compiler says, OSError where nothing can be written."""
+    key = _key()
+    kept = backend.cache_folder("kernels").absolute() / f"{key}.so"
+    if kept.is_file():
+        return kept
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        folder = kept.parent
+    except OSError:  # no home, or one that cannot be written: compiled anew by each process
+        folder = Path(tempfile.mkdtemp(prefix="mlx-bulk-"))
+        kept = folder / kept.name
+    log.info("compiling kernels for this CPU, once")
+    new = folder / f"{key}.{os.getpid()}"
+    subprocess.run([*COMMAND, "-o", str(new), str(SOURCE)], capture_output=True, text=True, check=True)
+    new.replace(kept)  # whole or not at all: others may compile it too
+    return kept
+
+
+def _processor() -> str:
+    """What ``-march=native`` may depend on: the folder can be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("flags", "Features", "model", "CPU part", "cpu family")))

@@ -1,0 +1,139 @@
+"""Layers of mlx with the CPU's kernels: projections, norms, rotations. A layer that has a class of these computes its output when it is
+called, where mlx names what is to be computed; for what the kernels are not made for it is what it was.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models.rope_utils import Llama3RoPE
+
+from ..kernels import linear, native, norms, rotation
+
+VOCABULARY = 8192  # outputs of a projection that makes logits: some are named and never read
+
+taken: set[str] = set()  # names of the kernels that have computed something since it was cleared
+
+_read = False  # whether the logits of the calls that come are read, all of them
+
+
+@contextmanager
+def all_read() -> Generator[None]:
+    """While this is entered, logits are computed at once, as nobody names some that nobody reads."""
+    global _read
+    before, _read = _read, True
+    try:
+        yield
+    finally:
+        _read = before
+
+
+def _or_else(name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
+    try:
+        found = fast()
+    except native.Traced:
+        return original()
+    taken.add(name)
+    return found
+
+
+def _now(x: mx.array, weight: mx.array) -> bool:
+    return (weight.shape[0] < VOCABULARY or _read) and linear.suits(x, weight)
+
+
+class FastLinear(nn.Linear):
+    """``nn.Linear`` with the kernel for few rows."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [..., K] -> [..., N]."""
+        weight = self["weight"]
+        if not _now(x, weight):
+            return super().__call__(x)
+        return _or_else("linear", lambda: linear.on_cpu(x, weight, self.get("bias")), lambda: super(FastLinear, self).__call__(x))
+
+
+class FastEmbedding(nn.Embedding):
+    """``nn.Embedding`` with the kernel for few rows where it makes logits."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """x [..., K] -> [..., V]."""
+        weight = self["weight"]
+        if not _now(x, weight):
+            return super().as_linear(x)
+        return _or_else("linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
+
+
+class FastRMSNorm(nn.RMSNorm):
+    """``nn.RMSNorm`` in one pass."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [..., D] -> the same shape."""
+        weight = self["weight"]
+        if not native.suits(x, weight):
+            return super().__call__(x)
+        return _or_else("norm", lambda: norms.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x))
+
+
+class FastRoPE(nn.RoPE):
+    """``nn.RoPE`` that makes the angles of a step once."""
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """x [B, H, T, D] -> the same shape."""
+        if x.ndim != 4 or not native.suits(x):
+            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
+        return _or_else(
+            "rotation",
+            lambda: rotation.on_cpu(x, rotation.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
+            lambda: super(FastRoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
+        )
+
+
+class FastLlama3RoPE(Llama3RoPE):
+    """mlx-lm's ``Llama3RoPE`` likewise."""
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """x [B, H, T, D] -> the same shape."""
+        if x.ndim != 4 or not native.suits(x):
+            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
+        return _or_else(
+            "rotation",
+            lambda: rotation.on_cpu(x, self._inverse(), offset, 1.0, self.traditional),
+            lambda: super(FastLlama3RoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
+        )
+
+    def _inverse(self) -> mx.array:
+        """Radians a position; ``_freqs`` are positions a radian."""
+        if "inverse" not in self.__dict__:
+            object.__setattr__(self, "inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
+        return self.__dict__["inverse"]
+
+
+CLASSES: dict[type, type] = {
+    nn.Linear: FastLinear,
+    nn.Embedding: FastEmbedding,
+    nn.RMSNorm: FastRMSNorm,
+    nn.RoPE: FastRoPE,
+    Llama3RoPE: FastLlama3RoPE,
+}
+
+
+def put_on(network: nn.Module) -> None:
+    """Gives a network's layers the classes of ours."""
+    _change(network, CLASSES)
+
+
+def take_off(network: nn.Module) -> None:
+    """Gives them their own again."""
+    _change(network, {ours: original for original, ours in CLASSES.items()})
+
+
+def worn(network: nn.Module) -> bool:
+    """Whether a layer has a class of ours."""
+    return any(type(layer) in CLASSES.values() for layer in network.modules())
+
+
+def _change(network: nn.Module, classes: dict[type, type]) -> None:
+    for layer in network.modules():
+        if type(layer) in classes:
+            layer.__class__ = classes[type(layer)]

@@ -1,0 +1,74 @@
+"""Products of few rows against mx's and float64, for shapes that fill no panel."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.kernels import linear, native
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
+
+RTOL = 3e-6  # of the sum of absolute terms: float32's rounding of some thousand sums
+
+
+def check(rows: int, depth: int, columns: int, biased: bool, seed: int = 0) -> None:
+    rng = np.random.default_rng(seed)
+    x, weight = rng.normal(0, 1, (rows, depth)).astype(np.float32), rng.normal(0, 1, (columns, depth)).astype(np.float32)
+    bias = rng.normal(0, 1, columns).astype(np.float32) if biased else None
+    found = np.array(linear.on_cpu(mx.array(x), mx.array(weight), None if bias is None else mx.array(bias)))
+    truth = x.astype(np.float64) @ weight.T.astype(np.float64) + (0 if bias is None else bias)
+    scale = np.abs(x).astype(np.float64) @ np.abs(weight.T) + 1
+    assert (np.abs(found - truth) / scale).max() < RTOL
+    reference = linear.reference(mx.array(x), mx.array(weight), None if bias is None else mx.array(bias))
+    assert (np.abs(found - np.array(reference)) / scale).max() < 2 * RTOL
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 99))
+def test_any_shape(rows: int, depth: int, columns: int, biased: bool, seed: int):
+    check(rows, depth, columns, biased, seed)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9, 33, 256])
+def test_shapes_of_models(rows: int):
+    check(rows, 576, 1536, biased=False)
+    check(rows, 4099, 50, biased=True)  # a row of more than a panel takes at once
+
+
+def test_leading_axes_stay():
+    x, weight = mx.random.normal((3, 1, 2, 40)), mx.random.normal((7, 40))
+    np.testing.assert_allclose(linear.on_cpu(x, weight), linear.reference(x, weight), rtol=0, atol=1e-4)
+
+
+def test_views_give_the_same_as_copies():
+    x, weight = mx.random.normal((6, 2, 32))[:, 1], mx.random.normal((32, 24)).T
+    found = linear.on_cpu(x, weight)
+    assert mx.array_equal(found, linear.on_cpu(mx.contiguous(x), mx.contiguous(weight)))
+
+
+def test_a_row_does_not_depend_on_what_its_mates_hold():
+    """Deterministic mode's promise, to the bit."""
+    x, weight = mx.random.normal((9, 100)), mx.random.normal((70, 100))
+    other = mx.concatenate([x[:1], mx.random.normal((8, 100)) * 1e3])
+    assert mx.array_equal(linear.on_cpu(x, weight)[0], linear.on_cpu(other, weight)[0])
+
+
+def test_nan_stays_in_its_row():
+    x = mx.random.normal((9, 100))
+    x[4, 7] = mx.nan
+    found = np.isnan(np.array(linear.on_cpu(x, mx.random.normal((70, 100)))))
+    assert np.flatnonzero(found.all(axis=1)).tolist() == np.flatnonzero(found.any(axis=1)).tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("x", "suited"),
+    [
+        (mx.zeros((linear.MOST, 8)), True),
+        (mx.zeros((linear.MOST + 1, 8)), False),
+        (mx.zeros((0, 8)), False),
+        (mx.zeros((2, 8), mx.float16), False),
+    ],
+)
+def test_few_rows_of_float32_suit(x: mx.array, suited: bool):
+    assert linear.suits(x, mx.zeros((3, 8))) == suited

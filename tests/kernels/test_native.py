@@ -1,0 +1,84 @@
+"""The compiled library: where it is kept, and what happens where it cannot be made."""
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_bulk.kernels import backend, native
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
+
+
+@pytest.fixture(autouse=True)
+def anew() -> Iterator[None]:
+    """Each test looks for the library as a new process does."""
+    native.library.cache_clear()
+    yield
+    native.library.cache_clear()
+
+
+def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with caplog.at_level(logging.INFO, "mlx_bulk"):
+        for _ in range(2):
+            native.library.cache_clear()
+            assert native.library() is not None
+    assert [record.getMessage() for record in caplog.records] == ["compiling kernels for this CPU, once"]
+    assert [path.suffix for path in (tmp_path / "mlx-bulk" / "kernels").iterdir()] == [".so"]
+
+
+def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
+    for text in ("// one", "// two"):
+        native.SOURCE.write_text(Path(native.__file__).with_name("cpu.cpp").read_text() + text)
+        native.library.cache_clear()
+        assert native.library() is not None
+    assert len(list((tmp_path / "mlx-bulk" / "kernels").iterdir())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mlx-bulk").write_text("a file stands where the folder should")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert native.library() is not None
+
+
+def test_what_the_compiler_refuses_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
+    native.SOURCE.write_text("this is not C++")
+    assert [native.library(), native.library()] == [None, None]
+    assert not native.suits(mx.zeros(1))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("g++ cannot compile the kernels for this CPU")
+    assert "error" in record.getMessage()
+    assert list((tmp_path / "mlx-bulk" / "kernels").iterdir()) == []
+
+
+def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backend, "compiles", lambda: False)
+    assert native.library() is None
+
+
+@pytest.mark.parametrize(("dtype", "suited"), [(mx.float32, True), (mx.float16, False), (mx.bfloat16, False)])
+def test_only_float32_suits(dtype: mx.Dtype, suited: bool):
+    assert native.suits(mx.zeros(1, dtype)) == suited
+
+
+def test_a_traced_array_cannot_be_computed():
+    with pytest.raises(native.Traced):
+        mx.compile(native.dense)(mx.ones(3))
+
+
+def test_what_g_is_missing_from_a_version_is_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A g++ that is there and cannot even say its version."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise subprocess.CalledProcessError(1, ["g++"], stderr="broken")
+
+    monkeypatch.setattr(native.subprocess, "run", broken)
+    assert native.library() is None
