@@ -1,7 +1,7 @@
 """Multiple choice with a shared 5-shot prompt on this machine's CPU: questions a second of ours and of mlx-lm's evaluate.
 
 Questions with 4 choices each, text made here, on a random 135 M shape; the peer gets the same BLAS. Ours feeds what all rows
-begin with once. Needs the extra `oracle`. The last line is JSON; `ratio` is the median over rounds of the peer's seconds to ours.
+begin with once. Needs the extra `eval`. The last line is JSON; `ratio` is the median over rounds of the peer's seconds to ours.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import random
 import statistics
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,7 +52,7 @@ def ours(folder: Path, items: list[Item]) -> Callable[[], float]:
 
     def total() -> float:
         requests = [ScoreRequest(i, tuple(passage(context, c) for c in choices)) for i, (context, choices) in enumerate(items)]
-        return sum(float(scores.logprobs.sum()) for outcome in shapes.scored(setup, requests) for scores in outcome.scores)
+        return sum(float(scores.logprobs.sum()) for outcome in shapes.scored(shapes.Scorer(setup), requests) for scores in outcome.scores)
 
     return total
 
@@ -79,7 +80,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.peer:
         items = questions(int((args.folder / "questions").read_text()))
-        serve({"ours": ours, "mlx_lm": mlx_lm}[args.peer](args.folder, items))
+        serve(partial({"ours": ours, "mlx_lm": mlx_lm}[args.peer], args.folder, items))
         return
     with tempfile.TemporaryDirectory() as name:
         import shapes

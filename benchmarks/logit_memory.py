@@ -30,7 +30,7 @@ def peak(vocabulary: int) -> int:
     rng = np.random.default_rng(0)
     positions = np.arange(1, TOKENS, dtype=np.int32)
     requests = [ScoreRequest(i, (Passage(rng.integers(0, vocabulary, TOKENS).astype(np.int32), positions),)) for i in range(ROWS)]
-    shapes.scored(setup, requests)
+    shapes.scored(shapes.Scorer(setup), requests)
     return peak_mb()
 
 

@@ -1,4 +1,7 @@
-"""Checkpoints of random weights in a real model's shape, with the embedded demo's tokenizer, and a setup to score them with."""
+"""Checkpoints of random weights in a real model's shape, with the embedded demo's tokenizer, and ours ready to run on them.
+
+Importing it puts in the fast BLAS: the process of a peer that is to do without one must not.
+"""
 
 import json
 import shutil
@@ -13,10 +16,11 @@ import mlx_bulk.configs  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
 from mlx_bulk.runner.checkpoint import find  # noqa: E402
+from mlx_bulk.runner.engine import Engine  # noqa: E402
 from mlx_bulk.runner.fitting import fit  # noqa: E402
 from mlx_bulk.runner.model import load  # noqa: E402
 from mlx_bulk.runner.prefill import Setup, Wanted  # noqa: E402
-from mlx_bulk.runner.records import Scored, ScoreRequest  # noqa: E402
+from mlx_bulk.runner.records import Generated, Request, Scored, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.scorer import Scorer  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
 
@@ -41,26 +45,58 @@ LLAMA_135M: dict[str, Any] = {
     "eos_token_id": 2,
 }
 
+LLAMA_5M = LLAMA_135M | {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "intermediate_size": 688,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 2048,
+}
+TOY = LLAMA_135M | {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 2048,
+}
+SHAPES = {"135m": LLAMA_135M, "5m": LLAMA_5M, "toy": TOY}
 
-def save(folder: Path, shape: dict[str, Any]) -> None:
-    """Writes a checkpoint that mlx-lm and transformers both load."""
+
+def save(folder: Path, shape: dict[str, Any]) -> int:
+    """Writes a checkpoint that mlx-lm and transformers both load; the number of its parameters, the tied head's counted once."""
     mx.random.seed(0)
     network = llama.Model(llama.ModelArgs.from_dict(shape))
-    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), metadata={"format": "pt"})
+    weights: dict[str, Any] = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(DEMO / name, folder / name)
+    shutil.copy(DEMO / "tokenizer_config.json", folder)
+    tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    for unused in range(len(vocabulary), shape["vocab_size"]):  # each id that a random model draws is some text
+        vocabulary[f"\u0120w{unused}"] = unused
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return sum(array.size for array in weights.values())
 
 
-def setup(folder: Path) -> Setup:
-    """The project's own way of running the checkpoint, probes and all."""
+def setup(folder: Path, wanted: Wanted = Wanted(echo=True, greedy=True), rows: int | None = None) -> Setup:  # noqa: B008 - frozen
+    """The project's own way of running the checkpoint, probes and all; by default to score. ``rows`` decode at once."""
     config = ModelConfig(path=str(folder))
-    return fit(load(config, find(config), memory=1 << 40), BatchConfig(), Wanted(echo=True, greedy=True))[0]
+    return fit(load(config, find(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted)[0]
 
 
-def scored(setup: Setup, requests: list[ScoreRequest]) -> list[Scored]:
+def generated(engine: Engine, requests: list[Request]) -> list[Generated]:
+    """Outcomes in the order of the requests and of their samples."""
+    windows = iter([requests])
+    outcomes = [outcome for outcome in engine.run(lambda wait: next(windows, None)) if isinstance(outcome, Generated)]
+    assert len(outcomes) == sum(len(request.samples) for request in requests), "some rows failed"
+    return sorted(outcomes, key=lambda outcome: (outcome.row, outcome.index))
+
+
+def scored(scorer: Scorer, requests: list[ScoreRequest]) -> list[Scored]:
     """Outcomes in the order of the requests."""
     windows = iter([requests])
-    outcomes = [outcome for outcome in Scorer(setup).run(lambda wait: next(windows, None)) if isinstance(outcome, Scored)]
+    outcomes = [outcome for outcome in scorer.run(lambda wait: next(windows, None)) if isinstance(outcome, Scored)]
     assert len(outcomes) == len(requests), "some rows failed"
     return sorted(outcomes, key=lambda outcome: outcome.row)

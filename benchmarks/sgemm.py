@@ -1,0 +1,35 @@
+"""The machine's own limit, as a peer in the same turns: float32 matrix products through the BLAS that ours uses.
+
+As a program: GFLOP/s alone.
+"""
+
+import json
+import time
+from collections.abc import Callable
+
+WIDTH, TIMES = 4096, 4
+
+
+def gflops() -> Callable[[], float]:
+    """GFLOP/s of the best product of two square matrices so far; some more of them each time."""
+    from mlx_bulk.kernels.backend import load_mlx
+
+    mx = load_mlx()
+    a, b = mx.random.normal((WIDTH, WIDTH)), mx.random.normal((WIDTH, WIDTH))
+    mx.eval(a, b)
+    seconds: list[float] = []
+
+    def best() -> float:
+        for _ in range(TIMES):
+            began = time.perf_counter()
+            mx.eval(a @ b)
+            seconds.append(time.perf_counter() - began)
+        return round(2 * WIDTH**3 / min(seconds) / 1e9, 1)
+
+    return best
+
+
+if __name__ == "__main__":
+    work = gflops()
+    work()
+    print(json.dumps({"sgemm_gflops": work()}))

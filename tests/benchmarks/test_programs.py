@@ -1,0 +1,71 @@
+"""Each benchmark runs, at a size that says nothing of speed, and ends with a line of JSON that results.py can read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+GENERATE = ["generate_speed.py", "--shape", "5m", "--prompts", "3", "--new", "3", "--rows", "2", "--rounds", "1", "--peers", "mlx_lm_fast"]
+PREFIX = ["prefix_speed.py", "--shape", "5m", "--count", "2", "--new", "3", "--rounds", "1", "--work"]
+
+
+def last_line(command: list[str], folder: Path) -> dict[str, Any]:
+    program, *options = command
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / program), *options], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--sampled"]])
+def test_generation_is_raced_and_compared(options: list[str], tmp_path: Path):
+    said = last_line([*GENERATE, *options], tmp_path)
+    assert set(said["ratio"]) == {"mlx_lm_fast"}
+    assert said["ours"]["tokens"] == said["mlx_lm_fast"]["tokens"] == 9
+    assert said["agreement"]["mlx_lm_fast"].keys() == ({"mean_logprob", "ours"} if options else {"equal", "largest_difference"})
+
+
+@pytest.mark.slow
+def test_scoring_is_raced_and_set_against_matrix_products(tmp_path: Path):
+    said = last_line(["score_speed.py", "--shape", "5m", "--texts", "3", "--rounds", "1", "--peers", "sgemm"], tmp_path)
+    assert said["sgemm_gflops"] > 0
+    assert said["peak_share"] > 0
+
+
+@pytest.mark.slow
+def test_common_prefixes_are_computed_once_and_apart(tmp_path: Path):
+    said = last_line([*PREFIX, "answers", "--prefix", "200"], tmp_path)
+    own = said["texts"]["tokens"]
+    assert said["computed"]["apart"] == own + 2 * 200
+    assert said["computed"]["shared"] == own + 200
+
+
+@pytest.mark.slow
+def test_samples_are_drawn_from_one_prefill_and_from_one_each(tmp_path: Path):
+    said = last_line([*PREFIX, "samples", "--prefix", "12"], tmp_path)
+    new = 2 * 16 * 3
+    assert said["computed"] == {"shared": 2 * 11 + new, "apart": 2 * 16 * 11 + new}
+    assert said["agreement"]["equal"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (["skew.py", "--count", "6", "--rows", "2"], {"padding", "filled", "filled_before_the_end"}),
+        (["outside.py", "--shape", "5m", "--prompts", "3", "--new", "3", "--rounds", "1"], {"outside", "start_seconds"}),
+        (["million.py", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
+        (["million.py", "--job", "score", "--rows", "40", "--few", "20"], {"memory", "rows_per_second"}),
+    ],
+    ids=lambda value: " ".join(value[:3]) if isinstance(value, list) else "",
+)
+def test_the_others_end_with_their_figures(command: list[str], keys: set[str], tmp_path: Path):
+    said = last_line(command, tmp_path)
+    assert keys <= said.keys()
+    assert {"date", "versions", "machine", "blas"} <= said.keys()

@@ -1,0 +1,59 @@
+"""The table of figures comes from the programs' JSON alone, and stands between its markers."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ABOUT = {"date": "2026-01-02", "machine": "a machine", "blas": "a BLAS", "versions": {"mlx": "1.2"}}
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = import_module("results")
+    monkeypatch.setattr(module, "README", tmp_path / "README.md")
+    module.README.write_text(f"above\n{module.BEGIN}\nold\n{module.END}\nbelow\n")
+    return module
+
+
+def test_every_figure_belongs_to_a_run_of_all(results: Any):
+    assert {row.run for row in results.ROWS} <= import_module("all").COMMANDS.keys()
+
+
+def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
+    speed = {"tokens_per_second": 100.0}
+    score = {"benchmark": "score_speed", "ratio": {"transformers": 2.345}, "ours": speed, "transformers": speed}
+    (tmp_path / "score.json").write_text(json.dumps(score | {"sgemm_gflops": 400.0, "peak_share": 0.5678} | ABOUT))
+    (tmp_path / "skew.json").write_text("a table\n" + json.dumps({"benchmark": "skew", "padding": 1.01234, "filled": 0.9, **ABOUT}))
+    results.rewrite(tmp_path)
+    text = results.README.read_text()
+    assert text.startswith(f"above\n{results.BEGIN}\n| work |")
+    assert text.endswith(f"{results.END}\nbelow\n")
+    assert "old" not in text
+    for line in (
+        "| (c) scoring | transformers float32, sorted | 1.8×, aim 2.5× | 2.35× |",
+        "| (c) | sgemm of the run, 400.0 GFLOP/s | 50 %, aim 60 % | 56.8% |",
+        "| (c) | llama.cpp float32 | 1.1×, aim 1.4× | peer left out |",
+        "| (f) skewed lengths | padded to real tokens in prefill | at most 1.05 | 1.012 |",
+        "- Date: 2026-01-02.",
+        "- Versions: mlx 1.2.",
+    ):
+        assert line in text.splitlines()
+    assert "(e)" not in text
+    assert "- Not run yet: 135m-greedy-32, " in text
+
+
+def test_the_least_agreement_is_stated(results: Any):
+    def run(equal: float, difference: float) -> dict[str, Any]:
+        held = {"equal": equal, "largest_difference": difference}
+        half = {"equal": 0.1, "largest_difference": 0.5}
+        agreement = {"transformers": held, "transformers_bfloat16": half, "llama_cpp_half": half}
+        return {"benchmark": "generate_speed", "sampled": False, "agreement": agreement, "slow_prompts": 4, **ABOUT}
+
+    *_, said, _ = results.lines({"135m-greedy-32": run(0.95, 2e-6), "5m-greedy-32": run(1.0, 4e-6)})
+    assert "at least 95%" in said
+    assert "within 4e-06" in said
