@@ -136,4 +136,4 @@ LogitBias = Annotated[
     Expected("a mapping of token ids to numbers from -100 to 100, each id once"),
 ]
 JsonMapping = Annotated[dict[str, JsonValue], AfterValidator(_json), Expected("a mapping of names to JSON values")]
-NotYet = Annotated[None, Expected("null: not available yet in this version; leave it null")]
+FolderOrNull = Annotated[_Name | None, Expected("a folder, or null")]

@@ -29,7 +29,7 @@ _DEMO = Path(__file__).parent / "demo"
 _EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
 _PATHS = (
     *("model.path", "model.adapter", "data.path", "prompt.chat_template"),
-    *("score.reference", "score.reference.path", "score.reference.adapter", "output.path"),
+    *("score.reference", "score.reference.path", "score.reference.adapter", "batch.prefix_cache", "output.path"),
     *("policy.adapter", "policy.watch", "policy.reference"),
 )
 

@@ -18,13 +18,13 @@ from .fields import (
     CountOrZero,
     Expected,
     Flag,
+    FolderOrNull,
     Identity,
     Inputs,
     JsonMapping,
     LogitBias,
     Name,
     NameOrNull,
-    NotYet,
     Penalty,
     Ratio,
     Seconds,
@@ -186,7 +186,10 @@ class BatchConfig(Section):
     tokens: Annotated[CountOrAuto, FROZEN_IF_DETERMINISTIC] = Field(default="auto", description="Padded tokens in one prefill.")
     memory: Annotated[Share, FREE] = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
     rows_per_shard: Count = Field(default=1024, description="Input rows in one result file; frozen at the run's start.")
-    prefix_cache: Annotated[NotYet, FREE] = Field(default=None, description="Not available yet in this version.")
+    prefix_cache: Annotated[FolderOrNull, FREE] = Field(
+        default=None,
+        description="Folder that keeps KV of prefixes that prompts share, for other generate runs with the model; 8 GiB at most.",
+    )
     stall_seconds: Annotated[SomeSeconds, FREE] = Field(default=120, description="Without a step for so long, a line says what goes on.")
     deterministic: Flag = Field(
         default=False, description="Static batches of fixed shapes: a row's bytes do not depend on its batch mates."

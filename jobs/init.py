@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from textwrap import wrap
-from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
@@ -86,8 +85,6 @@ def _section(model: type[Section], values: Values, indent: str) -> Iterator[str]
     names = sorted(model.model_fields, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     for name in names if not indent else model.model_fields:
         field = model.model_fields[name]
-        if field.annotation is NoneType:  # not available yet
-            continue
         if not indent:
             yield ""
         yield from _comment(_description(field, set_here=name in values), indent)

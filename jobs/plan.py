@@ -69,6 +69,11 @@ class Plan:
         return round(self.survey.factor * sum(again))
 
     @property
+    def alike_tokens(self) -> int:
+        """Tokens of prompts that are not fed again, as rows begin alike."""
+        return round(self.survey.factor * self.survey.fed_apart) - self.work.prefilled if self.survey.generates else 0
+
+    @property
     def rows_left(self) -> int:
         """Rows that a run would still have to do."""
         return max(0, self.survey.rows - self.found.rows)
@@ -143,11 +148,11 @@ def _work(survey: Survey, setup: Setup, calibration: Calibration | None) -> tupl
     if not survey.generates:
         work = survey.work.times(survey.factor)
         return work, work if calibration is not None else None
-    most = decoding(([shape.request for shape in window] for window in survey.windows), setup, to_the_end)
+    most = decoding(([shape.request for shape in window] for window in survey.windows), setup, to_the_end, survey.arranged())
     expected = None
     if calibration is not None:
         windows = ([shape.request for shape in window] for window in survey.windows)
-        expected = decoding(windows, setup, calibration.length).times(survey.factor)
+        expected = decoding(windows, setup, calibration.length, survey.arranged()).times(survey.factor)
     return most.times(survey.factor), expected
 
 

@@ -15,8 +15,9 @@ from ..runner.column_types import json_text
 from ..runner.drift import rounds_of
 from ..runner.errors import RowError
 from ..runner.fitting import row_check
-from ..runner.forecast import Work, asked, scoring
+from ..runner.forecast import Work, arrangement, asked, scoring
 from ..runner.known import Known
+from ..runner.planner import Arrange, Stem, Stems
 from ..runner.prefill import Setup
 from ..runner.preparing import WINDOW_ROWS
 from ..runner.reader import read
@@ -42,16 +43,17 @@ class Problem:
 
 @dataclass(slots=True, frozen=True)
 class Shape:
-    """What counts of a row that generates: its prompt's tokens alone, none of them."""
+    """What counts of a row that generates: its prompt's tokens alone, none of them, and the prefix that it shares with others."""
 
     row: int
     prompt_tokens: int
     work: Generate
+    stem: Stem | None = None
 
     @property
     def request(self) -> Request:
         """A request of the same size, whose ids take no memory."""
-        ids = np.broadcast_to(np.int32(0), self.prompt_tokens)
+        ids = _no_ids(self.prompt_tokens)
         return Request(self.row, Prompt("", ids, ids), self.work)
 
 
@@ -60,9 +62,10 @@ class Survey:
     """What was found in ``looked_at`` of the run's ``rows``, those of all rounds. Counts are of the rows looked at.
 
     lengths: tokens of each row that can be done, at its ``positions``: of a prompt, or of what is scored with all before it.
-    windows: the shapes of what generates, a list a window; work, asked: what scoring feeds, and what it would feed passage by
-    passage. common: the ids that all prompts begin with. full: rows that reach to the end of the context, cut: that lose text to it.
-    kept: rows spread over those looked at, with their requests; failures: some of those that cannot be done.
+    windows: the shapes of what generates, a list a window, in the order in which they are taken; work, asked: what scoring feeds, and
+    what it would feed passage by passage. common: the ids that all prompts begin with. full: rows that reach to the end of the
+    context, cut: that lose text to it. kept: rows spread over those looked at, with their requests; failures: some of those that
+    cannot be done.
     """
 
     rows: int
@@ -89,6 +92,17 @@ class Survey:
     def bad(self) -> int:
         """Rows that cannot be done."""
         return sum(problem.count for problem in self.problems.values())
+
+    @property
+    def fed_apart(self) -> int:
+        """Tokens that are prefilled where each prompt is by itself."""
+        return sum(shape.prompt_tokens - 1 for window in self.windows for shape in window)
+
+    def arranged(self) -> Arrange:
+        """How the windows' requests, which have no ids, are arranged: as they were."""
+        found = {shape.row: shape.stem for window in self.windows for shape in window if shape.stem is not None}
+        stems = _without_ids(found)
+        return lambda requests, limits: (list(requests), stems)
 
     @property
     def generates(self) -> bool:
@@ -177,7 +191,9 @@ def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], c
     for request in prompts:
         found.common = request.prompt.ids if found.common is None else _alike(found.common, request.prompt.ids)
     if prompts:
-        found.windows.append([Shape(request.row, len(request.prompt.ids), request.work) for request in prompts])
+        order, stems = arrangement(setups[0])(prompts, setups[0].group_limits)
+        lengths = _without_ids(stems)
+        found.windows.append([Shape(request.row, len(request.prompt.ids), request.work, lengths.get(request.row)) for request in order])
     if scored := [request for request in requests if isinstance(request, ScoreRequest)]:
         found.work.add(scoring(scored, setups))
         found.asked += asked(scored)
@@ -194,3 +210,19 @@ def _alike(a: Ids, b: Ids) -> Ids:
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return a[: int(differ.argmax()) if differ.any() else n]
+
+
+def _without_ids(stems: Stems) -> dict[int, Stem]:
+    """New stems that are as long, whose ids take no memory."""
+    found: dict[Stem, Stem] = {}
+
+    def of(stem: Stem) -> Stem:
+        if stem not in found:
+            found[stem] = Stem(_no_ids(len(stem.ids)), None if stem.above is None else of(stem.above))
+        return found[stem]
+
+    return {row: of(stem) for row, stem in stems.items()}
+
+
+def _no_ids(tokens: int) -> Ids:
+    return np.broadcast_to(np.int32(0), tokens)

@@ -192,13 +192,14 @@ def _completions(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _shared_prompts(plan: Plan) -> Iterator[tuple[str, str]]:
     common = 0 if plan.survey.common is None else len(plan.survey.common)
+    said: list[str] = []
     if plan.shared_tokens:
-        yield "shared", f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill"
-    if common >= LEAST and plan.survey.rows > 1:
-        yield (
-            "" if plan.shared_tokens else "shared",
-            f"all prompts begin with the same {common:,} tokens; each row's prefill computes them anew",
-        )
+        said.append(f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill")
+    if plan.alike_tokens > 0:
+        said.append(f"{plan.alike_tokens:,} prompt tokens are not fed again: rows begin alike")
+    elif common >= LEAST and plan.survey.rows > 1:
+        said.append(f"all prompts begin with the same {common:,} tokens; each row's prefill computes them anew")
+    yield from zip(["shared", *[""] * len(said)], said, strict=False)
 
 
 def _waste(plan: Plan) -> str:

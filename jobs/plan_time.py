@@ -65,7 +65,8 @@ def calibrated(config: JobConfig, known: Known, survey: Survey, models: Models) 
     """Loads the model into ``models`` and times rows of the survey. Raises what a run raises that cannot begin."""
     begin = monotonic()
     model, *others = models.get(known.models(config), memory_for(config))
-    setup, reference, _ = fit(model, config.batch, known.job.wanted, others[0] if others else None)
+    batch = config.batch.model_copy(update={"prefix_cache": None})  # nothing is written
+    setup, reference, _ = fit(model, batch, known.job.wanted, others[0] if others else None)
     load_seconds = monotonic() - begin
     windows = _windows(config, known, survey, setup)
     # A group's reference logprobs and rewards come from elsewhere, beside the engine.

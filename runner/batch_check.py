@@ -4,7 +4,7 @@ The engine itself runs them, as a job would: rows of unlike length prefilled tog
 that leave and others that enter, and each grows beyond a window. Knows a network and a way to batch; what follows is not known here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from .head import Head
 from .planner import Limits
 from .prefill import Setup, Wanted
 from .probes import PADDED, Way
-from .records import Generate, Generated, Ids, Prompt, Request, Sample, Sampling
+from .records import Generate, Generated, Ids, Outcome, Prompt, Request, Sample, Sampling
 
 ROWS = 3  # at once
 SAMPLES = {2: 2, 9: 4}  # of rows that have several; four do not fit at once
@@ -55,17 +55,26 @@ def batch_difference(alone: Alone, vocabulary: int, way: Way, window: int, allow
 
     Some rows are longer than ``window`` tokens at the start, some at the end. ``head`` and ``chunked``: as ``Setup`` has them.
     """
-    requests = {request.row: request for request in _requests(vocabulary, window)}
+    requests = list(_requests(vocabulary, window))
     limits = Limits(1 if way == "alone" else ROWS, 1 << 30, float("inf"), 1.0, 1.0, even=way not in PADDED)
     at_once = Setup(alone.network, vocabulary, limits, Wanted(echo=head is not None), way in PADDED, ragged=way == "padded", head=head)
     worst = 0.0
     for setup in [at_once, _in_chunks(at_once, window)] if chunked else [at_once]:
-        for outcome in _outcomes(setup, list(requests.values())):
-            if not isinstance(outcome, Generated):
-                return float("inf")
-            worst = max(worst, _gap(alone, requests[outcome.row].prompt.ids, outcome, allowed))
-            if worst > allowed:
-                return worst
+        worst = max(worst, farthest(alone, requests, _outcomes(setup, requests), allowed))
+        if worst > allowed:
+            break
+    return worst
+
+
+def farthest(alone: Alone, requests: Sequence[Request], outcomes: Iterable[Outcome], allowed: float) -> float:
+    """Largest difference of a logprob of ``outcomes``, up to the first that is further than ``allowed`` from the truth."""
+    prompts, worst = {request.row: request.prompt.ids for request in requests}, 0.0
+    for outcome in outcomes:
+        if not isinstance(outcome, Generated):
+            return float("inf")
+        worst = max(worst, _gap(alone, prompts[outcome.row], outcome, allowed))
+        if worst > allowed:
+            break
     return worst
 
 
@@ -78,8 +87,13 @@ def _requests(vocabulary: int, window: int) -> Iterator[Request]:
     lengths = (3 * window + 2, window - 3, window - 3, 2 * window + 1, 2 * window - 3, 2 * window + 1, 3, 2, 1, 1)
     for row, (length, tokens) in enumerate(zip(lengths, (3, 6, 5, 2, 6, 4, 9, 3, 3, 4), strict=True)):
         ids = rng.integers(0, vocabulary, length).astype(np.int32)
-        samples = tuple(Sample(i, 10 * row + i) for i in range(SAMPLES.get(row, 1)))
-        yield Request(row, Prompt("", ids, np.zeros_like(ids)), Generate(Sampling(max_tokens=tokens), samples))
+        yield of_ids(row, ids, tokens, SAMPLES.get(row, 1))
+
+
+def of_ids(row: int, ids: Ids, tokens: int, samples: int = 1) -> Request:
+    """A request for ``samples`` completions of so many ``tokens`` behind ``ids`` [T]."""
+    drawn = tuple(Sample(i, 10 * row + i) for i in range(samples))
+    return Request(row, Prompt("", ids, np.zeros_like(ids)), Generate(Sampling(max_tokens=tokens), drawn))
 
 
 def _in_chunks(setup: Setup, window: int) -> Setup:
@@ -87,7 +101,7 @@ def _in_chunks(setup: Setup, window: int) -> Setup:
     return replace(setup, wanted=Wanted(echo=True), head=None, logit_bytes=4 * setup.vocabulary * (window * 3 // 2))
 
 
-def _outcomes(setup: Setup, requests: list[Request]) -> Iterator[Any]:
+def _outcomes(setup: Setup, requests: list[Request]) -> Iterator[Outcome]:
     def no_stopper(sampling: Sampling) -> Any:
         raise ValueError(f"there is a stop string: {sampling.stop}")
 

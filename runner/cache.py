@@ -13,7 +13,11 @@ from typing import Any, Protocol, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from ..kernels.backend import device_name
+
+STEP = 64  # tokens
 
 
 class Cache(Protocol):
@@ -46,7 +50,15 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
     plain = make_prompt_cache(model)
     if not padded:
         return cast(Caches, plain)
-    return [type(layer).merge([layer] * rows) for layer in plain]
+    return _stepping([type(layer).merge([layer] * rows) for layer in plain])
+
+
+def _stepping(caches: Caches) -> Caches:
+    """The caches, growing by fewer tokens than mlx-lm's 256 where most of those would be zeros that are written, joined and copied."""
+    for cache in kept_inside(caches):
+        if type(cache) is BatchKVCache and device_name() == "cpu":
+            cache.step = STEP
+    return caches
 
 
 def announce(caches: Caches, lengths: list[int], width: int) -> None:
@@ -62,24 +74,24 @@ def announce_call(caches: Caches, lengths: list[int], width: int) -> None:
 
     A state is taken where a row ends, which mlx-lm looks for in a call that ends before (its ``ssm_attn`` reads beyond the call).
     """
-    for cache in _kept_inside(caches):
+    for cache in kept_inside(caches):
         if isinstance(cache, ArraysCache) and cache.lengths is not None:
             cache.lengths = mx.array([min(n, width) for n in lengths])
 
 
 def settle(caches: Caches) -> None:
     """Ends what was announced: pads move to the left. A cache that no layer fills stays as it is."""
-    for cache in _kept_inside(caches):
+    for cache in kept_inside(caches):
         if isinstance(cache, ArraysCache) or not cache.empty():
             cache.finalize()
 
 
-def _kept_inside(caches: Caches) -> Iterator[Any]:
+def kept_inside(caches: Caches) -> Iterator[Any]:
     """The caches themselves, and in place of lists of caches (mlx-lm's CacheList) what they list."""
     cache: Any
     for cache in caches:
         if hasattr(cache, "caches"):
-            yield from _kept_inside(list(cache.caches))
+            yield from kept_inside(list(cache.caches))
         else:
             yield cache
 
@@ -90,6 +102,12 @@ def joined(parts: list[Caches]) -> Caches:
         for other in others:
             mine.extend(other)
     return parts[0]
+
+
+def merged(rows: list[Caches]) -> Caches:
+    """New padded caches of the plain caches of one row each, which stay as they are and may be of unlike length."""
+    layers: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
+    return _stepping([type(own[0]).merge(list(own)) for own in layers])
 
 
 def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:

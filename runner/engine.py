@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from ..kernels.logprobs import Scores
 from ..kernels.sampling import draw
 from .cache import Caches, forked, select
+from .fast_layers import all_read
 from .head import Head
 from .memory import is_out_of_memory
-from .planner import Backlog, Load
+from .planner import Backlog, Limits, Load
 from .prefill import Prefilled, Setup, prefill
 from .records import Failure, Generated, Outcome, Request, Sample, Sampling
 from .shortage import Room, first_line
 from .slots import Active, Slots, Stopper
+from .stems import Stems
 
 CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the system
 
@@ -67,13 +69,14 @@ class Engine:
         self._order: NDArray[np.intp] = np.zeros(0, np.intp)  # slots, in the order of the batch's rows
         self._done: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows that have ended; those of a static batch wait for the others
         self._caches: Caches = []
+        self._stems = Stems()
         self._entering: list[Request] = []  # taken from the backlog and not prefilled yet
         self._parked: Prefilled | None = None  # a prompt with more samples than the batch has room for
         self._counted: set[int] = set()  # rows that start again and whose prompt is counted already
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
         """Outcomes of all windows' requests (see ``Backlog``), in the order in which they finish; ends early when ``stopped``."""
-        backlog = Backlog(next_window)
+        backlog = Backlog(next_window, self._stems.arranging(self._setup))
         while not stopped():
             found, why = None, ""
             try:
@@ -94,9 +97,10 @@ class Engine:
         """Takes in that the model's weights are others now: no cache of the old ones stays. Nothing may be in flight."""
         assert not self._flying, "rows are in flight: they would see two policies"
         self._caches = []
+        self._stems.clear()
         mx.clear_cache()
-        if self._setup.head is not None:
-            self._setup = replace(self._setup, head=Head(self._setup.model))
+        head = None if self._setup.head is None else Head(self._setup.model)
+        self._setup = replace(self._setup, head=head, prefix_cache=None)  # what is kept on the disk is of the first weights
 
     @property
     def _flying(self) -> bool:
@@ -128,12 +132,14 @@ class Engine:
             self._entering = requests
             self.progress.flight({r.row for r in requests} | {self._slots.row(slot).request.row for slot in self._order})
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
-            self._parked = prefill(self._setup, requests)
+            bases, computed = self._stems.bases(self._setup, requests, backlog.stem)
+            self._parked = prefill(self._setup, requests, bases) if bases else prefill(self._setup, requests)
+            self._stems.keep(backlog.begun)
             self._entering = []
             self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.row not in self._counted)
-            self.progress.prefilled += self._parked.tokens
-            self.progress.padded += self._parked.padded_tokens
-        self._join(self._parked, free)
+            self.progress.prefilled += self._parked.tokens + computed
+            self.progress.padded += self._parked.padded_tokens + computed
+        self._join(self._parked, free, backlog.room(self._setup.group_limits))
         if not self._parked.waiting:
             self._parked = None
 
@@ -141,10 +147,10 @@ class Engine:
         rows = [self._slots.row(slot).request for slot in self._order]
         return Load(len(rows), max((row.reach for row in rows), default=0))
 
-    def _join(self, group: Prefilled, free: int) -> None:
-        """As many of the group's waiting samples as there is room for take slots; their caches join the batch."""
+    def _join(self, group: Prefilled, free: int, limits: Limits) -> None:
+        """As many of the group's waiting samples as ``limits`` have room for take slots; their caches join the batch."""
         longest = max(self._load().longest, *(request.reach for request in group.requests))
-        free = min(free, self._setup.group_limits.most_rows(longest) - len(self._order))
+        free = min(free, limits.most_rows(longest) - len(self._order))
         if free <= 0:
             return
         now, later = group.waiting[:free], group.waiting[free:]
@@ -182,8 +188,10 @@ class Engine:
         """One token for each row of the batch; outcomes of the rows that end with it."""
         slots, order, wanted = self._slots, self._order, self._setup.wanted
         self.progress.doing(f"decoding {len(order)} rows")
-        logits: mx.array = self._setup.model(mx.array(slots.last[order])[:, None], cache=self._caches)[:, -1]
-        drawn, scores = draw(logits, slots.parameters(order, self._eos), wanted.top, wanted.stats, wanted.tempered, wanted.kept)
+        with all_read():
+            logits: mx.array = self._setup.model(mx.array(slots.last[order])[:, None], cache=self._caches)[:, -1]
+        parameters = slots.parameters(order, self._eos)
+        drawn, scores = draw(logits, parameters, wanted.top, wanted.stats, wanted.tempered, wanted.kept, wanted.logprobs)
         slots.write(order, drawn, scores)
         self.progress.generated += int((~self._done).sum())
         self.progress.steps += 1
@@ -248,8 +256,12 @@ class Engine:
         lost = self._entering if prefilling else self._emptied()
         rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)
         self._entering = []
+        self._stems.clear()
+        apart = rows == 1 and backlog.shares(lost[0])
         if rows > 1:
             self._room.halve(rows, max(load.longest, *(request.reach for request in lost)), doing, why)
+        elif apart:
+            self._room.free(doing, why, "the next rows are prefilled without sharing what they begin with")
         elif not (prefilling and self._room.halve_calls(lost[0].row, doing, why)):
             return self._given_up(lost[0], generated, why)
         self._setup = replace(self._setup, limits=self._room.limits)
@@ -258,7 +270,7 @@ class Engine:
             self.progress.prompt += sum(new.values())
             self._counted.update(new)
             lost = [request.without(set(request.samples) - {index}) for request in lost for index in request.samples]
-        backlog.put_back(lost)
+        backlog.put_back(lost, apart)
         return []
 
     def _emptied(self) -> list[Request]:

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +16,7 @@ import mlx.core as mx
 from ..configs.schema import BatchConfig
 from ..kernels import backend
 from .cache import fresh, growth
+from .checkpoint import fingerprints
 from .errors import ModelError, OutOfRoom
 from .head import Head
 from .lacking_window import lacking_window
@@ -22,10 +24,12 @@ from .memory import kv_bytes
 from .model import Model
 from .planner import Limits
 from .prefill import Setup, Wanted
+from .prefix_cache import PrefixCache
 from .probes import LENGTHS, PADDED, Found, probe, slots_independent
 from .records import AnyRequest, Request
 from .shortcuts import CHUNKS, Shortcuts, confirmed
-from .trust import Trust, trust
+from .stem_check import refused_by_weights
+from .trust import Trust, code, trust
 
 log = logging.getLogger("mlx_bulk")
 
@@ -68,6 +72,9 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
         for m, way in zip(models, ways, strict=True)
     ]
     setups = [_taking(s, shown.shortcuts, found) for s, shown, found in zip(setups, trusts, short, strict=True)]
+    setups[0], unshared = _sharing(setups[0], trusts[0], ways[0])
+    if config.prefix_cache is not None:
+        setups[0] = _keeping(setups[0], model, Path(config.prefix_cache), unshared)
     for m, way in zip(models, ways, strict=True):
         log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
     for m, shown in zip(models, trusts, strict=True):
@@ -78,6 +85,7 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
                 *(m.checkpoint.folder.name, reason),
             )
     abouts = [_about_model(m, shown, way, found) for m, shown, way, found in zip(models, trusts, ways, short, strict=True)]
+    abouts[0]["probe"]["prefixes"] = {"shared": setups[0].shares, "reason": unshared}
     return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
 
 
@@ -91,7 +99,17 @@ def foreseen(models: Sequence[Model], config: BatchConfig, wanted: Wanted) -> li
     ways = [Found(t.way, t.difference, *_row_bytes(m.network), t.reason) for m, t in zip(models, trusts, strict=True)]
     limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
     setups = [
-        Setup(m.network, m.vocabulary, limits, wanted, not limits.even, config.deterministic, LOGIT_BYTES[device], ragged=t.way == "padded")
+        Setup(
+            m.network,
+            m.vocabulary,
+            limits,
+            wanted,
+            not limits.even,
+            config.deterministic,
+            LOGIT_BYTES[device],
+            ragged=t.way == "padded",
+            stems=not t.unshared,
+        )
         for m, t in zip(models, trusts, strict=True)
     ]
     return [_taking(s, t.shortcuts, t.shortcuts if wanted.echo else None) for s, t in zip(setups, trusts, strict=True)]
@@ -116,6 +134,35 @@ def _taking(setup: Setup, shown: Shortcuts, found: Shortcuts | None) -> Setup:
         return replace(setup, chunked=shown.chunked)
     head = Head(setup.model) if found.head else None
     return replace(setup, head=head, right_padded=found.right_padded, shared=found.shared, chunked=found.chunked)
+
+
+def _sharing(setup: Setup, shown: Trust, way: Found) -> tuple[Setup, str]:
+    """The setup with prefixes that prompts share, where short rows on the model's own weights confirm it, and why without them."""
+    taking = replace(setup, stems=True)
+    if not taking.shares:
+        return setup, "batch.deterministic" if setup.static else "its prompts are fed in one call" if setup.padded else way.reason
+    reason = shown.unshared or refused_by_weights(setup.model, setup.vocabulary, way.way, way.allowed, setup.head)
+    return (setup if reason else taking), reason
+
+
+def _keeping(setup: Setup, model: Model, folder: Path, unshared: str) -> Setup:
+    """The setup with ``folder`` for prefixes that it computes. Raises ModelError where that cannot be a folder."""
+    if not setup.shares:
+        log.warning("batch.prefix_cache: %s is not used, as prompts of this run share no prefixes (%s)", folder, unshared)
+        return setup
+    prints = fingerprints(model.checkpoint)
+    identity = {
+        "weights": prints["model.weights"],
+        "adapter": prints["model.adapter"],
+        "dtype": model.dtype,
+        "quantized": model.quantized,
+        "substitutes": model.substitutes,
+        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "mlx-bulk")},
+        "code": code(model.network),
+        "device": backend.device_name(),
+        "blas": str(backend.prepare()),
+    }
+    return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))
 
 
 def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: int) -> Limits:

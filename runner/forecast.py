@@ -9,10 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
 from typing import Self
 
-from .planner import Backlog, Limits, Load
+from .planner import Arrange, Backlog, Limits, Load, Stem, nothing_shared
 from .prefill import Setup
 from .prefixes import Segment, batches, bucket, fed, forest, lone
 from .records import Request, Sample, ScoreRequest
+from .sharing import like, shared
 
 Lengths = Callable[[Request, Sample], int]
 
@@ -64,10 +65,18 @@ class Work:
         return replace(self, **{name: round(factor * getattr(self, name)) for name in sums})
 
 
-def decoding(windows: Iterable[list[Request]], setup: Setup, length: Lengths) -> Work:
-    """What the engine does for all ``windows`` if each completion has as many tokens as ``length`` says (at least one)."""
+def arrangement(setup: Setup) -> Arrange:
+    """How the engine arranges a window."""
+    return shared if setup.shares else nothing_shared
+
+
+def decoding(windows: Iterable[list[Request]], setup: Setup, length: Lengths, arrange: Arrange | None = None) -> Work:
+    """What the engine does for all ``windows`` if each completion has as many tokens as ``length`` says (at least one).
+
+    ``arrange``: how windows were arranged whose requests have no ids any more.
+    """
     flight, rest = _Flight(setup, length), iter(windows)
-    backlog = Backlog(lambda wait: next(rest, None))
+    backlog = Backlog(lambda wait: next(rest, None), arrange or arrangement(setup))
     while True:
         admitted = flight.admit(backlog)
         if not flight.ends:
@@ -84,6 +93,7 @@ class _Flight:
     work: Work = field(default_factory=Work)
     ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # a heap
     parked: list[tuple[Request, Sample]] = field(default_factory=list[tuple[Request, Sample]])  # prefilled, without a slot
+    kept: set[Stem] = field(default_factory=set[Stem])  # prefixes whose caches are kept
 
     @property
     def load(self) -> Load:
@@ -99,20 +109,28 @@ class _Flight:
             requests = backlog.take(self.setup.group_limits, load)
             if not requests:
                 return False
-            self._prefill(requests)
+            self._prefill(requests, backlog)
         longest = max(load.longest, *(request.reach for request, _ in self.parked))
-        free = min(free, self.setup.group_limits.most_rows(longest) - load.rows)
+        free = min(free, backlog.room(self.setup.group_limits).most_rows(longest) - load.rows)
         now, self.parked = self.parked[: max(0, free)], self.parked[max(0, free) :]
         for request, sample in now:
             heappush(self.ends, (self.work.steps + max(1, self.length(request, sample)), request.reach))
-        self.work.hold(len(self.ends), self.setup.limits.kv(len(self.ends), longest))
+        self.work.hold(len(self.ends), limits.kv(len(self.ends), longest) + sum(limits.kv(1, len(stem.ids)) for stem in self.kept))
         return bool(now)
 
-    def _prefill(self, requests: Sequence[Request]) -> None:
-        lengths = [len(request.prompt.ids) - 1 for request in requests]
-        width = 2 if max(lengths) == 1 and min(lengths) == 0 else max(lengths)  # as in ``prefill``
-        padded = len(lengths) * width if self.setup.ragged or not self.setup.padded else sum(lengths)
-        self.work.feed(len(requests), sum(lengths), padded)
+    def _prefill(self, requests: Sequence[Request], backlog: Backlog) -> None:
+        stems = [backlog.stem(request) for request in requests]
+        new = {one for stem in stems if stem for one in stem.chain} - self.kept
+        once = sum(stem.own for stem in new)
+        lengths = [len(r.prompt.ids) - 1 - (len(stem.ids) if stem else 0) for r, stem in zip(requests, stems, strict=True)]
+        lengths.sort(reverse=True)
+        if not self.setup.padded or (self.setup.ragged and self.setup.static):
+            calls = [lengths]
+        else:
+            calls = [lengths[part] for part in like(lengths)] if self.setup.ragged else [[n] for n in lengths]
+        padded = once + sum(len(call) * (2 if call[0] == 1 and call[-1] == 0 else call[0]) for call in calls)  # as in ``prefill``
+        self.kept = set(backlog.begun)
+        self.work.feed(len(requests), once + sum(lengths), padded)
         self.parked = [(request, sample) for request in requests for sample in request.work.samples]
 
     def advance(self, steps: int | None) -> None:

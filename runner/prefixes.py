@@ -110,10 +110,10 @@ def _passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owner]]:
 def _key(passage: Passage) -> tuple[int, bytes, bytes]:
     """Equal for passages that score the same tokens behind the same tokens."""
     length = int(passage.positions[-1])
-    return length, _ordered(passage.ids[: length + 1]), _ordered(passage.positions)
+    return length, in_order(passage.ids[: length + 1]), in_order(passage.positions)
 
 
-def _ordered(ids: Ids) -> bytes:
+def in_order(ids: Ids) -> bytes:
     """Bytes that compare as the ids do, token by token."""
     return ids.astype(">u4").tobytes()
 
@@ -126,31 +126,64 @@ def forest(requests: Sequence[ScoreRequest], limits: Limits, shared: bool) -> li
     feeds, reads = _feeds(requests, merged=shared)
     if not shared:
         return [Segment(feed, 0, own) for feed, own in zip(feeds, reads, strict=True)]
-    common = np.array([0] + [_common(a, b) for a, b in pairwise(feeds)], np.int64)
-    lengths = np.array([len(feed) for feed in feeds], np.int64)
     top: list[Segment] = []
-    open_ranges = [(0, len(feeds), 0, 0.0, top)] if feeds else []
-    while open_ranges:  # feeds low … high - 1 stand behind `base` tokens, whose caches and those above take `held` bytes
-        low, high, base, held, siblings = open_ranges.pop()
-        if high - low == 1:
-            siblings.append(Segment(feeds[low], base, reads[low]))
+    below: dict[Prefix | None, list[Segment]] = {None: top}
+    for prefix in prefixes(feeds, limits):
+        if prefix.end is None:
+            below[prefix.above].append(Segment(feeds[prefix.low], prefix.start, reads[prefix.low]))
             continue
-        inner = common[low + 1 : high]
-        depth = int(inner.min())
-        if _pays(limits, depth - base, lengths[low:high], base, held):
-            stem = Segment(feeds[low][:depth], base, [read for own in reads[low:high] for read in own])
-            siblings.append(stem)
-            base, held, siblings = depth, held + limits.kv(1, depth), stem.children
-        cuts = [low, *(low + 1 + np.flatnonzero(inner == depth)).tolist(), high]
-        open_ranges += [(a, b, base, held, siblings) for a, b in pairwise(cuts)]
+        stem = Segment(feeds[prefix.low][: prefix.end], prefix.start, [read for own in reads[prefix.low : prefix.high] for read in own])
+        below[prefix.above].append(stem)
+        below[prefix] = stem.children
     return top
 
 
-def _pays(limits: Limits, saved: int, lengths: NDArray[np.int64], base: int, held: float) -> bool:
+@dataclass(slots=True, frozen=True, eq=False)
+class Prefix:
+    """What feeds low … high - 1 begin with behind the prefix ``above``: their tokens start … end - 1, which are fed once.
+
+    ``end`` is None for the rest of one feed, from ``start`` on.
+    """
+
+    low: int
+    high: int
+    start: int
+    end: int | None
+    above: "Prefix | None"
+
+
+def prefixes(feeds: Sequence[Ids], limits: Limits, grown: Sequence[int] | None = None, least: int = 0) -> Iterator[Prefix]:
+    """The prefixes that are fed once, each before what stands behind it, and the rest of each feed.
+
+    ``feeds`` are in the order of their ids. ``grown``: tokens that each feed is to become, where those are not its own. A prefix
+    saves ``least`` tokens at least.
+    """
+    common = np.array([0] + [_common(a, b) for a, b in pairwise(feeds)], np.int64)
+    lengths = np.array([len(feed) for feed in feeds], np.int64)
+    becomes = lengths if grown is None else np.array(grown, np.int64)
+    none: Prefix | None = None
+    open_ranges = [(0, len(feeds), 0, 0.0, none)] if feeds else []
+    while open_ranges:  # feeds low … high - 1 stand behind `base` tokens, whose caches and those above take `held` bytes
+        low, high, base, held, above = open_ranges.pop()
+        if high - low == 1:
+            yield Prefix(low, high, base, None, above)
+            continue
+        inner = common[low + 1 : high]
+        depth = int(inner.min())
+        saves = (depth - base) * (high - low - 1)
+        if saves >= least and _pays(limits, depth - base, lengths[low:high], int(becomes[low:high].max()), base, held):
+            above = Prefix(low, high, base, depth, above)
+            yield above
+            base, held = depth, held + limits.kv(1, depth)
+        cuts = [low, *(low + 1 + np.flatnonzero(inner == depth)).tolist(), high]
+        open_ranges += [(a, b, base, held, above) for a, b in pairwise(cuts)]
+
+
+def _pays(limits: Limits, saved: int, lengths: NDArray[np.int64], longest: int, base: int, held: float) -> bool:
     """Whether ``saved`` tokens that all of the feeds have in common behind ``base`` are fed apart: worth it, and there is room."""
     if saved < LEAST or WORTH * saved * (len(lengths) - 1) < (lengths - base).sum():
         return False
-    return held + limits.kv(1, base + saved) + limits.kv(1, int(lengths.max())) <= limits.kv_bytes
+    return held + limits.kv(1, base + saved) + limits.kv(1, longest) <= limits.kv_bytes
 
 
 def _feeds(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], list[list[Read]]]:
@@ -161,7 +194,7 @@ def _feeds(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], l
         read.owners.append(owner)
     feeds: list[Ids] = []
     own: list[list[Read]] = []
-    for feed, read in sorted(((fed(read.passage), read) for read in reads.values()), key=lambda x: _ordered(x[0])):
+    for feed, read in sorted(((fed(read.passage), read) for read in reads.values()), key=lambda x: in_order(x[0])):
         if feeds and _common(feeds[-1], feed) == len(feeds[-1]) and (merged or len(feed) == len(feeds[-1])):
             feeds[-1] = feed
             own[-1].append(read)

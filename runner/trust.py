@@ -24,11 +24,12 @@ from .hashes import cache_folder, remember
 from .head import Head
 from .model import Model
 from .planner import Limits
-from .probes import WAYS, Way, allowed_difference, crash, failed
+from .probes import PADDED, WAYS, Way, allowed_difference, crash, failed
 from .rope import translated
 from .shortage import first_line
 from .shortcuts import Shortcuts, shortcuts
 from .shrinking import WINDOW, Config, windows
+from .stem_check import refused
 from .twin import rounding, twin
 
 On = Literal["twin", "weights"]
@@ -42,7 +43,8 @@ WORK = 1e11  # parameters x tokens that they may take on a model's own weights: 
 class Trust:
     """How rows may share a batch, the largest difference of a logprob seen there, and what scoring may rely on.
 
-    ``reason``: why the faster ways are not taken; ``on`` what all was tried on, ``no_twin`` why not on a twin.
+    ``reason``: why the faster ways are not taken; ``on`` what all was tried on, ``no_twin`` why not on a twin. ``unshared``: why
+    prompts are not prefilled on top of prefixes that they share, empty where they are.
     """
 
     way: Way
@@ -51,6 +53,7 @@ class Trust:
     shortcuts: Shortcuts
     on: On = "twin"
     no_twin: str = ""
+    unshared: str = ""
 
 
 def trust(model: Model) -> Trust:
@@ -90,7 +93,8 @@ def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0
             reason = failed(way, reason, crash(f"{way} batches{of}", error))
             continue
         if difference <= allowed:
-            return Trust(way, difference, reason, short, on)
+            unshared = refused(alone, vocabulary, way, window, allowed, head) if way in PADDED and short.chunked else ""
+            return Trust(way, difference, reason, short, on, unshared=f"{unshared}{of}" if unshared else "")
         reason = failed(way, reason, f"{way} batches{of} change logprobs by {difference:.2g} (allowed {allowed:.2g})")
     return Trust("alone", 0.0, reason, short, on)
 
@@ -126,7 +130,7 @@ def _key(model: Model, config: Config) -> str:
         {
             "config": config,
             "versions": {name: version(name) for name in names},
-            "code": _code(model.network),
+            "code": code(model.network),
             "device": backend.device_name(),
             "blas": str(backend.prepare()),
             "substitutes": model.substitutes,
@@ -134,12 +138,13 @@ def _key(model: Model, config: Config) -> str:
     )
 
 
-def _code(network: nn.Module) -> str:
+def code(network: nn.Module) -> str:
     """sha256 of our source and that of the network's model files, which a version need not tell apart while they are worked on."""
     classes = {cls for module in network.modules() for cls in type(module).__mro__}
     methods = (vars(cls).get(name) for cls in classes for name in ("__init__", "__call__"))
     files = {Path(method.__code__.co_filename) for method in methods if isinstance(method, FunctionType)}
-    files |= {file for package in ("runner", "kernels") for file in (Path(__file__).parents[1] / package).glob("*.py")}
+    sources = [(Path(__file__).parents[1] / package).glob(kind) for package in ("runner", "kernels") for kind in ("*.py", "*.cpp")]
+    files |= {file for found in sources for file in found}
     whole = sha256()
     for file in sorted(file for file in files if file.is_file()):
         whole.update(sha256(file.read_bytes()).digest())

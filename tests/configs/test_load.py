@@ -93,8 +93,8 @@ def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
         ("on_error: quit", 'job.yaml: on_error: found "quit"; expected quarantine or fail'),
         ("on_error: failed", 'job.yaml: on_error: found "failed"; expected quarantine or fail; did you mean fail?'),
         (
-            "batch: {prefix_cache: kv}",
-            'job.yaml: batch.prefix_cache: found "kv"; expected null: not available yet in this version; leave it null',
+            "batch: {prefix_cache: true}",
+            "job.yaml: batch.prefix_cache: found true; expected a folder, or null",
         ),
         ("sampling: 3", "job.yaml: sampling: found 3; expected a mapping with " + ", ".join(SamplingConfig.model_fields)),
         (

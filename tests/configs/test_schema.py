@@ -88,7 +88,7 @@ def test_every_setting_says_what_it_is_in_one_line() -> None:
         ("batch", "tokens", ["auto", 4096], [0, None]),
         ("batch", "memory", [0.1, 1], [0, 1.1]),
         ("batch", "stall_seconds", [0.5], [0]),
-        ("batch", "prefix_cache", [None], ["kv"]),
+        ("batch", "prefix_cache", [None, "kv"], ["", 1, True]),
         ("data", "keep", ["all", "none", [], ["a", "b"]], ["some", ["a", "a"], [""]]),
         ("data", "limit", [None, 1], [0, True]),
     ],

@@ -29,9 +29,9 @@ def abort(rows: set[int]) -> None:
         os.abort()
 
 
-def prefilled(setup: Any, requests: Any) -> Any:
+def prefilled(setup: Any, requests: Any, *bases: Any) -> Any:
     abort({request.row for request in requests})
-    return prefill(setup, requests)
+    return prefill(setup, requests, *bases)
 
 
 def fed(self: Any, members: Any, rows: Any, opened: Any, stopped: Any) -> Any:

@@ -206,3 +206,16 @@ def test_a_sweep_has_a_line_a_cell_and_says_which_cells_fail(bench: Bench):
     shown = text(config, code=5)
     assert "no folder /nowhere" in shown
     assert "max_tokens=2 5 5 0" in shown
+
+
+def test_what_prompts_begin_with_is_counted_once_as_the_run_feeds_it(bench: Bench):
+    rows = [{"q": "Read this text with care, and then answer. " * (3 + i % 2) + "word " * (i % 7)} for i in range(60)]
+    job: dict[str, Any] = {"sampling": {"max_tokens": 3, "ignore_eos": True}, "batch": {"rows": 8, "tokens": 200}}
+    config = bench.write_config(rows, **job)
+    found = plan(config)
+    assert found["fed_tokens"] < found["tokens"]["sum"] / 4
+    assert f"{found['tokens']['sum'] - len(rows) - found['fed_tokens']:,} prompt tokens are not fed again: rows begin alike" in text(config)
+    assert bench.run(rows=rows, **job).code == 0
+    assert summary(bench)["session"]["padding_waste"] == found["padding_waste"]
+    apart = plan(bench.write_config(rows, **{**job, "batch": {**job["batch"], "deterministic": True}}))
+    assert apart["fed_tokens"] == found["tokens"]["sum"] - len(rows)

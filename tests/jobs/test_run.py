@@ -94,7 +94,6 @@ EFFECTS: dict[str, list[Effect]] = {
     ],
     "batch.memory": [({"batch": {"memory": 1e-6}}, lambda d: (d.code, "raise batch.memory, or use a smaller" in d.last_line), (6, True))],
     "batch.rows_per_shard": [({"batch": {"rows_per_shard": 2}}, parts, [f"part-{i:08}.arrow" for i in range(3)])],
-    "batch.prefix_cache": [({"batch": {"prefix_cache": "x"}}, lambda d: (d.code, "not available yet" in d.stderr), (2, True))],
     "model.dtype": [({"model": {"dtype": "float16"}}, lambda d: session(d)["dtype"], "float16")],
 }
 
@@ -113,6 +112,7 @@ ELSEWHERE: dict[str, str] = {
     "prompt.messages": "test_messages",
     "prompt.too_long": "tests/jobs/test_generate.py",
     "on_error": "tests/jobs/test_cli_refusals.py",
+    "batch.prefix_cache": "tests/jobs/test_prefix_cache.py",
     "batch.stall_seconds": "tests/runner/test_watch.py",
     "batch.deterministic": "test_deterministic_rows_do_not_depend_on_their_mates",
     "output.path": "test_output_is_where_it_is_asked_for",

@@ -62,6 +62,28 @@ def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut:
     assert counted_work(found) == generated(setup, windows)
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=24),
+    cut=st.integers(1, 24),
+    limits=st.tuples(st.integers(1, 9), st.integers(2, 200)),
+    way=st.sampled_from(["padded", "joined"]),
+    kv=st.sampled_from([1e12, 400.0]),
+)
+def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
+    rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
+) -> None:
+    setup = setup_of(random_chain(256), way, limits[0], limits[1], Wanted(), stems=True)
+    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
+    starts = [[1] * 40, [1] * 40 + [2] * 40, [3] * 90]
+    asked = [
+        request(i, starts[start] + [4 + (i + t) % 250 for t in range(tail)], replace(SAMPLING, max_tokens=most), range(samples))
+        for i, (start, tail, most, samples) in enumerate(rows)
+    ]
+    windows = [part for part in (asked[:cut], asked[cut:]) if part]
+    assert counted_work(decoding(windows, setup, to_the_end)) == generated(setup, windows)
+
+
 def counted_work(work: Work) -> dict[str, int]:
     return {name: getattr(work, name) for name in ("prefilled", "padded", "steps", "generated", "places")}
 

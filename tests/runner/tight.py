@@ -37,7 +37,7 @@ class Tight:
         self.held += sum(one() is not None for one in self._holding)
         here = Held()
         rows, width = tokens.shape
-        call = rows, width, _cached(cache) + width
+        call = rows, width, cached(cache) + width
         self.calls.append(call)
         if self.refuses(*call):
             self.refused.append(call)
@@ -65,6 +65,7 @@ class Refused:
         return self.function(*given)
 
 
-def _cached(caches: Any) -> int:
+def cached(caches: Any) -> int:
+    """Positions that caches hold."""
     offsets = [getattr(cache, "_idx", getattr(cache, "offset", 0)) for cache in caches]
     return max((int(offset) for offset in offsets), default=0)
