@@ -117,7 +117,7 @@ def _compiled() -> Path:
     except OSError:  # no home, or one that cannot be written: compiled anew by each process
         folder = Path(tempfile.mkdtemp(prefix="mlx-bulk-"))
         kept = folder / kept.name
-    log.info("compiling kernels for this CPU, once")
+    log.debug("compiling kernels for this CPU, once")
     new = folder / f"{key}.{os.getpid()}"
     subprocess.run([*COMMAND, "-o", str(new), str(SOURCE)], capture_output=True, text=True, check=True)
     new.replace(kept)  # whole or not at all: others may compile it too
