@@ -18,6 +18,8 @@
 #include <initializer_list>
 #include <limits>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -119,7 +121,7 @@ inline V exp(V x) {
   V power = (1.0f + f) + square * ((0.49999230308219417f + 0.16667115389023707f * f) +
                                    square * (0.04189033169876025f + 0.008312501317320553f * f));
   V value = (V)((I)power + ((I)shifted << 23));
-  return x < -87.3f ? all(0.0f) : value;
+  return x < -87.3f ? all(0.0f) : x == x ? value : x;
 }
 
 // ---------------------------------------------------------------------------------------------------------- threads
@@ -128,13 +130,17 @@ class Pool {
  public:
   void start(int threads) {
     if (owner == getpid()) return;
-    owner = getpid(), others = threads - 1;
-    for (int i = 0; i < others; i++) std::thread([this] { work(); }).detach();
+    owner = getpid(), others = 0, busy = 0, asleep = 0, next = 0;
+    unsigned seen = turn.load();
+    try {
+      for (; others < threads - 1; others++) std::thread([this, seen] { work(seen); }).detach();
+    } catch (const std::system_error&) {  // no more threads are allowed: those that came up do it
+    }
   }
 
   int threads() const { return owner == getpid() ? others + 1 : 1; }  // a forked process has none of its parent's
 
-  // Calls f(0) ... f(count - 1), each once, in all threads; returns when all are done.
+  // Calls f(0) ... f(count - 1), each once, in all threads; returns when all are done. Raises bad_alloc if one of them has.
   template <typename F>
   void run(long count, F f) {
     if (count <= 1 || threads() == 1) {
@@ -144,47 +150,54 @@ class Pool {
     std::function<void(long)> each = f;
     std::lock_guard<std::mutex> one(entry);
     job = &each, total = count;
-    next.store(0), busy.store(others);
+    next.store(0), busy.store(others), failed.store(false);
     {
       std::lock_guard<std::mutex> guard(mutex);
       turn++;
     }
     if (asleep.load()) wake.notify_all();
     take();
-    while (busy.load()) pause();
+    for (long i = 0; busy.load(); i++) rest(i);
+    if (failed.load()) throw std::bad_alloc();
   }
 
  private:
   // Microseconds for which a thread looks out for the next call before it sleeps: a step of decoding is a thousand calls, and to be
   // woken takes longer than most of them.
   static constexpr int LOOK_OUT = 1000;
+  static constexpr long SOON = 1000;
 
   std::mutex entry, mutex;
   std::condition_variable wake;
   std::atomic<unsigned> turn{0};
   std::atomic<int> busy{0}, asleep{0};
   std::atomic<long> next{0};
+  std::atomic<bool> failed{false};
   std::function<void(long)>* job = nullptr;
   long total = 0;
   int others = 0;
   pid_t owner = 0;
 
-  static void pause() {
+  // Between two looks; after some, other threads are let run too: those of a BLAS may want this core.
+  static void rest(long looks) {
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    std::this_thread::yield();
+    if (looks < SOON) return __builtin_ia32_pause();
 #endif
+    std::this_thread::yield();
   }
 
   void take() {
-    for (long i; (i = next.fetch_add(1)) < total;) (*job)(i);
+    try {
+      for (long i; (i = next.fetch_add(1)) < total;) (*job)(i);
+    } catch (...) {
+      failed.store(true), next.store(total);
+    }
   }
 
-  void work() {
-    for (unsigned seen = 0;; seen++) {
+  void work(unsigned seen) {
+    for (;; seen++) {
       auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(LOOK_OUT);
-      while (turn.load() == seen && std::chrono::steady_clock::now() < until) pause();
+      for (long i = 0; turn.load() == seen && std::chrono::steady_clock::now() < until; i++) rest(i);
       if (turn.load() == seen) {
         std::unique_lock<std::mutex> guard(mutex);
         asleep++;
@@ -532,13 +545,14 @@ inline V over_one_and_exp(V x, V z) {  // x / (1 + exp(-z)), or x / 1.7e38 where
 
 // ------------------------------------------------------------------------------------------------------- the entries
 
-// Each returns 0, or -1 with Python's error set where an object has no buffer. Arrays are dense where no strides are named.
+// Each returns 0, or -1 with Python's error set where an object has no buffer, or -2 where memory has run out. Arrays are dense where no
+// strides are named. That shapes and types fit is for the callers to see to.
 extern "C" {
 
 void start(int threads) { pool.start(threads); }
 
 // x [..., K], weight [N, K], bias [N] or null -> out [..., N]
-int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) {
+int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
   Arrays arrays({x, weight, out, bias ? bias : x});
   if (!arrays.held) return -1;
   constexpr long FEW = 4;  // rows for which the weight is not turned
@@ -552,11 +566,13 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) {
     for (long at = from; at < to; at += PANEL) panel(m, std::min<long>(PANEL, to - at), a, w + at * k, k, c + at, n, b ? b + at : nullptr);
   });
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], any strides but for the last axis; mask null or 4 axes that broadcast to [B, H, T, L],
 // of any strides -> out [B, T, H, E]
-int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) {
+int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) try {
   Arrays arrays({q, k, v, out, mask ? mask : q});
   if (!arrays.held) return -1;
   Attention a{};
@@ -568,11 +584,13 @@ int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* o
   a.scale = scale, a.kind = (Mask)kind;
   a.run();
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // x [B, H, T, D] of any strides but for the last axis, frequencies [R / 2], starts [1] or [B] int64 -> out [B, T, H, D]; the first R of
 // D are rotated, pairs of neighbours or of halves
-int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, int neighbours) {
+int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, int neighbours) try {
   Arrays arrays({x, frequencies, starts, out});
   if (!arrays.held) return -1;
   static std::mutex mutex;
@@ -604,35 +622,43 @@ int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, 
     }
   });
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // gate, x, out [...]: gate / (1 + exp(-gate)) * x
-int swiglu(PyObject* gate, PyObject* x, PyObject* out) {
+int swiglu(PyObject* gate, PyObject* x, PyObject* out) try {
   Arrays arrays({gate, x, out});
   if (!arrays.held) return -1;
   each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2), [](V g, V y) { return over_one_and_exp(g * y, g); });
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // x, out [...]: x / (1 + exp(-x))
-int silu(PyObject* x, PyObject* out) {
+int silu(PyObject* x, PyObject* out) try {
   Arrays arrays({x, out});
   if (!arrays.held) return -1;
   each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1), [](V y, V) { return over_one_and_exp(y, y); });
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // x, out [...]: x / (1 + exp(-slope * (x + cube * x^3)))
-int gelu_approx(PyObject* x, PyObject* out, float slope, float cube) {
+int gelu_approx(PyObject* x, PyObject* out, float slope, float cube) try {
   Arrays arrays({x, out});
   if (!arrays.held) return -1;
   each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1),
        [=](V y, V) { return over_one_and_exp(y, slope * (y + cube * y * y * y)); });
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // x, out [..., D], weight [D]: x / sqrt(mean(x^2) + eps) * weight
-int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) {
+int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
   Arrays arrays({x, weight, out});
   if (!arrays.held) return -1;
   long d = arrays.elements(1), n = arrays.elements(0) / d, some = std::max(1l, 16384 / d);
@@ -651,11 +677,13 @@ int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) {
     }
   });
   return 0;
+} catch (...) {
+  return -2;
 }
 
 // x [N, V] -> best [N] int32, the first of the largest; peak [N], its value; total [N], sum of exp(x - peak). A row that holds a NaN has
 // the first of them as its best, and NaN for the rest.
-int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) {
+int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) try {
   Arrays arrays({x, best, peak, total});
   if (!arrays.held) return -1;
   constexpr long BLOCK = 64 * W;  // summed in float32, the blocks in float64
@@ -692,5 +720,7 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) {
     arrays.data<int32_t>(1)[row] = first, arrays.data(2)[row] = top, arrays.data(3)[row] = (float)sums;
   });
   return 0;
+} catch (...) {
+  return -2;
 }
 }

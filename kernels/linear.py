@@ -17,9 +17,13 @@ def reference(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx
     return product if bias is None else product + bias
 
 
-def suits(x: mx.array, weight: mx.array) -> bool:
-    """The chooser: float32 on the CPU, and few rows."""
-    return 0 < x.size <= MOST * x.shape[-1] and native.suits(x, weight)
+def suits(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
+    """The chooser: float32 on the CPU, shapes that fit, and few rows."""
+    if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1] or x.size > MOST * x.shape[-1]:
+        return False
+    if bias is not None and not (bias.shape == (weight.shape[0],) and native.suits(bias)):
+        return False
+    return native.suits(x, weight)
 
 
 def on_cpu(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:

@@ -121,7 +121,7 @@ class Sums:
 def softmax_sums(logits: NDArray[np.float32]) -> Sums:
     """What a softmax over each row of ``logits`` [N, V] takes, in one pass by the library, or by NumPy where that is not there."""
     n = len(logits)
-    if native.library() is not None and logits.strides[-1] == logits.itemsize:
+    if logits.size and logits.dtype == np.float32 and native.library() is not None:
         sums = Sums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32))
         native.library().softmax_sums(np.ascontiguousarray(logits), sums.best, sums.peak, sums.total)
         return sums

@@ -47,14 +47,22 @@ def library() -> Any:
     try:
         found = ctypes.PyDLL(str(_compiled()))
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        log.warning("g++ cannot compile the kernels for this CPU, mlx's own are used, which are slower: %s", said.strip().splitlines()[0])
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
+        log.warning("the kernels for this CPU cannot be compiled or opened, mlx's own are used, which are slower: %s", said[0])
         return None
     for name, arguments in _ENTRIES.items():
-        getattr(found, name).argtypes = arguments
+        entry = getattr(found, name)
+        entry.argtypes, entry.errcheck = arguments, _checked
     found.start.argtypes = [_INT]
-    found.start(backend.threads())
+    found.start(max(1, backend.threads()))
     return found
+
+
+def _checked(code: int, *_: object) -> int:
+    """What an entry returns. Raises MemoryError."""
+    if code:
+        raise MemoryError("out of memory in a kernel")
+    return code
 
 
 def name() -> str:
@@ -63,12 +71,15 @@ def name() -> str:
 
 
 class Traced(Exception):
-    """mlx traces a function, to compile or differentiate it: its arrays stand for others, and nothing can be computed of them."""
+    """mlx traces a function to compile it: its arrays stand for others, and nothing can be computed of them.
+
+    While it differentiates one it does compute, so there it is not raised: what is computed here has no gradient.
+    """
 
 
 def suits(*arrays: mx.array) -> bool:
-    """The chooser of all that the library computes: true for float32, where it is there."""
-    return all(array.dtype == mx.float32 for array in arrays) and library() is not None
+    """The chooser of all that the library computes: true for float32 and at least one element, where it is there."""
+    return all(array.dtype == mx.float32 and array.size for array in arrays) and library() is not None
 
 
 def evaluate(*arrays: mx.array) -> None:
@@ -109,18 +120,22 @@ def _compiled() -> Path:
     """The library's file. Raises CalledProcessError with what the compiler says, OSError where nothing can be written."""
     key = _key()
     kept = backend.cache_folder("kernels").absolute() / f"{key}.so"
-    if kept.is_file():
+    if kept.is_file() and kept.stat().st_size:
         return kept
+    log.debug("compiling kernels for this CPU, once")
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        folder = kept.parent
+        handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
     except OSError:  # no home, or one that cannot be written: compiled anew by each process
-        folder = Path(tempfile.mkdtemp(prefix="mlx-bulk-"))
-        kept = folder / kept.name
-    log.debug("compiling kernels for this CPU, once")
-    new = folder / f"{key}.{os.getpid()}"
-    subprocess.run([*COMMAND, "-o", str(new), str(SOURCE)], capture_output=True, text=True, check=True)
-    new.replace(kept)  # whole or not at all: others may compile it too
+        kept = Path(tempfile.mkdtemp(prefix="mlx-bulk-")) / kept.name
+        handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
+    with os.fdopen(handle, "rb") as file:
+        try:
+            subprocess.run([*COMMAND, "-o", new, str(SOURCE)], capture_output=True, text=True, check=True)
+            os.fsync(file.fileno())
+            Path(new).replace(kept)  # whole or not at all: others may compile it too
+        finally:
+            Path(new).unlink(missing_ok=True)
     return kept
 
 

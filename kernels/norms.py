@@ -10,6 +10,11 @@ def reference(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return x * mx.rsqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
 
 
+def suits(x: mx.array, weight: mx.array) -> bool:
+    """The chooser: float32 on the CPU, and a weight of the last axis."""
+    return x.ndim > 0 and weight.shape == (x.shape[-1],) and native.suits(x, weight)
+
+
 def on_cpu(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     """``reference`` by the library, computed now."""
     x, weight = native.dense(x), native.dense(weight)

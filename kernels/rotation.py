@@ -37,9 +37,19 @@ def reference(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale:
     return mx.concatenate([whole, x[..., 2 * half :]], axis=-1)
 
 
+def suits(x: mx.array, dims: int, offset: int | mx.array) -> bool:
+    """The chooser: float32 on the CPU, [B, H, T, D], an even number of ``dims`` of D, an integer for all rows or one a row."""
+    if x.ndim != 4 or not 0 < dims <= x.shape[-1] or dims % 2:
+        return False
+    if isinstance(offset, mx.array):
+        integer = mx.issubdtype(offset.dtype, mx.integer)
+        return integer and offset.ndim <= 1 and offset.size in (1, x.shape[0]) and native.suits(x)
+    return type(offset) is int and native.suits(x)
+
+
 def on_cpu(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False) -> mx.array:
     """``reference`` by the library, computed now; in memory it is [B, T, H, D], as projections leave it."""
-    native.evaluate(x)
+    native.evaluate(x, *([offset] if isinstance(offset, mx.array) else []))
     strides = native.layout(x).strides
     if strides is None or strides[-1] != x.itemsize:
         x = native.dense(x)

@@ -1,5 +1,5 @@
 """Layers of mlx with the CPU's kernels: projections, norms, rotations. A layer that has a class of these computes its output when it is
-called, where mlx names what is to be computed; for what the kernels are not made for it is what it was.
+called, where mlx names what is to be computed; for what the kernels are not made for, training too, it is what it was.
 """
 
 from collections.abc import Callable, Generator
@@ -38,8 +38,8 @@ def _or_else(name: str, fast: Callable[[], mx.array], original: Callable[[], mx.
     return found
 
 
-def _now(x: mx.array, weight: mx.array) -> bool:
-    return (weight.shape[0] < VOCABULARY or _read) and linear.suits(x, weight)
+def _now(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
+    return (weight.shape[0] < VOCABULARY or _read) and linear.suits(x, weight, bias)
 
 
 class FastLinear(nn.Linear):
@@ -47,10 +47,10 @@ class FastLinear(nn.Linear):
 
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., N]."""
-        weight = self["weight"]
-        if not _now(x, weight):
+        weight, bias = self["weight"], self.get("bias")
+        if self.training or not _now(x, weight, bias):
             return super().__call__(x)
-        return _or_else("linear", lambda: linear.on_cpu(x, weight, self.get("bias")), lambda: super(FastLinear, self).__call__(x))
+        return _or_else("linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
 
 
 class FastEmbedding(nn.Embedding):
@@ -59,7 +59,7 @@ class FastEmbedding(nn.Embedding):
     def as_linear(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., V]."""
         weight = self["weight"]
-        if not _now(x, weight):
+        if self.training or not _now(x, weight):
             return super().as_linear(x)
         return _or_else("linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
@@ -70,7 +70,7 @@ class FastRMSNorm(nn.RMSNorm):
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., D] -> the same shape."""
         weight = self["weight"]
-        if not native.suits(x, weight):
+        if self.training or not norms.suits(x, weight):
             return super().__call__(x)
         return _or_else("norm", lambda: norms.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x))
 
@@ -80,7 +80,7 @@ class FastRoPE(nn.RoPE):
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """x [B, H, T, D] -> the same shape."""
-        if x.ndim != 4 or not native.suits(x):
+        if self.training or not rotation.suits(x, self.dims, offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
         return _or_else(
             "rotation",
@@ -94,7 +94,7 @@ class FastLlama3RoPE(Llama3RoPE):
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """x [B, H, T, D] -> the same shape."""
-        if x.ndim != 4 or not native.suits(x):
+        if self.training or not rotation.suits(x, 2 * len(self._freqs), offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
         return _or_else(
             "rotation",
@@ -119,8 +119,9 @@ CLASSES: dict[type, type] = {
 
 
 def put_on(network: nn.Module) -> None:
-    """Gives a network's layers the classes of ours."""
-    _change(network, CLASSES)
+    """Gives a network's layers the classes of ours, to compute and not to train with until it is told to ``train``."""
+    for layer in _change(network, CLASSES):
+        layer.eval()
 
 
 def take_off(network: nn.Module) -> None:
@@ -133,7 +134,8 @@ def worn(network: nn.Module) -> bool:
     return any(type(layer) in CLASSES.values() for layer in network.modules())
 
 
-def _change(network: nn.Module, classes: dict[type, type]) -> None:
-    for layer in network.modules():
-        if type(layer) in classes:
-            layer.__class__ = classes[type(layer)]
+def _change(network: nn.Module, classes: dict[type, type]) -> list[nn.Module]:
+    changed = [layer for layer in network.modules() if type(layer) in classes]
+    for layer in changed:
+        layer.__class__ = classes[type(layer)]
+    return changed

@@ -49,12 +49,16 @@ def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, 
 
 
 def _attends(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> bool:
-    """Whether the substitute is made for this call."""
-    if not native.suits(queries, keys, values) or any(x.ndim != 4 for x in (queries, keys, values)) or queries.shape[1] % keys.shape[1]:
+    """Whether the substitute is made for this call: shapes that do not fit are mlx's to complain of."""
+    if not native.suits(queries, keys, values) or any(x.ndim != 4 for x in (queries, keys, values)):
+        return False
+    (b, h, t, d), (rows, kv, length, width) = queries.shape, keys.shape
+    if (rows, width, values.shape[:3]) != (b, d, (b, kv, length)) or h % kv:
         return False
     if isinstance(mask, mx.array):
-        return mask.dtype in (mx.bool_, mx.float32)
-    return mask is None or (mask == "causal" and queries.shape[2] <= keys.shape[2])
+        fits = mask.ndim <= 4 and all(n in (1, of) for n, of in zip(mask.shape[::-1], (length, t, h, b), strict=False))
+        return fits and mask.dtype in (mx.bool_, mx.float32)
+    return mask is None or (mask == "causal" and t <= length)
 
 
 def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import activations
+from mlx_bulk.kernels import activations, native
 from numpy.typing import NDArray
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
 Activation = Callable[..., mx.array]
 

@@ -72,3 +72,13 @@ def test_nan_stays_in_its_row():
 )
 def test_few_rows_of_float32_suit(x: mx.array, suited: bool):
     assert linear.suits(x, mx.zeros((3, 8))) == suited
+
+
+@pytest.mark.parametrize("bias", [mx.zeros(3, mx.bfloat16), mx.array(0.5), mx.zeros(4)])
+def test_a_bias_of_another_kind_does_not_suit(bias: mx.array):
+    assert not linear.suits(mx.zeros((2, 8)), mx.zeros((3, 8)), bias)
+    assert linear.suits(mx.zeros((2, 8)), mx.zeros((3, 8)), mx.zeros(3))
+
+
+def test_a_weight_of_another_width_does_not_suit():
+    assert not linear.suits(mx.zeros((2, 64)), mx.zeros((3, 32)))

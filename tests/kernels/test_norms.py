@@ -28,3 +28,9 @@ def test_zeros_stay_and_nan_stays_in_its_row():
     found = np.array(norms.on_cpu(x, mx.ones(20), 1e-5))
     assert (found[0] == 0).all()
     assert np.isnan(found).all(axis=1).tolist() == [False, False, True]
+
+
+def test_a_weight_of_another_width_does_not_suit():
+    assert norms.suits(mx.zeros((3, 64)), mx.zeros(64))
+    assert not norms.suits(mx.zeros((3, 64)), mx.zeros(32))
+    assert not norms.suits(mx.zeros((3, 0)), mx.zeros(0))

@@ -59,3 +59,17 @@ def test_what_was_rotated_before_does_not_matter():
 def test_one_position_for_all_rows_is_that_of_each():
     x = mx.random.normal((3, 2, 1, 16))
     np.testing.assert_array_equal(both(x, 16, 9)[0], both(x, 16, mx.array([9, 9, 9]))[0])
+
+
+@pytest.mark.parametrize(
+    ("dims", "offset"),
+    [(64, 0), (7, 0), (16, 1.5), (16, True), (16, mx.array([1.0])), (16, mx.array([1, 2, 3])), (16, mx.array([[1], [2]]))],
+)
+def test_what_mlx_refuses_or_knows_better_does_not_suit(dims: int, offset: Any):
+    assert not rotation.suits(mx.zeros((2, 2, 3, 16)), dims, offset)
+
+
+@pytest.mark.parametrize("offset", [0, mx.array(3), mx.array([3]), mx.array([3, 4])])
+def test_an_integer_for_all_or_one_a_row_suits(offset: Any):
+    assert rotation.suits(mx.zeros((2, 2, 3, 16)), 16, offset)
+    assert not rotation.suits(mx.zeros((2, 3, 16)), 16, offset)

@@ -1,5 +1,6 @@
 """Fast kernels in mlx-lm's models: the same logits before and after, and the originals wherever ours are not made for it."""
 
+import contextlib
 import importlib
 import logging
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(substitutes, "LEAST", 0)
     networks = [tiny.build(name) for name in USED]
     for network in networks:
-        substitutes.restore(network)
+        substitutes.restore(network.eval())
     yield
     for network in networks:
         substitutes.restore(network)
@@ -179,14 +180,14 @@ def test_without_a_compiler_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_model_in_half_precision_keeps_its_own_and_takes_nothing_from_others():
     put("llama")
-    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"}))
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"})).eval()
     network.set_dtype(mx.bfloat16)
     assert substitute(network, tiny.VOCABULARY, None) == ()
     assert call()[1]  # float32 models of the same file go on with ours
 
 
 def test_quantized_weights_that_stay_quantized_are_served():
-    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"}))
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"})).eval()
     nn.quantize(network, group_size=32, bits=8)
     assert substitute(network, tiny.VOCABULARY, None) == ("attention", "norm", "rotation", "swiglu")
 
@@ -213,6 +214,39 @@ def test_only_inside_a_block():
     assert llama.swiglu is activations.swiglu
 
 
+def test_a_layer_that_trains_has_gradients():
+    x, layer = mx.random.normal((2, 8)), nn.Linear(8, 3)
+
+    def gradient() -> mx.array:
+        def loss(x: mx.array) -> mx.array:
+            return layer(x).square().sum()
+
+        return nn.value_and_grad(layer, loss)(x)[1]["weight"]
+
+    truth = gradient()
+    layer.__class__ = fast_layers.FastLinear
+    np.testing.assert_allclose(gradient(), truth, rtol=1e-5)
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("values of another length", {"values": mx.zeros((1, 2, 2, 16))}),
+    ("values of other heads", {"values": mx.zeros((1, 1, 3, 16))}),
+    ("more rows of queries", {"queries": mx.zeros((2, 4, 3, 16))}),
+    ("wider queries", {"queries": mx.zeros((1, 4, 3, 32))}),
+    ("a mask of more keys", {"mask": mx.ones((3, 9), mx.bool_)}),
+    ("no keys", {"keys": mx.zeros((1, 2, 0, 16)), "values": mx.zeros((1, 2, 0, 16)), "mask": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "changed"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dict[str, Any]):
+    put("llama")
+    fast_layers.taken.clear()
+    with contextlib.suppress(ValueError):
+        call(**changed)
+    assert "attention" not in fast_layers.taken
+
+
 def test_parameters_stay_those_of_the_checkpoint():
     network = tiny.build("llama")
     names = [name for name, _ in tree_flatten(network.parameters())]
@@ -231,7 +265,7 @@ def test_what_mlx_compiles_is_computed_by_mlx():
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch, tied: bool):
     monkeypatch.setattr(fast_layers, "VOCABULARY", tiny.VOCABULARY)
-    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied}))
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied})).eval()
     substitute(network, tiny.VOCABULARY, None)
     widths: list[int] = []
     right = linear.on_cpu
@@ -266,7 +300,7 @@ def test_an_adapter_on_ours_is_that_on_mlx_lm_s(scaled: bool):
     networks: list[Any] = []
     for _ in range(2):
         mx.random.seed(0)
-        networks.append(llama.Model(llama.ModelArgs.from_dict(config)))
+        networks.append(llama.Model(llama.ModelArgs.from_dict(config)).eval())
     truth = adapted(networks[0])
     assert "linear" in substitute(networks[1], tiny.VOCABULARY, None)
     np.testing.assert_allclose(adapted(networks[1]), truth, rtol=0, atol=1e-4)
