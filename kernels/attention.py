@@ -15,7 +15,7 @@ from . import native
 
 Mask = mx.array | str | None
 
-_NONE, _CAUSAL, _SEEN, _ADDED = range(4)  # cpu.cpp's Mask
+_NONE, _CAUSAL, _SEEN, _ADDED = range(4)  # attend.h's Mask
 
 
 def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:

@@ -23,6 +23,7 @@ from . import backend
 log = logging.getLogger("mlx_bulk")
 
 SOURCE = Path(__file__).with_name("cpu.cpp")
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))  # what it includes
 # No fast math: NaN and infinities keep their meaning, and sums their order.
 COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
@@ -111,9 +112,10 @@ def empty(shape: Sequence[int]) -> mx.array:
 
 
 def _key() -> str:
-    """Changes with the source, the compiler and the processor."""
+    """Changes with the sources, the compiler and the processor."""
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
-    return hashlib.sha256("\n".join([SOURCE.read_text(), *COMMAND, version, _processor()]).encode()).hexdigest()[:32]
+    sources = [path.read_text() for path in (SOURCE, *HEADERS)]
+    return hashlib.sha256("\n".join([*sources, *COMMAND, version, _processor()]).encode()).hexdigest()[:32]
 
 
 def _compiled() -> Path:
@@ -131,7 +133,7 @@ def _compiled() -> Path:
         handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
     with os.fdopen(handle, "rb") as file:
         try:
-            subprocess.run([*COMMAND, "-o", new, str(SOURCE)], capture_output=True, text=True, check=True)
+            subprocess.run([*COMMAND, f"-I{HEADERS[0].parent}", "-o", new, str(SOURCE)], capture_output=True, text=True, check=True)
             os.fsync(file.fileno())
             Path(new).replace(kept)  # whole or not at all: others may compile it too
         finally:

@@ -1,0 +1,101 @@
+// Attention tile by tile. Knows nothing of caches or models.
+
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "pool.h"
+#include "products.h"
+#include "vectors.h"
+
+namespace {
+
+enum Mask { NONE, CAUSAL, SEEN, ADDED };
+
+struct Attention {
+  const float *q, *k, *v;
+  float* out;  // [B, T, H, E]
+  const char* mask;
+  long b, h, t, d, kv, length, e;
+  long qs[3], ks[3], vs[3], ms[4];  // strides of row, head and position; the mask's, in its elements
+  float scale;
+  Mask kind;
+
+  long groups() const { return h / kv; }
+  long wide() const { return (length + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
+  long value_width() const { return (e + W - 1) / W * W; }
+
+  // Scores [groups * n, keys] of n queries from `start` to weights, in place; and 1 / their sums.
+  void weigh(float* scores, long row, long head, long start, long n, long keys, float* shares) const {
+    for (long r = 0; r < groups() * n; r++) {
+      float* s = scores + r * wide();
+      long at = start + r % n, seen = kind == CAUSAL ? length - t + at + 1 : keys, j = 0;
+      long masked = row * ms[0] + (head * groups() + r / n) * ms[1] + at * ms[2];
+      if (kind == SEEN)
+        for (j = 0; j < seen; j++) s[j] = mask[masked + j * ms[3]] ? s[j] : -std::numeric_limits<float>::max();
+      if (kind == ADDED)
+        for (j = 0; j < seen; j++) s[j] += ((const float*)mask)[masked + j * ms[3]];
+      for (j = seen; j % W; j++) s[j] = -INFINITE;
+      V most = all(-INFINITE), total = {};
+      for (j = 0; j < seen; j += W) {
+        V x = load(s + j);
+        most = most > x ? most : x;  // a NaN may be lost here; its weight is one all the same
+      }
+      float peak = most[0];
+      for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
+      for (j = 0; j < seen; j += W) {
+        V weight = exp(load(s + j) - peak);
+        store(s + j, weight);
+        total += weight;
+      }
+      for (; j < keys; j += W) store(s + j, V{});
+      shares[r] = 1.0f / sum(total);
+    }
+  }
+
+  // Queries start ... stop - 1 of a row over one of its key heads; `turned` holds the keys as [D, wide], or is null.
+  void tile(long row, long head, long start, long stop, const float* turned, const float* values, long ldv) const {
+    long n = stop - start, rows = groups() * n, keys = kind == CAUSAL ? length - t + stop : length, width = value_width();
+    float* queries = spare(QUERIES, rows * (d + 1 + width));
+    float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
+    for (long r = 0; r < rows; r++) {
+      const float* from = q + row * qs[0] + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
+      for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
+    }
+    if (turned)
+      outer(rows, (keys + W - 1) / W * W, queries, d, turned, wide(), d, scores, wide());
+    else
+      dots(rows, keys, queries, d, k + row * ks[0] + head * ks[1], ks[2], d, scores, wide(), nullptr);
+    weigh(scores, row, head, start, n, keys, shares);
+    outer(rows, width, scores, wide(), values, ldv, keys, made, width);
+    for (long r = 0; r < rows; r++) {
+      float* to = out + ((row * t + start + r % n) * h + head * groups() + r / n) * e;
+      for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
+    }
+  }
+
+  void run() const {
+    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20, FEW = 8;  // of a tile's scores; rows for which keys are not turned
+    long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
+    long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
+    pool.run(b * kv * parts, [&](long task) {
+      long row = task / parts / kv, head = task / parts % kv, width = value_width(), ldv = vs[2];
+      const float *keys = k + row * ks[0] + head * ks[1], *values = v + row * vs[0] + head * vs[1];
+      float* turned = nullptr;
+      if (groups() * t > FEW) {
+        turned = spare(KEYS, d * wide());
+        turn(length, d, keys, ks[2], turned, wide());
+      }
+      if (width != e) {
+        float* to = spare(VALUES, length * width);
+        for (long j = 0; j < length; j++)
+          for (long i = 0; i < width; i++) to[j * width + i] = i < e ? values[j * ldv + i] : 0.0f;
+        values = to, ldv = width;
+      }
+      for (long i = tiles - 1 - task % parts; i >= 0; i -= parts) tile(row, head, i * each, std::min(t, (i + 1) * each), turned, values, ldv);
+    });
+  }
+};
+
+}  // namespace

@@ -1,0 +1,90 @@
+// A processor's vector as a number of its own: loads, sums over lanes, exp. Knows neither threads nor arrays.
+
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16, REGISTERS = 32;
+#elif defined(__AVX__)
+constexpr int W = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int W = 4, REGISTERS = 32;
+#else
+constexpr int W = 4, REGISTERS = 16;
+#endif
+
+typedef float V __attribute__((vector_size(4 * W)));
+typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef float Loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
+
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+
+inline V load(const float* p) { return *(const Loose*)p; }
+inline void store(float* p, V v) { *(Loose*)p = v; }
+inline V all(float x) { return x - V{}; }  // and not +, which would be computed: it makes 0 of -0
+
+constexpr int log2(int n) { return n > 1 ? 1 + log2(n / 2) : 0; }
+
+// Which lanes of two vectors behind each other go where, for each half block of 1, 2, 4 ... lanes.
+struct Lanes {
+  I low[6], high[6], across[6];    // added to one another, blocks of 2 * half lanes are folded in two
+  I kept[6], taken[6];             // what stays of 2 * half rows that are turned about, and what changes places
+
+  Lanes() {
+    for (int level = 0, half = 1; half < 2 * W; level++, half *= 2)
+      for (int i = 0; i < W; i++) {
+        low[level][i] = (i / half * 2 * half + i % half) % (2 * W);
+        high[level][i] = low[level][i] + half;
+        across[level][i] = i ^ half;
+        kept[level][i] = i & half ? W + i - half : i;
+        taken[level][i] = i & half ? W + i : i + half;
+      }
+  }
+};
+
+const Lanes lanes;
+
+// The sums of N vectors, N a power of two of at most W, to out: by halves, those of two vectors at a time.
+template <int N>
+inline void sums(const V* v, float* out) {
+  V part[N];
+#pragma GCC unroll 16
+  for (int i = 0; i < N; i++) part[i] = v[i];
+  int level = log2(W) - 1;
+#pragma GCC unroll 8
+  for (int left = N; left > 1; left /= 2, level--)
+#pragma GCC unroll 16
+    for (int i = 0; i < left / 2; i++)
+      part[i] = __builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.low[level]) +
+                __builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.high[level]);
+#pragma GCC unroll 8
+  for (; level >= 0; level--) part[0] += __builtin_shuffle(part[0], lanes.across[level]);
+  float last[W];
+  store(last, part[0]);
+#pragma GCC unroll 16
+  for (int i = 0; i < N; i++) out[i] = last[i * (W / N)];
+}
+
+inline float sum(V v) {
+  float out;
+  sums<1>(&v, &out);
+  return out;
+}
+
+// exp for x <= 88, within 4e-7 of the value; 0 below -87.3 and for -inf; NaN stays. 2**n * exp(f) with n the integer next to
+// x / ln(2): adding 1.5 * 2**23 rounds to it and leaves it in the low bits. ln(2) in two parts, n times the first of which is exact
+// (Cody and Waite 1980); the powers of degree 5 whose largest relative error, 1.1e-7, is smallest.
+inline V exp(V x) {
+  V shifted = x * 1.4426950408889634f + 12582912.0f, n = shifted - 12582912.0f;
+  V f = (x - n * 0.693359375f) - n * -2.12194440e-4f, square = f * f;
+  V power = (1.0f + f) + square * ((0.49999230308219417f + 0.16667115389023707f * f) +
+                                   square * (0.04189033169876025f + 0.008312501317320553f * f));
+  V value = (V)((I)power + ((I)shifted << 23));
+  return x < -87.3f ? all(0.0f) : x == x ? value : x;
+}
+
+}  // namespace
