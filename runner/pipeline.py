@@ -207,6 +207,8 @@ class _Session:
                 raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
             raise
         self.outside.supervisor.flight(())
+        if setup.prefix_cache is not None:
+            log.info("batch.prefix_cache: %s", setup.prefix_cache.account)
         return engine.progress, not stopped()
 
     def _feed(self, outcomes: Iterator[Outcome], desk: Desk) -> None:
@@ -226,7 +228,11 @@ class _Session:
     def _models(self, known: Known, wanted: Wanted) -> tuple[Model, BatchConfig, Wanted, Model | None]:
         """What ``fit`` takes, loaded: the model, and the reference beside it."""
         model, *others = self.models.get(known.models(self.config), memory_for(self.config))
-        return model, self.config.batch, wanted, others[0] if others else None
+        batch = self.config.batch
+        if batch.prefix_cache is not None and self.config.job != "generate":
+            log.warning("batch.prefix_cache: %s is not used, as only generate jobs keep prefixes", batch.prefix_cache)
+            batch = batch.model_copy(update={"prefix_cache": None})
+        return model, batch, wanted, others[0] if others else None
 
     def _write_statistics(self, job: Job) -> pa.Table:
         """Writes stats.arrow."""
@@ -248,6 +254,7 @@ class _Session:
             dropped=left_out,
             refused=refused(self.run_dir),
             prompt_tokens=p.prompt,
+            prefilled_tokens=p.prefilled,
             generated_tokens=p.generated,
             scored_tokens=p.scored,
             seconds=round(monotonic() - self.begin, 3),

@@ -49,11 +49,17 @@ class Base:
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The prefixes in ``folder`` of one model: ``identity`` says all that their numbers depend on besides their tokens."""
+    """The prefixes in ``folder`` of one model: ``identity`` says all that their numbers depend on besides their tokens.
+
+    ``longest`` has the tokens of the longest that was asked for; ``read`` and ``kept`` count those of this session.
+    """
 
     folder: Path
     identity: str
     most_bytes: int = MOST_BYTES
+    longest: int = 0
+    read: int = 0
+    kept: int = 0
     _said: set[str] = field(default_factory=set[str])
 
     @classmethod
@@ -69,6 +75,7 @@ class PrefixCache:
 
     def load(self, ids: Ids, figures: str, empty: Callable[[], Caches]) -> Base | None:
         """What is kept of ``ids`` [T], if there is anything. figures: what an echo holds; empty: makes the caches that it goes into."""
+        self.longest = max(self.longest, len(ids))
         path = self._path(ids, figures)
         if len(ids) < LEAST or not path.is_file():
             return None
@@ -85,6 +92,7 @@ class PrefixCache:
             if path.is_file():  # else another run has made room
                 self._say("damaged", f"{path}: is not used, and computed anew: {first_line(error)}")
             return None
+        self.read += 1
         echo = {name: np.array(arrays[f"echo.{name}"]) for name in Scores.__slots__ if f"echo.{name}" in arrays}
         return Base(caches, len(ids), Scores(**echo) if echo else None, arrays.get("last"))
 
@@ -102,6 +110,7 @@ class PrefixCache:
             said = {"identity": self.identity, "figures": figures, "plain": plain, "check": _checksum(arrays, plain)}
             with replacing(self._path(ids, figures), f".{os.getpid()}") as file:
                 mx.save_safetensors(file, {**arrays, "ids": mx.array(ids)}, said)
+            self.kept += 1
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             self._say("full", f"{self.folder}: a prefix's KV could not be kept ({first_line(error)}); no more is kept in this session")
 
@@ -116,6 +125,15 @@ class PrefixCache:
             except Exception:  # damaged, or gone by now: who wants it says so
                 log.debug("%s: cannot be read", path)
         return found
+
+    @property
+    def account(self) -> str:
+        """What the folder was good for in this session, or why for nothing."""
+        found = "prompts share none that is worth it"
+        if self.longest:
+            found = f"the longest that prompts share: {self.longest} tokens"
+            found += f", and those of fewer than {LEAST} are not kept" if self.longest < LEAST else ""
+        return f"{self.folder}: prefixes read {self.read}, kept {self.kept} ({found})"
 
     def _path(self, ids: Ids, figures: str) -> Path:
         whole = sha256(f"{self.identity}\n{figures}\n".encode() + ids.astype("<i4").tobytes())

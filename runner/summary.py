@@ -3,7 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-SESSION_FIGURES = ("prompt_tokens", "generated_tokens", "scored_tokens", "seconds", "padding_waste", "peak_memory_bytes")
+SESSION_FIGURES = (
+    "prompt_tokens",
+    "prefilled_tokens",
+    "generated_tokens",
+    "scored_tokens",
+    "seconds",
+    "padding_waste",
+    "peak_memory_bytes",
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -12,7 +20,8 @@ class Summary:
     this session's.
 
     ``worked``: False when nothing was left to do. ``reasons``: why rows were quarantined, a line each. ``closing``: what of the
-    statistics is shown at the end, if they are complete.
+    statistics is shown at the end, if they are complete. ``prefilled_tokens`` went through the model before decoding: less than
+    ``prompt_tokens`` where prompts begin alike.
     """
 
     job: str
@@ -24,6 +33,7 @@ class Summary:
     dropped: int
     refused: int
     prompt_tokens: int
+    prefilled_tokens: int
     generated_tokens: int
     scored_tokens: int
     seconds: float

@@ -1,5 +1,9 @@
 """What prompts begin with, computed once by the real command, and kept for the next one in ``batch.prefix_cache``."""
 
+import json
+from itertools import takewhile
+from typing import Any
+
 import pytest
 from mlx_bulk.runner import stems
 from mlx_bulk.runner.prefill import Setup
@@ -51,6 +55,59 @@ def test_the_next_run_computes_no_prefix_and_says_the_same(bench: Bench, compute
     plain = bench.run("--output", out, "--overwrite", rows=ROWS, prompt=PROMPT, logprobs=ECHO)
     assert records(plain) == records(first)
     assert session(first)["batch"]["prefix_cache"] == str(folder)
+
+
+def noted(done: Done) -> dict[str, Any]:
+    """The last session's figures in summary.json."""
+    return json.loads((done.output / "summary.json").read_text())["session"]
+
+
+def alike(done: Done) -> int:
+    """Tokens that all prompts begin with."""
+    return len([*takewhile(lambda ids: len(set(ids)) == 1, zip(*(r["prompt_ids"] for r in done.records), strict=False))])
+
+
+def fed(done: Done, shared: int, times: int) -> int:
+    """Tokens of all prompts less their last ones, where ``shared`` of each are fed so many ``times`` in all."""
+    return sum(r["prompt_tokens"] - 1 - shared for r in done.records) + times * shared
+
+
+def test_a_user_sees_what_was_read_and_kept_and_what_was_prefilled(bench: Bench):
+    folder = bench.root / "kv"
+    first = bench.run(rows=ROWS, prompt=PROMPT, batch={"prefix_cache": str(folder)})
+    shared = alike(first)
+    said = f"batch.prefix_cache: {folder}: prefixes read {{}}, kept {{}} (the longest that prompts share: {shared} tokens)"
+    assert said.format(0, 1) in first.stderr
+    assert noted(first)["prefilled_tokens"] == fed(first, shared, times=1)
+    again = bench.run("--overwrite", rows=ROWS, prompt=PROMPT, batch={"prefix_cache": str(folder)})
+    assert said.format(1, 0) in again.stderr
+    assert noted(again)["prefilled_tokens"] == fed(first, shared, times=0)
+
+
+def test_a_prefix_that_is_too_short_to_be_kept_is_said_and_shared_all_the_same(bench: Bench):
+    folder = bench.root / "kv"
+    done = bench.run(rows=ROWS, prompt={"text": SYSTEM[:80] + "{{ q }}"}, batch={"prefix_cache": str(folder)})
+    shared = alike(done)
+    assert 16 < shared < LEAST
+    assert (
+        f"batch.prefix_cache: {folder}: prefixes read 0, kept 0 "
+        f"(the longest that prompts share: {shared} tokens, and those of fewer than {LEAST} are not kept)"
+    ) in done.stderr
+    assert list(folder.iterdir()) == []
+    assert noted(done)["prefilled_tokens"] == fed(done, shared, times=1)
+
+
+def test_prompts_that_share_nothing_are_said(bench: Bench):
+    done = bench.run(rows=ROWS[:3], batch={"prefix_cache": str(bench.root / "kv")})
+    assert f"batch.prefix_cache: {bench.root / 'kv'}: prefixes read 0, kept 0 (prompts share none that is worth it)" in done.stderr
+
+
+def test_a_job_that_keeps_no_prefixes_says_so_and_makes_no_folder(bench: Bench):
+    folder = bench.root / "kv"
+    done = bench.score(rows=[{"text": "O"}], score={"text": "{{ text }}"}, batch={"prefix_cache": str(folder)})
+    assert done.code == 0
+    assert f"batch.prefix_cache: {folder} is not used, as only generate jobs keep prefixes" in done.stderr
+    assert not folder.exists()
 
 
 def test_a_run_may_go_on_with_another_folder(bench: Bench):
