@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+from options import served
 from turns import race, serve
 
 PEERS = ["ours", "mlx_lm"]
@@ -75,8 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--questions", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--peer", choices=PEERS)
-    parser.add_argument("--folder", type=Path)
+    served(parser, PEERS)
     args = parser.parse_args()
     if args.peer:
         items = questions(int((args.folder / "questions").read_text()))

@@ -5,7 +5,6 @@ over questions from a JSON-lines file with a column `question`, or made here. Th
 greedy completion at that batch size is not the one at batch size 1, `slowdown` the seconds of deterministic mode to those without it.
 """
 
-import argparse
 import json
 import logging
 import tempfile
@@ -13,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from durability import CONFIG, questions
+from durability import job
 from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner import pipeline
@@ -21,6 +20,7 @@ from mlx_bulk.runner.loaded import Models
 from mlx_bulk.runner.manifest import Start
 from mlx_bulk.runner.outside import Outside
 from mlx_bulk.runner.parts import read_results
+from options import QUESTIONS, options
 
 Found = tuple[float, list[tuple[list[int], list[float]]]]
 
@@ -38,27 +38,18 @@ def run(config: Path, models: Models, **batch: Any) -> Found:
 
 def main() -> None:
     """Runs at several batch sizes, then with and without deterministic mode in turns."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="A JSON-lines file with a column `question`.")
-    parser.add_argument("--shape", choices=["demo", "135m"], default="demo")
-    parser.add_argument("--rows", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=2)
-    args = parser.parse_args()
+    args = options(__doc__, shapes=("demo", "135m"), data=QUESTIONS, rows=512, tokens=64, rounds=2).parse_args()
     logging.getLogger("mlx_bulk").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
-        if args.data is None:
-            questions(folder / "rows.jsonl", args.rows)
-        config = folder / "job.yaml"
+        model = "demo"
         if args.shape == "135m":
             import shapes
 
             (folder / "model").mkdir()
             shapes.save(folder / "model", shapes.LLAMA_135M)
-        model = "demo" if args.shape == "demo" else folder / "model"
-        source = args.data or folder / "rows.jsonl"
-        config.write_text(CONFIG.format(model=model, data=source, rows=args.rows, tokens=args.tokens, output=folder / "run"))
+            model = str(folder / "model")
+        config = job(folder, model, args.data, args.rows, args.tokens)
         models = Models()
         _, alone = run(config, models, rows=1)
         differ: dict[str, float] = {}

@@ -5,7 +5,6 @@ a column `question` (GSM8K's, say) or made here. The runs take turns in one proc
 rounds of the seconds with the journal to those without, `writer_cpu_share` the processor time of the writer's thread in a run's wall time.
 """
 
-import argparse
 import json
 import logging
 import random
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_bulk.kernels.backend import load_mlx
+from options import QUESTIONS, options
 
 load_mlx()
 
@@ -85,6 +85,16 @@ def questions(path: Path, count: int) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def job(folder: Path, model: str, data: Path | None, rows: int, tokens: int) -> Path:
+    """Writes a job's config into ``folder``: so many ``tokens`` for each of ``rows`` questions of ``data``, else for made-up ones."""
+    if data is None:
+        data = folder / "rows.jsonl"
+        questions(data, rows)
+    config = folder / "job.yaml"
+    config.write_text(CONFIG.format(model=model, data=data, rows=rows, tokens=tokens, output=folder / "run"))
+    return config
+
+
 def seconds(config: Path, writer: Any, models: Models) -> float:
     """One whole run's wall time."""
     pipeline.Writer = writer
@@ -96,20 +106,10 @@ def seconds(config: Path, writer: Any, models: Models) -> float:
 
 def main() -> None:
     """Runs both in turns."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="A JSON-lines file with a column `question`.")
-    parser.add_argument("--rows", type=int, default=1319)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=4)
-    args = parser.parse_args()
+    args = options(__doc__, shapes=(), data=QUESTIONS, rows=1319, tokens=64, rounds=4).parse_args()
     logging.getLogger("mlx_bulk").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=".") as name:
-        folder = Path(name)
-        if args.data is None:
-            questions(folder / "rows.jsonl", args.rows)
-        config = folder / "job.yaml"
-        source = args.data or folder / "rows.jsonl"
-        config.write_text(CONFIG.format(model="demo", data=source, rows=args.rows, tokens=args.tokens, output=folder / "run"))
+        config = job(Path(name), "demo", args.data, args.rows, args.tokens)
         models = Models()
         seconds(config, Timed, models)
         took: dict[str, list[float]] = {"journal": [], "memory": []}

@@ -11,7 +11,6 @@ installed are left out: the extra `bench` has them. The last line is JSON: ``rat
 tokens a second, ``agreement`` how the outputs compare.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable
@@ -27,6 +26,7 @@ import torch_peer
 from about import about, table
 from completing import Completing
 from lengths import texts
+from options import options, raced
 from turns import compare, race, serve
 
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
@@ -70,18 +70,9 @@ def agreements(results: dict[str, dict[str, Any]], greedy: bool) -> dict[str, di
 
 def main() -> None:
     """Runs the race, or one peer of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=["135m", "5m"], default="135m")
-    parser.add_argument("--data", type=Path, help="JSON lines with columns `question` and `answer`: their lengths are taken.")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=32)
+    parser = options(__doc__, prompts=64, new=64, rows=32, slow_prompts=4, rounds=3)
     parser.add_argument("--sampled", action="store_true")
-    parser.add_argument("--slow-prompts", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    raced(parser, PEERS)
     args = parser.parse_args()
     if args.peer:
         serve(partial(build, args.peer, args.folder), warm_up=args.peer != SLOW)

@@ -7,7 +7,6 @@ input counts as outside. Loading, probing and scanning the input come before it,
 JSON: ``outside`` is the median share over rounds.
 """
 
-import argparse
 import json
 import logging
 import statistics
@@ -30,6 +29,7 @@ from mlx_bulk.runner.manifest import Start
 from mlx_bulk.runner.outside import Outside
 from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.records import Outcome, Request
+from options import options
 
 CONFIG = """
 job: generate
@@ -105,14 +105,7 @@ def run(config: Any, models: Models) -> dict[str, float]:
 
 def main() -> None:
     """Some runs, the first to warm up."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=["135m", "5m"], default="135m")
-    parser.add_argument("--data", type=Path, help="JSON lines with columns `question` and `answer`: their lengths are taken.")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+    args = options(__doc__, prompts=64, new=64, rows=32, rounds=3).parse_args()
     logging.getLogger("mlx_bulk").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

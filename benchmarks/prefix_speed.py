@@ -24,6 +24,7 @@ import numpy as np
 from about import about, table
 from completing import Completing
 from lengths import FIRST_ID, Texts, draw, texts
+from options import options, served
 from turns import compare, race, serve
 
 PEERS = {"answers": ["shared", "apart", "texts"], "samples": ["shared", "apart"]}
@@ -97,17 +98,11 @@ def prepare(args: argparse.Namespace, folder: Path, vocabulary: int) -> tuple[in
 
 def main() -> None:
     """Runs the race, or one peer of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, new=64, rows=32, rounds=3)
     parser.add_argument("--work", choices=list(PEERS), default="answers")
-    parser.add_argument("--shape", choices=["135m", "5m"], default="135m")
-    parser.add_argument("--data", type=Path, help="JSON lines with columns `question` and `answer`: their lengths are taken.")
     parser.add_argument("--count", type=int, help="Questions (64), or prompts (16).")
     parser.add_argument("--prefix", type=int, help="Tokens in common (800), or of a prompt (500).")
-    parser.add_argument("--new", type=int, default=64)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer", choices=PEERS["answers"], help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    served(parser, PEERS["answers"])
     args = parser.parse_args()
     if args.peer:
         work = samples if (args.folder / "completing.json").exists() else answers

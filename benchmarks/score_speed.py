@@ -10,7 +10,6 @@ has them. The last line is JSON; ``ratio`` holds the median over rounds of a pee
 FLOP a token of ours to what matrix products reach in the same run.
 """
 
-import argparse
 import json
 import tempfile
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import sgemm
 import torch_peer
 from about import about, table
 from lengths import Texts, texts
+from options import options, raced
 from turns import compare, race, serve
 
 HALF = ("transformers_bfloat16", "llama_cpp_half")  # for information: held to nothing
@@ -50,14 +50,8 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
 
 def main() -> None:
     """Runs the race, or one peer of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=["135m", "5m"], default="135m")
-    parser.add_argument("--data", type=Path, help="JSON lines with columns `question` and `answer`: their lengths are taken.")
-    parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=PEERS)
-    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser = options(__doc__, texts=64, rounds=3)
+    raced(parser, PEERS)
     args = parser.parse_args()
     if args.peer:
         serve(partial(build, args.peer, args.folder))

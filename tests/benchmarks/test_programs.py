@@ -69,3 +69,12 @@ def test_the_others_end_with_their_figures(command: list[str], keys: set[str], t
     said = last_line(command, tmp_path)
     assert keys <= said.keys()
     assert {"date", "versions", "machine", "blas"} <= said.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "keys"),
+    [("durability.py", {"ratio", "writer_cpu_share", "seconds"}), ("determinism.py", {"differ", "largest_difference", "slowdown", "rows"})],
+)
+def test_those_of_the_demo_model_end_with_their_figures(program: str, keys: set[str], tmp_path: Path):
+    assert last_line([program, "--rows", "6", "--tokens", "3", "--rounds", "1"], tmp_path).keys() == keys
