@@ -29,7 +29,7 @@ def run(config: Path, models: Models, **batch: Any) -> Found:
     """Seconds of a run, and each row's token ids and logprobs."""
     loaded: Any = load(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
     began = time.perf_counter()
-    summary = pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), True, models)
+    summary = pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
     took = time.perf_counter() - began
     assert summary.complete, summary
     batches = read_results(Path(loaded.output.path), ["completion_ids", "logprobs"])

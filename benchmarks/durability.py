@@ -100,7 +100,7 @@ def seconds(config: Path, writer: Any, models: Models) -> float:
     pipeline.Writer = writer
     loaded: Any = load(config)
     began = time.perf_counter()
-    pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), True, models)
+    pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
     return time.perf_counter() - began
 
 

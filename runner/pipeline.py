@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import get_args
 
 import pyarrow as pa
 
@@ -55,8 +56,10 @@ def run(config: JobConfig, kind: Kind, start: Start, outside: Outside, show: Sho
 
     ``models`` holds what an earlier run of this process loaded, and then what this one did.
 
-    Raises a BulkError for what stops the job; what was finished until then is safe.
+    Raises a BulkError for what stops the job; what was finished until then is safe. ValueError for another ``show``.
     """
+    if show not in get_args(Show):
+        raise ValueError(f"show: found {show!r}; expected one of {', '.join(map(repr, get_args(Show)))}")
     kind.check(config, [])  # what is wrong with the templates is said before any file is opened
     orders = outside.supervisor.orders(Path(config.output.path).absolute())
     if orders.begun:

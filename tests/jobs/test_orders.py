@@ -107,3 +107,11 @@ def test_rows_from_stdin_are_told_before_any_is_read(bench: Bench, monkeypatch: 
     with pytest.raises(DataError, match="read enough"):
         pipeline.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), "nothing", Models())
     assert told == [[bench.root / "run"]]
+
+
+def test_a_caller_who_asks_for_another_way_of_showing_is_told_so(bench: Bench):
+    config: Any = load(bench.write_config(rows=ROWS))
+    wrong: Any = True
+    with pytest.raises(ValueError, match="show: found True; expected one of 'progress', 'json', 'nothing'"):
+        pipeline.run(config, KINDS["generate"], Start(), Outside(), wrong, Models())
+    assert not (bench.root / "run").exists()
