@@ -1,6 +1,6 @@
 """Who may import whom: across the folders by direction, within a folder by the order of its list.
 
-The lists below are the order. A file stands behind everything that it imports; ``__init__`` and ``__main__`` stand last.
+The lists below are the order, line by line. A file stands behind everything that it imports; ``__init__`` and ``__main__`` stand last.
 """
 
 import ast
@@ -19,217 +19,65 @@ MAY_IMPORT = {
 }
 
 ORDER = {
-    "configs": ["visible", "errors", "fields", "schema", "score", "rollout", "sweep", "eval", "jobs", "parse", "explain", "load", "cells"],
-    "kernels": [
-        "backend",
-        "native",
-        "logprobs",
-        "tempered",
-        "divergence",
-        "edits",
-        "sampling",
-        "activations",
-        "attention",
-        "linear",
-        "norms",
-        "rotation",
-    ],
-    "runner": [
-        "errors",
-        "policy",
-        "records",
-        "durable",
-        "documents",
-        "locking",
-        "columns",
-        "journal",
-        "drift",
-        "layout",
-        "paths",
-        "ordering",
-        "ledger",
-        "commits",
-        "parts",
-        "dropped",
-        "refused",
-        "reasons",
-        "committing",
-        "adoption",
-        "reopening",
-        "recovery",
-        "sources",
-        "manifest",
-        "column_types",
-        "record_batch",
-        "writer",
-        "collected",
-        "lines",
-        "csv_lines",
-        "tables",
-        "entries",
-        "inputs",
-        "keys",
-        "scan",
-        "reader",
-        "recount",
-        "shard_count",
-        "account",
-        "template_bounds",
-        "prompts",
-        "offsets",
-        "stop_strings",
-        "chat_spans",
-        "tokenizer_difference",
-        "template_trial",
-        "tokenizer",
-        "windows",
-        "planner",
-        "memory",
-        "shortage",
-        "adapters",
-        "prefixes",
-        "sharing",
-        "cache",
-        "head",
-        "rope",
-        "shrinking",
-        "hashes",
-        "checkpoint",
-        "fast_layers",
-        "substitutes",
-        "model",
-        "run_tokenizer",
-        "reference",
-        "loaded",
-        "twin",
-        "probes",
-        "slots",
-        "prefix_cache",
-        "prefill",
-        "stems",
-        "engine",
-        "batch_check",
-        "stem_check",
-        "opened",
-        "scorer",
-        "ref_logprobs",
-        "forecast",
-        "shortcuts",
-        "lacking_window",
-        "trust",
-        "fitting",
-        "stats",
-        "ratings",
-        "watched",
-        "policy_store",
-        "updates",
-        "begun",
-        "job",
-        "policy_engine",
-        "known",
-        "overwriting",
-        "groups",
-        "recording",
-        "preparing",
-        "apart",
-        "pace",
-        "watch",
-        "heartbeat",
-        "outside",
-        "summary",
-        "pipeline",
-    ],
-    "jobs": [
-        "aligned",
-        "advantages",
-        "reward_builtins",
-        "reward_worker",
-        "reward_process",
-        "reward_functions",
-        "reward_pool",
-        "rewarding",
-        "rollout_stats",
-        "rollout_closing",
-        "score_sums",
-        "measures",
-        "measure_table",
-        "prompting",
-        "completions",
-        "generate",
-        "rollout",
-        "rollouts",
-        "score_tokens",
-        "continuations",
-        "choices",
-        "score_requests",
-        "score_records",
-        "score",
-        "kinds",
-        "harness_model",
-        "harness_requests",
-        "harness",
-        "evaluate",
-        "ending",
-        "stopping",
-        "suspects",
-        "supervised",
-        "supervise",
-        "stored",
-        "sweep",
-        "sweep_table",
-        "pair_rewards",
-        "pairs",
-        "compare",
-        "side_by_side",
-        "differences",
-        "rescore_records",
-        "rescored_model",
-        "rescore",
-        "replay",
-        "verify_policies",
-        "verify",
-        "json_texts",
-        "table_files",
-        "trainer_columns",
-        "openai_logprobs",
-        "openai_lines",
-        "export_source",
-        "export_files",
-        "hub_card",
-        "hub",
-        "export",
-        "init",
-        "history",
-        "status",
-        "status_text",
-        "status_sweep",
-        "plan_rows",
-        "plan_disk",
-        "plan_output",
-        "plan_time",
-        "plan",
-        "plan_chart",
-        "plan_text",
-        "plan_sweep",
-        "report_bins",
-        "report_lowest",
-        "report_groups",
-        "report_pass",
-        "report_tokens",
-        "report_samples",
-        "report_charts",
-        "report_draw",
-        "report_page",
-        "report_distributions",
-        "report_series",
-        "report_run",
-        "report_sweep",
-        "report_pair",
-        "report",
-        "edge",
-        "commands",
-        "cli",
-    ],
+    folder: files.split()
+    for folder, files in {
+        "configs": """
+            visible
+            errors fields
+            schema score rollout sweep eval jobs
+            parse explain load cells
+        """,
+        "kernels": """
+            backend native
+            logprobs tempered divergence edits sampling
+            activations attention linear norms rotation
+        """,
+        "runner": """
+            errors policy records
+            durable documents locking columns
+            journal drift layout paths ordering ledger commits parts
+            dropped refused reasons committing adoption reopening recovery
+            sources manifest
+            column_types record_batch writer
+            collected lines csv_lines tables entries inputs keys
+            scan reader
+            recount shard_count account
+            template_bounds prompts
+            offsets stop_strings chat_spans tokenizer_difference template_trial tokenizer windows
+            planner memory shortage adapters prefixes sharing
+            cache head rope
+            shrinking hashes checkpoint fast_layers substitutes model
+            run_tokenizer reference loaded twin probes
+            slots prefix_cache prefill stems engine
+            batch_check stem_check opened
+            scorer ref_logprobs forecast shortcuts lacking_window
+            trust fitting
+            stats ratings watched policy_store updates begun
+            job policy_engine known
+            overwriting groups recording preparing apart
+            pace watch heartbeat outside summary pipeline
+        """,
+        "jobs": """
+            aligned advantages reward_builtins reward_worker reward_process reward_functions reward_pool rewarding
+            rollout_stats rollout_closing
+            score_sums measures measure_table
+            prompting completions generate rollout rollouts
+            score_tokens continuations choices score_requests score_records score
+            kinds
+            harness_model harness_requests harness evaluate
+            ending stopping suspects supervised supervise
+            stored sweep sweep_table
+            pair_rewards pairs compare side_by_side differences
+            rescore_records rescored_model rescore replay verify_policies verify
+            json_texts table_files trainer_columns openai_logprobs openai_lines export_source export_files
+            hub_card hub export
+            init history status status_text status_sweep
+            plan_rows plan_disk plan_output plan_time plan plan_chart plan_text plan_sweep
+            report_bins report_lowest report_groups report_pass report_tokens report_samples
+            report_charts report_draw report_page report_distributions report_series report_run report_sweep report_pair report
+            edge commands cli
+        """,
+    }.items()
 }
 
 FILES = sorted(path for folder in ORDER for path in (ROOT / folder).glob("*.py"))

@@ -11,56 +11,30 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx.utils import tree_flatten
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.kernels import attention, linear, native
+from mlx_bulk.kernels import attention, native
 from mlx_bulk.runner import fast_layers, substitutes
 from mlx_bulk.runner.checkpoint import find
 from mlx_bulk.runner.model import load
 from mlx_bulk.runner.substitutes import substitute
 from mlx_lm.models import activations, base
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
-from mlx_lm.tuner.utils import linear_to_lora_layers
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import get_total_parameters
 
 from ..checkpoints import PLENTY, write_checkpoint
 from . import tiny
+from .served import USED, call, llama, needed, originals, put
 
-llama: Any = importlib.import_module("mlx_lm.models.llama")
 gemma3_text: Any = importlib.import_module("mlx_lm.models.gemma3_text")
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="they serve the CPU, with g++")
-
-DENSE = ("linear", "norm", "rotation")
-USED = {
-    "llama": ("attention", *DENSE, "swiglu"),
-    "qwen3": ("attention", *DENSE, "swiglu"),
-    "gemma3_text": ("attention", "gelu", "linear", "rotation"),
-    "qwen3_moe": ("attention", *DENSE, "swiglu"),
-    "mixtral": ("attention", *DENSE, "swiglu"),
-    "mamba": ("linear", "norm", "silu", "swiglu"),
-    "mamba2": ("linear", "norm", "silu", "swiglu"),
-    "lfm2": ("attention", *DENSE, "swiglu"),
-    "gemma2": ("gelu", "linear", "rotation"),
-}
+pytestmark = needed
 
 
 @pytest.fixture(autouse=True)
-def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each test starts and ends with mlx-lm as it came, and small networks are served too."""
-    monkeypatch.setattr(substitutes, "LEAST", 0)
-    networks = [tiny.build(name) for name in USED]
-    for network in networks:
-        substitutes.restore(network.eval())
-    yield
-    for network in networks:
-        substitutes.restore(network)
-
-
-def put(name: str) -> Any:
-    network = tiny.build(name)
-    assert substitute(network, tiny.VOCABULARY, tiny.CONFIGS[name].get("sliding_window")) == USED[name]
-    return network
+def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts and ends with mlx-lm's own."""
+    with originals(monkeypatch):
+        yield
 
 
 @pytest.mark.parametrize("name", list(USED))
@@ -88,15 +62,6 @@ def test_decode_on_a_cache_is_that_of_mlx_lm(name: str):
     truth = stepped()
     put(name)
     np.testing.assert_allclose(stepped(), truth, rtol=0, atol=1e-4 * max(1.0, float(truth.std())))
-
-
-def call(**changed: Any) -> tuple[mx.array, bool]:
-    """llama's attention as its layers call it, and whether the substitute computed it."""
-    q, kv = mx.random.normal((1, 4, 3, 16)), mx.random.normal((1, 2, 3, 16))
-    arguments: dict[str, Any] = {"queries": q, "keys": kv, "values": kv, "cache": KVCache(), "scale": 0.25, "mask": "causal"} | changed
-    fast_layers.taken.clear()
-    found = llama.scaled_dot_product_attention(**arguments)
-    return found, "attention" in fast_layers.taken
 
 
 def test_attention_falls_back_on_the_original():
@@ -214,20 +179,6 @@ def test_only_inside_a_block():
     assert llama.swiglu is activations.swiglu
 
 
-def test_a_layer_that_trains_has_gradients():
-    x, layer = mx.random.normal((2, 8)), nn.Linear(8, 3)
-
-    def gradient() -> mx.array:
-        def loss(x: mx.array) -> mx.array:
-            return layer(x).square().sum()
-
-        return nn.value_and_grad(layer, loss)(x)[1]["weight"]
-
-    truth = gradient()
-    layer.__class__ = fast_layers.FastLinear
-    np.testing.assert_allclose(gradient(), truth, rtol=1e-5)
-
-
 REFUSED: list[tuple[str, Any]] = [
     ("values of another length", {"values": mx.zeros((1, 2, 2, 16))}),
     ("values of other heads", {"values": mx.zeros((1, 1, 3, 16))}),
@@ -245,65 +196,6 @@ def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dic
     with contextlib.suppress(ValueError):
         call(**changed)
     assert "attention" not in fast_layers.taken
-
-
-def test_parameters_stay_those_of_the_checkpoint():
-    network = tiny.build("llama")
-    names = [name for name, _ in tree_flatten(network.parameters())]
-    put("llama")
-    network(mx.array([[1, 2, 3]]))
-    assert [name for name, _ in tree_flatten(network.parameters())] == names
-
-
-def test_what_mlx_compiles_is_computed_by_mlx():
-    """A kernel of ours computes when it is called; while a function is traced there is nothing to compute."""
-    network = put("llama")
-    tokens = mx.array([[1, 2, 3]])
-    np.testing.assert_allclose(mx.compile(network)(tokens), network(tokens), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch, tied: bool):
-    monkeypatch.setattr(fast_layers, "VOCABULARY", tiny.VOCABULARY)
-    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied})).eval()
-    substitute(network, tiny.VOCABULARY, None)
-    widths: list[int] = []
-    right = linear.on_cpu
-
-    def counted(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
-        widths.append(weight.shape[0])
-        return right(x, weight, bias)
-
-    monkeypatch.setattr(linear, "on_cpu", counted)
-    named = network(mx.array([[1, 2, 3]]))
-    assert widths
-    assert tiny.VOCABULARY not in widths
-    with fast_layers.all_read():
-        read = network(mx.array([[1, 2, 3]]))
-    assert tiny.VOCABULARY in widths
-    np.testing.assert_allclose(named, read, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("scaled", [False, True])
-def test_an_adapter_on_ours_is_that_on_mlx_lm_s(scaled: bool):
-    def adapted(network: Any) -> Any:
-        mx.random.seed(3)
-        linear_to_lora_layers(network, 2, {"rank": 4, "scale": 8.0, "dropout": 0.0})
-        for _, layer in network.named_modules():
-            if "lora_b" in layer:
-                layer["lora_b"] = mx.random.normal(layer["lora_b"].shape) * 0.1
-        return np.array(network(mx.array([[5, 6, 7]])))
-
-    config = {**tiny.CONFIGS["llama"], "model_type": "llama"}
-    if scaled:
-        config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}
-    networks: list[Any] = []
-    for _ in range(2):
-        mx.random.seed(0)
-        networks.append(llama.Model(llama.ModelArgs.from_dict(config)).eval())
-    truth = adapted(networks[0])
-    assert "linear" in substitute(networks[1], tiny.VOCABULARY, None)
-    np.testing.assert_allclose(adapted(networks[1]), truth, rtol=0, atol=1e-4)
 
 
 def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):
