@@ -11,6 +11,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def library() -> Any:
     if backend.device_name() != "cpu" or not backend.compiles():
         return None
     try:
-        found = ctypes.PyDLL(str(_compiled()))
+        with ExitStack() as opening:
+            found = ctypes.PyDLL(str(_compiled(opening)))
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
         log.warning("the kernels for this CPU cannot be compiled or opened, mlx's own are used, which are slower: %s", said[0])
@@ -118,8 +120,11 @@ def _key() -> str:
     return hashlib.sha256("\n".join([*sources, *COMMAND, version, _processor()]).encode()).hexdigest()[:32]
 
 
-def _compiled() -> Path:
-    """The library's file. Raises CalledProcessError with what the compiler says, OSError where nothing can be written."""
+def _compiled(opening: ExitStack) -> Path:
+    """The library's file, to be opened before ``opening`` ends: one that no cache keeps is then removed.
+
+    Raises CalledProcessError with what the compiler says, OSError where nothing can be written.
+    """
     key = _key()
     kept = backend.cache_folder("kernels").absolute() / f"{key}.so"
     if kept.is_file() and kept.stat().st_size:
@@ -129,7 +134,7 @@ def _compiled() -> Path:
         kept.parent.mkdir(parents=True, exist_ok=True)
         handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
     except OSError:  # no home, or one that cannot be written: compiled anew by each process
-        kept = Path(tempfile.mkdtemp(prefix="mlx-bulk-")) / kept.name
+        kept = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="mlx-bulk-", ignore_cleanup_errors=True))) / kept.name
         handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
     with os.fdopen(handle, "rb") as file:
         try:

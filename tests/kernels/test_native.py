@@ -2,12 +2,13 @@
 
 import logging
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from mlx_bulk.kernels import backend, native
+from mlx_bulk.kernels import activations, backend, native
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
@@ -43,7 +44,17 @@ def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mlx-bulk").write_text("a file stands where the folder should")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert native.library() is not None
+    assert list(temporary.iterdir()) == []
+    assert mx.allclose(activations.silu_on_cpu(mx.ones(3)), mx.sigmoid(mx.ones(3)))  # it is open all the same
+    native.library.cache_clear()
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
+    native.SOURCE.write_text("this is not C++")
+    assert native.library() is None
+    assert list(temporary.iterdir()) == []
 
 
 def test_an_empty_file_in_its_place_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
