@@ -5,7 +5,7 @@ it reads on a terminal is ``plan_text.py``'s.
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..configs.errors import ConfigError
@@ -16,8 +16,9 @@ from ..runner.forecast import Work, decoding
 from ..runner.job import Kind
 from ..runner.known import Known, memory_for
 from ..runner.loaded import Models, rooms
-from ..runner.model import outline
+from ..runner.model import Model, outline
 from ..runner.planner import Limits
+from ..runner.policy_engine import sampling_limits
 from ..runner.prefill import Setup
 from ..runner.sources import reads_stdin
 from .plan_disk import disk_bytes
@@ -31,8 +32,9 @@ class Plan:
     """What a run of ``config`` comes to. Sums are of all rows of the input, also where only some were looked at.
 
     input_bytes: of the input's files as they lie, None for a hub dataset. work: the most that there can be; expected: with
-    completions as long as those measured. weight_bytes: as they will stand in memory. memory_bytes: the device's. disk_bytes:
-    of results/ and errors/, free_bytes: on their volume.
+    completions as long as those measured. limits: of the rows that decode; aside_bytes: what newer weights and a reference may take
+    of the room for KV caches. weight_bytes: as they will stand in memory. memory_bytes: the device's. disk_bytes: of results/ and
+    errors/, free_bytes: on their volume.
     """
 
     config: JobConfig
@@ -40,6 +42,7 @@ class Plan:
     context: int | None
     survey: Survey
     limits: Limits
+    aside_bytes: float
     way: str
     work: Work
     expected: Work | None
@@ -111,23 +114,25 @@ def planned(config: JobConfig, kind: Kind, models: Models | None = None) -> Plan
     kind.check(config, [])
     root = Path(config.output.path)
     known = Known.of(config, root, kind, afresh=False)
-    setups, weight_bytes = _setups(config, known)
-    survey = surveyed(config, known, setups)
+    outlines = _outlines(config, known)
+    setups = foreseen(outlines, config.batch, known.job.wanted)
+    limits = sampling_limits(setups[0].limits, config, outlines[0].weight_bytes)
+    survey = surveyed(config, known, setups, limits)
     calibration = None if models is None or not survey.lengths else calibrated(config, known, survey, models)
     length = to_the_end if calibration is None else calibration.length
-    work, expected = _work(survey, setups[0], calibration)
+    work, expected = _work(survey, replace(setups[0], limits=limits), calibration)
     sizes = [source.bytes for source in known.found.sources]
-    limits = setups[0].limits
     return Plan(
         config=config,
         input_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         context=known.checkpoint.context,
         survey=survey,
         limits=limits,
+        aside_bytes=setups[0].limits.kv_bytes - limits.kv_bytes,
         way="one row at a time" if limits.rows == 1 else "rows of one length" if limits.even else "rows of like length",
         work=work,
         expected=expected,
-        weight_bytes=weight_bytes,
+        weight_bytes=sum(model.weight_bytes for model in outlines),
         memory_bytes=backend.memory_bytes(),
         disk_bytes=disk_bytes(config, known.job, survey, length),
         free_bytes=shutil.disk_usage(_existing(root)).free,
@@ -136,11 +141,10 @@ def planned(config: JobConfig, kind: Kind, models: Models | None = None) -> Plan
     )
 
 
-def _setups(config: JobConfig, known: Known) -> tuple[list[Setup], int]:
-    """How the models would be run, the reference's behind the model's, and the bytes of their weights."""
+def _outlines(config: JobConfig, known: Known) -> list[Model]:
+    """The model, and the reference behind it, without their weights."""
     needed = known.models(config)
-    outlines = [outline(*each, room) for each, room in zip(needed, rooms(needed, memory_for(config)), strict=True)]
-    return foreseen(outlines, config.batch, known.job.wanted), sum(model.weight_bytes for model in outlines)
+    return [outline(*each, room) for each, room in zip(needed, rooms(needed, memory_for(config)), strict=True)]
 
 
 def _work(survey: Survey, setup: Setup, calibration: Calibration | None) -> tuple[Work, Work | None]:

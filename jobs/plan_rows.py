@@ -4,12 +4,13 @@ Of an input of more than 200,000 rows whole windows spread evenly over it are re
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
 from tqdm import tqdm
 
+from ..configs.rollout import RolloutConfig
 from ..configs.schema import JobConfig
 from ..runner.column_types import json_text
 from ..runner.drift import rounds_of
@@ -17,7 +18,7 @@ from ..runner.errors import RowError
 from ..runner.fitting import row_check
 from ..runner.forecast import Work, arrangement, asked, scoring
 from ..runner.known import Known
-from ..runner.planner import Arrange, Stem, Stems
+from ..runner.planner import Arrange, Limits, Stem, Stems
 from ..runner.prefill import Setup
 from ..runner.preparing import WINDOW_ROWS
 from ..runner.reader import read
@@ -110,13 +111,17 @@ class Survey:
         return any(self.windows)
 
 
-def surveyed(config: JobConfig, known: Known, setups: Sequence[Setup]) -> Survey:
-    """Reads the rows as a run with these ``setups`` would. Raises DataError where the input changes meanwhile."""
+def surveyed(config: JobConfig, known: Known, setups: Sequence[Setup], limits: Limits) -> Survey:
+    """Reads the rows as a run with these ``setups`` would, whose batches keep to ``limits``.
+
+    Raises DataError where the input changes meanwhile.
+    """
     found = Survey(known.found.rows * rounds_of({"config": config.model_dump()}), known.found.rows)
     window = window_rows(config)
     configs = [known.checkpoint.config, *([known.reference.config] if known.reference is not None else [])]
     second = None if len(setups) == 1 else (setups[1], configs[1])
     check = row_check(setups[0], configs[0], second)
+    setups = [replace(setups[0], limits=limits), *setups[1:]]
     spans = list(sampled(found.input_rows, window))
     every = max(1, -(-sum(map(len, spans)) // KEPT))
     rows = read(known.found, config.data, spans)
@@ -135,9 +140,10 @@ def surveyed(config: JobConfig, known: Known, setups: Sequence[Setup]) -> Survey
 
 
 def window_rows(config: JobConfig) -> int:
-    """Rows of a window, as ``preparing.Desk`` makes them: whole shards, in deterministic mode one."""
+    """Rows of a window, as ``preparing.Desk`` makes them: whole shards, one in deterministic mode and where newer policies may come."""
     per_shard = config.batch.rows_per_shard
-    return per_shard * (1 if config.batch.deterministic else max(1, WINDOW_ROWS // per_shard))
+    watches = isinstance(config, RolloutConfig) and config.policy.watch is not None
+    return per_shard * (1 if config.batch.deterministic or watches else max(1, WINDOW_ROWS // per_shard))
 
 
 def sampled(rows: int, window: int) -> Iterator[range]:

@@ -64,6 +64,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "weight_bytes": plan.weight_bytes,
         "kv_bytes": round(plan.work.kv_bytes),
         "kv_bytes_room": round(plan.limits.kv_bytes),
+        "kv_bytes_aside": round(plan.aside_bytes),
         "memory_bytes": plan.memory_bytes,
         "disk_bytes": plan.disk_bytes,
         "free_bytes": plan.free_bytes,
@@ -210,6 +211,8 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     room, work = plan.limits.kv_bytes, plan.work
     need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} KV cache ({work.rows:,} rows at the peak)"
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
+    if plan.aside_bytes:
+        yield "", f"{size_as_text(plan.aside_bytes)} more are kept for newer policies' full weights, or for the reference's KV cache"
 
 
 def _disk(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -4,7 +4,7 @@ The rows are spread over the lengths of all. Their times, turn by turn, give the
 the rest. Nothing is written.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import numpy as np
@@ -18,6 +18,7 @@ from ..runner.forecast import Work
 from ..runner.job import Runs
 from ..runner.known import Known, memory_for
 from ..runner.loaded import Models
+from ..runner.policy_engine import sampling_limits
 from ..runner.prefill import Setup
 from ..runner.reader import read
 from ..runner.records import AnyRequest, Failure, Generated, Request, Row, Sample
@@ -67,6 +68,7 @@ def calibrated(config: JobConfig, known: Known, survey: Survey, models: Models) 
     model, *others = models.get(known.models(config), memory_for(config))
     batch = config.batch.model_copy(update={"prefix_cache": None})  # nothing is written
     setup, reference, _ = fit(model, batch, known.job.wanted, others[0] if others else None)
+    setup = replace(setup, limits=sampling_limits(setup.limits, config, model.weight_bytes))
     load_seconds = monotonic() - begin
     windows = _windows(config, known, survey, setup)
     # A group's reference logprobs and rewards come from elsewhere, beside the engine.

@@ -20,6 +20,7 @@ from .engine import Engine, Progress
 from .job import Runs
 from .layout import Layout
 from .paths import RunPaths
+from .planner import Limits
 from .policy_store import PolicyStore
 from .prefill import Setup
 from .records import Failure, Generated, Outcome, Request
@@ -163,7 +164,32 @@ def sampled(
 
 def full_fits(setup: Setup) -> bool:
     """Whether full weights may stand beside the base's: they leave at least half of the room for KV caches."""
-    return setup.adapters is not None and 2 * setup.adapters.nbytes <= setup.limits.kv_bytes
+    return setup.adapters is not None and _fit(setup.limits, setup.adapters.nbytes)
+
+
+def _fit(limits: Limits, weight_bytes: int) -> bool:
+    return 2 * weight_bytes <= limits.kv_bytes
+
+
+def _beside_weights(limits: Limits, weight_bytes: int) -> Limits:
+    """What a base model of ``weight_bytes`` leaves of ``limits`` where any step may bring full weights."""
+    return limits.less(weight_bytes) if _fit(limits, weight_bytes) else limits
+
+
+def _beside_reference(limits: Limits) -> Limits:
+    return limits.less(SHARE * limits.kv_bytes)
+
+
+def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Limits:
+    """What a run of ``config`` leaves of ``limits`` for the rows that decode, less what newer weights and a reference may take.
+
+    weight_bytes: the base model's.
+    """
+    if not isinstance(config, RolloutConfig):
+        return limits
+    if config.policy.watch is not None:
+        limits = _beside_weights(limits, weight_bytes)
+    return limits if config.policy.reference is None else _beside_reference(limits)
 
 
 def under(
@@ -178,11 +204,11 @@ def under(
     """What samples under the policies of ``updates``, which may have sampled before. ``began``: see ``PolicyEngine``."""
     unit = layout.round_of if config.policy.update == "round" else layout.shard_of
     scores = None
-    if updates.live and setup.adapters is not None and full_fits(setup):  # any step may bring full weights
-        setup = replace(setup, limits=replace(setup.limits, kv_bytes=setup.limits.kv_bytes - setup.adapters.nbytes))
+    if updates.live and setup.adapters is not None:
+        setup = replace(setup, limits=_beside_weights(setup.limits, setup.adapters.nbytes))
     if config.policy.reference is not None:
         scores = Reference(setup if reference is None else reference, own=reference is None)
-        setup = replace(setup, limits=replace(setup.limits, kv_bytes=(1 - SHARE) * setup.limits.kv_bytes))
+        setup = replace(setup, limits=_beside_reference(setup.limits))
     decoding = engine(setup, None)
     assert isinstance(decoding, Engine)
     return PolicyEngine(decoding, updates, unit, scores, began)

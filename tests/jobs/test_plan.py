@@ -190,6 +190,11 @@ def test_windows_are_whole_shards(bench: Bench):
     assert rows(rows_per_shard=1_000) == 4_000
     assert rows(rows_per_shard=9_000) == 9_000
     assert rows(rows_per_shard=100, deterministic=True) == 100
+    rollout: dict[str, Any] = {"job": "rollout", "sampling": {"n": 2, "temperature": 1.0}, "batch": {"rows_per_shard": 100}}
+    for policy, window in (({}, 4_000), ({"watch": str(bench.root)}, 100)):
+        config = load(bench.write_config(**rollout, policy=policy))
+        assert config.job == "rollout"
+        assert window_rows(config) == window
 
 
 def test_a_sweep_has_a_line_a_cell_and_says_which_cells_fail(bench: Bench):
