@@ -69,15 +69,23 @@ EXAMPLES: dict[str, tuple[str, Values]] = {
 def config_text(job: str) -> str:
     """The config of a ``job`` of EXAMPLES, as YAML with comments."""
     what, values = EXAMPLES[job]
-    schema = Path(str(files("mlx_bulk.configs") / "schema.json"))
     others = " | ".join(other for other in EXAMPLES if other != job)
     head = [
-        f"# yaml-language-server: $schema={schema.as_uri()}",
+        f"# yaml-language-server: $schema={_schema()}",
         *_comment(f"{what} Every setting is here, as it is by default or as this example needs it.", ""),
         f"# Other jobs: mlx-bulk init {others}",
         "# It runs as it is: mlx-bulk run FILE",
     ]
     return "\n".join([*head, *_section(JOBS[job], {"job": job, **values}, "")]) + "\n"
+
+
+def _schema() -> str:
+    """Where the schema lies: from here, if it does below, as a file that is kept with its environment may go elsewhere with it."""
+    path, here = Path(str(files("mlx_bulk.configs") / "schema.json")), Path.cwd()
+    if not path.is_relative_to(here):
+        return path.as_uri()
+    below = path.relative_to(here).as_posix()
+    return f"./{below}" if below.split() == [below] else path.as_uri()  # editors read up to the first space
 
 
 def _section(model: type[Section], values: Values, indent: str) -> Iterator[str]:

@@ -31,7 +31,7 @@ another type and two settings that contradict each other are refused before anyt
 - Relative paths start at the working directory. `~` and `${VARIABLE}` in paths are expanded.
 - The same settings as a JSON schema: [configs/schema.json](../configs/schema.json), installed beside the package's example configs. An
   editor with a YAML language server checks and completes a config whose first line is `# yaml-language-server: $schema=` and the path or
-  URL of that file; `mlx-bulk init` prints a config that begins with it.
+  URL of that file; `mlx-bulk init` prints a config that begins with it, with a path from the working directory if it lies below.
 - **May change** says whether a run directory can be continued with another value. *no*: the setting shapes results, and the start is
   refused ([recovering](recovering.md#exit-code-4)). *yes*: it does not. *unless deterministic*: it does with `batch.deterministic` alone.
   Of paths, what the files hold counts, not where they lie.

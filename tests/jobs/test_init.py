@@ -13,6 +13,7 @@ from mlx_bulk.configs.explain import section_of, settings
 from mlx_bulk.configs.fields import Section
 from mlx_bulk.configs.jobs import JOBS
 from mlx_bulk.configs.load import load
+from mlx_bulk.jobs import init as making
 from mlx_bulk.jobs.cli import cli
 from mlx_bulk.jobs.init import EXAMPLES, config_text
 
@@ -48,12 +49,23 @@ def test_without_a_job_it_is_generate():
 
 
 @pytest.mark.parametrize("job", EXAMPLES)
-def test_its_first_line_names_a_schema_that_it_agrees_with(job: str):
+def test_its_first_line_names_a_schema_that_it_agrees_with(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     text = config_text(job)
     found = re.fullmatch(r"# yaml-language-server: \$schema=(file://\S+)", text.splitlines()[0])
     assert found is not None
     schema = json.loads(Path(unquote(urlparse(found[1]).path)).read_text(encoding="utf-8"))
     assert breaches(yaml.safe_load(text), schema, schema) == []
+
+
+def test_a_schema_below_this_folder_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name, named in (("project", "./.venv/schema.json"), ("my project", "./.venv/schema.json")):
+        monkeypatch.setattr(making, "files", lambda package, name=name: tmp_path / name / ".venv")
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert config_text("generate").startswith(f"# yaml-language-server: $schema={named}\n")
+    monkeypatch.chdir(tmp_path)
+    assert config_text("generate").startswith(f"# yaml-language-server: $schema={tmp_path.as_uri()}/my%20project/.venv/schema.json\n")
 
 
 @pytest.mark.parametrize("job", ["generate", "score"])
