@@ -35,6 +35,12 @@ class Updates:
         else:
             with store.keeping(Offer(0, fixed)) as (self.policy, _):
                 pass
+        if source is None and (newest := store.newest_taken()):
+            log.warning(
+                "policy.watch is null: the model itself samples from here on, though policy %d has sampled in this run; "
+                "to go on with policies, put their folder into policy.watch",
+                newest,
+            )
         if source is not None:  # a trainer that removes old steps does not take the run back to an older one
             self._take([*source.offers(), *store.kept()])
             self._require_no_step_back()

@@ -75,6 +75,16 @@ def test_the_folder_may_be_another_at_the_next_start_and_an_older_step_is_not_ta
     assert versions(done) == {0: {7}, 1: {7}}
 
 
+def test_a_run_that_goes_on_without_its_folder_says_that_the_model_itself_samples(bench: Bench):
+    step(bench, 7)
+    said = "policy.watch is null: the model itself samples from here on, though policy 7 has sampled in this run"
+    assert said not in watching(bench).stderr
+    done = roll(bench, rounds=2)
+    assert done.stderr.count(said) == 1
+    assert versions(done) == {0: {7}, 1: {0}}
+    assert said not in roll(bench, output={"path": str(bench.root / "unwatched")}).stderr
+
+
 def test_by_rounds_a_round_that_is_open_ends_under_the_policy_that_began_it(bench: Bench):
     how: dict[str, Any] = {"batch": {"rows_per_shard": 2}, "policy": {"watch": str(bench.root / "adapters"), "update": "round"}}
     step(bench, 3)
