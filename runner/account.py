@@ -105,7 +105,7 @@ def described_run(run: Path) -> dict[str, Any]:
     path = RunPaths(run).run
     try:
         described = read_document(path)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         what = "is not a folder" if not run.is_dir() else "has no run.json: it is not a run directory, or nothing of its run was started"
         raise RunDirError(f"{run}: {what}. Give the folder that output.path names.") from error
     except ValueError as error:
