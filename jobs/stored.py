@@ -24,7 +24,7 @@ def stored_run(path: Path) -> dict[str, Any]:
             return run
         reason = "its run.json is not a run's"
     except (FileNotFoundError, NotADirectoryError):
-        reason = "it holds no run.json" if path.is_dir() else "there is no such folder"
+        reason = "it holds no run.json" if path.is_dir() else "it is a file" if path.exists() else "there is no such folder"
     except (OSError, ValueError) as error:
         reason = f"its run.json cannot be read ({error})"
     cells = sorted(file.parent.name for file in path.glob("*/run.json")) if path.is_dir() else []

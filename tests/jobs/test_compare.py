@@ -241,7 +241,7 @@ def test_json_holds_everything_and_no_number_that_json_lacks(bench: Bench, other
     [
         ("gone", "there is no such folder"),
         ("empty", "it holds no run.json"),
-        ("file", "there is no"),
+        ("file", "it is a file"),
         ("damaged", "its run.json cannot be read (it is damaged"),
     ],
 )
