@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from mlx_bulk.kernels import backend
 
 from .bench import Bench, Record
 from .commanded import LOADING, THREE
@@ -156,3 +157,10 @@ def test_a_scoring_job_that_scores_nothing_counts_scored_tokens(bench: Bench, ro
     done = bench.score(rows=rows, score={"text": "{{ q }}"})
     assert "; 0 scored tokens in " in done.last_line
     assert "generated" not in done.stderr
+
+
+@pytest.mark.skipif(backend.device_name() != "cpu", reason="kernels are compiled for the CPU alone")
+def test_a_run_without_a_compiler_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    assert "g++" not in bench.run().stderr
+    monkeypatch.setenv("PATH", str(bench.root))
+    assert bench.run(output={"path": str(bench.root / "other")}).stderr.count("no g++ is on the PATH") == 1
