@@ -24,7 +24,8 @@ struct Angles {
   }
 
   void make(const float* f, long half, const int64_t* from, long rows, long length, float by) {
-    frequencies.assign(f, f + half), starts.assign(from, from + rows), t = length, scale = by;
+    t = -1;  // they are nobody's until they are made: memory may run out
+    frequencies.assign(f, f + half), starts.assign(from, from + rows), scale = by;
     cosines.resize(rows * length * half), sines.resize(rows * length * half);
     pool.run(rows * length, [&](long i) {
       float position = (float)(from[i / length] + i % length) * scale;
@@ -33,6 +34,7 @@ struct Angles {
         cosines[i * half + j] = std::cos(angle), sines[i * half + j] = std::sin(angle);
       }
     });
+    t = length;
   }
 };
 

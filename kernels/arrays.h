@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <initializer_list>
+#include <vector>
 
 extern "C" {
 struct PyObject;
@@ -20,29 +21,44 @@ struct Py_buffer {
 };
 int PyObject_GetBuffer(PyObject*, Py_buffer*, int);
 void PyBuffer_Release(Py_buffer*);
+void PyErr_Clear();
 void* PyEval_SaveThread();
 void PyEval_RestoreThread(void*);
 }
 
 namespace {
 
-// The buffers of some objects, let go with this; the interpreter is free in between.
+constexpr int STRIDED = 0x18;  // of a buffer that is asked for: PyBUF_STRIDES
+
+// While one lives, the interpreter is free for other threads.
+class Free {
+ public:
+  Free() : thread(PyEval_SaveThread()) {}
+  Free(const Free&) = delete;
+  ~Free() { PyEval_RestoreThread(thread); }
+
+ private:
+  void* thread;
+};
+
+// The buffers of some objects, let go with this; the interpreter is free in between. Where an object is null, so is its data.
 class Arrays {
  public:
   bool held = true;
 
-  Arrays(std::initializer_list<PyObject*> objects) {
-    constexpr int STRIDED = 0x18;
+  Arrays(std::initializer_list<PyObject*> objects) : of(objects.size()) {
+    size_t i = 0;
     for (PyObject* object : objects) {
-      if (held && PyObject_GetBuffer(object, of + count, STRIDED) == 0) count++;
-      else held = false;
+      if (held && object && PyObject_GetBuffer(object, &of[i], STRIDED)) held = false, of[i] = {};
+      i++;
     }
     thread = PyEval_SaveThread();
   }
   Arrays(const Arrays&) = delete;
   ~Arrays() {
     PyEval_RestoreThread(thread);
-    while (count) PyBuffer_Release(of + --count);
+    for (Py_buffer& buffer : of)
+      if (buffer.obj) PyBuffer_Release(&buffer);
   }
   template <typename T = float>
   T* data(int i) const { return (T*)of[i].buf; }
@@ -51,8 +67,7 @@ class Arrays {
   long elements(int i) const { return of[i].len / of[i].itemsize; }
 
  private:
-  Py_buffer of[5];
-  int count = 0;
+  std::vector<Py_buffer> of;
   void* thread;
 };
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 
 #include "pool.h"
@@ -21,17 +22,21 @@ struct Attention {
   long qs[3], ks[3], vs[3], ms[4];  // strides of row, head and position; the mask's, in its elements
   float scale;
   Mask kind;
+  // Where rows lie apart: where each row's keys [kv, room, D] and values stand, how many positions it has before the T, and of which
+  // position its queries and outputs begin, all rows' one behind the other; else null.
+  float *const *key_rows, *const *value_rows;
+  const int64_t *rooms, *used, *from;
 
   long groups() const { return h / kv; }
   long wide() const { return (length + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
   long value_width() const { return (e + W - 1) / W * W; }
 
   // Scores [groups * n, keys] of n queries from `start` to weights, in place; and 1 / their sums.
-  void weigh(float* scores, long row, long head, long start, long n, long keys, float* shares) const {
+  void weigh(float* scores, long head, long start, long n, long keys, float* shares) const {
     for (long r = 0; r < groups() * n; r++) {
       float* s = scores + r * wide();
       long at = start + r % n, seen = kind == CAUSAL ? length - t + at + 1 : keys, j = 0;
-      long masked = row * ms[0] + (head * groups() + r / n) * ms[1] + at * ms[2];
+      long masked = (head * groups() + r / n) * ms[1] + at * ms[2];
       if (kind == SEEN)
         for (j = 0; j < seen; j++) s[j] = mask[masked + j * ms[3]] ? s[j] : -std::numeric_limits<float>::max();
       if (kind == ADDED)
@@ -54,47 +59,66 @@ struct Attention {
     }
   }
 
-  // Queries start ... stop - 1 of a row over one of its key heads; `turned` holds the keys as [D, wide], or is null.
-  void tile(long row, long head, long start, long stop, const float* turned, const float* values, long ldv) const {
+  // Queries start ... stop - 1 over a key head; `turned` holds the keys as [D, wide], or is null.
+  void tile(long head, long start, long stop, const float* turned, const float* values, long ldv) const {
     long n = stop - start, rows = groups() * n, keys = kind == CAUSAL ? length - t + stop : length, width = value_width();
     float* queries = spare(QUERIES, rows * (d + 1 + width));
     float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
     for (long r = 0; r < rows; r++) {
-      const float* from = q + row * qs[0] + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
+      const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
       for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
     }
     if (turned)
       outer(rows, (keys + W - 1) / W * W, queries, d, turned, wide(), d, scores, wide());
     else
-      dots(rows, keys, queries, d, k + row * ks[0] + head * ks[1], ks[2], d, scores, wide(), nullptr);
-    weigh(scores, row, head, start, n, keys, shares);
+      dots(rows, keys, queries, d, k + head * ks[1], ks[2], d, scores, wide(), nullptr);
+    weigh(scores, head, start, n, keys, shares);
     outer(rows, width, scores, wide(), values, ldv, keys, made, width);
     for (long r = 0; r < rows; r++) {
-      float* to = out + ((row * t + start + r % n) * h + head * groups() + r / n) * e;
+      float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
       for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
     }
   }
 
+  // The same for one of the rows, which is the only one then.
+  Attention of(long row) const {
+    Attention one = *this;
+    one.q += key_rows ? from[row] * h * d : row * qs[0], one.out += (key_rows ? from[row] : row * t) * h * e;
+    one.mask += row * ms[0] * (kind == ADDED ? sizeof(float) : 1);
+    if (!key_rows) {
+      one.k += row * ks[0], one.v += row * vs[0];
+      return one;
+    }
+    one.k = key_rows[row], one.v = value_rows[row], one.t = from[row + 1] - from[row], one.length = used[row] + one.t;
+    one.ks[1] = rooms[row] * d, one.vs[1] = rooms[row] * e, one.ks[2] = d, one.vs[2] = e;
+    return one;
+  }
+
   void run() const {
-    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20, FEW = 8;  // of a tile's scores; rows for which keys are not turned
+    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // of a tile's scores
     long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
-    pool.run(b * kv * parts, [&](long task) {
-      long row = task / parts / kv, head = task / parts % kv, width = value_width(), ldv = vs[2];
-      const float *keys = k + row * ks[0] + head * ks[1], *values = v + row * vs[0] + head * vs[1];
-      float* turned = nullptr;
-      if (groups() * t > FEW) {
-        turned = spare(KEYS, d * wide());
-        turn(length, d, keys, ks[2], turned, wide());
-      }
-      if (width != e) {
-        float* to = spare(VALUES, length * width);
-        for (long j = 0; j < length; j++)
-          for (long i = 0; i < width; i++) to[j * width + i] = i < e ? values[j * ldv + i] : 0.0f;
-        values = to, ldv = width;
-      }
-      for (long i = tiles - 1 - task % parts; i >= 0; i -= parts) tile(row, head, i * each, std::min(t, (i + 1) * each), turned, values, ldv);
-    });
+    pool.run(b * kv * parts, [&](long task) { of(task / parts / kv).some(task / parts % kv, task % parts, parts, each); });
+  }
+
+ private:
+  // Every `parts`-th tile of `each` queries of a key head, from the `part`-th on.
+  void some(long head, long part, long parts, long each) const {
+    constexpr long FEW = 8;  // queries of a key head for which keys are not turned: in steps of decoding, so that no bit depends on a call's T
+    long width = value_width(), ldv = vs[2], tiles = (t + each - 1) / each;
+    const float *keys = k + head * ks[1], *values = v + head * vs[1];
+    float* turned = nullptr;
+    if (t > 1 || groups() > FEW) {
+      turned = spare(KEYS, d * wide());
+      turn(length, d, keys, ks[2], turned, wide());
+    }
+    if (width != e) {
+      float* to = spare(VALUES, length * width);
+      for (long j = 0; j < length; j++)
+        for (long i = 0; i < width; i++) to[j * width + i] = i < e ? values[j * ldv + i] : 0.0f;
+      values = to, ldv = width;
+    }
+    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), turned, values, ldv);
   }
 };
 

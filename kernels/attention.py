@@ -15,7 +15,7 @@ from . import native
 
 Mask = mx.array | str | None
 
-_NONE, _CAUSAL, _SEEN, _ADDED = range(4)  # attend.h's Mask
+NONE, CAUSAL, SEEN, ADDED = range(4)  # attend.h's Mask
 
 
 def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
@@ -34,17 +34,38 @@ def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = 
     return mx.softmax(scores, axis=-1) @ mx.repeat(v, groups, axis=1)
 
 
+def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask) -> bool:
+    """The chooser: float32 on the CPU, and shapes that fit."""
+    if not native.suits(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+        return False
+    (b, h, t, d), (rows, kv, length, width) = q.shape, k.shape
+    return (rows, width, v.shape[:3]) == (b, d, (b, kv, length)) and h % kv == 0 and fits(mask, (b, h, t, length))
+
+
+def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:
+    """Whether a mask is one for scores [B, H, T, L]."""
+    if isinstance(mask, mx.array):
+        broad = mask.ndim <= 4 and all(n in (1, of) for n, of in zip(mask.shape[::-1], scores[::-1], strict=False))
+        return broad and mask.dtype in (mx.bool_, mx.float32)
+    return mask is None or (mask == "causal" and scores[2] <= scores[3])
+
+
 def on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
     """``reference`` by the library, computed now; in memory it is [B, T, H, E], as the next projection takes it."""
-    kinds = {mx.bool_: _SEEN, mx.float32: _ADDED}
-    kind = _NONE if mask is None else _CAUSAL if isinstance(mask, str) else kinds[mask.dtype]
-    seen = mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape) if isinstance(mask, mx.array) else None
+    kind, seen = kind_of(mask)
     native.evaluate(q, k, v, *([] if seen is None else [seen]))
     q, k, v = (x if _by_numbers(x) else native.dense(x) for x in (q, k, v))
     b, h, t, _ = q.shape
     out = native.empty((b, t, h, v.shape[-1]))
     native.library().attention(q, k, v, None if seen is None else id(seen), out, scale, kind)
     return out.transpose(0, 2, 1, 3)
+
+
+def kind_of(mask: Mask) -> tuple[int, mx.array | None]:
+    """What the library is told of a mask, and the mask with four axes if it is an array."""
+    if mask is None or isinstance(mask, str):
+        return (NONE if mask is None else CAUSAL), None
+    return (SEEN if mask.dtype == mx.bool_ else ADDED), mask if mask.ndim == 4 else mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
 
 
 def _by_numbers(x: mx.array) -> bool:

@@ -1,6 +1,6 @@
-// What mlx does one element or one core at a time on a CPU, in all of its vector units and cores: products of few rows with a
-// weight, attention, norms, rotations, activations, the sums of a softmax. Float32 alone. The Python files beside this one hold
-// each one's specification and chooser.
+// What mlx does one element or one core at a time on a CPU, in all of its vector units and cores: products with a weight (of few
+// rows, where there are no tiles), attention, norms, rotations, activations, blocks of these, the sums of a softmax. Float32 alone.
+// The Python files beside this one hold each one's specification and chooser.
 //
 // Arrays come as Python objects with the buffer protocol, evaluated before; the interpreter is let go while they are computed.
 
@@ -12,8 +12,10 @@
 #include "angles.h"
 #include "arrays.h"
 #include "attend.h"
+#include "block.h"
+#include "multiply.h"
 #include "pool.h"
-#include "products.h"
+#include "rows.h"
 #include "vectors.h"
 
 namespace {
@@ -23,19 +25,18 @@ template <typename F>
 void each(long n, const float* x, const float* y, float* out, F f) {
   constexpr long PART = 8192;
   pool.run((n + PART - 1) / PART, [&](long part) {
-    long i = part * PART, end = std::min(n, i + PART);
-    for (; i + W <= end; i += W) store(out + i, f(load(x + i), load(y + i)));
-    if (i == end) return;
-    float a[W] = {}, b[W] = {}, c[W];
-    std::copy(x + i, x + end, a), std::copy(y + i, y + end, b);
-    store(c, f(load(a), load(b)));
-    std::copy(c, c + end - i, out + i);
+    long from = part * PART;
+    each_of(x + from, y + from, std::min(PART, n - from), out + from, f);
   });
 }
 
-inline V over_one_and_exp(V x, V z) {  // x / (1 + exp(-z)), or x / 1.7e38 where that is more
-  V below = -z;
-  return x / (1.0f + exp(below > 88.0f ? all(88.0f) : below));
+// A step's angles, which all its layers share; who uses them holds the lock.
+std::mutex angles_lock;
+Angles angles;
+
+const Angles& angles_of(const float* frequencies, long half, const int64_t* starts, long rows, long t, float scale) {
+  if (!angles.of(frequencies, half, starts, rows, t, scale)) angles.make(frequencies, half, starts, rows, t, scale);
+  return angles;
 }
 
 }  // namespace
@@ -46,20 +47,34 @@ extern "C" {
 
 void start(int threads) { pool.start(threads); }
 
+// Whether products are computed in tiles.
+int tiles() {
+#if TILES
+  return tiles_allowed();
+#else
+  return 0;
+#endif
+}
+
+// Whether each of `count` arrays begins at its place.
+int lie(PyObject** arrays, void** places, int count) {
+  for (int i = 0; i < count; i++) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(arrays[i], &buffer, STRIDED)) return PyErr_Clear(), 0;
+    bool here = buffer.buf == places[i];
+    PyBuffer_Release(&buffer);
+    if (!here) return 0;
+  }
+  return 1;
+}
+
 // x [..., K], weight [N, K], bias [N] or null -> out [..., N]
 int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
-  Arrays arrays({x, weight, out, bias ? bias : x});
+  Arrays arrays({x, weight, out, bias});
   if (!arrays.held) return -1;
-  constexpr long FEW = 4;  // rows for which the weight is not turned
   long n = arrays.size(1, 0), k = arrays.size(1, 1), m = arrays.elements(0) / k;
-  const float *a = arrays.data(0), *w = arrays.data(1), *b = bias ? arrays.data(3) : nullptr;
-  float* c = arrays.data(2);
-  long panels = (n + PANEL - 1) / PANEL, some = PANEL * std::max(1l, std::min(4l, panels / (2 * pool.threads())));
-  pool.run((n + some - 1) / some, [&](long part) {
-    long from = part * some, to = std::min(n, from + some);
-    if (m <= FEW) return dots(m, to - from, a, k, w + from * k, k, k, c + from, n, b ? b + from : nullptr);
-    for (long at = from; at < to; at += PANEL) panel(m, std::min<long>(PANEL, to - at), a, w + at * k, k, c + at, n, b ? b + at : nullptr);
-  });
+  const float* a = arrays.data(0);
+  multiply(m, k, [&](long row, float*) { return a + row * k; }, {{arrays.data(1), n, arrays.data(2), n, arrays.data(3)}});
   return 0;
 } catch (...) {
   return -2;
@@ -68,7 +83,7 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
 // q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], any strides but for the last axis; mask null or 4 axes that broadcast to [B, H, T, L],
 // of any strides -> out [B, T, H, E]
 int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) try {
-  Arrays arrays({q, k, v, out, mask ? mask : q});
+  Arrays arrays({q, k, v, out, mask});
   if (!arrays.held) return -1;
   Attention a{};
   a.q = arrays.data(0), a.k = arrays.data(1), a.v = arrays.data(2), a.out = arrays.data(3), a.mask = arrays.data<char>(4);
@@ -88,33 +103,16 @@ int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* o
 int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, int neighbours) try {
   Arrays arrays({x, frequencies, starts, out});
   if (!arrays.held) return -1;
-  static std::mutex mutex;
-  static Angles angles;
-  std::lock_guard<std::mutex> guard(mutex);
+  std::lock_guard<std::mutex> guard(angles_lock);
   long b = arrays.size(0, 0), h = arrays.size(0, 1), t = arrays.size(0, 2), d = arrays.size(0, 3);
   long half = arrays.elements(1), rows = arrays.elements(2), strides[3];
   for (int i = 0; i < 3; i++) strides[i] = arrays.stride(0, i);
-  const int64_t* from = arrays.data<int64_t>(2);
-  if (!angles.of(arrays.data(1), half, from, rows, t, scale)) angles.make(arrays.data(1), half, from, rows, t, scale);
-  float* to = arrays.data(3);
+  const Angles& made = angles_of(arrays.data(1), half, arrays.data<int64_t>(2), rows, t, scale);
   pool.run(b * t, [&](long i) {
-    const float* c = angles.cosines.data() + (rows > 1 ? i : i % t) * half;
-    const float* s = angles.sines.data() + (rows > 1 ? i : i % t) * half;
-    for (long head = 0; head < h; head++) {
-      const float* in = arrays.data(0) + i / t * strides[0] + head * strides[1] + i % t * strides[2];
-      float* made = to + (i * h + head) * d;
-      if (neighbours)
-        for (long j = 0; j < half; j++) {
-          made[2 * j] = in[2 * j] * c[j] - in[2 * j + 1] * s[j];
-          made[2 * j + 1] = in[2 * j] * s[j] + in[2 * j + 1] * c[j];
-        }
-      else
-        for (long j = 0; j < half; j++) {
-          made[j] = in[j] * c[j] - in[j + half] * s[j];
-          made[j + half] = in[j] * s[j] + in[j + half] * c[j];
-        }
-      for (long j = 2 * half; j < d; j++) made[j] = in[j];
-    }
+    long angle = (rows > 1 ? i : i % t) * half;
+    for (long head = 0; head < h; head++)
+      rotate_row(arrays.data(0) + i / t * strides[0] + head * strides[1] + i % t * strides[2], made.cosines.data() + angle,
+                 made.sines.data() + angle, half, d, neighbours, arrays.data(3) + (i * h + head) * d);
   });
   return 0;
 } catch (...) {
@@ -125,7 +123,7 @@ int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, 
 int swiglu(PyObject* gate, PyObject* x, PyObject* out) try {
   Arrays arrays({gate, x, out});
   if (!arrays.held) return -1;
-  each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2), [](V g, V y) { return over_one_and_exp(g * y, g); });
+  each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2), swiglu_of);
   return 0;
 } catch (...) {
   return -2;
@@ -158,19 +156,19 @@ int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
   if (!arrays.held) return -1;
   long d = arrays.elements(1), n = arrays.elements(0) / d, some = std::max(1l, 16384 / d);
   pool.run((n + some - 1) / some, [&](long part) {
-    for (long row = part * some; row < std::min(n, (part + 1) * some); row++) {
-      const float *a = arrays.data(0) + row * d, *w = arrays.data(1);
-      float* to = arrays.data(2) + row * d;
-      V squares = {};
-      long j = 0;
-      for (; j + W <= d; j += W) squares += load(a + j) * load(a + j);
-      float total = sum(squares);
-      for (; j < d; j++) total += a[j] * a[j];
-      float share = 1.0f / std::sqrt(total / d + eps);
-      for (j = 0; j + W <= d; j += W) store(to + j, load(a + j) * share * load(w + j));
-      for (; j < d; j++) to[j] = a[j] * share * w[j];
-    }
+    for (long row = part * some; row < std::min(n, (part + 1) * some); row++)
+      norm_row(arrays.data(0) + row * d, arrays.data(1), d, eps, arrays.data(2) + row * d);
   });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// A decoder's block, see block.h. What it points to is dense, and evaluated.
+int block(const Block* block) try {
+  Free free;
+  std::lock_guard<std::mutex> guard(angles_lock);
+  block->run(angles_of(block->frequencies, block->half, block->starts, block->count, block->t, block->position_scale));
   return 0;
 } catch (...) {
   return -2;
@@ -181,37 +179,41 @@ int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
 int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) try {
   Arrays arrays({x, best, peak, total});
   if (!arrays.held) return -1;
-  constexpr long BLOCK = 64 * W;  // summed in float32, the blocks in float64
+  constexpr long BLOCK = 64 * W;  // read twice while it is in the first cache; summed in float32, the blocks in float64
   long n = arrays.size(0, 0), v = arrays.size(0, 1);
   pool.run(n, [&](long row) {
     const float* a = arrays.data(0) + row * v;
-    V most = all(-INFINITE), odd = {};
-    long j = 0;
-    for (; j + W <= v; j += W) {
-      V y = load(a + j);
-      most = most > y ? most : y;
-      odd += y == y ? V{} : all(1.0f);
-    }
-    float top = most[0], other = sum(odd);
-    for (int i = 1; i < W; i++) top = std::max(top, most[i]);
-    for (; j < v; j++) {
-      top = std::max(top, a[j]);
-      other += a[j] == a[j] ? 0.0f : 1.0f;
+    float top = -INFINITE;
+    double sums = 0;
+    for (long from = 0; from < v; from += BLOCK) {
+      long end = std::min(v, from + BLOCK), whole = from + (end - from) / W * W, j = from;
+      V most = all(-INFINITE), odd = {}, part = {};
+      for (; j < whole; j += W) {
+        V y = load(a + j);
+        most = most > y ? most : y;
+        odd += y == y ? V{} : all(1.0f);
+      }
+      float peak = most[0], other = sum(odd);
+      for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
+      for (; j < end; j++) {
+        peak = std::max(peak, a[j]);
+        other += a[j] == a[j] ? 0.0f : 1.0f;
+      }
+      if (other > 0) {
+        while (a[from] == a[from]) from++;
+        arrays.data<int32_t>(1)[row] = from, arrays.data(2)[row] = arrays.data(3)[row] = a[from];
+        return;
+      }
+      if (peak > top) sums *= std::exp((double)top - peak), top = peak;
+      if (peak == -INFINITE) continue;
+      for (j = from; j < whole; j += W) part += exp(load(a + j) - top);
+      float block = sum(part);
+      for (; j < end; j++) block += std::exp(a[j] - top);
+      sums += block;
     }
     long first = 0;
-    if (other > 0) {
-      while (a[first] == a[first]) first++;
-      arrays.data<int32_t>(1)[row] = first, arrays.data(2)[row] = arrays.data(3)[row] = a[first];
-      return;
-    }
     while (a[first] != top) first++;
-    double sums = 0;
-    for (j = 0; j + W <= v;) {
-      V part = {};
-      for (long end = std::min(v / W * W, j + BLOCK); j < end; j += W) part += exp(load(a + j) - top);
-      sums += sum(part);
-    }
-    for (; j < v; j++) sums += std::exp(a[j] - top);
+    if (top == -INFINITE) sums = v * (double)NAN;
     arrays.data<int32_t>(1)[row] = first, arrays.data(2)[row] = top, arrays.data(3)[row] = (float)sums;
   });
   return 0;

@@ -3,6 +3,7 @@
 ``library`` gives None where it cannot serve: on other devices, without g++. Knows nothing of what is computed.
 """
 
+import copy
 import ctypes
 import hashlib
 import logging
@@ -18,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from . import backend
 
@@ -38,6 +40,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "gelu_approx": [_ARRAY, _ARRAY, _FLOAT, _FLOAT],
     "rms_norm": [_ARRAY, _ARRAY, _ARRAY, _FLOAT],
     "softmax_sums": [_ARRAY, _ARRAY, _ARRAY, _ARRAY],
+    "block": [ctypes.c_void_p],
 }
 
 
@@ -57,6 +60,7 @@ def library() -> Any:
         entry = getattr(found, name)
         entry.argtypes, entry.errcheck = arguments, _checked
     found.start.argtypes = [_INT]
+    found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
     found.start(max(1, backend.threads()))
     return found
 
@@ -68,9 +72,14 @@ def _checked(code: int, *_: object) -> int:
     return code
 
 
+def tiles() -> bool:
+    """Whether the processor multiplies in tiles (Intel AMX), and the system lets it."""
+    return library() is not None and bool(library().tiles())
+
+
 def name() -> str:
     """What decides the bits that the library computes; "none" where there is no library."""
-    return "none" if library() is None else _key()
+    return "none" if library() is None else _key() + (" in tiles" if tiles() else "")
 
 
 class Traced(Exception):
@@ -106,6 +115,27 @@ def dense(array: mx.array) -> mx.array:
 def layout(array: mx.array) -> memoryview:
     """An evaluated array's shape, and its strides in bytes."""
     return memoryview(array)  # pyright: ignore[reportArgumentType]  (mlx's stubs do not know of it)
+
+
+def view(array: mx.array) -> NDArray[Any]:
+    """An evaluated array's own memory."""
+    return np.array(array, copy=False)
+
+
+class Places:
+    """Where evaluated arrays lie in memory. What is written to in place (by ``+=``, by slices) lies elsewhere from then on."""
+
+    def __init__(self, arrays: Sequence[mx.array]):
+        """Raises Traced."""
+        evaluate(*arrays)
+        self._of, self._kept = list(arrays), [copy.copy(array) for array in arrays]  # kept: else another could come to lie there
+        self._objects = (ctypes.py_object * len(arrays))(*arrays)
+        self._at = (ctypes.c_void_p * len(arrays))(*(view(array).ctypes.data for array in arrays))
+
+    def hold(self, arrays: Sequence[mx.array]) -> bool:
+        """Whether these are the arrays, and lie there still."""
+        same = len(arrays) == len(self._of) and all(a is b for a, b in zip(arrays, self._of, strict=True))
+        return same and bool(library().lie(self._objects, self._at, len(arrays)))
 
 
 def empty(shape: Sequence[int]) -> mx.array:

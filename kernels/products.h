@@ -15,6 +15,32 @@ constexpr int ROWS = 6, WIDE = REGISTERS == 32 ? 4 : 2;
 constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 6, PANEL = (REGISTERS == 32 ? 3 : 2) * W;
 constexpr long DEEP = 2048;  // numbers of a panel's row that are used before the next: they stay in the second cache
 
+// One of the products of some rows: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth], bias [n] or null, plus as c or null.
+struct Target {
+  const float* w;
+  long n;
+  float* c;
+  long ldc;
+  const float *bias = nullptr, *plus = nullptr;
+
+  // Sums [count], at most W of them, to row `row` from `column` on.
+  void put(long row, long column, const float* sums, long count) const {
+    float* to = c + row * ldc + column;
+    const float *b = bias ? bias + column : nullptr, *p = plus ? plus + row * ldc + column : nullptr;
+    if (count == W) {
+      V v = load(sums);
+      if (b) v += load(b);
+      if (p) v += load(p);
+      return store(to, v);
+    }
+    for (long i = 0; i < count; i++) {
+      float v = sums[i];
+      if (b) v += b[i];
+      to[i] = p ? v + p[i] : v;
+    }
+  }
+};
+
 // c[m][n] = sum over k of a[m][k] b[n][k] + bias[n]: both lie in memory as they are, so a weight is read once and never turned.
 template <int M, int N>
 inline void dots(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
@@ -108,24 +134,6 @@ void outer(long rows, long columns, const float* a, long lda, const float* b, lo
   long n = 0;
   for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc);
   for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc);
-}
-
-// W numbers of each of W rows of `from` to W rows of `to`: row i's number j becomes row j's number i.
-inline void turn(const float* from, long ldf, float* to, long ldt) {
-  V a[W], b[W];
-#pragma GCC unroll 16
-  for (int i = 0; i < W; i++) a[i] = load(from + i * ldf);
-  int level = 0;
-#pragma GCC unroll 4
-  for (int half = 1; half < W; half *= 2, level++) {
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++)
-      b[i] = i & half ? __builtin_shuffle(a[i - half], a[i], lanes.taken[level]) : __builtin_shuffle(a[i], a[i + half], lanes.kept[level]);
-#pragma GCC unroll 16
-    for (int i = 0; i < W; i++) a[i] = b[i];
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < W; i++) store(to + i * ldt, a[i]);
 }
 
 // `from` [rows, columns] to `to` [columns, wide], zeros behind its `rows`

@@ -87,4 +87,22 @@ inline V exp(V x) {
   return x < -87.3f ? all(0.0f) : x == x ? value : x;
 }
 
+// W numbers of each of W rows of `from` to W rows of `to`: row i's number j becomes row j's number i.
+inline void turn(const float* from, long ldf, float* to, long ldt) {
+  V a[W], b[W];
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) a[i] = load(from + i * ldf);
+  int level = 0;
+#pragma GCC unroll 4
+  for (int half = 1; half < W; half *= 2, level++) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++)
+      b[i] = i & half ? __builtin_shuffle(a[i - half], a[i], lanes.taken[level]) : __builtin_shuffle(a[i], a[i + half], lanes.kept[level]);
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++) a[i] = b[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) store(to + i * ldt, a[i]);
+}
+
 }  // namespace

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the 
 
 
 @pytest.fixture(autouse=True)
-def anew() -> Iterator[None]:
-    """Each test looks for the library as a new process does."""
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test looks for the library as a new process does, and compiles it in a third of the time."""
+    monkeypatch.setattr(native, "COMMAND", tuple(option.replace("-O3", "-O0") for option in native.COMMAND))
     native.library.cache_clear()
     yield
     native.library.cache_clear()

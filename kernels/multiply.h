@@ -1,0 +1,84 @@
+// Products of some rows with weights, in the processor's tiles where it has them, else in its vectors. Knows nothing of layers.
+//
+// The rows lie in memory or are made when they are wanted.
+
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <initializer_list>
+#include <vector>
+
+#include "pool.h"
+#include "products.h"
+#include "tiles.h"
+
+namespace {
+
+using RowOf = std::function<const float*(long row, float* room)>;  // where a row is, which may be the room
+
+void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
+  constexpr long FEW = 4;  // rows for which the weight is not turned
+  float* x = spare(INPUT, m * depth);
+  pool.run(m, [&](long row) {
+    float* to = x + row * depth;
+    const float* from = of(row, to);
+    if (from != to) std::copy(from, from + depth, to);
+  });
+  for (const Target& target : targets) {
+    long panels = (target.n + PANEL - 1) / PANEL, some = PANEL * std::max(1l, std::min(4l, panels / (2 * pool.threads())));
+    pool.run((target.n + some - 1) / some, [&](long part) {
+      long end = std::min(target.n, (part + 1) * some);
+      for (long n = part * some; n < end; n += PANEL) {
+        long columns = std::min<long>(PANEL, end - n);
+        const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
+        if (m <= FEW) dots(m, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
+        else panel(m, columns, x, w, depth, target.c + n, target.ldc, bias);
+        for (long row = 0; target.plus && row < m; row++)
+          for (long i = row * target.ldc + n; i < row * target.ldc + n + columns; i++) target.c[i] += target.plus[i];
+      }
+    });
+  }
+}
+
+#if TILES
+void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
+  constexpr long WIDE_PART = 8;  // blocks of a weight that a thread takes at a time
+  struct Part {
+    const Target* target;
+    long from, to;
+  };
+  long ldx = steps_of(depth) * PARTS * TILE;
+  std::vector<Part> parts;  // of each target as many as there are threads, or a multiple; the longer ones first
+  for (const Target& target : targets) {
+    long blocks = (target.n + 2 * T - 1) / (2 * T), at_once = pool.threads() * WIDE_PART;
+    long number = std::min(blocks, (blocks + at_once - 1) / at_once * pool.threads());
+    for (long i = 0, from = 0; i < number; i++) {
+      long to = from + (blocks / number + (i < blocks % number)) * 2 * T;
+      parts.push_back({&target, from, std::min(target.n, to)});
+      from = to;
+    }
+  }
+  auto* packed = (uint16_t*)spare(INPUT, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
+  for (long row = 0; row < m; row += MANY) {
+    long rows = std::min(MANY, m - row);
+    pool.run((rows + T - 1) / T, [&](long tile) {
+      const float* from[T] = {};
+      float* room = spare(MADE, T * depth);
+      for (long i = 0; i < std::min(T, rows - tile * T); i++) from[i] = of(row + tile * T + i, room + i * depth);
+      pack(from, depth, packed + tile * ldx);
+    });
+    pool.run(parts.size(), [&](long i) { tile_product(packed, row, rows, *parts[i].target, parts[i].from, parts[i].to, depth); });
+  }
+}
+#endif
+
+// Each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. With tiles a row's bits do not depend on the other rows.
+void multiply(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
+#if TILES
+  if (tiles_allowed()) return multiply_in_tiles(m, depth, of, targets);
+#endif
+  multiply_in_vectors(m, depth, of, targets);
+}
+
+}  // namespace
