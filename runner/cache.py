@@ -8,7 +8,7 @@ caches holding B rows of one length; rows can leave or be forked by index, none 
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from ..kernels.backend import device_name
-
-STEP = 64  # tokens
+from .fast_blocks import row_cache, serves
+from .row_cache import STEP, RowCache
 
 
 class Cache(Protocol):
@@ -50,7 +50,15 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
     plain = make_prompt_cache(model)
     if not padded:
         return cast(Caches, plain)
+    if _apart(model, plain):
+        return [RowCache(rows) for _ in plain]
     return _stepping([type(layer).merge([layer] * rows) for layer in plain])
+
+
+def _apart(model: Any, plain: list[Any]) -> bool:
+    """Whether a batch's rows may lie apart in memory: where the CPU's kernel serves every layer."""
+    layers: Sequence[Any] = getattr(model, "layers", ())
+    return len(layers) == len(plain) and all(type(cache) is KVCache for cache in plain) and all(map(serves, layers))
 
 
 def _stepping(caches: Caches) -> Caches:
@@ -104,9 +112,11 @@ def joined(parts: list[Caches]) -> Caches:
     return parts[0]
 
 
-def merged(rows: list[Caches]) -> Caches:
+def merged(model: Any, rows: list[Caches]) -> Caches:
     """New padded caches of the plain caches of one row each, which stay as they are and may be of unlike length."""
     layers: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
+    if _apart(model, list(rows[0])):
+        return [row_cache(own) for own in layers]
     return _stepping([type(own[0]).merge(list(own)) for own in layers])
 
 

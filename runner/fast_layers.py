@@ -29,7 +29,8 @@ def all_read() -> Generator[None]:
         _read = before
 
 
-def _or_else(name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
+def or_else(name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
+    """What ``fast`` computes with the kernel ``name``, or where mlx traces the call what ``original`` does."""
     try:
         found = fast()
     except native.Traced:
@@ -43,25 +44,25 @@ def _now(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
 
 
 class FastLinear(nn.Linear):
-    """``nn.Linear`` with the kernel for few rows."""
+    """``nn.Linear`` with the kernel for products."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., N]."""
         weight, bias = self["weight"], self.get("bias")
         if self.training or not _now(x, weight, bias):
             return super().__call__(x)
-        return _or_else("linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
+        return or_else("linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
 
 
 class FastEmbedding(nn.Embedding):
-    """``nn.Embedding`` with the kernel for few rows where it makes logits."""
+    """``nn.Embedding`` with the kernel for products where it makes logits."""
 
     def as_linear(self, x: mx.array) -> mx.array:
         """x [..., K] -> [..., V]."""
         weight = self["weight"]
         if self.training or not _now(x, weight):
             return super().as_linear(x)
-        return _or_else("linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
+        return or_else("linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
 
 class FastRMSNorm(nn.RMSNorm):
@@ -72,7 +73,7 @@ class FastRMSNorm(nn.RMSNorm):
         weight = self["weight"]
         if self.training or not norms.suits(x, weight):
             return super().__call__(x)
-        return _or_else("norm", lambda: norms.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x))
+        return or_else("norm", lambda: norms.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x))
 
 
 class FastRoPE(nn.RoPE):
@@ -82,7 +83,7 @@ class FastRoPE(nn.RoPE):
         """x [B, H, T, D] -> the same shape."""
         if self.training or not rotation.suits(x, self.dims, offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return _or_else(
+        return or_else(
             "rotation",
             lambda: rotation.on_cpu(x, rotation.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
             lambda: super(FastRoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
@@ -96,46 +97,23 @@ class FastLlama3RoPE(Llama3RoPE):
         """x [B, H, T, D] -> the same shape."""
         if self.training or not rotation.suits(x, 2 * len(self._freqs), offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return _or_else(
+        return or_else(
             "rotation",
-            lambda: rotation.on_cpu(x, self._inverse(), offset, 1.0, self.traditional),
+            lambda: rotation.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),
             lambda: super(FastLlama3RoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
         )
 
-    def _inverse(self) -> mx.array:
+    def inverse(self) -> mx.array:
         """Radians a position; ``_freqs`` are positions a radian."""
-        if "inverse" not in self.__dict__:
-            object.__setattr__(self, "inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
-        return self.__dict__["inverse"]
+        if "_inverse" not in self.__dict__:
+            object.__setattr__(self, "_inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
+        return self.__dict__["_inverse"]
 
 
-CLASSES: dict[type, type] = {
+LAYERS: dict[type, type] = {
     nn.Linear: FastLinear,
     nn.Embedding: FastEmbedding,
     nn.RMSNorm: FastRMSNorm,
     nn.RoPE: FastRoPE,
     Llama3RoPE: FastLlama3RoPE,
 }
-
-
-def put_on(network: nn.Module) -> None:
-    """Gives a network's layers the classes of ours, to compute and not to train with until it is told to ``train``."""
-    for layer in _change(network, CLASSES):
-        layer.eval()
-
-
-def take_off(network: nn.Module) -> None:
-    """Gives them their own again."""
-    _change(network, {ours: original for original, ours in CLASSES.items()})
-
-
-def worn(network: nn.Module) -> bool:
-    """Whether a layer has a class of ours."""
-    return any(type(layer) in CLASSES.values() for layer in network.modules())
-
-
-def _change(network: nn.Module, classes: dict[type, type]) -> list[nn.Module]:
-    changed = [layer for layer in network.modules() if type(layer) in classes]
-    for layer in changed:
-        layer.__class__ = classes[type(layer)]
-    return changed

@@ -16,8 +16,10 @@ from ..kernels import divergence, logprobs
 from ..kernels.divergence import Divergence, diverge
 from ..kernels.logprobs import Scores
 from .cache import Caches
+from .fast_layers import all_read
 
 BODIES = ("model", "backbone", "transformer")
+TILES = 32  # rows that a product takes at a time where processors multiply in tiles: fewer cost as much
 TEXT = "language_model"  # where a model of several modalities keeps its text model
 
 Score = Callable[[mx.array, NDArray[np.int32]], Scores]
@@ -138,7 +140,8 @@ def read(
     """
     pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
     at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
-    chunks = np.array_split(np.arange(len(at)), -(-len(at) // rows))
+    rows = max(rows // TILES * TILES, min(rows, TILES))
+    chunks = [np.arange(begin, min(begin + rows, len(at))) for begin in range(0, len(at), rows)]
     scores: list[Scores] = []
     divergences: list[Divergence] = []
     ahead = _logits(readers, states, at[chunks[0]])
@@ -155,7 +158,8 @@ def read(
 def _logits(readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp]) -> list[mx.array]:
     """float32 logits [N, V] of each reader at the rows ``at``, under way."""
     rows, back = np.unique(at, return_inverse=True)
-    found = [reader.logits(state[mx.array(rows)]).astype(mx.float32) for reader, state in zip(readers, states, strict=True)]
+    with all_read():
+        found = [reader.logits(state[mx.array(rows)]).astype(mx.float32) for reader, state in zip(readers, states, strict=True)]
     if len(rows) < len(at):
         found = [logits[mx.array(back)] for logits in found]
     mx.async_eval(*found)

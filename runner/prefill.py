@@ -220,7 +220,7 @@ def _on_top(setup: Setup, bases: list[Base | None]) -> Caches:
     different = list(dict.fromkeys(bases))
     if different == [None]:
         return fresh(setup.model, len(bases), setup.padded)
-    caches = merged([fresh(setup.model, 1, padded=False) if base is None else base.caches for base in different])
+    caches = merged(setup.model, [fresh(setup.model, 1, padded=False) if base is None else base.caches for base in different])
     select(caches, [different.index(base) for base in bases], len(different), setup.padded)
     evaluate(caches)  # where no token follows, nothing else does
     return caches

@@ -20,6 +20,7 @@ from ..kernels.divergence import Divergence
 from ..kernels.logprobs import Scores
 from .cache import Caches, evaluate, forked, fresh, select, trim, trimmable, widened
 from .engine import Progress
+from .fast_blocks import tokens as tokens_of
 from .head import read
 from .memory import is_out_of_memory
 from .opened import Opened
@@ -213,7 +214,8 @@ class Scorer:
         while at < width and not stopped():
             n = min(chunk(model, len(members), width - at) for model in self._models)
             part = mx.array(tokens[:, at : at + n])
-            states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
+            with tokens_of([min(max(len(segment) - at, 0), n) for segment in members]):
+                states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
             if self._static:  # each by itself: the shapes that its logits are computed in are no matter of its mates
                 for row, segment in enumerate(members):
                     yield from self._read([segment], [state[row : row + 1] for state in states], at, n, opened)

@@ -8,7 +8,7 @@ that mlx compiles. So other models of the same files stay right, and only infere
 
 import logging
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import ModuleType
@@ -23,8 +23,10 @@ from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ..kernels import activations, attention, native
+from . import fast_blocks
 from .cache import fresh
-from .fast_layers import put_on, take_off, taken
+from .fast_layers import or_else, taken
+from .wearing import put_on, take_off
 
 log = logging.getLogger("mlx_bulk")
 
@@ -33,45 +35,24 @@ MODELS = "mlx_lm.models."
 TOLERANCE = 1e-3
 LENGTHS = (24, 7)  # of the trial's rows
 LEAST = 4_000_000  # parameters: a smaller model's step is over before its threads are awake
+_Way = Callable[[Any, list[NDArray[np.int32]]], mx.array]
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
 
 
 def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
-    if sinks is None and not hasattr(cache, "bits") and _attends(queries, keys, values, mask):
-        try:
-            found = attention.on_cpu(queries, keys, values, scale, mask)
-        except native.Traced:
-            pass
-        else:
-            taken.add("attention")
-            return found
-    return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+    def original() -> mx.array:
+        return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
 
-
-def _attends(queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> bool:
-    """Whether the substitute is made for this call: shapes that do not fit are mlx's to complain of."""
-    if not native.suits(queries, keys, values) or any(x.ndim != 4 for x in (queries, keys, values)):
-        return False
-    (b, h, t, d), (rows, kv, length, width) = queries.shape, keys.shape
-    if (rows, width, values.shape[:3]) != (b, d, (b, kv, length)) or h % kv:
-        return False
-    if isinstance(mask, mx.array):
-        fits = mask.ndim <= 4 and all(n in (1, of) for n, of in zip(mask.shape[::-1], (length, t, h, b), strict=False))
-        return fits and mask.dtype in (mx.bool_, mx.float32)
-    return mask is None or (mask == "causal" and t <= length)
+    if sinks is not None or hasattr(cache, "bits") or not attention.suits(queries, keys, values, mask):
+        return original()
+    return or_else("attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
 
 
 def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @wraps(original)
     def chosen(*arrays: mx.array) -> mx.array:
         if native.suits(*arrays) and all(x.shape == arrays[0].shape for x in arrays):
-            try:
-                found = fast(*arrays)
-            except native.Traced:
-                pass
-            else:
-                taken.add(name)
-                return found
+            return or_else(name, lambda: fast(*arrays), lambda: original(*arrays))
         return original(*arrays)
 
     return chosen
@@ -104,6 +85,9 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     _put(network)
     taken.clear()
     reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
+    if reason is None and "block" in taken:
+        with fast_blocks.parts():
+            reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
     if reason is None:
         return tuple(sorted(taken))
     restore(network)
@@ -181,19 +165,17 @@ def _disagreement(truth: list[list[NDArray[np.float32] | str]], found: list[list
     return None
 
 
-def _tried(network: Any, vocabulary: int, lengths: tuple[int, int]) -> list[NDArray[np.float32] | str]:
+def _tried(network: Any, vocabulary: int, lengths: tuple[int, int], ways: Sequence[_Way] | None = None) -> list[NDArray[np.float32] | str]:
     """Logits by each way that a run calls the network, always with caches, or the message of its crash.
 
     A call of few tokens takes as long as it takes to read all weights: what a trial costs is the number of its calls.
     """
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
-    return [_result(way, network, rows) for way in (_alone, _in_a_batch)]
+    return [_result(way, network, rows) for way in ways or _WAYS]
 
 
-def _result(
-    way: Callable[[Any, list[NDArray[np.int32]]], mx.array], network: Any, rows: list[NDArray[np.int32]]
-) -> NDArray[np.float32] | str:
+def _result(way: _Way, network: Any, rows: list[NDArray[np.int32]]) -> NDArray[np.float32] | str:
     try:
         return np.array(way(network, rows).astype(mx.float32))
     except Exception as error:  # a model file may fail in any way
@@ -221,3 +203,6 @@ def _in_a_batch(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
     last = network(mx.array(np.stack([row[-1:] for row in rows])), cache=caches)
     seen = [first[row, n - 1] for row, n in enumerate(lengths)]
     return mx.stack([*seen, *last[:, 0]])
+
+
+_WAYS: Sequence[_Way] = (_alone, _in_a_batch)

@@ -18,9 +18,9 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from .cache import fresh
-from .fast_layers import put_on, worn
 from .shortage import first_line
 from .shrinking import VOCABULARY, Config, shrinks, shrunken
+from .wearing import put_on, worn
 
 LAYERS = 48  # that a twin may have
 PARAMETERS = 30_000_000

@@ -30,7 +30,7 @@ ORDER = {
         "kernels": """
             backend native
             logprobs tempered divergence edits sampling
-            activations attention linear norms rotation
+            activations attention linear norms rotation block
         """,
         "runner": """
             errors policy records
@@ -45,8 +45,8 @@ ORDER = {
             template_bounds prompts
             offsets stop_strings chat_spans tokenizer_difference template_trial tokenizer windows
             planner memory shortage adapters prefixes sharing
-            cache head rope
-            shrinking hashes checkpoint fast_layers substitutes model
+            fast_layers row_cache fast_blocks cache head rope
+            shrinking hashes checkpoint wearing substitutes model
             run_tokenizer reference loaded twin probes
             slots prefix_cache prefill stems engine
             batch_check stem_check opened

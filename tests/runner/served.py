@@ -20,8 +20,8 @@ needed = pytest.mark.skipif(native.library() is None, reason="they serve the CPU
 
 DENSE = ("linear", "norm", "rotation")
 USED = {
-    "llama": ("attention", *DENSE, "swiglu"),
-    "qwen3": ("attention", *DENSE, "swiglu"),
+    "llama": ("attention", "block", *DENSE, "swiglu"),
+    "qwen3": ("attention", "block", *DENSE, "swiglu"),
     "gemma3_text": ("attention", "gelu", "linear", "rotation"),
     "qwen3_moe": ("attention", *DENSE, "swiglu"),
     "mixtral": ("attention", *DENSE, "swiglu"),

@@ -1,0 +1,152 @@
+"""Rows that lie apart: what a network makes of them against mlx-lm's own batches, whatever joins, leaves, forks or grows."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_bulk.kernels import native
+from mlx_bulk.runner import cache, fast_blocks
+from mlx_bulk.runner.cache import Caches, fresh, joined, merged, select, settle
+from mlx_bulk.runner.row_cache import STEP, RowCache
+from numpy.typing import NDArray
+
+from . import served, tiny
+
+pytestmark = served.needed
+
+NAMES = ("llama", "qwen3")
+Logits = NDArray[np.float32]
+
+
+@pytest.fixture(autouse=True)
+def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with served.originals(monkeypatch):
+        yield
+
+
+def tokens(*shape: int, seed: int = 0) -> NDArray[np.int32]:
+    return np.random.default_rng(seed).integers(0, tiny.VOCABULARY, shape).astype(np.int32)
+
+
+def fed(network: Any, caches: Caches, ids: NDArray[np.int32]) -> Logits:
+    """Logits [B, T, V] of tokens [B, T] behind what the caches hold."""
+    return np.array(network(mx.array(ids), cache=caches))
+
+
+def prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
+    """Caches of prompts of unlike length, fed in two calls with pads behind."""
+    width, lengths = max(map(len, prompts)), [len(prompt) for prompt in prompts]
+    ids = np.stack([np.pad(prompt, (0, width - len(prompt))) for prompt in prompts])
+    caches = fresh(network, len(prompts), padded=True)
+    for layer in caches:
+        layer.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
+    for part in (ids[:, : width // 2], ids[:, width // 2 :]):
+        fed(network, caches, part)
+    settle(caches)
+    return caches
+
+
+def decoded(network: Any, caches: Caches, ids: NDArray[np.int32]) -> Logits:
+    """Logits [B, T, V] of tokens [B, T] fed one at a time."""
+    return np.concatenate([fed(network, caches, ids[:, i : i + 1]) for i in range(ids.shape[1])], axis=1)
+
+
+def a_long_decode(network: Any) -> Logits:
+    return decoded(network, prefilled(network, [tokens(n, seed=n) for n in (3, 17, 40)]), tokens(3, STEP + 9))
+
+
+def rows_that_leave_and_join(network: Any) -> Logits:
+    caches = prefilled(network, [tokens(n, seed=n) for n in (30, 5, 12, 9)])
+    first = decoded(network, caches, tokens(4, 3, seed=1))
+    select(caches, [3, 1], 4, padded=True)
+    caches = joined([caches, prefilled(network, [tokens(50, seed=7)])])
+    second = decoded(network, caches, tokens(3, 4, seed=2))
+    return np.concatenate([first.reshape(-1, tiny.VOCABULARY), second.reshape(-1, tiny.VOCABULARY)])
+
+
+def forks(network: Any) -> Logits:
+    caches = prefilled(network, [tokens(n, seed=n) for n in (11, 6)])
+    select(caches, [0, 0, 1, 0], 2, padded=True)
+    return decoded(network, caches, tokens(4, 5, seed=3))
+
+
+def copies_that_go_on_apart(network: Any) -> Logits:
+    caches = prefilled(network, [tokens(n, seed=n) for n in (11, 6)])
+    twins = copy.deepcopy(caches)
+    first, second = [], []
+    for i in range(6):
+        first.append(fed(network, caches, tokens(2, 1, seed=10 + i)))
+        second.append(fed(network, twins, tokens(2, 1, seed=20 + i)))
+    return np.concatenate(first + second, axis=1)
+
+
+def on_top_of_bases(network: Any) -> Logits:
+    base = fresh(network, 1, padded=False)
+    fed(network, base, tokens(1, 21, seed=4))
+    caches = merged(network, [base, fresh(network, 1, padded=False)])
+    select(caches, [0, 1, 0], 2, padded=True)
+    return np.concatenate([fed(network, caches, tokens(3, 7, seed=5)), decoded(network, caches, tokens(3, 2, seed=6))], axis=1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, forks, copies_that_go_on_apart, on_top_of_bases])
+def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], Logits]):
+    truth = story(tiny.build(name))
+    network = served.put(name)
+    assert type(fresh(network, 1, padded=True)[0]) is RowCache
+    np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, copies_that_go_on_apart])
+def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, story: Callable[[Any], Logits], monkeypatch: pytest.MonkeyPatch):
+    truth = story(tiny.build(name))
+    network = served.put(name)
+    monkeypatch.setattr(cache, "serves", lambda layer: True)
+    block = fast_blocks._block  # pyright: ignore[reportPrivateUsage]
+    for refused in (network.layers[1], *network.layers):  # one layer of them, then all
+        monkeypatch.setattr(fast_blocks, "_block", lambda layer, refused=refused: None if layer is refused else block(layer))
+        np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
+
+
+@pytest.mark.skipif(not native.tiles(), reason="in vectors up to four rows are another sum")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_s_bits_are_the_same_in_any_batch(name: str):
+    network = served.put(name)
+    prompts, ids = [tokens(n, seed=n) for n in (3, 17, 40, 8)], tokens(4, STEP, seed=9)
+    together = decoded(network, prefilled(network, prompts), ids)
+    for row, prompt in enumerate(prompts):
+        np.testing.assert_array_equal(decoded(network, prefilled(network, [prompt]), ids[row : row + 1])[0], together[row])
+
+
+def test_rows_that_stay_are_neither_copied_nor_padded():
+    network = served.put("llama")
+    caches = prefilled(network, [tokens(n, seed=n) for n in (30, 5, 12)])
+    rows: Any = caches[0]
+    before = rows.slabs[1]
+    select(caches, [1], 3, padded=True)
+    caches = joined([caches, prefilled(network, [tokens(200, seed=7)])])
+    fed(network, caches, tokens(2, 1))
+    assert rows.slabs[0] is before
+    assert rows.slabs[0].array.shape[2] == STEP
+    assert rows.lengths.tolist() == [6, 201]
+
+
+def test_a_shared_row_is_copied_when_it_grows():
+    network = served.put("llama")
+    caches = prefilled(network, [tokens(9)])
+    rows: Any = caches[0]
+    select(caches, [0, 0], 1, padded=True)
+    assert rows.slabs[0] is rows.slabs[1]
+    fed(network, caches, tokens(2, 1))
+    assert not np.shares_memory(rows.slabs[0].array, rows.slabs[1].array)
+
+
+def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch):
+    network = served.put("llama")
+    attn = network.layers[0].self_attn
+    attn.q_proj = type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape))
+    assert type(fresh(network, 1, padded=True)[0]) is not RowCache
