@@ -158,7 +158,7 @@ def test_two_models_logits_stand_within_the_bound_of_one():
     alone, mine, reference = (setup_of(build("llama"), tokens=4096, head=head, logit_bytes=4 * VOCABULARY * 100) for head in heads)
     scored(alone, asked)
     scored(mine, asked, reference)
-    assert [head.rows for head in heads] == [82, 47, 47]  # 327 positions in even chunks of at most 100, or 50
+    assert [head.rows for head in heads] == [96, 32, 32]  # 327 positions in chunks of whole tiles of 32, of at most 100, or 50
 
 
 def test_a_network_that_is_not_split_is_called_for_as_many_tokens_as_the_bound_allows():
