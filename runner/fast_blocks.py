@@ -48,8 +48,6 @@ class Made:
 
 _held: WeakKeyDictionary[KVCache, Held] = WeakKeyDictionary()
 _apart = False  # whether blocks leave their parts to compute
-
-
 _real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches
 
 

@@ -7,7 +7,8 @@
 It is made for the CPU's kernel, which is told where each row stands. What calls it as mlx-lm's own caches are called gets copies.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +82,8 @@ class RowCache:
     def filter(self, batch_indices: mx.array) -> None:
         """As ``Cache``'s; a row that stands twice is shared until one of the two grows."""
         kept: list[int] = np.array(batch_indices).tolist()
+        _share(self.slabs[row] for row, count in Counter(kept).items() if count > 1)
         self.slabs, self.lengths, self._rooms = [self.slabs[row] for row in kept], self.lengths[kept], None
-        if len(set(kept)) < len(kept):
-            self._share()
 
     def extend(self, other: "RowCache") -> None:
         """As ``Cache``'s."""
@@ -106,16 +106,11 @@ class RowCache:
     def __deepcopy__(self, memo: Any) -> "RowCache":
         """Shares the rows until one of the two writes to them."""
         twin = RowCache(0)
-        self._share()
+        _share(self.slabs)
         twin.slabs, twin.lengths = list(self.slabs), self.lengths.copy()
         twin._coming = None if self._coming is None else self._coming.copy()
         self._rooms = None
         return twin
-
-    def _share(self) -> None:
-        for slab in self.slabs:
-            if slab is not None:
-                slab.shared = True
 
     # ----------------------------------------------------------------------------- as mlx-lm's attention calls a cache
 
@@ -142,6 +137,12 @@ class RowCache:
             found[:, row, :, : length + t] = slab.array[:, :, : length + t]
         self.advance(t)
         return mx.array(found[0]), mx.array(found[1])
+
+
+def _share(slabs: Iterable[Slab | None]) -> None:
+    for slab in slabs:
+        if slab is not None:
+            slab.shared = True
 
 
 def _slab(heads: int, room: int, width: int) -> Slab:

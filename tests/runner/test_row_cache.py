@@ -135,14 +135,16 @@ def test_rows_that_stay_are_neither_copied_nor_padded():
     assert rows.lengths.tolist() == [6, 201]
 
 
-def test_a_shared_row_is_copied_when_it_grows():
+def test_a_shared_row_is_copied_when_it_grows_and_no_other():
     network = served.put("llama")
-    caches = prefilled(network, [tokens(9)])
+    caches = prefilled(network, [tokens(9), tokens(12)])
     rows: Any = caches[0]
-    select(caches, [0, 0], 1, padded=True)
-    assert rows.slabs[0] is rows.slabs[1]
-    fed(network, caches, tokens(2, 1))
-    assert not np.shares_memory(rows.slabs[0].array, rows.slabs[1].array)
+    select(caches, [0, 1, 0], 2, padded=True)
+    assert rows.slabs[0] is rows.slabs[2]
+    alone = rows.slabs[1]
+    fed(network, caches, tokens(3, 1))
+    assert not np.shares_memory(rows.slabs[0].array, rows.slabs[2].array)
+    assert rows.slabs[1] is alone
 
 
 def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch):
