@@ -16,6 +16,8 @@
 #include "multiply.h"
 #include "pool.h"
 #include "rows.h"
+#include "score.h"
+#include "softmax.h"
 #include "vectors.h"
 
 namespace {
@@ -179,43 +181,34 @@ int block(const Block* block) try {
 int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) try {
   Arrays arrays({x, best, peak, total});
   if (!arrays.held) return -1;
-  constexpr long BLOCK = 64 * W;  // read twice while it is in the first cache; summed in float32, the blocks in float64
-  long n = arrays.size(0, 0), v = arrays.size(0, 1);
+  long n = arrays.size(0, 0), v = arrays.size(0, 1), count = (v + Part::SIZE - 1) / Part::SIZE;
   pool.run(n, [&](long row) {
     const float* a = arrays.data(0) + row * v;
-    float top = -INFINITE;
-    double sums = 0;
-    for (long from = 0; from < v; from += BLOCK) {
-      long end = std::min(v, from + BLOCK), whole = from + (end - from) / W * W, j = from;
-      V most = all(-INFINITE), odd = {}, part = {};
-      for (; j < whole; j += W) {
-        V y = load(a + j);
-        most = most > y ? most : y;
-        odd += y == y ? V{} : all(1.0f);
-      }
-      float peak = most[0], other = sum(odd);
-      for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
-      for (; j < end; j++) {
-        peak = std::max(peak, a[j]);
-        other += a[j] == a[j] ? 0.0f : 1.0f;
-      }
-      if (other > 0) {
-        while (a[from] == a[from]) from++;
-        arrays.data<int32_t>(1)[row] = from, arrays.data(2)[row] = arrays.data(3)[row] = a[from];
-        return;
-      }
-      if (peak > top) sums *= std::exp((double)top - peak), top = peak;
-      if (peak == -INFINITE) continue;
-      for (j = from; j < whole; j += W) part += exp(load(a + j) - top);
-      float block = sum(part);
-      for (; j < end; j++) block += std::exp(a[j] - top);
-      sums += block;
+    auto* parts = (Part*)spare(MADE, count * sizeof(Part) / sizeof(float));
+    for (long part = 0, from = 0; part < count; part++, from += Part::SIZE) {
+      float last[Part::SIZE];
+      if (v - from < Part::SIZE) std::fill_n(std::copy(a + from, a + v, last), from + Part::SIZE - v, -INFINITE);
+      parts[part] = part_of(v - from < Part::SIZE ? last : a + from, from);
     }
-    long first = 0;
-    while (a[first] != top) first++;
-    if (top == -INFINITE) sums = v * (double)NAN;
-    arrays.data<int32_t>(1)[row] = first, arrays.data(2)[row] = top, arrays.data(3)[row] = (float)sums;
+    Part found = whole_of(parts, count, 1);
+    arrays.data<int32_t>(1)[row] = found.best, arrays.data(2)[row] = found.peak, arrays.data(3)[row] = found.sum;
   });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// The same of x [N, K] weightᵀ + bias, weight [V, K], bias [V] or null, and `at` [M]: numbers of it, where `ids` [M] int32 names columns, those
+// of row i from first[i] to first[i + 1] - 1, `first` [N + 1] int64. Tiles alone.
+int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best, PyObject* peak,
+                 PyObject* total) try {
+  Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
+  if (!arrays.held) return -1;
+#if TILES
+  if (tiles_allowed())
+    Score{arrays.data(0), arrays.data(1), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
+        arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7)}.run();
+#endif
   return 0;
 } catch (...) {
   return -2;

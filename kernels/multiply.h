@@ -42,13 +42,29 @@ void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_l
 }
 
 #if TILES
+// Calls f(x, row, rows) for MANY rows at a time at most, from `row` on, packed.
+template <typename F>
+void each_packed(long m, long depth, const RowOf& of, F f) {
+  long ldx = steps_of(depth) * PARTS * TILE;
+  auto* packed = (uint16_t*)spare(INPUT, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
+  for (long row = 0; row < m; row += MANY) {
+    long rows = std::min(MANY, m - row);
+    pool.run((rows + T - 1) / T, [&](long tile) {
+      const float* from[T] = {};
+      float* room = spare(MADE, T * depth);
+      for (long i = 0; i < std::min(T, rows - tile * T); i++) from[i] = of(row + tile * T + i, room + i * depth);
+      pack(from, depth, packed + tile * ldx);
+    });
+    f(packed, row, rows);
+  }
+}
+
 void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
   constexpr long WIDE_PART = 8;  // blocks of a weight that a thread takes at a time
   struct Part {
     const Target* target;
     long from, to;
   };
-  long ldx = steps_of(depth) * PARTS * TILE;
   std::vector<Part> parts;  // of each target as many as there are threads, or a multiple; the longer ones first
   for (const Target& target : targets) {
     long blocks = (target.n + 2 * T - 1) / (2 * T), at_once = pool.threads() * WIDE_PART;
@@ -59,17 +75,9 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
       from = to;
     }
   }
-  auto* packed = (uint16_t*)spare(INPUT, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
-  for (long row = 0; row < m; row += MANY) {
-    long rows = std::min(MANY, m - row);
-    pool.run((rows + T - 1) / T, [&](long tile) {
-      const float* from[T] = {};
-      float* room = spare(MADE, T * depth);
-      for (long i = 0; i < std::min(T, rows - tile * T); i++) from[i] = of(row + tile * T + i, room + i * depth);
-      pack(from, depth, packed + tile * ldx);
-    });
-    pool.run(parts.size(), [&](long i) { tile_product(packed, row, rows, *parts[i].target, parts[i].from, parts[i].to, depth); });
-  }
+  each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
+    pool.run(parts.size(), [&](long i) { tile_product(x, row, rows, *parts[i].target, parts[i].from, parts[i].to, depth); });
+  });
 }
 #endif
 

@@ -237,10 +237,12 @@ void give(const float* sums, long row, long rows, long column, long columns, con
     }
 }
 
-// Columns from ... to - 1 of a product, from its row `row` on, with x packed: MANY rows of it at most.
-void tile_product(const uint16_t* x, long row, long rows, const Target& target, long from, long to, long depth) {
+constexpr long SUMS = 4 * T * T;  // of 32 rows of w and 32 of x
+
+// Sums of rows from ... to - 1 of w [.., depth] with x, which is packed, MANY rows of it at most: [blocks of 32 of w, blocks of 32 of x, SUMS].
+// They stand until the thread's next product.
+float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long to, long depth) {
   Tiles tiles;
-  constexpr long SUMS = 4 * T * T;
   long steps = steps_of(depth), ldx = steps * PARTS * TILE, blocks = (rows + 2 * T - 1) / (2 * T), wide = (to - from + 2 * T - 1) / (2 * T);
   long deep = blocks == 1 ? steps : std::min(steps, CHUNK / STEP), places = blocks == 1 ? 2 : deep;
   float* sums = spare(PRODUCT, wide * blocks * SUMS);
@@ -248,7 +250,7 @@ void tile_product(const uint16_t* x, long row, long rows, const Target& target, 
   for (long first = 0; first < steps; first += deep)
     for (long n = 0; n < wide; n++) {
       long some = std::min(deep, steps - first), at = from + n * 2 * T;
-      Rows of{target.w + at * depth + first * STEP, depth, std::min(2 * T, to - at), depth - first * STEP, some, parts, places};
+      Rows of{w + at * depth + first * STEP, depth, std::min(2 * T, to - at), depth - first * STEP, some, parts, places};
       const uint16_t* numbers = x + first * PARTS * TILE;
       float* c = sums + n * blocks * SUMS;
       bool only = blocks == 1;
@@ -261,6 +263,13 @@ void tile_product(const uint16_t* x, long row, long rows, const Target& target, 
         else block<1>(parts, numbers + b * 2 * ldx, ldx, some, first, c + b * SUMS, next, lines);
       }
     }
+  return sums;
+}
+
+// Columns from ... to - 1 of a product, from its row `row` on, with x packed: MANY rows of it at most.
+void tile_product(const uint16_t* x, long row, long rows, const Target& target, long from, long to, long depth) {
+  const float* sums = tile_sums(x, rows, target.w, from, to, depth);
+  long blocks = (rows + 2 * T - 1) / (2 * T);
   for (long b = 0; b < blocks; b++)
     for (long n = from; n < to; n += 2 * T)
       give(sums + ((n - from) / (2 * T) * blocks + b) * SUMS, row + b * 2 * T, std::min(2 * T, rows - b * 2 * T), n, std::min(2 * T, to - n), target);

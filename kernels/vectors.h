@@ -33,8 +33,10 @@ constexpr int log2(int n) { return n > 1 ? 1 + log2(n / 2) : 0; }
 struct Lanes {
   I low[6], high[6], across[6];    // added to one another, blocks of 2 * half lanes are folded in two
   I kept[6], taken[6];             // what stays of 2 * half rows that are turned about, and what changes places
+  I number;
 
   Lanes() {
+    for (int i = 0; i < W; i++) number[i] = i;
     for (int level = 0, half = 1; half < 2 * W; level++, half *= 2)
       for (int i = 0; i < W; i++) {
         low[level][i] = (i / half * 2 * half + i % half) % (2 * W);
@@ -73,6 +75,25 @@ inline float sum(V v) {
   float out;
   sums<1>(&v, &out);
   return out;
+}
+
+// The largest of a vector's numbers, none of which is NaN.
+inline float largest(V v) {
+#pragma GCC unroll 8
+  for (int level = log2(W) - 1; level >= 0; level--) {
+    V other = __builtin_shuffle(v, lanes.across[level]);
+    v = v > other ? v : other;
+  }
+  return v[0];
+}
+
+inline int32_t smallest(I v) {
+#pragma GCC unroll 8
+  for (int level = log2(W) - 1; level >= 0; level--) {
+    I other = __builtin_shuffle(v, lanes.across[level]);
+    v = v < other ? v : other;
+  }
+  return v[0];
 }
 
 // exp for x <= 88, within 4e-7 of the value; 0 below -87.3 and for -inf; NaN stays. 2**n * exp(f) with n the integer next to

@@ -55,6 +55,11 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
     return _stepping([type(layer).merge([layer] * rows) for layer in plain])
 
 
+def spared(model: Any) -> bool:
+    """Whether a call behind nothing and before nothing needs no caches: where the CPU's kernel serves every layer, as it then does."""
+    return _apart(model, make_prompt_cache(model))
+
+
 def _apart(model: Any, plain: list[Any]) -> bool:
     """Whether a batch's rows may lie apart in memory: where the CPU's kernel serves every layer."""
     layers: Sequence[Any] = getattr(model, "layers", ())

@@ -8,6 +8,7 @@ that somebody else may hold.
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -48,12 +49,12 @@ class Made:
 
 _held: WeakKeyDictionary[KVCache, Held] = WeakKeyDictionary()
 _apart = False  # whether blocks leave their parts to compute
-_real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches
+_real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches, or of none
 
 
 @contextmanager
 def tokens(lengths: Sequence[int]) -> Generator[None]:
-    """While this is entered, each row of a call on plain caches holds so many tokens, and pads behind them that nobody reads."""
+    """While this is entered, each row of a call on plain caches or none holds so many tokens, and pads behind them that nobody reads."""
     global _real
     before, _real = _real, np.array(lengths, np.int64)
     try:
@@ -146,11 +147,13 @@ def _made_of(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
     return Block(Weights(**arrays, frequencies=frequencies), constants)
 
 
-def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache) -> bool:
+def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | None) -> bool:
     """Whether a call with a plain cache is as the kernel takes it: shapes that do not fit are mlx's to complain of."""
     b, t, d = x.shape
-    if d != block.d or not attention.fits(mask, (b, block.heads, t, cache.offset + t)):
+    if d != block.d or not attention.fits(mask, (b, block.heads, t, t if cache is None else cache.offset + t)):
         return False
+    if cache is None:
+        return True
     if cache.keys is None or cache.values is None:
         return cache.offset == 0
     shapes = {(*array.shape[:2], array.shape[3]) for array in (cache.keys, cache.values)}
@@ -194,6 +197,15 @@ def _with_plain(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache)
     return out
 
 
+def _without_cache(block: Block, x: mx.array, mask: attention.Mask) -> mx.array:
+    native.evaluate(x, *([mask] if isinstance(mask, mx.array) else []))
+    b, t, _ = x.shape
+    room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values, which nobody sees again
+    at = room.ctypes.data + room.strides[1] * np.arange(2 * b, dtype=np.int64).reshape(2, b)
+    none = np.zeros(b, np.int64)
+    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), none), none[:1], mask, _real)
+
+
 def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:
     """The mask is the cache's own: each position sees its row's up to itself. Pads stand behind."""
     native.evaluate(x)
@@ -215,7 +227,7 @@ def _fast(original: Any) -> Any:
             def slow() -> mx.array:
                 return super(FastBlock, self).__call__(x, mask, cache)
 
-            if _apart or self.training or type(cache) not in (KVCache, RowCache) or x.ndim != 3 or not native.suits(x):
+            if _apart or self.training or type(cache) not in (NoneType, KVCache, RowCache) or x.ndim != 3 or not native.suits(x):
                 return slow()
             if x.shape[0] * x.shape[1] > linear.MOST and not native.tiles():
                 return slow()
@@ -227,7 +239,9 @@ def _fast(original: Any) -> Any:
                 return slow()
             if type(cache) is RowCache:
                 return or_else("block", lambda: _with_rows(block, x, cache), slow)
-            return or_else("block", lambda: _with_plain(block, x, mask, cache), slow) if _suits(block, x, mask, cache) else slow()
+            if not _suits(block, x, mask, cache):
+                return slow()
+            return or_else("block", lambda: _without_cache(block, x, mask) if cache is None else _with_plain(block, x, mask, cache), slow)
 
     return FastBlock
 

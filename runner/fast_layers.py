@@ -4,18 +4,42 @@ called, where mlx names what is to be computed; for what the kernels are not mad
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from ..kernels import linear, native, norms, rotation
+from ..kernels.product_scores import Product
 
 VOCABULARY = 8192  # outputs of a projection that makes logits: some are named and never read
 
 taken: set[str] = set()  # names of the kernels that have computed something since it was cleared
 
 _read = False  # whether the logits of the calls that come are read, all of them
+
+
+@dataclass(slots=True, frozen=True)
+class Named:
+    """A product that was named and not computed, and the array that stands for it."""
+
+    array: mx.array
+    product: Product
+
+
+_named: list[Named] | None = None  # products of the calls that come, where they are only named
+
+
+@contextmanager
+def naming() -> Generator[list[Named]]:
+    """While this is entered, products are listed, and left to mlx to compute if it is asked to."""
+    global _named
+    before, _named = _named, []
+    try:
+        yield _named
+    finally:
+        _named = before
 
 
 @contextmanager
@@ -39,8 +63,14 @@ def or_else(name: str, fast: Callable[[], mx.array], original: Callable[[], mx.a
     return found
 
 
+def _name(array: mx.array, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+    if _named is not None:
+        _named.append(Named(array, Product(x, weight, bias)))
+    return array
+
+
 def _now(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
-    return (weight.shape[0] < VOCABULARY or _read) and linear.suits(x, weight, bias)
+    return _named is None and (weight.shape[0] < VOCABULARY or _read) and linear.suits(x, weight, bias)
 
 
 class FastLinear(nn.Linear):
@@ -50,7 +80,7 @@ class FastLinear(nn.Linear):
         """x [..., K] -> [..., N]."""
         weight, bias = self["weight"], self.get("bias")
         if self.training or not _now(x, weight, bias):
-            return super().__call__(x)
+            return _name(super().__call__(x), x, weight, bias)
         return or_else("linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
 
 
@@ -61,7 +91,7 @@ class FastEmbedding(nn.Embedding):
         """x [..., K] -> [..., V]."""
         weight = self["weight"]
         if self.training or not _now(x, weight):
-            return super().as_linear(x)
+            return _name(super().as_linear(x), x, weight)
         return or_else("linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
 

@@ -4,7 +4,8 @@ No [B, T, V] array comes to be: states of the positions asked for are picked, an
 The split is found by names that mlx-lm's models share, and nothing here says that it is right: ``probes`` tries it out.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -15,25 +16,40 @@ from numpy.typing import NDArray
 from ..kernels import divergence, logprobs
 from ..kernels.divergence import Divergence, diverge
 from ..kernels.logprobs import Scores
+from ..kernels.product_scores import Product
 from .cache import Caches
-from .fast_layers import all_read
+from .fast_layers import all_read, naming
 
 BODIES = ("model", "backbone", "transformer")
 TILES = 32  # rows that a product takes at a time where processors multiply in tiles: fewer cost as much
 TEXT = "language_model"  # where a model of several modalities keeps its text model
 
-Score = Callable[[mx.array, NDArray[np.int32]], Scores]
+
+class Figures(Protocol):
+    """What is wanted of tokens."""
+
+    def scores(self, logits: mx.array, targets: NDArray[np.int32]) -> Scores:
+        """Of ``targets`` [N] under ``logits`` [N, V]."""
+        ...
+
+    def of_product(self, product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32]) -> Scores | None:
+        """Of ``targets`` [M] under logits [N, V] that are a product, ``counts`` [N] of each row; None where it takes logits."""
+        ...
 
 
 class Reader(Protocol):
     """What makes logits of tokens in two steps. The states of a position are all that its logits need."""
 
-    def states(self, tokens: mx.array, caches: Caches) -> mx.array:
-        """tokens [B, T] behind what ``caches`` hold -> states [B, T, H]."""
+    def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
+        """tokens [B, T] behind what ``caches`` hold, or nothing -> states [B, T, H]."""
         ...
 
     def logits(self, states: mx.array) -> mx.array:
         """states [N, H] -> logits [N, V]."""
+        ...
+
+    def product(self, states: mx.array) -> Product | None:
+        """The product that the logits are, where they are one and nothing more; nothing is computed."""
         ...
 
 
@@ -43,13 +59,16 @@ class Whole:
     def __init__(self, network: Any):
         self._network = network
 
-    def states(self, tokens: mx.array, caches: Caches) -> mx.array:
+    def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
         """The network's own logits [B, T, V]."""
         return self._network(tokens, cache=caches)
 
     def logits(self, states: mx.array) -> mx.array:
         """The same again."""
         return states
+
+    def product(self, states: mx.array) -> None:
+        """They are there already."""
 
 
 class Head:
@@ -63,16 +82,27 @@ class Head:
         self._gate = _Gate(_at(network, path))
         self._twin: Any = _with(network, path, self._gate)
 
-    def states(self, tokens: mx.array, caches: Caches) -> mx.array:
+    def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
         """The body's hidden states [B, T, H]; the logits of one position are named on the way and never computed."""
         self._twin(tokens, cache=caches)
         return self._gate.taken()
 
     def logits(self, states: mx.array) -> mx.array:
         """states [N, H] -> logits [N, V] by the network's own code behind the body."""
+        return self._behind(states)[0]
+
+    def product(self, states: mx.array) -> Product | None:
+        """As ``Reader``'s: what the network gives out is the very array that one of its layers has named."""
+        with naming() as named:
+            logits = self._behind(states)
+        found = next((one.product for one in named if one.array is logits), None)
+        return None if found is None or found.x.ndim != 3 else replace(found, x=found.x[0])
+
+    def _behind(self, states: mx.array) -> mx.array:
+        """Logits [1, N, V]."""
         self._gate.given = states[None]
         try:
-            return self._twin(mx.zeros((1, states.shape[0]), dtype=mx.int32), cache=None)[0]
+            return self._twin(mx.zeros((1, states.shape[0]), dtype=mx.int32), cache=None)
         finally:
             self._gate.given = None
 
@@ -130,16 +160,18 @@ def _with(network: nn.Module, path: tuple[str, ...], gate: _Gate) -> nn.Module:
 
 
 def read(
-    readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp], targets: NDArray[np.int32], rows: int, score: Score
+    readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp], targets: NDArray[np.int32], rows: int, wanted: Figures
 ) -> tuple[Scores, Divergence | None]:
     """Scores of ``targets`` [N] at the rows ``at`` [N] of ``states`` [P, H], at least one; the one place that makes logits of states.
 
     With a second reader and its states: how far the first is from it, too, over the ids that both have. Logits of ``rows``
-    positions stand at once, twice: the next are computed while these are reduced. A position that several targets share is put
-    through the head once.
+    positions stand at once, twice: the next are computed while these are reduced; none do where a product's are reduced as they
+    come. A position that several targets share is put through the head once.
     """
     pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
     at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
+    if len(readers) == 1 and (found := _as_they_come(readers[0], states[0], at, targets, wanted)) is not None:
+        return found[back], None
     rows = max(rows // TILES * TILES, min(rows, TILES))
     chunks = [np.arange(begin, min(begin + rows, len(at))) for begin in range(0, len(at), rows)]
     scores: list[Scores] = []
@@ -148,11 +180,18 @@ def read(
     for number, chunk in enumerate(chunks):
         logits = ahead
         ahead = _logits(readers, states, at[chunks[number + 1]]) if number + 1 < len(chunks) else []
-        scores.append(score(logits[0], targets[chunk]))
+        scores.append(wanted.scores(logits[0], targets[chunk]))
         if len(logits) > 1:
             width = min(part.shape[-1] for part in logits)  # ids that one of them lacks are padding: none of the tokenizer's
             divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk]))
     return logprobs.join(scores)[back], divergence.join(divergences)[back] if divergences else None
+
+
+def _as_they_come(reader: Reader, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: Figures) -> Scores | None:
+    """Scores of ``targets`` at the rows ``at``, which ascend, without an array of logits; None where that cannot be."""
+    rows, counts = np.unique(at, return_counts=True)
+    product = reader.product(states[mx.array(rows)])
+    return None if product is None else wanted.of_product(product, counts, targets)
 
 
 def _logits(readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp]) -> list[mx.array]:

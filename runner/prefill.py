@@ -18,7 +18,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels import product_scores
 from ..kernels.logprobs import Scores, join, score
+from ..kernels.product_scores import Product
 from ..kernels.tempered import tempered
 from .adapters import Adapters
 from .cache import Caches, announce, announce_call, evaluate, forked, fresh, joined, merged, select, settle
@@ -60,6 +62,13 @@ class Wanted:
         if self.temperature in (0.0, 1.0):
             return replace(found, tempered=found.logprobs)
         return replace(found, tempered=tempered(logits, targets, np.full(len(targets), self.temperature, np.float32)))
+
+    def of_product(self, product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32]) -> Scores | None:
+        """As ``Figures``'."""
+        if self.top or self.stats or self.temperature not in (None, 0.0, 1.0) or not product_scores.suits(product):
+            return None
+        found = product_scores.on_cpu(product, counts, targets, self.greedy)
+        return found if self.temperature is None else replace(found, tempered=found.logprobs)
 
     @property
     def echoed(self) -> str:
@@ -264,7 +273,7 @@ def _from_bases(setup: Setup, feeds: list[_Feed]) -> list[list[Scores]]:
     if last:
         states = mx.concatenate([state for _, state in last])
         targets = np.array([feeds[i].ids[feeds[i].start] for i, _ in last], np.int32)
-        scores, _ = read([setup.reader], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted.scores)
+        scores, _ = read([setup.reader], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted)
         for at, (i, _) in enumerate(last):
             parts[i].append(scores[at : at + 1])
     return parts
@@ -289,7 +298,7 @@ def _echo(setup: Setup, states: mx.array, at: int, feeds: list[_Feed], parts: li
         return
     index = np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)])
     targets = np.concatenate([row.ids[row.start + at + 1 : row.start + at + 1 + c] for row, c in zip(feeds, counts, strict=True)])
-    scores, _ = read([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted.scores)
+    scores, _ = read([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted)
     end = 0
     for part, count in zip(parts, counts, strict=True):
         part.append(scores[end : end + count])

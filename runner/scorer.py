@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..kernels.divergence import Divergence
 from ..kernels.logprobs import Scores
-from .cache import Caches, evaluate, forked, fresh, select, trim, trimmable, widened
+from .cache import Caches, evaluate, forked, fresh, select, spared, trim, trimmable, widened
 from .engine import Progress
 from .fast_blocks import tokens as tokens_of
 from .head import read
@@ -214,8 +214,12 @@ class Scorer:
         while at < width and not stopped():
             n = min(chunk(model, len(members), width - at) for model in self._models)
             part = mx.array(tokens[:, at : at + n])
+            whole = members[0].start == 0 and n == width and not members[0].children
             with tokens_of([min(max(len(segment) - at, 0), n) for segment in members]):
-                states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
+                states = [
+                    model.reader.states(part, None if whole and spared(model.model) else caches)
+                    for model, caches in zip(self._models, rows.caches, strict=True)
+                ]
             if self._static:  # each by itself: the shapes that its logits are computed in are no matter of its mates
                 for row, segment in enumerate(members):
                     yield from self._read([segment], [state[row : row + 1] for state in states], at, n, opened)
@@ -251,7 +255,7 @@ class Scorer:
         flat = [state.reshape(-1, state.shape[-1]) for state in states]
         rows = min(model.logit_rows for model in self._models) // len(self._models)
         readers = [model.reader for model in self._models]
-        scores, divergences = read(readers, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted.scores)
+        scores, divergences = read(readers, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted)
         end = 0
         for part, count in found:
             piece = slice(end, end + count)

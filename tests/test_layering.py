@@ -30,7 +30,7 @@ ORDER = {
         "kernels": """
             backend native
             logprobs tempered divergence edits sampling
-            activations attention linear norms rotation block
+            activations attention linear norms rotation block product_scores
         """,
         "runner": """
             errors policy records

@@ -74,6 +74,9 @@ class WholeHead(Head):
     def logits(self, states: mx.array) -> mx.array:
         return states
 
+    def product(self, states: mx.array) -> None:
+        pass
+
 
 @pytest.mark.parametrize("window", [WINDOW, None])
 def test_a_fault_of_a_prompt_on_top_of_a_prefix_is_found(window: int | None):

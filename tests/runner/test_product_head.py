@@ -1,0 +1,152 @@
+"""A head whose logits are a product is scored without them; one that does more, or is none of ours, is not taken for one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_bulk.kernels import native, product_scores
+from mlx_bulk.kernels.logprobs import Scores
+from mlx_bulk.runner import cache, fast_blocks
+from mlx_bulk.runner.cache import fresh, spared
+from mlx_bulk.runner.fast_layers import FastLinear
+from mlx_bulk.runner.head import Head, Whole
+from mlx_bulk.runner.prefill import Setup, Wanted
+from numpy.typing import NDArray
+
+from . import served, tiny
+from .scoring import TEXTS, setup
+from .tiny import documents
+
+pytestmark = pytest.mark.skipif(not native.tiles(), reason="it serves processors that multiply in tiles")
+
+STATES = np.random.default_rng(0).normal(0, 1, (5, 64)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with served.originals(monkeypatch):
+        yield
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_what_is_named_is_the_logits_product(name: str):
+    head = Head(served.put(name))
+    found = head.product(mx.array(STATES))
+    assert found is not None
+    assert found.x.shape == (5, 64)
+    logits = product_scores.linear.reference(found.x, found.weight, found.bias)
+    np.testing.assert_allclose(np.array(logits), np.array(head.logits(mx.array(STATES))), rtol=0, atol=3e-5)
+
+
+def test_logits_that_are_capped_are_no_product():
+    network = served.put("gemma2")
+    assert Head(network).product(mx.array(STATES)) is None
+
+
+def test_layers_of_mlx_name_nothing():
+    assert Head(tiny.build("llama")).product(mx.array(STATES)) is None
+
+
+def test_logits_that_stand_before_are_no_product():
+    assert Whole(served.put("llama")).product(mx.zeros((5, tiny.VOCABULARY))) is None
+
+
+class Biased(nn.Module):
+    """A body, and a head with a bias whose logits are scaled if ``scale`` is not 1."""
+
+    def __init__(self, scale: float):
+        super().__init__()
+        self.model, self.lm_head, self.scale = nn.Linear(64, 64), FastLinear(64, 300), scale
+        self.lm_head.bias = mx.arange(300) / 100
+        self.eval()
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        logits = self.lm_head(self.model(tokens))
+        return logits if self.scale == 1 else self.scale * logits
+
+
+def test_a_bias_is_part_of_it():
+    network = Biased(1.0)
+    found = Head(network).product(mx.array(STATES))
+    assert found is not None
+    assert found.bias is network.lm_head.bias
+
+
+def test_scaled_logits_are_no_product():
+    assert Head(Biased(0.5)).product(mx.array(STATES)) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        (Wanted(), True),
+        (Wanted(greedy=True), True),
+        (Wanted(temperature=1.0), True),
+        (Wanted(temperature=0.7), False),
+        (Wanted(top=2), False),
+        (Wanted(stats=True), False),
+    ],
+)
+def test_figures_that_take_all_logits_get_them(wanted: Wanted, taken: bool):
+    product = Head(served.put("llama")).product(mx.array(STATES))
+    assert product is not None
+    targets = np.arange(5, dtype=np.int32)
+    found = wanted.of_product(product, np.ones(5, np.intp), targets)
+    if not taken:
+        assert found is None
+        return
+    assert found is not None
+    truth = wanted.scores(product_scores.linear.on_cpu(product.x, product.weight), targets)
+    for name in Scores.__slots__:
+        np.testing.assert_array_equal(getattr(found, name), getattr(truth, name))
+
+
+# ------------------------------------------------------------------------------------------------------- through the scorer
+
+
+def scored(of: Setup, least: int = 0) -> list[NDArray[np.float32]]:
+    """Logprobs of the texts of at least so many tokens."""
+    return [outcome.scores[0].logprobs for outcome in tiny.scored(of, documents([text for text in TEXTS if len(text) >= least]))]
+
+
+def assert_close(found: list[NDArray[np.float32]], truth: list[NDArray[np.float32]]):
+    for ours, theirs in zip(found, truth, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_documents_are_scored_without_logits_and_without_caches(static: bool, monkeypatch: pytest.MonkeyPatch):
+    truth = scored(setup("llama"))
+    network = served.put("llama")
+    of = setup("llama", tokens=10_000, static=static, head=Head(network))
+    monkeypatch.setattr(Head, "logits", lambda *_: pytest.fail("logits"))
+    monkeypatch.setattr(fast_blocks, "_hold", lambda *_: pytest.fail("a cache"))
+    assert_close(scored(of), truth)
+
+
+def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch):
+    truth = scored(setup("llama"), least=20)
+    network = served.put("llama")
+    monkeypatch.setattr(fast_blocks, "_without_cache", lambda *_: pytest.fail("no cache"))
+    assert_close(scored(setup("llama", tokens=16, head=Head(network)), least=20), truth)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_call_without_caches_is_one_with_them(name: str):
+    network = served.put(name)
+    assert spared(network)
+    tokens = mx.array(np.random.default_rng(0).integers(0, tiny.VOCABULARY, (3, 64)))
+    with_caches = np.array(network(tokens, cache=fresh(network, 3, padded=False)))
+    with fast_blocks.tokens([64, 5, 30]):
+        without = np.array(network(tokens))
+    for row, n in enumerate([64, 5, 30]):
+        np.testing.assert_array_equal(without[row, :n], with_caches[row, :n])
+
+
+def test_a_layer_that_the_kernel_leaves_alone_is_not_spared(monkeypatch: pytest.MonkeyPatch):
+    network = served.put("llama")
+    monkeypatch.setattr(cache, "serves", lambda layer: layer is not network.layers[1])
+    assert not spared(network)
