@@ -9,6 +9,7 @@
 
 #include "angles.h"
 #include "attend.h"
+#include "gated.h"
 #include "multiply.h"
 #include "pool.h"
 #include "rows.h"
@@ -99,19 +100,14 @@ struct Block {
   // What stands behind attention, of some tokens.
   void feed_forward(const float* tokens, long first, long rows, const float* attended, float* made) const {
     long inner = heads * width;
-    float *middle = spare(HIDDEN, rows * d), *gated = spare(GATE, rows * hidden), *upper = spare(UP, rows * hidden);
+    float* middle = spare(HIDDEN, rows * d);
     multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
              {{o, d, middle, d, o_bias, tokens + first * d}});
     auto normed = [&](long row, float* room) {
       norm_row(middle + row * d, second_norm, d, second_eps, room);
       return room;
     };
-    multiply(rows, d, normed, {{gate, hidden, gated, hidden, gate_bias}, {up, hidden, upper, hidden, up_bias}});
-    auto active = [&](long row, float* room) {
-      each_of(gated + row * hidden, upper + row * hidden, hidden, room, swiglu_of);
-      return room;
-    };
-    multiply(rows, hidden, active, {{down, d, made + first * d, d, down_bias, middle}});
+    Gated{gate, up, gate_bias, up_bias, d, hidden}.run(rows, normed, {down, d, made + first * d, d, down_bias, middle});
   }
 };
 

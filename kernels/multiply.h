@@ -59,21 +59,28 @@ void each_packed(long m, long depth, const RowOf& of, F f) {
   }
 }
 
+// Parts of n columns that threads take: of blocks of 32, as many parts as there are threads or a multiple, `most` blocks each at most; the
+// longer ones first.
+struct Columns {
+  long blocks, number, n;
+
+  Columns(long n, long most) : blocks((n + 2 * T - 1) / (2 * T)), n(n) {
+    long at_once = pool.threads() * most;
+    number = std::min(blocks, (blocks + at_once - 1) / at_once * pool.threads());
+  }
+  long from(long part) const { return std::min(n, (part * (blocks / number) + std::min(part, blocks % number)) * 2 * T); }
+};
+
 void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
-  constexpr long WIDE_PART = 8;  // blocks of a weight that a thread takes at a time
+  constexpr long WIDE_PART = 8;
   struct Part {
     const Target* target;
     long from, to;
   };
-  std::vector<Part> parts;  // of each target as many as there are threads, or a multiple; the longer ones first
+  std::vector<Part> parts;
   for (const Target& target : targets) {
-    long blocks = (target.n + 2 * T - 1) / (2 * T), at_once = pool.threads() * WIDE_PART;
-    long number = std::min(blocks, (blocks + at_once - 1) / at_once * pool.threads());
-    for (long i = 0, from = 0; i < number; i++) {
-      long to = from + (blocks / number + (i < blocks % number)) * 2 * T;
-      parts.push_back({&target, from, std::min(target.n, to)});
-      from = to;
-    }
+    Columns columns(target.n, WIDE_PART);
+    for (long i = 0; i < columns.number; i++) parts.push_back({&target, columns.from(i), columns.from(i + 1)});
   }
   each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
     pool.run(parts.size(), [&](long i) { tile_product(x, row, rows, *parts[i].target, parts[i].from, parts[i].to, depth); });

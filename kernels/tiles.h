@@ -240,12 +240,12 @@ void give(const float* sums, long row, long rows, long column, long columns, con
 constexpr long SUMS = 4 * T * T;  // of 32 rows of w and 32 of x
 
 // Sums of rows from ... to - 1 of w [.., depth] with x, which is packed, MANY rows of it at most: [blocks of 32 of w, blocks of 32 of x, SUMS].
-// They stand until the thread's next product.
-float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long to, long depth) {
+// They stand until the thread's next product of this use.
+float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long to, long depth, Use use = PRODUCT) {
   Tiles tiles;
   long steps = steps_of(depth), ldx = steps * PARTS * TILE, blocks = (rows + 2 * T - 1) / (2 * T), wide = (to - from + 2 * T - 1) / (2 * T);
   long deep = blocks == 1 ? steps : std::min(steps, CHUNK / STEP), places = blocks == 1 ? 2 : deep;
-  float* sums = spare(PRODUCT, wide * blocks * SUMS);
+  float* sums = spare(use, wide * blocks * SUMS);
   auto* parts = (uint16_t*)spare(WEIGHT, places * PARTS * TILE);
   for (long first = 0; first < steps; first += deep)
     for (long n = 0; n < wide; n++) {
