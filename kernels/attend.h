@@ -26,9 +26,15 @@ struct Attention {
   // position its queries and outputs begin, all rows' one behind the other; else null.
   float *const *key_rows, *const *value_rows;
   const int64_t *rooms, *used, *from;
+  // What all rows begin with, `front` positions that stand before each row's own: keys [kv, front_room, D] and values.
+  const float *front_keys, *front_values;
+  long front, front_room;
+  const float* front_turned = nullptr;  // its keys as [kv, D, front_wide]
 
   long groups() const { return h / kv; }
-  long wide() const { return (length + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
+  static long widened(long n) { return (n + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
+  long wide() const { return widened(front ? length + W : length); }  // what is written behind a row's scores stays its own
+  long front_wide() const { return widened(front); }
   long value_width() const { return (e + W - 1) / W * W; }
 
   // Scores [groups * n, keys] of n queries from `start` to weights, in place; and 1 / their sums.
@@ -59,21 +65,26 @@ struct Attention {
     }
   }
 
-  // Queries start ... stop - 1 over a key head; `turned` holds the keys as [D, wide], or is null.
-  void tile(long head, long start, long stop, const float* turned, const float* values, long ldv) const {
-    long n = stop - start, rows = groups() * n, keys = kind == CAUSAL ? length - t + stop : length, width = value_width();
+  // Queries start ... stop - 1 over a key head; `turned` holds the row's own keys as [D, wide], or is null. Values are `ahead` of what all
+  // rows begin with, and the row's own.
+  void tile(long head, long start, long stop, const float* turned, const float* ahead, long lda, const float* values, long ldv) const {
+    long n = stop - start, rows = groups() * n, keys = kind == CAUSAL ? length - t + stop : length, own = keys - front, width = value_width();
     float* queries = spare(QUERIES, rows * (d + 1 + width));
     float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
     for (long r = 0; r < rows; r++) {
       const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
       for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
     }
-    if (turned)
-      outer(rows, (keys + W - 1) / W * W, queries, d, turned, wide(), d, scores, wide());
-    else
-      dots(rows, keys, queries, d, k + head * ks[1], ks[2], d, scores, wide(), nullptr);
+    if (turned) {
+      outer(rows, (front + W - 1) / W * W, queries, d, front_turned + head * d * front_wide(), front_wide(), d, scores, wide());
+      outer(rows, (own + W - 1) / W * W, queries, d, turned, wide(), d, scores + front, wide());
+    } else {
+      dots(rows, front, queries, d, front_keys + head * front_room * d, d, d, scores, wide(), nullptr);
+      dots(rows, own, queries, d, k + head * ks[1], ks[2], d, scores + front, wide(), nullptr);
+    }
     weigh(scores, head, start, n, keys, shares);
-    outer(rows, width, scores, wide(), values, ldv, keys, made, width);
+    if (front) outer(rows, width, scores, wide(), ahead, lda, front, made, width);
+    outer(rows, width, scores + front, wide(), values, ldv, own, made, width, front > 0);
     for (long r = 0; r < rows; r++) {
       float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
       for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
@@ -89,36 +100,50 @@ struct Attention {
       one.k += row * ks[0], one.v += row * vs[0];
       return one;
     }
-    one.k = key_rows[row], one.v = value_rows[row], one.t = from[row + 1] - from[row], one.length = used[row] + one.t;
+    one.k = key_rows[row], one.v = value_rows[row], one.t = from[row + 1] - from[row], one.length = front + used[row] + one.t;
     one.ks[1] = rooms[row] * d, one.vs[1] = rooms[row] * e, one.ks[2] = d, one.vs[2] = e;
     return one;
   }
 
-  void run() const {
+  void run() {
     constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // of a tile's scores
+    if (front && !few()) {
+      float* turned = spare(FRONT, kv * d * front_wide());
+      pool.run(kv, [&](long head) {
+        turn(front, d, front_keys + head * front_room * d, d, turned + head * d * front_wide(), front_wide());
+      });
+      front_turned = turned;
+    }
     long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
     pool.run(b * kv * parts, [&](long task) { of(task / parts / kv).some(task / parts % kv, task % parts, parts, each); });
   }
 
  private:
+  // Whether keys are not turned: where a key head has few queries, in steps of decoding alone, so that no bit depends on a call's T.
+  bool few() const {
+    constexpr long FEW = 8;
+    return t == 1 && groups() <= FEW;
+  }
+
   // Every `parts`-th tile of `each` queries of a key head, from the `part`-th on.
   void some(long head, long part, long parts, long each) const {
-    constexpr long FEW = 8;  // queries of a key head for which keys are not turned: in steps of decoding, so that no bit depends on a call's T
-    long width = value_width(), ldv = vs[2], tiles = (t + each - 1) / each;
-    const float *keys = k + head * ks[1], *values = v + head * vs[1];
+    long width = value_width(), ldv = vs[2], lda = e, tiles = (t + each - 1) / each;
+    const float *keys = k + head * ks[1], *values = v + head * vs[1], *ahead = front_values + head * front_room * e;
     float* turned = nullptr;
-    if (t > 1 || groups() > FEW) {
+    if (!few()) {
       turned = spare(KEYS, d * wide());
-      turn(length, d, keys, ks[2], turned, wide());
+      turn(length - front, d, keys, ks[2], turned, wide());
     }
     if (width != e) {
       float* to = spare(VALUES, length * width);
-      for (long j = 0; j < length; j++)
-        for (long i = 0; i < width; i++) to[j * width + i] = i < e ? values[j * ldv + i] : 0.0f;
-      values = to, ldv = width;
+      for (long j = 0; j < length; j++) {
+        const float* from = j < front ? ahead + j * lda : values + (j - front) * ldv;
+        for (long i = 0; i < width; i++) to[j * width + i] = i < e ? from[i] : 0.0f;
+      }
+      ahead = to, values = to + front * width, lda = ldv = width;
     }
-    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), turned, values, ldv);
+    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), turned, ahead, lda, values, ldv);
   }
 };
 

@@ -49,6 +49,17 @@ class Rooms:
     values: NDArray[np.int64]
     sizes: NDArray[np.int64]
     used: NDArray[np.int64]  # positions that are held before a call
+    front: "Front | None" = None  # what stands before all rows' own, and is not counted among them
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """``length`` positions that all rows of a call begin with: addresses of keys and values [K, room, D]."""
+
+    keys: int
+    values: int
+    room: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +148,10 @@ class Block:
         call.rooms, call.used = rooms.sizes.ctypes.data, rooms.used.ctypes.data
         call.real = None if real is None else real.ctypes.data
         call.b, call.t = x.shape[:2]
-        call.longest = int(rooms.used.max()) + call.t
+        if rooms.front is not None:
+            call.front, call.front_room = rooms.front.length, rooms.front.room
+            call.front_keys, call.front_values = rooms.front.keys, rooms.front.values
+        call.longest = call.front + int(rooms.used.max()) + call.t
         native.library().block(ctypes.byref(call))
         return out
 
@@ -147,8 +161,14 @@ _WEIGHTS = tuple(one.name for one in fields(Weights))
 
 class _Call(ctypes.Structure):  # block.h's Block
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "out", "rooms", "used", "real")),
-        *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "front_keys", "front_values", "out", "rooms", "used", "real")
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest", "front", "front_room")
+        ),
         ("ms", ctypes.c_int64 * 4),
         *((name, ctypes.c_float) for name in ("eps", "second_eps", "q_eps", "k_eps", "scale", "position_scale")),
         ("kind", ctypes.c_int32),

@@ -129,11 +129,11 @@ void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb
     if (m < rows) outer_of_rows<M / 2, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, next, left);
 }
 
-// c [rows, columns] = a b, where columns is a multiple of W
-void outer(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc) {
+// c [rows, columns] = a b, on top of what c holds if they are to be added; columns is a multiple of W
+void outer(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false) {
   long n = 0;
-  for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc);
-  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc);
+  for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
+  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
 }
 
 // `from` [rows, columns] to `to` [columns, wide], zeros behind its `rows`

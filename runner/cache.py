@@ -17,6 +17,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCa
 
 from ..kernels.backend import device_name
 from .fast_blocks import row_cache, serves
+from .on_top import OnTop
 from .row_cache import STEP, RowCache
 
 
@@ -55,8 +56,13 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
     return _stepping([type(layer).merge([layer] * rows) for layer in plain])
 
 
-def spared(model: Any) -> bool:
-    """Whether a call behind nothing and before nothing needs no caches: where the CPU's kernel serves every layer, as it then does."""
+def passing(base: Caches | None) -> Caches | None:
+    """What a call takes in place of caches if nothing of it is kept, behind nothing or on top of the one row of ``base``."""
+    return None if base is None else cast(Caches, [OnTop(cache) for cache in cast(list[KVCache], base)])
+
+
+def passes(model: Any) -> bool:
+    """Whether there can be such calls: where the CPU's kernel serves every layer."""
     return _apart(model, make_prompt_cache(model))
 
 

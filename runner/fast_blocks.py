@@ -19,11 +19,13 @@ from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
 from ..kernels import attention, linear, native, rotation
-from ..kernels.block import Block, Constants, Rooms, Weights
+from ..kernels.block import Block, Constants, Front, Rooms, Weights
 from .fast_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, or_else
+from .on_top import OnTop
 from .row_cache import RowCache
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
+CACHES = (NoneType, KVCache, OnTop, RowCache)  # that a call may come with
 MADE = "_made"  # where a layer keeps its Made
 
 
@@ -49,12 +51,12 @@ class Made:
 
 _held: WeakKeyDictionary[KVCache, Held] = WeakKeyDictionary()
 _apart = False  # whether blocks leave their parts to compute
-_real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches, or of none
+_real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches or one of which nothing is kept
 
 
 @contextmanager
 def tokens(lengths: Sequence[int]) -> Generator[None]:
-    """While this is entered, each row of a call on plain caches or none holds so many tokens, and pads behind them that nobody reads."""
+    """While this is entered, each row of a call on caches other than ``RowCache`` holds so many tokens; behind them stand pads."""
     global _real
     before, _real = _real, np.array(lengths, np.int64)
     try:
@@ -147,17 +149,16 @@ def _made_of(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
     return Block(Weights(**arrays, frequencies=frequencies), constants)
 
 
-def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | None) -> bool:
-    """Whether a call with a plain cache is as the kernel takes it: shapes that do not fit are mlx's to complain of."""
+def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | OnTop | None) -> bool:
+    """Whether a call is as the kernel takes it: shapes that do not fit are mlx's to complain of."""
     b, t, d = x.shape
     if d != block.d or not attention.fits(mask, (b, block.heads, t, t if cache is None else cache.offset + t)):
         return False
-    if cache is None:
-        return True
-    if cache.keys is None or cache.values is None:
-        return cache.offset == 0
-    shapes = {(*array.shape[:2], array.shape[3]) for array in (cache.keys, cache.values)}
-    return shapes == {(b, block.kv, block.width)} and native.suits(cache.keys, cache.values)
+    held, rows = (cache.base, 1) if isinstance(cache, OnTop) else (cache, b)
+    if held is None or held.keys is None or held.values is None:
+        return held is None or (held is cache and held.offset == 0)
+    shapes = {(*array.shape[:2], array.shape[3]) for array in (held.keys, held.values)}
+    return shapes == {(rows, block.kv, block.width)} and native.suits(held.keys, held.values)
 
 
 def _hold(cache: KVCache, block: Block, rows: int, t: int) -> Held:
@@ -197,13 +198,18 @@ def _with_plain(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache)
     return out
 
 
-def _without_cache(block: Block, x: mx.array, mask: attention.Mask) -> mx.array:
+def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: OnTop | None) -> mx.array:
+    """A call of which nothing is kept, behind nothing or on top of what all its rows begin with."""
     native.evaluate(x, *([mask] if isinstance(mask, mx.array) else []))
     b, t, _ = x.shape
     room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values, which nobody sees again
     at = room.ctypes.data + room.strides[1] * np.arange(2 * b, dtype=np.int64).reshape(2, b)
-    none = np.zeros(b, np.int64)
-    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), none), none[:1], mask, _real)
+    front = None
+    if cache is not None and cache.base.keys is not None and cache.base.values is not None:
+        held = [native.view(native.dense(array)) for array in (cache.base.keys, cache.base.values)]
+        front = Front(held[0].ctypes.data, held[1].ctypes.data, held[0].shape[2], cache.offset)
+    starts = np.array([0 if front is None else front.length], np.int64)
+    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), front), starts, mask, _real)
 
 
 def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:
@@ -227,7 +233,7 @@ def _fast(original: Any) -> Any:
             def slow() -> mx.array:
                 return super(FastBlock, self).__call__(x, mask, cache)
 
-            if _apart or self.training or type(cache) not in (NoneType, KVCache, RowCache) or x.ndim != 3 or not native.suits(x):
+            if _apart or self.training or type(cache) not in CACHES or x.ndim != 3 or not native.suits(x):
                 return slow()
             if x.shape[0] * x.shape[1] > linear.MOST and not native.tiles():
                 return slow()
@@ -241,7 +247,9 @@ def _fast(original: Any) -> Any:
                 return or_else("block", lambda: _with_rows(block, x, cache), slow)
             if not _suits(block, x, mask, cache):
                 return slow()
-            return or_else("block", lambda: _without_cache(block, x, mask) if cache is None else _with_plain(block, x, mask, cache), slow)
+            if type(cache) is KVCache:
+                return or_else("block", lambda: _with_plain(block, x, mask, cache), slow)
+            return or_else("block", lambda: _passing(block, x, mask, cache), slow)
 
     return FastBlock
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..kernels.divergence import Divergence
 from ..kernels.logprobs import Scores
-from .cache import Caches, evaluate, forked, fresh, select, spared, trim, trimmable, widened
+from .cache import Caches, evaluate, forked, fresh, passes, passing, select, trim, trimmable, widened
 from .engine import Progress
 from .fast_blocks import tokens as tokens_of
 from .head import read
@@ -32,19 +32,25 @@ from .shortage import Room, first_line
 
 @dataclass(slots=True)
 class _Rows:
-    """Each model's caches, of ``rows`` rows that are equally long."""
+    """Each model's caches, of ``rows`` rows that are equally long; None where a call behind nothing leaves nothing."""
 
-    caches: list[Caches]
+    caches: list[Caches | None]
     rows: int
+    kept: bool = True  # whether they hold what has been fed, and not only what stood there before
+
+    @property
+    def held(self) -> list[Caches]:
+        """Of those that there are."""
+        return [caches for caches in self.caches if caches is not None]
 
     @property
     def every(self) -> Caches:
         """All models' caches."""
-        return [cache for caches in self.caches for cache in caches]
+        return [cache for caches in self.held for cache in caches]
 
     def keep(self, rows: int) -> None:
         """Drops all but the first ``rows``."""
-        for caches in self.caches:
+        for caches in self.held:
             select(caches, list(range(rows)), self.rows, padded=False)
         self.rows = rows
 
@@ -140,7 +146,7 @@ class Scorer:
             if stopped():
                 return
             self._batch = batch
-            yield from self._feed(batch, self._rows(None, None, len(batch)), opened, stopped)
+            yield from self._feed(batch, self._rows(None, None, batch), opened, stopped)
 
     def _feed_all(
         self, segments: list[Segment], base: _Rows | None, held: float, opened: list[Opened], stopped: Callable[[], bool]
@@ -154,9 +160,9 @@ class Scorer:
             if stopped():
                 return
             self._batch = batch
-            rows, spare = self._rows(base, spare, len(batch)), None
+            rows, spare = self._rows(base, spare, batch), None
             width = max(len(segment) for segment in batch)
-            again = base is not None and trimmable(rows.every, max(segment.longest for segment in batch) - batch[0].start)
+            again = base is not None and rows.kept and trimmable(rows.every, max(segment.longest for segment in batch) - batch[0].start)
             yield from self._feed(batch, rows, opened, stopped)
             if len(batch) == 1 and batch[0].children:
                 above = held + self._room.limits.kv(1, len(batch[0].feed))
@@ -167,12 +173,19 @@ class Scorer:
                 trim(rows.every, width)
                 spare = rows
 
-    def _rows(self, base: _Rows | None, spare: _Rows | None, rows: int) -> _Rows:
-        """Caches for a batch: empty ones, or copies of the one row of ``base``; ``spare`` are such copies, if there are any."""
+    def _rows(self, base: _Rows | None, spare: _Rows | None, batch: list[Segment]) -> _Rows:
+        """Caches for a batch: empty ones, or copies of the one row of ``base``; ``spare`` are such copies, if there are any.
+
+        A batch that is one call and leaves nothing to others takes none where layers can do without.
+        """
+        rows, width = len(batch), max(len(segment) for segment in batch)
+        once = not batch[0].children and all(chunk(model, rows, width) == width for model in self._models)
+        if once and all(passes(model.model) for model in self._models):
+            return _Rows([passing(caches) for caches in ([None] * len(self._models) if base is None else base.caches)], rows, kept=False)
         if base is None:
             return _Rows([fresh(model.model, rows, padded=False) for model in self._models], rows)
         if spare is None or spare.rows < rows:
-            return _Rows([widened(caches, rows) for caches in base.caches], rows)
+            return _Rows([widened(caches, rows) for caches in base.held], rows)
         spare.keep(rows)
         return spare
 
@@ -185,7 +198,7 @@ class Scorer:
         """
         order = sorted(range(len(children)), key=lambda row: -len(children[row]))
         if order != list(range(len(children))):
-            for caches in rows.caches:
+            for caches in rows.held:
                 select(caches, order, rows.rows, padded=False)
         turns = [sorted(children[row], key=lambda child: -len(child)) for row in order]
         for turn in range(len(turns[0])):
@@ -199,7 +212,7 @@ class Scorer:
                 yield from self._feed(members, rows, opened, stopped)
                 trim(rows.every, width)
             else:
-                copies = [forked(caches, list(range(rows.rows)), rows.rows, padded=False) for caches in rows.caches]
+                copies: list[Caches | None] = [forked(caches, list(range(rows.rows)), rows.rows, padded=False) for caches in rows.held]
                 yield from self._feed(members, _Rows(copies, rows.rows), opened, stopped)
 
     def _feed(self, members: list[Segment], rows: _Rows, opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
@@ -214,12 +227,8 @@ class Scorer:
         while at < width and not stopped():
             n = min(chunk(model, len(members), width - at) for model in self._models)
             part = mx.array(tokens[:, at : at + n])
-            whole = members[0].start == 0 and n == width and not members[0].children
             with tokens_of([min(max(len(segment) - at, 0), n) for segment in members]):
-                states = [
-                    model.reader.states(part, None if whole and spared(model.model) else caches)
-                    for model, caches in zip(self._models, rows.caches, strict=True)
-                ]
+                states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
             if self._static:  # each by itself: the shapes that its logits are computed in are no matter of its mates
                 for row, segment in enumerate(members):
                     yield from self._read([segment], [state[row : row + 1] for state in states], at, n, opened)

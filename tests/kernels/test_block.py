@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import block, native, rotation
 from mlx_bulk.kernels.attention import Mask
-from mlx_bulk.kernels.block import Block, Constants, Rooms, Weights
+from mlx_bulk.kernels.block import Block, Constants, Front, Rooms, Weights
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -242,3 +242,27 @@ def test_pads_are_not_computed(t: int):
             one = Block(c.weights, c.constants)(c.x[row : row + 1, :n], rooms_of(own[0], own[1], 0), np.zeros(1, np.int64), "causal")
             np.testing.assert_array_equal(out[row, :n], one[0])
     assert (keys[:, :, t:] == HELD).all()
+
+
+@pytest.mark.parametrize("front", [1, 15, 16, 63, 64, 100])
+@pytest.mark.parametrize(("t", "used"), [(1, 0), (2, 0), (1, 3), (17, 3), (40, 0)])
+@pytest.mark.parametrize("kind", ["causal", "bool of all", "added to all"])
+@pytest.mark.parametrize("width", [16, 20])
+def test_what_all_rows_begin_with_is_as_good_as_copies(front: int, t: int, used: int, kind: str, width: int):
+    c = case(Shape(rows=3, t=t, used=front + used, width=width, heads=9, kv=3))
+    for array in (c.keys, c.values):
+        array[1:, :, :front] = array[:1, :, :front]
+    mask = masks(3, 9, t, front + used + t)[kind]
+    truth, *copies = called(c, mask)
+    held = [np.full((3, front + 2, width), HELD, np.float32) for _ in range(2)]
+    own = [np.full((3, 3, used + t + 3, width), HELD, np.float32) for _ in range(2)]
+    for ahead, behind, array in zip(held, own, (c.keys, c.values), strict=True):
+        ahead[:, :front], behind[:, :, :used] = np.array(array[0, :, :front]), np.array(array[:, :, front:])
+    before = [array.copy() for array in held]
+    rooms = replace(rooms_of(own[0], own[1], used), front=Front(held[0].ctypes.data, held[1].ctypes.data, front + 2, front))
+    found = np.array(Block(c.weights, c.constants)(c.x, rooms, np.array([front + used], np.int64), mask))
+    np.testing.assert_array_equal(found, truth)
+    for behind, copied in zip(own, copies, strict=True):
+        np.testing.assert_array_equal(behind, copied[:, :, front:])
+    for ahead, left in zip(held, before, strict=True):
+        np.testing.assert_array_equal(ahead, left)

@@ -9,8 +9,6 @@ import pytest
 from mlx import nn
 from mlx_bulk.kernels import native, product_scores
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.runner import cache, fast_blocks
-from mlx_bulk.runner.cache import fresh, spared
 from mlx_bulk.runner.fast_layers import FastLinear
 from mlx_bulk.runner.head import Head, Whole
 from mlx_bulk.runner.prefill import Setup, Wanted
@@ -107,46 +105,14 @@ def test_figures_that_take_all_logits_get_them(wanted: Wanted, taken: bool):
 # ------------------------------------------------------------------------------------------------------- through the scorer
 
 
-def scored(of: Setup, least: int = 0) -> list[NDArray[np.float32]]:
-    """Logprobs of the texts of at least so many tokens."""
-    return [outcome.scores[0].logprobs for outcome in tiny.scored(of, documents([text for text in TEXTS if len(text) >= least]))]
-
-
-def assert_close(found: list[NDArray[np.float32]], truth: list[NDArray[np.float32]]):
-    for ours, theirs in zip(found, truth, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+def scored(of: Setup) -> list[NDArray[np.float32]]:
+    return [outcome.scores[0].logprobs for outcome in tiny.scored(of, documents(TEXTS))]
 
 
 @pytest.mark.parametrize("static", [False, True])
-def test_documents_are_scored_without_logits_and_without_caches(static: bool, monkeypatch: pytest.MonkeyPatch):
+def test_documents_are_scored_without_logits(static: bool, monkeypatch: pytest.MonkeyPatch):
     truth = scored(setup("llama"))
     network = served.put("llama")
-    of = setup("llama", tokens=10_000, static=static, head=Head(network))
     monkeypatch.setattr(Head, "logits", lambda *_: pytest.fail("logits"))
-    monkeypatch.setattr(fast_blocks, "_hold", lambda *_: pytest.fail("a cache"))
-    assert_close(scored(of), truth)
-
-
-def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch):
-    truth = scored(setup("llama"), least=20)
-    network = served.put("llama")
-    monkeypatch.setattr(fast_blocks, "_without_cache", lambda *_: pytest.fail("no cache"))
-    assert_close(scored(setup("llama", tokens=16, head=Head(network)), least=20), truth)
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_a_call_without_caches_is_one_with_them(name: str):
-    network = served.put(name)
-    assert spared(network)
-    tokens = mx.array(np.random.default_rng(0).integers(0, tiny.VOCABULARY, (3, 64)))
-    with_caches = np.array(network(tokens, cache=fresh(network, 3, padded=False)))
-    with fast_blocks.tokens([64, 5, 30]):
-        without = np.array(network(tokens))
-    for row, n in enumerate([64, 5, 30]):
-        np.testing.assert_array_equal(without[row, :n], with_caches[row, :n])
-
-
-def test_a_layer_that_the_kernel_leaves_alone_is_not_spared(monkeypatch: pytest.MonkeyPatch):
-    network = served.put("llama")
-    monkeypatch.setattr(cache, "serves", lambda layer: layer is not network.layers[1])
-    assert not spared(network)
+    for ours, theirs in zip(scored(setup("llama", static=static, head=Head(network))), truth, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
