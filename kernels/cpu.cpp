@@ -205,11 +205,13 @@ int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first,
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
 #if TILES
-  if (tiles_allowed())
-    Score{arrays.data(0), arrays.data(1), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
+  if (!tiles_allowed()) return -2;
+  Score{arrays.data(0), arrays.data(1), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
         arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7)}.run();
-#endif
   return 0;
+#else
+  return -2;
+#endif
 } catch (...) {
   return -2;
 }

@@ -35,7 +35,12 @@ def suits(product: Product) -> bool:
 
 
 def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32], greedy: bool = False) -> Scores:
-    """``reference`` by the library, for ``counts`` [N] targets of each row, ``targets`` [M], one row's behind the other's."""
+    """``reference`` by the library, for ``counts`` [N] targets of each row, ``targets`` [M], one row's behind the other's.
+
+    Raises IndexError for a target that is no column's.
+    """
+    if targets.size and not 0 <= targets.min() <= targets.max() < product.weight.shape[0]:
+        raise IndexError(f"ids from {targets.min()} to {targets.max()} in logits of {product.weight.shape[0]}")
     x, weight = native.dense(product.x), native.dense(product.weight)
     bias = None if product.bias is None else native.dense(product.bias)
     n = x.shape[0]

@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
+from ..kernels import native
 from ..kernels.backend import device_name
 from .fast_blocks import row_cache, serves
 from .on_top import OnTop
@@ -62,8 +63,8 @@ def passing(base: Caches | None) -> Caches | None:
 
 
 def passes(model: Any) -> bool:
-    """Whether there can be such calls: where the CPU's kernel serves every layer."""
-    return _apart(model, make_prompt_cache(model))
+    """Whether there can be such calls: where the CPU's kernel serves every layer, of however many tokens."""
+    return native.tiles() and _apart(model, make_prompt_cache(model))
 
 
 def _apart(model: Any, plain: list[Any]) -> bool:

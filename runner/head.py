@@ -13,7 +13,7 @@ import numpy as np
 from mlx import nn
 from numpy.typing import NDArray
 
-from ..kernels import divergence, logprobs
+from ..kernels import divergence, linear, logprobs
 from ..kernels.divergence import Divergence, diverge
 from ..kernels.logprobs import Scores
 from ..kernels.product_scores import Product
@@ -22,6 +22,7 @@ from .fast_layers import all_read, naming
 
 BODIES = ("model", "backbone", "transformer")
 TILES = 32  # rows that a product takes at a time where processors multiply in tiles: fewer cost as much
+SAME = 1e-4  # of the largest logit: rounding is a hundredth of it
 TEXT = "language_model"  # where a model of several modalities keeps its text model
 
 
@@ -81,6 +82,7 @@ class Head:
             raise ValueError(f"no body among {', '.join(BODIES)} in {type(network).__name__}")
         self._gate = _Gate(_at(network, path))
         self._twin: Any = _with(network, path, self._gate)
+        self._bare: bool | None = None  # whether its logits are a product and nothing more, once that has been tried
 
     def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
         """The body's hidden states [B, T, H]; the logits of one position are named on the way and never computed."""
@@ -92,11 +94,32 @@ class Head:
         return self._behind(states)[0]
 
     def product(self, states: mx.array) -> Product | None:
-        """As ``Reader``'s: what the network gives out is the very array that one of its layers has named."""
+        """As ``Reader``'s: what the network gives out is the array that one of its layers has named, not changed in place."""
+        if self._bare is None:
+            self._bare = self._is_bare(states[:1])
+        return self._named(states) if self._bare else None
+
+    def _named(self, states: mx.array) -> Product | None:
         with naming() as named:
             logits = self._behind(states)
         found = next((one.product for one in named if one.array is logits), None)
         return None if found is None or found.x.ndim != 3 else replace(found, x=found.x[0])
+
+    def _is_bare(self, state: mx.array) -> bool | None:
+        """Whether the product named is the logits of a state [1, H]; None where they are no numbers.
+
+        An array that ``*=`` changes stays the same object, so it takes a trial.
+        """
+        product = self._named(state)
+        if product is None:
+            return False
+        own, plain = (
+            np.array(logits.astype(mx.float32))
+            for logits in (self.logits(state), linear.reference(product.x, product.weight, product.bias))
+        )
+        if not np.isfinite(plain).all():
+            return None
+        return bool(np.abs(own - plain).max() <= SAME * max(1.0, float(np.abs(plain).max())))
 
     def _behind(self, states: mx.array) -> mx.array:
         """Logits [1, N, V]."""

@@ -1,10 +1,10 @@
 """Logprobs of given tokens: requests in, scores of their passages out. Knows no text, no files and no job.
 
-A window's passages become segments (``prefixes``), a batch of which is one call: fed behind nothing, or on top of copies of
-the caches that their parents have left. Pads stand on the right, where no real token sees them.
+A window's passages become segments (``prefixes``), a batch of which is one call: fed behind nothing, or on top of the caches
+that their parents have left. Pads stand on the right, where no real token sees them.
 
-    parent   a b c d      children   a b c d|x .        plain caches, a copy a row
-                                     a b c d|y z
+    parent   a b c d      children   a b c d|x .        plain caches, a copy a row; or the one copy, where the kernel for the
+                                     a b c d|y z        CPU computes the layers and nothing stands on the children
 
 When memory runs out, what a window has not finished is planned anew, in smaller batches.
 """

@@ -166,7 +166,7 @@ def _disagreement(truth: list[list[NDArray[np.float32] | str]], found: list[list
 
 
 def _tried(network: Any, vocabulary: int, lengths: tuple[int, int], ways: Sequence[_Way] | None = None) -> list[NDArray[np.float32] | str]:
-    """Logits by each way that a run calls the network, always with caches, or the message of its crash.
+    """Logits by each way that a run calls the network, or the message of its crash. Calls without caches are ``shortcuts``' to try.
 
     A call of few tokens takes as long as it takes to read all weights: what a trial costs is the number of its calls.
     """

@@ -266,3 +266,24 @@ def test_what_all_rows_begin_with_is_as_good_as_copies(front: int, t: int, used:
         np.testing.assert_array_equal(behind, copied[:, :, front:])
     for ahead, left in zip(held, before, strict=True):
         np.testing.assert_array_equal(ahead, left)
+
+
+@pytest.mark.parametrize("real", [[17, 1, 0], [1, 1, 1], [2, 17, 16]])
+def test_what_all_rows_begin_with_stands_before_rows_of_unlike_length(real: list[int]):
+    c, front = case(Shape(rows=3, t=17, used=40, heads=9, kv=3)), 40
+    for array in (c.keys, c.values):
+        array[1:] = array[:1]
+    held = [np.array(array[0]) for array in (c.keys, c.values)]
+
+    def found(x: mx.array, lengths: list[int], at: Front | None) -> NDArray[np.float32]:
+        used = 0 if at else front
+        own = [np.zeros((len(lengths), 3, used + 17, 16), np.float32) for _ in range(2)]
+        for behind, ahead in zip(own, held, strict=True):
+            behind[:, :, :used] = ahead[:, :used]
+        rooms = replace(rooms_of(own[0], own[1], used), front=at)
+        return np.array(Block(c.weights, c.constants)(x, rooms, np.array([front], np.int64), "causal", np.array(lengths)))
+
+    ours = found(c.x, real, Front(held[0].ctypes.data, held[1].ctypes.data, front, front))
+    np.testing.assert_array_equal(ours, found(c.x, real, None))
+    for row, n in enumerate(real):
+        assert not ours[row, n:].any()

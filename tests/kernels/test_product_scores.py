@@ -105,3 +105,9 @@ def test_what_it_is_not_made_for_is_left_to_others(field: str, value: mx.array):
     given: dict[str, Any] = {"x": mx.zeros((2, 8)), "weight": mx.zeros((9, 8)), "bias": mx.zeros(9)}
     assert product_scores.suits(Product(**given))
     assert not product_scores.suits(Product(**(given | {field: value})))
+
+
+@pytest.mark.parametrize("target", [-1, 9])
+def test_a_target_that_is_no_column_is_an_error(target: int):
+    with pytest.raises(IndexError, match="in logits of 9"):
+        product_scores.on_cpu(product(normal(2, 8), normal(9, 8)), np.ones(2, np.intp), np.array([0, target], np.int32))

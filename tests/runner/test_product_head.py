@@ -1,6 +1,6 @@
 """A head whose logits are a product is scored without them; one that does more, or is none of ours, is not taken for one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -53,28 +53,44 @@ def test_logits_that_stand_before_are_no_product():
 
 
 class Biased(nn.Module):
-    """A body, and a head with a bias whose logits are scaled if ``scale`` is not 1."""
+    """A body, and a head with a bias; ``more`` happens to its logits."""
 
-    def __init__(self, scale: float):
+    def __init__(self, more: Callable[[mx.array], mx.array]):
         super().__init__()
-        self.model, self.lm_head, self.scale = nn.Linear(64, 64), FastLinear(64, 300), scale
+        self.model, self.lm_head, self.more = nn.Linear(64, 64), FastLinear(64, 300), more
         self.lm_head.bias = mx.arange(300) / 100
         self.eval()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
-        logits = self.lm_head(self.model(tokens))
-        return logits if self.scale == 1 else self.scale * logits
+        return self.more(self.lm_head(self.model(tokens)))
 
 
 def test_a_bias_is_part_of_it():
-    network = Biased(1.0)
+    network = Biased(lambda logits: logits)
     found = Head(network).product(mx.array(STATES))
     assert found is not None
     assert found.bias is network.lm_head.bias
 
 
-def test_scaled_logits_are_no_product():
-    assert Head(Biased(0.5)).product(mx.array(STATES)) is None
+def scaled_in_place(logits: mx.array) -> mx.array:
+    logits *= 0.5
+    return logits
+
+
+def masked_in_place(logits: mx.array) -> mx.array:
+    logits[..., mx.array([3, 299])] = -mx.inf
+    return logits
+
+
+@pytest.mark.parametrize("more", [lambda logits: 0.5 * logits, scaled_in_place, masked_in_place])
+def test_logits_to_which_more_happens_are_no_product(more: Callable[[mx.array], mx.array]):
+    assert Head(Biased(more)).product(mx.array(STATES)) is None
+
+
+def test_a_state_that_is_none_says_nothing_of_the_next():
+    head = Head(Biased(lambda logits: logits))
+    assert head.product(mx.full((2, 64), mx.nan)) is None
+    assert head.product(mx.array(STATES)) is not None
 
 
 @pytest.mark.parametrize(
