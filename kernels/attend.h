@@ -26,10 +26,13 @@ struct Attention {
   // position its queries and outputs begin, all rows' one behind the other; else null.
   float *const *key_rows, *const *value_rows;
   const int64_t *rooms, *used, *from;
-  // What all rows begin with, `front` positions that stand before each row's own: keys [kv, front_room, D] and values.
+  // What rows begin with, `fronts` positions that stand before each row's own: keys [kv, front_rooms, D] and values; null where there are none.
+  const float *const *front_key_rows, *const *front_value_rows;
+  const int64_t *fronts, *front_rooms;
+  // The same of one row.
   const float *front_keys, *front_values;
   long front, front_room;
-  const float* front_turned = nullptr;  // its keys as [kv, D, front_wide]
+  const float* front_turned = nullptr;  // the keys as [kv, D, front_wide], where all rows begin with the same
 
   long groups() const { return h / kv; }
   static long widened(long n) { return (n + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
@@ -65,9 +68,9 @@ struct Attention {
     }
   }
 
-  // Queries start ... stop - 1 over a key head; `turned` holds the row's own keys as [D, wide], or is null. Values are `ahead` of what all
-  // rows begin with, and the row's own.
-  void tile(long head, long start, long stop, const float* turned, const float* ahead, long lda, const float* values, long ldv) const {
+  // Queries start ... stop - 1 over a key head; `turned` holds the row's own keys as [D, wide], or is null. What stands before them is `ahead`.
+  void tile(long head, long start, long stop, const float* turned, const float* turned_ahead, const float* ahead, long lda, const float* values,
+            long ldv) const {
     long n = stop - start, rows = groups() * n, keys = kind == CAUSAL ? length - t + stop : length, own = keys - front, width = value_width();
     float* queries = spare(QUERIES, rows * (d + 1 + width));
     float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
@@ -76,7 +79,7 @@ struct Attention {
       for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
     }
     if (turned) {
-      outer(rows, (front + W - 1) / W * W, queries, d, front_turned + head * d * front_wide(), front_wide(), d, scores, wide());
+      outer(rows, (front + W - 1) / W * W, queries, d, turned_ahead, front_wide(), d, scores, wide());
       outer(rows, (own + W - 1) / W * W, queries, d, turned, wide(), d, scores + front, wide());
     } else {
       dots(rows, front, queries, d, front_keys + head * front_room * d, d, d, scores, wide(), nullptr);
@@ -100,23 +103,31 @@ struct Attention {
       one.k += row * ks[0], one.v += row * vs[0];
       return one;
     }
-    one.k = key_rows[row], one.v = value_rows[row], one.t = from[row + 1] - from[row], one.length = front + used[row] + one.t;
+    if (fronts) {
+      one.front = fronts[row], one.front_room = front_rooms[row];
+      one.front_keys = front_key_rows[row], one.front_values = front_value_rows[row];
+    }
+    one.k = key_rows[row], one.v = value_rows[row], one.t = from[row + 1] - from[row], one.length = one.front + used[row] + one.t;
     one.ks[1] = rooms[row] * d, one.vs[1] = rooms[row] * e, one.ks[2] = d, one.vs[2] = e;
     return one;
   }
 
   void run() {
     constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // of a tile's scores
-    if (front && !few()) {
-      float* turned = spare(FRONT, kv * d * front_wide());
-      pool.run(kv, [&](long head) {
-        turn(front, d, front_keys + head * front_room * d, d, turned + head * d * front_wide(), front_wide());
-      });
+    if (fronts && !few() && std::all_of(front_key_rows, front_key_rows + b, [&](const float* keys) { return keys == *front_key_rows; }) &&
+        std::all_of(fronts, fronts + b, [&](int64_t n) { return n == *fronts; })) {
+      Attention first = of(0);
+      float* turned = spare(FRONT, kv * d * first.front_wide());
+      pool.run(kv, [&](long head) { first.turn_ahead(head, turned + head * d * first.front_wide()); });
       front_turned = turned;
     }
     long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
-    pool.run(b * kv * parts, [&](long task) { of(task / parts / kv).some(task / parts % kv, task % parts, parts, each); });
+    pool.run(b * kv * parts, [&](long task) {  // one head after the other: what rows have in common stays in the second cache
+      long one = task / parts;
+      if (fronts) of(one % b).some(one / b, task % parts, parts, each);
+      else of(one / kv).some(one % kv, task % parts, parts, each);
+    });
   }
 
  private:
@@ -126,12 +137,20 @@ struct Attention {
     return t == 1 && groups() <= FEW;
   }
 
+  void turn_ahead(long head, float* to) const { turn(front, d, front_keys + head * front_room * d, d, to, front_wide()); }
+
   // Every `parts`-th tile of `each` queries of a key head, from the `part`-th on.
   void some(long head, long part, long parts, long each) const {
     long width = value_width(), ldv = vs[2], lda = e, tiles = (t + each - 1) / each;
     const float *keys = k + head * ks[1], *values = v + head * vs[1], *ahead = front_values + head * front_room * e;
     float* turned = nullptr;
+    const float* turned_ahead = front_turned ? front_turned + head * d * front_wide() : nullptr;
     if (!few()) {
+      if (front && !front_turned) {
+        float* to = spare(FRONT, d * front_wide());
+        turn_ahead(head, to);
+        turned_ahead = to;
+      }
       turned = spare(KEYS, d * wide());
       turn(length - front, d, keys, ks[2], turned, wide());
     }
@@ -143,7 +162,7 @@ struct Attention {
       }
       ahead = to, values = to + front * width, lda = ldv = width;
     }
-    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), turned, ahead, lda, values, ldv);
+    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), turned, turned_ahead, ahead, lda, values, ldv);
   }
 };
 

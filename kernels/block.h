@@ -24,13 +24,13 @@ struct Block {
   const int64_t* starts;     // [1] or [B]
   const char* mask;
   float *const *keys, *const *values;               // each row's [kv, its room, width]
-  const float *front_keys, *front_values;           // of what all rows begin with, [kv, front_room, width]; null where that is nothing
+  const float *const *front_keys, *const *front_values;  // of what rows begin with, [kv, its room, width] each; null where they begin with nothing
   float* out;                                       // [B, T, d]
   const int64_t *rooms, *used, *real;               // [B] each: positions that there is room for, that are held before, and that of T are
                                                     // no pads behind them, null where all are
+  const int64_t *fronts, *front_rooms;              // [B] each: positions that stand before a row's own, and that there is room for
   int64_t b, t, d, heads, kv, width, hidden, half;  // rows, positions, and of how many numbers what consists
   int64_t count, longest;                           // starts that there are; the most positions that a row sees behind this call
-  int64_t front, front_room;                        // positions that all rows begin with, and that there is room for
   int64_t ms[4];                                    // the mask's strides in elements, 0 where it is broadcast
   float eps, second_eps, q_eps, k_eps, scale, position_scale;
   int32_t kind, neighbours;
@@ -52,7 +52,7 @@ struct Block {
     a.b = b, a.h = heads, a.t = t, a.d = width, a.kv = kv, a.length = longest, a.e = width;
     a.qs[1] = width, a.qs[2] = inner;
     a.key_rows = keys, a.value_rows = values, a.rooms = rooms, a.used = used, a.from = from.data();
-    a.front_keys = front_keys, a.front_values = front_values, a.front = front, a.front_room = front_room;
+    a.front_key_rows = front_keys, a.front_value_rows = front_values, a.fronts = fronts, a.front_rooms = front_rooms;
     std::copy(ms, ms + 4, a.ms);
     a.scale = scale, a.kind = (Mask)kind;
     a.run();

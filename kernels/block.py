@@ -49,17 +49,17 @@ class Rooms:
     values: NDArray[np.int64]
     sizes: NDArray[np.int64]
     used: NDArray[np.int64]  # positions that are held before a call
-    front: "Front | None" = None  # what stands before all rows' own, and is not counted among them
+    fronts: "Fronts | None" = None  # what stands before rows' own, and is not counted among them
 
 
 @dataclass(frozen=True, slots=True)
-class Front:
-    """``length`` positions that all rows of a call begin with: addresses of keys and values [K, room, D]."""
+class Fronts:
+    """What rows begin with, which several may share: addresses of keys and values [K, room, D], and positions. All [B]."""
 
-    keys: int
-    values: int
-    room: int
-    length: int
+    keys: NDArray[np.int64]
+    values: NDArray[np.int64]
+    rooms: NDArray[np.int64]
+    lengths: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,13 @@ class Block:
         call.rooms, call.used = rooms.sizes.ctypes.data, rooms.used.ctypes.data
         call.real = None if real is None else real.ctypes.data
         call.b, call.t = x.shape[:2]
-        if rooms.front is not None:
-            call.front, call.front_room = rooms.front.length, rooms.front.room
-            call.front_keys, call.front_values = rooms.front.keys, rooms.front.values
-        call.longest = call.front + int(rooms.used.max()) + call.t
+        before = rooms.used
+        if rooms.fronts is not None:
+            at = rooms.fronts
+            call.front_keys, call.front_values = at.keys.ctypes.data, at.values.ctypes.data
+            call.fronts, call.front_rooms = at.lengths.ctypes.data, at.rooms.ctypes.data
+            before = before + at.lengths
+        call.longest = int(before.max()) + call.t
         native.library().block(ctypes.byref(call))
         return out
 
@@ -161,14 +164,9 @@ _WEIGHTS = tuple(one.name for one in fields(Weights))
 
 class _Call(ctypes.Structure):  # block.h's Block
     _fields_ = (
-        *(
-            (name, ctypes.c_void_p)
-            for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "front_keys", "front_values", "out", "rooms", "used", "real")
-        ),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest", "front", "front_room")
-        ),
+        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "front_keys", "front_values", "out")),
+        *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms")),
+        *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),
         ("ms", ctypes.c_int64 * 4),
         *((name, ctypes.c_float) for name in ("eps", "second_eps", "q_eps", "k_eps", "scale", "position_scale")),
         ("kind", ctypes.c_int32),

@@ -19,7 +19,7 @@ from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
 from ..kernels import attention, linear, native, rotation
-from ..kernels.block import Block, Constants, Front, Rooms, Weights
+from ..kernels.block import Block, Constants, Fronts, Rooms, Weights
 from .fast_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, or_else
 from .on_top import OnTop
 from .row_cache import RowCache
@@ -204,12 +204,13 @@ def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: OnTop | Non
     b, t, _ = x.shape
     room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values, which nobody sees again
     at = room.ctypes.data + room.strides[1] * np.arange(2 * b, dtype=np.int64).reshape(2, b)
-    front = None
+    fronts = None
     if cache is not None and cache.base.keys is not None and cache.base.values is not None:
         held = [native.view(native.dense(array)) for array in (cache.base.keys, cache.base.values)]
-        front = Front(held[0].ctypes.data, held[1].ctypes.data, held[0].shape[2], cache.offset)
-    starts = np.array([0 if front is None else front.length], np.int64)
-    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), front), starts, mask, _real)
+        of_all = (held[0].ctypes.data, held[1].ctypes.data, held[0].shape[2], cache.offset)
+        fronts = Fronts(*(np.full(b, n, np.int64) for n in of_all))
+    starts = np.array([0 if cache is None else cache.offset], np.int64)
+    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, _real)
 
 
 def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:

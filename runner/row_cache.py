@@ -4,11 +4,16 @@
             e f .
             g h i j k l .    . is room for what comes
 
+Rows that were forked begin with one copy of what they have in common, their *front*, and go on apart:
+
+    front   a b c d ─┬─ e f .        nobody writes to a front
+                     └─ g .
+
 It is made for the CPU's kernel, which is told where each row stands. What calls it as mlx-lm's own caches are called gets copies.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +21,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.block import Rooms
+from ..kernels.block import Fronts, Rooms
 
 STEP = 64  # tokens by which a row's room grows
 
@@ -29,11 +34,20 @@ class Slab:
     shared: bool = False
 
 
+@dataclass(slots=True, frozen=True)
+class Front:
+    """The first ``length`` positions of a slab that nobody writes to any more."""
+
+    slab: Slab
+    length: int
+
+
 class RowCache:
     """Keys and values of a batch for one layer. ``lengths`` [B] are the positions that each row holds."""
 
     def __init__(self, rows: int):
         self.slabs: list[Slab | None] = [None] * rows
+        self.fronts: list[Front | None] = [None] * rows
         self.lengths = np.zeros(rows, np.int64)
         self._coming: NDArray[np.int64] | None = None  # tokens of each row in the calls until ``finalize``, where pads stand behind them
         self._rooms: Rooms | None = None
@@ -51,13 +65,14 @@ class RowCache:
 
     def rooms(self, t: int, heads: int, width: int) -> Rooms:
         """Where the rows stand, each its own and with room for t positions more of ``heads`` x ``width``."""
-        if self._rooms is None or (self.lengths + t > self._rooms.sizes).any():
-            for row, length in enumerate(self.lengths.tolist()):
+        if self._rooms is None or (self._rooms.used + t > self._rooms.sizes).any():
+            ahead = np.array([0 if front is None else front.length for front in self.fronts], np.int64)
+            own = self.lengths - ahead
+            for row, length in enumerate(own.tolist()):
                 self.slabs[row] = _roomy(self.slabs[row], length, t, heads, width)
-            arrays = [slab.array for slab in self.slabs if slab is not None]
-            keys = np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
-            sizes = np.array([array.shape[2] for array in arrays], np.int64)
-            self._rooms = Rooms(keys, keys + 4 * heads * sizes * width, sizes, self.lengths)
+            keys, values, sizes = _places(self.slabs)
+            fronts = Fronts(*_places([None if front is None else front.slab for front in self.fronts]), ahead) if ahead.any() else None
+            self._rooms = Rooms(keys, values, sizes, own, fronts)
         return self._rooms
 
     def real(self, t: int) -> NDArray[np.int64] | None:
@@ -68,6 +83,8 @@ class RowCache:
         """Takes in that the tokens of t columns have been written. Pads are not kept."""
         real = self.real(t)
         self.lengths += t if real is None else real
+        if self._rooms is not None:
+            self._rooms.used += t if real is None else real
         if self._coming is not None and real is not None:
             self._coming -= real
 
@@ -80,14 +97,41 @@ class RowCache:
         self._coming = None
 
     def filter(self, batch_indices: mx.array) -> None:
-        """As ``Cache``'s; a row that stands twice is shared until one of the two grows."""
+        """As ``Cache``'s; what a row that stands twice holds becomes the front of each."""
         kept: list[int] = np.array(batch_indices).tolist()
-        _share(self.slabs[row] for row, count in Counter(kept).items() if count > 1)
-        self.slabs, self.lengths, self._rooms = [self.slabs[row] for row in kept], self.lengths[kept], None
+        for row, count in Counter(kept).items():
+            if count > 1:
+                self._freeze(row)
+        self.slabs, self.fronts = [self.slabs[row] for row in kept], [self.fronts[row] for row in kept]
+        self.lengths, self._rooms = self.lengths[kept], None
 
     def extend(self, other: "RowCache") -> None:
         """As ``Cache``'s."""
-        self.slabs, self.lengths, self._rooms = [*self.slabs, *other.slabs], np.concatenate([self.lengths, other.lengths]), None
+        self.slabs, self.fronts = [*self.slabs, *other.slabs], [*self.fronts, *other.fronts]
+        self.lengths, self._rooms = np.concatenate([self.lengths, other.lengths]), None
+
+    def _freeze(self, row: int) -> None:
+        """Makes a front of all that a row holds; one copy where a part of it is one already."""
+        slab, front, length = self.slabs[row], self.fronts[row], int(self.lengths[row])
+        if slab is None or (front is not None and front.length == length):
+            self.slabs[row] = None
+            return
+        if front is not None:
+            whole = _slab(slab.array.shape[1], length, slab.array.shape[3])
+            self._copy(row, whole.array)
+            slab = whole
+        slab.shared = True
+        self.slabs[row], self.fronts[row] = None, Front(slab, length)
+
+    def _copy(self, row: int, to: NDArray[np.float32]) -> None:
+        """What a row holds, to [2, K, at least as much, D]."""
+        slab, front, length = self.slabs[row], self.fronts[row], int(self.lengths[row])
+        ahead = 0
+        if front is not None:
+            ahead = front.length
+            to[:, :, :ahead] = front.slab.array[:, :, :ahead]
+        if slab is not None:
+            to[:, :, ahead:length] = slab.array[:, :, : length - ahead]
 
     def empty(self) -> bool:
         """Whether no row holds anything."""
@@ -100,14 +144,17 @@ class RowCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, a shared one counted each time."""
-        return sum(slab.array.nbytes for slab in self.slabs if slab is not None)
+        """Bytes of the rows, what several share counted each time."""
+        every = [*self.slabs, *(front.slab for front in self.fronts if front is not None)]
+        return sum(slab.array.nbytes for slab in every if slab is not None)
 
     def __deepcopy__(self, memo: Any) -> "RowCache":
         """Shares the rows until one of the two writes to them."""
         twin = RowCache(0)
-        _share(self.slabs)
-        twin.slabs, twin.lengths = list(self.slabs), self.lengths.copy()
+        for slab in self.slabs:
+            if slab is not None:
+                slab.shared = True
+        twin.slabs, twin.fronts, twin.lengths = list(self.slabs), list(self.fronts), self.lengths.copy()
         twin._coming = None if self._coming is None else self._coming.copy()
         self._rooms = None
         return twin
@@ -131,18 +178,21 @@ class RowCache:
         _, heads, t, width = keys.shape
         self.rooms(t, heads, width)
         found = np.zeros((2, len(self.slabs), heads, int(self.lengths.max(initial=0)) + t, width), np.float32)
-        for row, (slab, length) in enumerate(zip(self.slabs, self.lengths.tolist(), strict=True)):
+        for row, (slab, front, length) in enumerate(zip(self.slabs, self.fronts, self.lengths.tolist(), strict=True)):
             assert slab is not None, "a row without room"
-            slab.array[0, :, length : length + t], slab.array[1, :, length : length + t] = np.array(keys[row]), np.array(values[row])
-            found[:, row, :, : length + t] = slab.array[:, :, : length + t]
+            own = length - (0 if front is None else front.length)
+            slab.array[0, :, own : own + t], slab.array[1, :, own : own + t] = np.array(keys[row]), np.array(values[row])
+            self._copy(row, found[:, row])
+            found[:, row, :, length : length + t] = slab.array[:, :, own : own + t]
         self.advance(t)
         return mx.array(found[0]), mx.array(found[1])
 
 
-def _share(slabs: Iterable[Slab | None]) -> None:
-    for slab in slabs:
-        if slab is not None:
-            slab.shared = True
+def _places(slabs: Sequence[Slab | None]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Addresses of keys and of values, and the positions that there is room for: 0 where there is no slab."""
+    keys = np.array([0 if slab is None else slab.array.__array_interface__["data"][0] for slab in slabs], np.int64)
+    half = np.array([0 if slab is None else slab.array.nbytes // 2 for slab in slabs], np.int64)
+    return keys, keys + half, np.array([0 if slab is None else slab.array.shape[2] for slab in slabs], np.int64)
 
 
 def _slab(heads: int, room: int, width: int) -> Slab:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import block, native, rotation
 from mlx_bulk.kernels.attention import Mask
-from mlx_bulk.kernels.block import Block, Constants, Front, Rooms, Weights
+from mlx_bulk.kernels.block import Block, Constants, Fronts, Rooms, Weights
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -244,6 +244,12 @@ def test_pads_are_not_computed(t: int):
     assert (keys[:, :, t:] == HELD).all()
 
 
+def fronts_of(held: list[NDArray[np.float32]], rows: int, front: int) -> Fronts:
+    """``front`` positions of keys and values [K, S, D] before each of some rows."""
+    of_all = (held[0].ctypes.data, held[1].ctypes.data, held[0].shape[1], front)
+    return Fronts(*(np.full(rows, n, np.int64) for n in of_all))
+
+
 @pytest.mark.parametrize("front", [1, 15, 16, 63, 64, 100])
 @pytest.mark.parametrize(("t", "used"), [(1, 0), (2, 0), (1, 3), (17, 3), (40, 0)])
 @pytest.mark.parametrize("kind", ["causal", "bool of all", "added to all"])
@@ -259,7 +265,7 @@ def test_what_all_rows_begin_with_is_as_good_as_copies(front: int, t: int, used:
     for ahead, behind, array in zip(held, own, (c.keys, c.values), strict=True):
         ahead[:, :front], behind[:, :, :used] = np.array(array[0, :, :front]), np.array(array[:, :, front:])
     before = [array.copy() for array in held]
-    rooms = replace(rooms_of(own[0], own[1], used), front=Front(held[0].ctypes.data, held[1].ctypes.data, front + 2, front))
+    rooms = replace(rooms_of(own[0], own[1], used), fronts=fronts_of(held, 3, front))
     found = np.array(Block(c.weights, c.constants)(c.x, rooms, np.array([front + used], np.int64), mask))
     np.testing.assert_array_equal(found, truth)
     for behind, copied in zip(own, copies, strict=True):
@@ -275,15 +281,15 @@ def test_what_all_rows_begin_with_stands_before_rows_of_unlike_length(real: list
         array[1:] = array[:1]
     held = [np.array(array[0]) for array in (c.keys, c.values)]
 
-    def found(x: mx.array, lengths: list[int], at: Front | None) -> NDArray[np.float32]:
+    def found(x: mx.array, lengths: list[int], at: Fronts | None) -> NDArray[np.float32]:
         used = 0 if at else front
         own = [np.zeros((len(lengths), 3, used + 17, 16), np.float32) for _ in range(2)]
         for behind, ahead in zip(own, held, strict=True):
             behind[:, :, :used] = ahead[:, :used]
-        rooms = replace(rooms_of(own[0], own[1], used), front=at)
+        rooms = replace(rooms_of(own[0], own[1], used), fronts=at)
         return np.array(Block(c.weights, c.constants)(x, rooms, np.array([front], np.int64), "causal", np.array(lengths)))
 
-    ours = found(c.x, real, Front(held[0].ctypes.data, held[1].ctypes.data, front, front))
+    ours = found(c.x, real, fronts_of(held, 3, front))
     np.testing.assert_array_equal(ours, found(c.x, real, None))
     for row, n in enumerate(real):
         assert not ours[row, n:].any()

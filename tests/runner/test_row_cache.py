@@ -73,6 +73,19 @@ def forks(network: Any) -> Logits:
     return decoded(network, caches, tokens(4, 5, seed=3))
 
 
+def forks_of_forks(network: Any) -> Logits:
+    caches = prefilled(network, [tokens(11), tokens(40, seed=1), tokens(6, seed=2)])
+    select(caches, [0, 0, 1, 2, 1], 3, padded=True)
+    first = decoded(network, caches, tokens(5, 3, seed=3))
+    select(caches, [4, 1, 1, 3, 4], 5, padded=True)
+    caches = joined([caches, prefilled(network, [tokens(50, seed=7)])])
+    second = decoded(network, caches, tokens(6, STEP + 3, seed=4))
+    twins = copy.deepcopy(caches)
+    select(twins, [5, 0, 0], 6, padded=True)
+    third, fourth = fed(network, twins, tokens(3, 7, seed=5)), fed(network, caches, tokens(6, 5, seed=6))
+    return np.concatenate([logits.reshape(-1, tiny.VOCABULARY) for logits in (first, second, third, fourth)])
+
+
 def copies_that_go_on_apart(network: Any) -> Logits:
     caches = prefilled(network, [tokens(n, seed=n) for n in (11, 6)])
     twins = copy.deepcopy(caches)
@@ -92,7 +105,9 @@ def on_top_of_bases(network: Any) -> Logits:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, forks, copies_that_go_on_apart, on_top_of_bases])
+@pytest.mark.parametrize(
+    "story", [a_long_decode, rows_that_leave_and_join, forks, forks_of_forks, copies_that_go_on_apart, on_top_of_bases]
+)
 def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], Logits]):
     truth = story(tiny.build(name))
     network = served.put(name)
@@ -101,7 +116,7 @@ def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], 
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, copies_that_go_on_apart])
+@pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, forks_of_forks, copies_that_go_on_apart])
 def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, story: Callable[[Any], Logits], monkeypatch: pytest.MonkeyPatch):
     truth = story(tiny.build(name))
     network = served.put(name)
@@ -135,20 +150,37 @@ def test_rows_that_stay_are_neither_copied_nor_padded():
     assert rows.lengths.tolist() == [6, 201]
 
 
-def test_a_shared_row_is_copied_when_it_grows_and_no_other():
+def test_rows_that_are_forked_begin_with_one_copy_and_no_other_is_touched():
     network = served.put("llama")
     caches = prefilled(network, [tokens(9), tokens(12)])
     rows: Any = caches[0]
+    first, second = rows.slabs
+    before = first.array.copy()
     select(caches, [0, 1, 0], 2, padded=True)
-    assert rows.slabs[0] is rows.slabs[2]
-    alone = rows.slabs[1]
     fed(network, caches, tokens(3, 1))
+    assert [None if front is None else (front.slab, front.length) for front in rows.fronts] == [(first, 9), None, (first, 9)]
+    assert rows.slabs[1] is second
     assert not np.shares_memory(rows.slabs[0].array, rows.slabs[2].array)
-    assert rows.slabs[1] is alone
+    np.testing.assert_array_equal(first.array[:, :, :9], before[:, :, :9])
+
+
+def test_a_fork_of_a_fork_begins_with_one_copy_of_all():
+    network = served.put("llama")
+    caches = prefilled(network, [tokens(9)])
+    rows: Any = caches[0]
+    select(caches, [0, 0], 1, padded=True)
+    select(caches, [0, 1, 1], 2, padded=True)  # nothing has come in between: the same front
+    assert {id(front.slab) for front in rows.fronts} == {id(rows.fronts[0].slab)}
+    fed(network, caches, tokens(3, 2))
+    select(caches, [1, 1, 0], 3, padded=True)
+    fed(network, caches, tokens(3, 1))
+    assert [front.length for front in rows.fronts] == [11, 11, 9]
+    assert rows.lengths.tolist() == [12, 12, 12]
+    assert rows.fronts[0].slab is rows.fronts[1].slab
 
 
 def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch):
     network = served.put("llama")
     attn = network.layers[0].self_attn
-    attn.q_proj = type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape))
+    monkeypatch.setitem(attn, "q_proj", type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape)))
     assert type(fresh(network, 1, padded=True)[0]) is not RowCache
