@@ -179,8 +179,8 @@ class Scorer:
         A batch that is one call and leaves nothing to others takes none where layers can do without.
         """
         rows, width = len(batch), max(len(segment) for segment in batch)
-        once = not batch[0].children and all(chunk(model, rows, width) == width for model in self._models)
-        if once and all(passes(model.model) for model in self._models):
+        alone = not batch[0].children and all(passes(model.model) for model in self._models)
+        if alone and all(chunk(model, rows, width) == width for model in self._models):
             return _Rows([passing(caches) for caches in ([None] * len(self._models) if base is None else base.caches)], rows, kept=False)
         if base is None:
             return _Rows([fresh(model.model, rows, padded=False) for model in self._models], rows)
