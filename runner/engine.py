@@ -117,8 +117,7 @@ class Engine:
     def _admit(self, backlog: Backlog) -> None:
         """Fills free slots from the parked group, else from one that is prefilled now.
 
-        A batch that decodes is joined when an eighth of its slots are free: a join costs a prefill, and a copy of
-        the caches where they are mlx-lm's.
+        A batch that decodes is joined when an eighth of its slots are free: mlx-lm's caches are copied by a join.
         """
         limits = self._setup.limits
         free = limits.rows - len(self._order)
