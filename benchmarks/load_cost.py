@@ -21,8 +21,8 @@ from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
 from mlx_bulk.runner.checkpoint import find  # noqa: E402
 from mlx_bulk.runner.fitting import fit  # noqa: E402
 from mlx_bulk.runner.model import Model, load  # noqa: E402
-from mlx_bulk.runner.prefill import Wanted  # noqa: E402
 from mlx_bulk.runner.trust import trust  # noqa: E402
+from mlx_bulk.runner.wanted import Wanted  # noqa: E402
 
 
 def timed(name: str, work: Callable[[], Any]) -> float:

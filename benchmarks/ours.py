@@ -8,8 +8,9 @@ import numpy as np
 import shapes
 from completing import Completing
 from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.records import Generate, Generated, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
+from mlx_bulk.runner.wanted import Wanted
 
 Ids = list[int]
 

@@ -62,7 +62,7 @@ def samples(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
     """Draws ``SAMPLES`` completions a prompt, from one prefill or from one each; of the latter the first has the prompt as it is."""
     import ours
     import shapes
-    from mlx_bulk.runner.prefill import Wanted
+    from mlx_bulk.runner.wanted import Wanted
 
     work, vocabulary = Completing.load(folder), json.loads((folder / "config.json").read_text())["vocab_size"]
     setup = shapes.setup(folder, Wanted(), work.rows)

@@ -19,9 +19,10 @@ from mlx_bulk.runner.checkpoint import find  # noqa: E402
 from mlx_bulk.runner.engine import Engine  # noqa: E402
 from mlx_bulk.runner.fitting import fit  # noqa: E402
 from mlx_bulk.runner.model import load  # noqa: E402
-from mlx_bulk.runner.prefill import Setup, Wanted  # noqa: E402
+from mlx_bulk.runner.prefill import Setup  # noqa: E402
 from mlx_bulk.runner.records import Generated, Request, Scored, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.scorer import Scorer  # noqa: E402
+from mlx_bulk.runner.wanted import Wanted  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"

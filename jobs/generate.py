@@ -22,11 +22,12 @@ from ..runner.columns import lookup, require_column
 from ..runner.engine import Engine
 from ..runner.errors import RowError
 from ..runner.job import Grouping, Parts
-from ..runner.prefill import Setup, Wanted
+from ..runner.prefill import Setup
 from ..runner.prompts import Columns, Rendered, compile_prompt
 from ..runner.record_batch import LEADING_NULL
 from ..runner.records import Generate, Generated, Ids, Outcome, Prompt, Request, Row, Sample, Sampling
 from ..runner.stop_strings import cut
+from ..runner.wanted import Wanted
 from .completions import statistics
 from .prompting import encode_prompt, require_chat_template, require_known, require_top
 

@@ -21,9 +21,9 @@ from tqdm import tqdm
 from ..configs.errors import ConfigError
 from ..runner.engine import Engine
 from ..runner.errors import DataError
-from ..runner.prefill import Wanted
 from ..runner.records import AnyRequest, Failure, Generate, Generated, Outcome, Passage, Prompt, Request, Sample, Scored, ScoreRequest
 from ..runner.scorer import Scorer
+from ..runner.wanted import Wanted
 from .generate import seed_of
 from .harness_model import Opened, opened
 from .harness_requests import MAX_GEN_TOKS, Continuation, continuation, finished, passage, windows

@@ -23,9 +23,10 @@ from ..runner.checkpoint import Checkpoint, find
 from ..runner.errors import ModelError
 from ..runner.fitting import fit, row_check
 from ..runner.model import load
-from ..runner.prefill import Setup, Wanted
+from ..runner.prefill import Setup
 from ..runner.records import AnyRequest
 from ..runner.tokenizer import Tokenizer
+from ..runner.wanted import Wanted
 
 log = logging.getLogger("mlx_bulk")
 

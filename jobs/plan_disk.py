@@ -17,10 +17,10 @@ from ..runner.job import Grouping, Job
 from ..runner.opened import NO_DIVERGENCE
 from ..runner.parts import ERRORS_SCHEMA
 from ..runner.policy import Policy
-from ..runner.prefill import Wanted
 from ..runner.ratings import Ratings
 from ..runner.record_batch import record_batch, record_bytes
 from ..runner.records import AnyRequest, Failure, Generated, Ids, Outcome, Request, Row, Sample, Scored, ScoreRequest
+from ..runner.wanted import Wanted
 from .plan_rows import Survey, tokens_of
 
 SAMPLES = 4  # of a row; further ones are as large

@@ -14,10 +14,11 @@ from tqdm import tqdm
 from ..runner.cache import evaluate, fresh
 from ..runner.fitting import fit
 from ..runner.head import Head
-from ..runner.prefill import Setup, Wanted, chunk
+from ..runner.prefill import Setup, chunk
 from ..runner.records import Floats, Scored
 from ..runner.ref_logprobs import asked
 from ..runner.scorer import Scorer
+from ..runner.wanted import Wanted
 from .differences import Comparison
 from .rescore_records import Stored, stored_records
 from .rescored_model import run_model

@@ -18,9 +18,9 @@ from ..configs.schema import GenerateConfig
 from ..runner.groups import failed
 from ..runner.job import Judge
 from ..runner.parts import DROP
-from ..runner.prefill import Wanted
 from ..runner.ratings import Ratings
 from ..runner.records import Failure, Generated, Request, Row
+from ..runner.wanted import Wanted
 from .advantages import DEGENERATE, LARGEST, advantages, is_degenerate, weighted
 from .generate import FLOATS, INTS, GenerateJob
 from .reward_functions import RewardFunction, find_functions, fingerprints, require_columns

@@ -17,10 +17,11 @@ from ..configs.score import ScoreConfig
 from ..runner.column_types import json_text
 from ..runner.columns import lookup, require_column
 from ..runner.job import Parts
-from ..runner.prefill import Setup, Wanted
+from ..runner.prefill import Setup
 from ..runner.prompts import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
 from ..runner.records import Outcome, Row, Scored, ScoreRequest
 from ..runner.scorer import Scorer
+from ..runner.wanted import Wanted
 from ..runner.windows import BOS_EVERY_WINDOW, Window, rolling, strided
 from .choices import choices_of, compile_label, label_index
 from .continuations import Continuations

@@ -14,6 +14,15 @@ namespace {
 
 enum Mask { NONE, CAUSAL, SEEN, ADDED };
 
+// What the tiles of a key head read of keys that stand in one piece: the keys as [D, wide], or null where they are read as they lie, and
+// the values.
+struct Piece {
+  const float* turned;
+  long wide;
+  const float* values;
+  long ld;
+};
+
 struct Attention {
   const float *q, *k, *v;
   float* out;  // [B, T, H, E]
@@ -26,7 +35,8 @@ struct Attention {
   // position its queries and outputs begin, all rows' one behind the other; else null.
   float *const *key_rows, *const *value_rows;
   const int64_t *rooms, *used, *from;
-  // What rows begin with, `fronts` positions that stand before each row's own: keys [kv, front_rooms, D] and values; null where there are none.
+  // What rows begin with, `fronts` positions that stand before each row's own: keys [kv, front_rooms, D] and values; null where there are
+  // none.
   const float *const *front_key_rows, *const *front_value_rows;
   const int64_t *fronts, *front_rooms;
   // The same of one row.
@@ -68,26 +78,26 @@ struct Attention {
     }
   }
 
-  // Queries start ... stop - 1 over a key head; `turned` holds the row's own keys as [D, wide], or is null. What stands before them is `ahead`.
-  void tile(long head, long start, long stop, const float* turned, const float* turned_ahead, const float* ahead, long lda, const float* values,
-            long ldv) const {
-    long n = stop - start, rows = groups() * n, keys = kind == CAUSAL ? length - t + stop : length, own = keys - front, width = value_width();
+  // Queries start ... stop - 1 over a key head: what the row begins with, and its own.
+  void tile(long head, long start, long stop, const Piece& ahead, const Piece& own) const {
+    long n = stop - start, rows = groups() * n, width = value_width();
+    long keys = kind == CAUSAL ? length - t + stop : length, behind = keys - front;
     float* queries = spare(QUERIES, rows * (d + 1 + width));
     float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
     for (long r = 0; r < rows; r++) {
       const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
       for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
     }
-    if (turned) {
-      outer(rows, (front + W - 1) / W * W, queries, d, turned_ahead, front_wide(), d, scores, wide());
-      outer(rows, (own + W - 1) / W * W, queries, d, turned, wide(), d, scores + front, wide());
+    if (own.turned) {
+      outer(rows, (front + W - 1) / W * W, queries, d, ahead.turned, ahead.wide, d, scores, wide());
+      outer(rows, (behind + W - 1) / W * W, queries, d, own.turned, own.wide, d, scores + front, wide());
     } else {
       dots(rows, front, queries, d, front_keys + head * front_room * d, d, d, scores, wide(), nullptr);
-      dots(rows, own, queries, d, k + head * ks[1], ks[2], d, scores + front, wide(), nullptr);
+      dots(rows, behind, queries, d, k + head * ks[1], ks[2], d, scores + front, wide(), nullptr);
     }
     weigh(scores, head, start, n, keys, shares);
-    if (front) outer(rows, width, scores, wide(), ahead, lda, front, made, width);
-    outer(rows, width, scores + front, wide(), values, ldv, own, made, width, front > 0);
+    if (front) outer(rows, width, scores, wide(), ahead.values, ahead.ld, front, made, width);
+    outer(rows, width, scores + front, wide(), own.values, own.ld, behind, made, width, front > 0);
     for (long r = 0; r < rows; r++) {
       float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
       for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
@@ -141,28 +151,29 @@ struct Attention {
 
   // Every `parts`-th tile of `each` queries of a key head, from the `part`-th on.
   void some(long head, long part, long parts, long each) const {
-    long width = value_width(), ldv = vs[2], lda = e, tiles = (t + each - 1) / each;
-    const float *keys = k + head * ks[1], *values = v + head * vs[1], *ahead = front_values + head * front_room * e;
-    float* turned = nullptr;
-    const float* turned_ahead = front_turned ? front_turned + head * d * front_wide() : nullptr;
+    long width = value_width(), tiles = (t + each - 1) / each;
+    const float* keys = k + head * ks[1];
+    Piece ahead{front_turned ? front_turned + head * d * front_wide() : nullptr, front_wide(), front_values + head * front_room * e, e};
+    Piece own{nullptr, wide(), v + head * vs[1], vs[2]};
     if (!few()) {
       if (front && !front_turned) {
-        float* to = spare(FRONT, d * front_wide());
+        float* to = spare(FRONT, d * ahead.wide);
         turn_ahead(head, to);
-        turned_ahead = to;
+        ahead.turned = to;
       }
-      turned = spare(KEYS, d * wide());
-      turn(length - front, d, keys, ks[2], turned, wide());
+      float* to = spare(KEYS, d * own.wide);
+      turn(length - front, d, keys, ks[2], to, own.wide);
+      own.turned = to;
     }
     if (width != e) {
       float* to = spare(VALUES, length * width);
       for (long j = 0; j < length; j++) {
-        const float* from = j < front ? ahead + j * lda : values + (j - front) * ldv;
+        const float* from = j < front ? ahead.values + j * ahead.ld : own.values + (j - front) * own.ld;
         for (long i = 0; i < width; i++) to[j * width + i] = i < e ? from[i] : 0.0f;
       }
-      ahead = to, values = to + front * width, lda = ldv = width;
+      ahead.values = to, own.values = to + front * width, ahead.ld = own.ld = width;
     }
-    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), turned, turned_ahead, ahead, lda, values, ldv);
+    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), ahead, own);
   }
 };
 

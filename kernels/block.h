@@ -24,7 +24,8 @@ struct Block {
   const int64_t* starts;     // [1] or [B]
   const char* mask;
   float *const *keys, *const *values;               // each row's [kv, its room, width]
-  const float *const *front_keys, *const *front_values;  // of what rows begin with, [kv, its room, width] each; null where they begin with nothing
+  // Of what rows begin with, [kv, its room, width] each; null where they begin with nothing.
+  const float *const *front_keys, *const *front_values;
   float* out;                                       // [B, T, d]
   const int64_t *rooms, *used, *real;               // [B] each: positions that there is room for, that are held before, and that of T are
                                                     // no pads behind them, null where all are
@@ -83,7 +84,8 @@ struct Block {
     multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias}, {k, inner_kv, new_keys, inner_kv, k_bias},
                                {v, inner_kv, new_values, inner_kv, v_bias}});
     pool.run(rows, [&](long i) {
-      long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row], angle = ((count > 1 ? row * t : 0) + at) * half;
+      long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
+      long angle = ((count > 1 ? row * t : 0) + at) * half;
       const float *cosines = angles.cosines.data() + angle, *sines = angles.sines.data() + angle;
       for (long head = 0; head < heads; head++) {
         float* of = queries + (first + i) * inner + head * width;

@@ -198,10 +198,10 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) t
   return -2;
 }
 
-// The same of x [N, K] weightᵀ + bias, weight [V, K], bias [V] or null, and `at` [M]: numbers of it, where `ids` [M] int32 names columns, those
-// of row i from first[i] to first[i + 1] - 1, `first` [N + 1] int64. Tiles alone.
-int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best, PyObject* peak,
-                 PyObject* total) try {
+// The same of x [N, K] weightᵀ + bias, weight [V, K], bias [V] or null, and `at` [M]: numbers of it, where `ids` [M] int32 names columns,
+// those of row i from first[i] to first[i + 1] - 1, `first` [N + 1] int64. Tiles alone.
+int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best,
+                 PyObject* peak, PyObject* total) try {
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
 #if TILES

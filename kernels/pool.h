@@ -1,4 +1,5 @@
-// The threads that compute, which wait for the next call awake for a while, and memory of a thread's own. Knows nothing of what is computed.
+// The threads that compute, which wait for the next call awake for a while, and memory of a thread's own. Knows nothing of what is
+// computed.
 
 #pragma once
 
@@ -106,7 +107,10 @@ class Pool {
 Pool& pool = *new Pool;  // never taken down: its threads may outlive what a process does at its end
 
 // Memory of a thread, for one use each; it begins with a line of the cache.
-enum Use { KEYS, VALUES, QUERIES, SCORES, WEIGHT, PRODUCT, INPUT, MADE, TOKENS, PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, USES };
+enum Use {
+  KEYS, VALUES, QUERIES, SCORES, WEIGHT, PRODUCT, INPUT, MADE, TOKENS,
+  PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, USES
+};
 
 float* spare(Use use, size_t size) {
   thread_local std::vector<float> kept[USES];

@@ -1,11 +1,11 @@
 // Products in a processor's tiles (Intel AMX), which multiply numbers of 8 significant bits and add in float32. A float32 is the sum of
 // three such parts, exactly; of the nine products of two numbers' parts the six largest are taken. The second part is at most 2^-8 of a
 // number and the third below 2^-16, so what is dropped is below 2^-23 of the product; in the root mean square it is 2^-26, a fourth of what
-// rounding the product to float32 takes. Numbers are added one after the other, which errs by about half of what a
-// plain loop in float32 does, and by more than a sum in lanes where rows are long. Knows nothing of layers.
+// rounding the product to float32 takes. Numbers are added one after the other, which errs by about half of what a plain loop in float32
+// does, and by more than a sum in lanes where rows are long. Knows nothing of layers.
 //
-// An infinity has no parts, and neither has a number from 3.3962e38 on, whose first part is rounded to one: where one enters, NaN leaves, and
-// where a sum overflows, NaN may. Parts and sums below 2^-126 count as 0, so products below 2^-100 are less precise.
+// An infinity has no parts, and neither has a number from 3.3962e38 on, whose first part is rounded to one: where one enters, NaN leaves,
+// and where a sum overflows, NaN may. Parts and sums below 2^-126 count as 0, so products below 2^-100 are less precise.
 
 #pragma once
 
@@ -207,7 +207,8 @@ void first_block(const Rows& rows, const uint16_t* x, long ldx, bool add, float*
   for (long step = 0; step < rows.steps; step++, x += PARTS * TILE) {
     if (step + 1 == rows.steps || !whole) {
       multiply<M>(rows.at(step), x, x + ldx, [](int) {});
-      if (step + 1 < rows.steps) split_some(rows.w + (step + 1) * STEP, rows.ld, rows.count, rows.depth - (step + 1) * STEP, rows.at(step + 1));
+      long next = step + 1;
+      if (next < rows.steps) split_some(rows.w + next * STEP, rows.ld, rows.count, rows.depth - next * STEP, rows.at(next));
       continue;
     }
     const float *from = rows.w + (step + 1) * STEP, *next = rows.w + 2 * T * rows.ld + step * 2 * T * STEP;
@@ -239,8 +240,8 @@ void give(const float* sums, long row, long rows, long column, long columns, con
 
 constexpr long SUMS = 4 * T * T;  // of 32 rows of w and 32 of x
 
-// Sums of rows from ... to - 1 of w [.., depth] with x, which is packed, MANY rows of it at most: [blocks of 32 of w, blocks of 32 of x, SUMS].
-// They stand until the thread's next product of this use.
+// Sums of rows from ... to - 1 of w [.., depth] with x, which is packed, MANY rows of it at most:
+// [blocks of 32 of w, blocks of 32 of x, SUMS]. They stand until the thread's next product of this use.
 float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long to, long depth, Use use = PRODUCT) {
   Tiles tiles;
   long steps = steps_of(depth), ldx = steps * PARTS * TILE, blocks = (rows + 2 * T - 1) / (2 * T), wide = (to - from + 2 * T - 1) / (2 * T);
@@ -271,8 +272,10 @@ void tile_product(const uint16_t* x, long row, long rows, const Target& target, 
   const float* sums = tile_sums(x, rows, target.w, from, to, depth);
   long blocks = (rows + 2 * T - 1) / (2 * T);
   for (long b = 0; b < blocks; b++)
-    for (long n = from; n < to; n += 2 * T)
-      give(sums + ((n - from) / (2 * T) * blocks + b) * SUMS, row + b * 2 * T, std::min(2 * T, rows - b * 2 * T), n, std::min(2 * T, to - n), target);
+    for (long n = from; n < to; n += 2 * T) {
+      const float* of = sums + ((n - from) / (2 * T) * blocks + b) * SUMS;
+      give(of, row + b * 2 * T, std::min(2 * T, rows - b * 2 * T), n, std::min(2 * T, to - n), target);
+    }
 }
 
 }  // namespace

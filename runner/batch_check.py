@@ -17,9 +17,10 @@ from .cache import fresh
 from .engine import Engine
 from .head import Head
 from .planner import Limits
-from .prefill import Setup, Wanted
+from .prefill import Setup
 from .probes import PADDED, Way
 from .records import Generate, Generated, Ids, Outcome, Prompt, Request, Sample, Sampling
+from .wanted import Wanted
 
 ROWS = 3  # at once
 SAMPLES = {2: 2, 9: 4}  # of rows that have several; four do not fit at once

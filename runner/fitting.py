@@ -23,13 +23,14 @@ from .lacking_window import lacking_window
 from .memory import kv_bytes
 from .model import Model
 from .planner import Limits
-from .prefill import Setup, Wanted
+from .prefill import Setup
 from .prefix_cache import PrefixCache
 from .probes import LENGTHS, PADDED, Found, probe, slots_independent
 from .records import AnyRequest, Request
 from .shortcuts import CHUNKS, Shortcuts, confirmed
 from .stem_check import refused_by_weights
 from .trust import Trust, code, trust
+from .wanted import Wanted
 
 log = logging.getLogger("mlx_bulk")
 

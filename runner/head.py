@@ -19,23 +19,12 @@ from ..kernels.logprobs import Scores
 from ..kernels.product_scores import Product
 from .cache import Caches
 from .fast_layers import all_read, naming
+from .wanted import Wanted
 
 BODIES = ("model", "backbone", "transformer")
 TILES = 32  # rows that a product takes at a time where processors multiply in tiles: fewer cost as much
 SAME = 1e-4  # of the largest logit: rounding is a hundredth of it
 TEXT = "language_model"  # where a model of several modalities keeps its text model
-
-
-class Figures(Protocol):
-    """What is wanted of tokens."""
-
-    def scores(self, logits: mx.array, targets: NDArray[np.int32]) -> Scores:
-        """Of ``targets`` [N] under ``logits`` [N, V]."""
-        ...
-
-    def of_product(self, product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32]) -> Scores | None:
-        """Of ``targets`` [M] under logits [N, V] that are a product, ``counts`` [N] of each row; None where it takes logits."""
-        ...
 
 
 class Reader(Protocol):
@@ -183,7 +172,7 @@ def _with(network: nn.Module, path: tuple[str, ...], gate: _Gate) -> nn.Module:
 
 
 def read(
-    readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp], targets: NDArray[np.int32], rows: int, wanted: Figures
+    readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp], targets: NDArray[np.int32], rows: int, wanted: Wanted
 ) -> tuple[Scores, Divergence | None]:
     """Scores of ``targets`` [N] at the rows ``at`` [N] of ``states`` [P, H], at least one; the one place that makes logits of states.
 
@@ -210,7 +199,7 @@ def read(
     return logprobs.join(scores)[back], divergence.join(divergences)[back] if divergences else None
 
 
-def _as_they_come(reader: Reader, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: Figures) -> Scores | None:
+def _as_they_come(reader: Reader, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: Wanted) -> Scores | None:
     """Scores of ``targets`` at the rows ``at``, which ascend, without an array of logits; None where that cannot be."""
     rows, counts = np.unique(at, return_counts=True)
     product = reader.product(states[mx.array(rows)])

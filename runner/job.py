@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from ..configs.schema import JobConfig
 from .engine import Progress
-from .prefill import Setup, Wanted
+from .prefill import Setup
 from .ratings import Ratings
 from .records import Failure, Generated, Outcome, Request, Row
 from .tokenizer import Tokenizer
+from .wanted import Wanted
 
 
 @dataclass(slots=True, frozen=True)

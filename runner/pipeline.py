@@ -34,7 +34,7 @@ from .model import Model
 from .outside import Orders, Outside
 from .pace import Counts
 from .policy_engine import PolicyEngine, sampled
-from .prefill import Setup, Wanted
+from .prefill import Setup
 from .preparing import WINDOW_ROWS, Desk
 from .reader import read_rounds
 from .reasons import reasons
@@ -45,6 +45,7 @@ from .scan import SCAN_FILE, take_in
 from .sources import drop_waiting, reads_stdin
 from .stats import figures
 from .summary import SESSION_FIGURES, Summary
+from .wanted import Wanted
 from .watch import Show, Watch
 from .writer import Writer
 

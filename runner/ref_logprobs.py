@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .head import Head
-from .prefill import Setup, Wanted
+from .prefill import Setup
 from .records import Failure, Generated, Ids, Passage, Request, Scored, ScoreRequest
 from .scorer import Scorer
+from .wanted import Wanted
 
 SHARE = 0.25  # of the memory for caches: the rest is the decoding batch's
 

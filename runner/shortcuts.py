@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from .cache import fresh
 from .head import Head
 from .planner import Limits
-from .prefill import Setup, Wanted
+from .prefill import Setup
 from .probes import allowed_difference
 from .records import Passage, Scored, ScoreRequest
 from .scorer import Scorer
 from .shortage import first_line
+from .wanted import Wanted
 
 CHUNKS = "chunks"  # what reasons call a row that is fed in several calls
 WINDOW = 8  # tokens: rows are longer, and so is what they share

@@ -17,9 +17,10 @@ from .cache import fresh
 from .engine import Engine
 from .head import Head
 from .planner import Limits
-from .prefill import Setup, Wanted, grown, prefill
+from .prefill import Setup, grown, prefill
 from .probes import Way, allowed_difference, crash
 from .records import Ids, Request, Sampling
+from .wanted import Wanted
 
 ROWS = 4  # at once
 LEAST = 12  # tokens that short rows have in common

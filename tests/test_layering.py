@@ -45,7 +45,7 @@ ORDER = {
             template_bounds prompts
             offsets stop_strings chat_spans tokenizer_difference template_trial tokenizer windows
             planner memory shortage adapters prefixes sharing
-            fast_layers on_top row_cache fast_blocks cache head rope
+            wanted fast_layers on_top row_cache fast_blocks cache head rope
             shrinking hashes checkpoint wearing substitutes model
             run_tokenizer reference loaded twin probes
             slots prefix_cache prefill stems engine

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.fitting import fit
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Passage, Scored, ScoreRequest
 from mlx_bulk.runner.scorer import Scorer
+from mlx_bulk.runner.wanted import Wanted
 
 from ..checkpoints import VOCABULARY, loaded
 from ..hf_checkpoints import ARCHITECTURES, torch_model, write_hf_checkpoint

@@ -11,10 +11,11 @@ from mlx_bulk.runner.errors import RowError
 from mlx_bulk.runner.job import Runs
 from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.ledger import Ledger
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.preparing import Desk
 from mlx_bulk.runner.records import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.recovery import Recovered
+from mlx_bulk.runner.wanted import Wanted
 
 
 class OneColumn:

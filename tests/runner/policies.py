@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from mlx_bulk.runner.policy_engine import PolicyEngine, full_fits
 from mlx_bulk.runner.policy_store import PolicyStore
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.records import Generated, Request, Sampling
 from mlx_bulk.runner.ref_logprobs import Reference
 from mlx_bulk.runner.updates import Updates
+from mlx_bulk.runner.wanted import Wanted
 from mlx_bulk.runner.watched import Offered, Watched
 
 from .test_adapters import adapters_of, fresh

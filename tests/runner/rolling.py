@@ -11,11 +11,11 @@ from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.ledger import Ledger
 from mlx_bulk.runner.parts import DROP
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.preparing import Desk
 from mlx_bulk.runner.ratings import Ratings
 from mlx_bulk.runner.records import Failure, Generate, Generated, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.recovery import Recovered
+from mlx_bulk.runner.wanted import Wanted
 
 PATIENCE = 30.0  # seconds after which a test that waits for another thread has failed
 SAMPLES = 3

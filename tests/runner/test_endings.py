@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Failure, Generated, Sampling
+from mlx_bulk.runner.wanted import Wanted
 
 from .tiny import Chain, outcomes_of, random_chain, request, run, setup_of
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels import sampling as sampling_kernel
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Generated, Sampling
+from mlx_bulk.runner.wanted import Wanted
 
 from .tiny import (
     CONFIGS,

@@ -7,7 +7,7 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.errors import OutOfRoom
 from mlx_bulk.runner.fitting import fit, row_check
-from mlx_bulk.runner.prefill import Wanted
+from mlx_bulk.runner.wanted import Wanted
 
 from ..checkpoints import loaded, write_checkpoint
 from .tiny import documents, greedy, prompts_of

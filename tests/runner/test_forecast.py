@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.engine import Progress
 from mlx_bulk.runner.forecast import Work, asked, decoding, scoring
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.records import Request, Sampling, ScoreRequest
 from mlx_bulk.runner.scorer import Scorer
+from mlx_bulk.runner.wanted import Wanted
 
 from .scoring import ragged_choices
 from .tiny import build, documents, engine_of, multiple_choice, prompts_of, random_chain, request, setup_of

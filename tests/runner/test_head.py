@@ -9,7 +9,7 @@ from mlx import nn
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.runner.cache import fresh
 from mlx_bulk.runner.head import Head, Whole, read
-from mlx_bulk.runner.prefill import Wanted
+from mlx_bulk.runner.wanted import Wanted
 from numpy.typing import NDArray
 
 from .tiny import CONFIGS, VOCABULARY, build

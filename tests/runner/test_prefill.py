@@ -6,8 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.head import Head
-from mlx_bulk.runner.prefill import LEAST_CHUNK, Wanted, prefill
+from mlx_bulk.runner.prefill import LEAST_CHUNK, prefill
 from mlx_bulk.runner.records import Sampling
+from mlx_bulk.runner.wanted import Wanted
 from mlx_lm.models.cache import make_prompt_cache
 
 from .tiny import VOCABULARY, build, log_probabilities, prompts_of, request, setup_of

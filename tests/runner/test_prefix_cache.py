@@ -15,9 +15,10 @@ from mlx_bulk.runner.cache import fresh
 from mlx_bulk.runner.errors import ModelError
 from mlx_bulk.runner.fitting import fit
 from mlx_bulk.runner.model import Model
-from mlx_bulk.runner.prefill import Setup, Wanted, grown
+from mlx_bulk.runner.prefill import Setup, grown
 from mlx_bulk.runner.prefix_cache import LEAST, Base, PrefixCache
 from mlx_bulk.runner.records import Generated, Request, Sampling
+from mlx_bulk.runner.wanted import Wanted
 from numpy.typing import NDArray
 
 from ..checkpoints import loaded, write_adapter, write_checkpoint

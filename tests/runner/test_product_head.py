@@ -11,7 +11,8 @@ from mlx_bulk.kernels import native, product_scores
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.fast_layers import FastLinear
 from mlx_bulk.runner.head import Head, Whole
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
+from mlx_bulk.runner.wanted import Wanted
 from numpy.typing import NDArray
 
 from . import served, tiny

@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Passage, Scored, ScoreRequest
 from mlx_bulk.runner.scorer import Scorer
+from mlx_bulk.runner.wanted import Wanted
 
 from .scoring import TEXTS, Calls, ragged_choices, setup
 from .tiny import (

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.fitting import fit
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.scorer import Scorer
+from mlx_bulk.runner.wanted import Wanted
 
 from ..checkpoints import DEMO, loaded
 from .scoring import TEXTS, Calls, as_bytes, ragged_choices, setup

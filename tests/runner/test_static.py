@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from mlx_bulk.runner.planner import Load, group, longest_first
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.records import Generated, Sampling
+from mlx_bulk.runner.wanted import Wanted
 
 from .tiny import assert_same, build, greedy, prompts_of, request, run, setup_of
 

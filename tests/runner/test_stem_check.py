@@ -10,11 +10,11 @@ from mlx_bulk.runner import fitting
 from mlx_bulk.runner.batch_check import Alone
 from mlx_bulk.runner.fitting import fit, foreseen
 from mlx_bulk.runner.head import Head
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.probes import Way
 from mlx_bulk.runner.stem_check import refused, refused_by_weights
 from mlx_bulk.runner.trust import shown_by, trust
 from mlx_bulk.runner.twin import twin
+from mlx_bulk.runner.wanted import Wanted
 from mlx_lm.models.cache import BatchRotatingKVCache
 
 from ..checkpoints import loaded, write_checkpoint

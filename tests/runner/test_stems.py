@@ -11,8 +11,9 @@ from mlx_bulk.runner import prefill as prefilling
 from mlx_bulk.runner import stems as keeping
 from mlx_bulk.runner.engine import Engine
 from mlx_bulk.runner.planner import Limits, Stem
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.records import Generated, Outcome, Request, Sampling
+from mlx_bulk.runner.wanted import Wanted
 
 from .sharing import DOCUMENTS, OTHERS, SYSTEM, TAILS, naive, prompts, requests
 from .tight import Refuses, Tight, cached

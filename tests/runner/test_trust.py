@@ -13,11 +13,11 @@ from mlx_bulk.runner import trust as trusting
 from mlx_bulk.runner.checkpoint import Checkpoint
 from mlx_bulk.runner.fitting import fit
 from mlx_bulk.runner.model import Model
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.probes import probe
 from mlx_bulk.runner.shortcuts import Shortcuts
 from mlx_bulk.runner.trust import Trust, shown_by, trust
 from mlx_bulk.runner.twin import twin
+from mlx_bulk.runner.wanted import Wanted
 from mlx_lm.models import gemma3_text, llama, mamba2, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 

@@ -17,9 +17,10 @@ from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.engine import Engine
 from mlx_bulk.runner.head import Head
 from mlx_bulk.runner.planner import Limits
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
 from mlx_bulk.runner.records import Failure, Generate, Generated, Outcome, Passage, Prompt, Request, Sample, Sampling, Scored, ScoreRequest
 from mlx_bulk.runner.scorer import Scorer
+from mlx_bulk.runner.wanted import Wanted
 from mlx_lm.generate import generate_step
 from numpy.typing import NDArray
 

@@ -14,7 +14,8 @@ from mlx_bulk.configs.schema import BatchConfig, ModelConfig
 from mlx_bulk.runner.checkpoint import find
 from mlx_bulk.runner.fitting import fit
 from mlx_bulk.runner.model import Model, load
-from mlx_bulk.runner.prefill import Setup, Wanted
+from mlx_bulk.runner.prefill import Setup
+from mlx_bulk.runner.wanted import Wanted
 
 from . import networks
 from .configs import CONFIGS, Config

@@ -3,8 +3,8 @@
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.fitting import fit
-from mlx_bulk.runner.prefill import Wanted
 from mlx_bulk.runner.shrinking import windows
+from mlx_bulk.runner.wanted import Wanted
 
 from ..runner.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
 from .configs import CONFIGS
