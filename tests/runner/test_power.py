@@ -9,7 +9,7 @@ import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.kernels.sampling import Drawn, Parameters, draw
-from mlx_bulk.runner import engine, prefill
+from mlx_bulk.runner import engine, wanted
 from mlx_bulk.runner.cache import fresh
 from mlx_bulk.runner.records import Generated
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def test_targets_of_the_echo_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch
     def shifted(logits: mx.array, targets: NDArray[np.int32], *figures: Any) -> Scores:
         return logprobs.score(logits, np.roll(targets, 1), *figures)
 
-    monkeypatch.setattr(prefill, "score", shifted)
+    monkeypatch.setattr(wanted, "score", shifted)
     with pytest.raises(AssertionError):
         assert_echo_is_naive(build("llama"), PROMPTS, outcomes(build("llama")))
 
