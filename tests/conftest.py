@@ -4,6 +4,7 @@ remembered of files and models, and the rule for the oracle tests.
 Those run where their libraries are, and always where CI asks for them.
 """
 
+import gc
 import importlib.util
 import logging
 import os
@@ -23,6 +24,11 @@ backend.prepare()
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
 _remembered = tempfile.TemporaryDirectory(prefix="mlx-bulk-cache-")
 os.environ["XDG_CACHE_HOME"] = _remembered.name
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and the libraries stay to the end: each full collection of garbage would look through them all."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -82,7 +82,7 @@ def sessions(bench: Bench) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (bench.root / "run/sessions.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)])
 def test_a_signal_stops_between_steps_and_the_same_command_goes_on(bench: Bench, whole: Done, number: int, code: int):
     child = interrupted(bench, number, after=50)
     assert child.returncode == code
@@ -111,7 +111,7 @@ def test_a_second_signal_stops_at_once(bench: Bench, whole: Done):
     assert_same_records(bench.run(rows=ROWS, **JOB).records, whole.records)
 
 
-@pytest.mark.parametrize("after", [1, 37, pytest.param(79, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("after", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (37, 79))])
 def test_killed_at_any_record_and_resumed(bench: Bench, whole: Done, after: int):
     child = interrupted(bench, signal.SIGKILL, after=after)
     assert child.returncode == -signal.SIGKILL

@@ -51,6 +51,7 @@ def test_any_number_of_sessions_makes_the_same_run(tmp_path_factory: pytest.Temp
     assert content(path) == whole
 
 
+@pytest.mark.slow
 @forks
 def test_killed_between_any_two_steps_the_next_session_makes_the_same_run(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Two shards: one with an error, and a last one that is not full."""
