@@ -4,7 +4,8 @@
     python benchmarks/prefix_speed.py --work samples
 
 answers: the answers of 64 questions are scored behind one prefix of ``--prefix`` tokens (five solved examples); without sharing each
-row is fed whole. ``kept`` is the speed on the tokens that are computed to that of scoring texts which share nothing.
+row is fed whole. ``kept`` is the speed on the tokens that are computed to that of scoring texts which share nothing, ``kept_flops`` the
+same of floating-point operations: behind a prefix each token attends to it too, and of a question no logits are read.
 samples: 16 completions of ``--new`` tokens for each of 16 prompts of ``--prefix`` tokens; against as many rows with a sample each,
 whose prompts differ in their first token, so that nothing is shared. The 135 M shape. The last line is JSON: ``ratio`` is the median
 over rounds of the seconds without sharing to those with it, ``computed`` the tokens that went through the model.
@@ -49,13 +50,32 @@ def answers(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
         return ScoreRequest(row, (Passage(ids, np.arange(first, len(ids), dtype=np.int32)),))
 
     requests = [asked(row) for row in range(len(rows.questions))]
+    shape = json.loads((folder / "config.json").read_text())
 
     def sums() -> dict[str, Any]:
         scorer = shapes.Scorer(setup)
         outcomes = shapes.scored(scorer, requests)
-        return {"sums": [float(o.scores[0].logprobs.sum(dtype=np.float64)) for o in outcomes], "computed": scorer.progress.prefilled}
+        tokens, keys = fed([len(request.passages[0].ids) for request in requests], len(prefix) if peer == "shared" else 0)
+        assert tokens == scorer.progress.prefilled, "it has not computed what it should have"
+        found = [float(o.scores[0].logprobs.sum(dtype=np.float64)) for o in outcomes]
+        return {
+            "sums": found,
+            "computed": tokens,
+            "gflop": shapes.gflop(shape, tokens, keys, sum(len(o.scores[0].logprobs) for o in outcomes)),
+        }
 
     return sums
+
+
+def fed(lengths: list[int], shared: int) -> tuple[int, int]:
+    """Tokens of rows that go through the model where their first ``shared`` do once, and the keys that they attend to.
+
+    A row's last token does not: nothing comes behind it.
+    """
+    ends = np.array([shared, *(length - 1 for length in lengths)])
+    begins = np.array([0, *[shared] * len(lengths)])
+    keys = (ends * (ends + 1) - begins * (begins + 1)) // 2
+    return int((ends - begins).sum()), int(keys.sum())
 
 
 def samples(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
@@ -124,7 +144,11 @@ def main() -> None:
     computed = {peer: its["computed"] for peer, its in found.items()}
     compare(results, computed)
     speed = {peer: result["tokens_per_second"] for peer, result in results.items()}
-    kept = {"kept": round(speed["shared"] / speed["texts"], 3)} if "texts" in speed else {}
+    kept: dict[str, float] = {}
+    if "texts" in speed:
+        kept["kept"] = round(speed["shared"] / speed["texts"], 3)
+        a_token = {peer: found[peer]["gflop"] / computed[peer] for peer in ("shared", "texts")}
+        kept["kept_flops"] = round(kept["kept"] * a_token["shared"] / a_token["texts"], 3)
     table({peer: [results[peer]["seconds"], computed[peer], speed[peer]] for peer in results}, ["seconds", "tokens computed", "a second"])
     figures = {"ratio": ratio, "agreement": agreed, "computed": computed, **kept}
     print(json.dumps({"benchmark": "prefix_speed", "work": args.work, "shape": args.shape, "what": what, **figures, **results, **about()}))

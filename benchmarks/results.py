@@ -57,6 +57,7 @@ ROWS = [
     Row("(c)", "sgemm of the run, {sgemm_gflops} GFLOP/s", "50 %, aim 60 %", "score", "peak_share", SHARE),
     Row("(d) answers behind a common prefix", "ourselves without sharing", "4×, aim 5×", "answers", "ratio"),
     Row("(d)", "(c)'s tokens a second, on the tokens computed", "kept", "answers", "kept", SHARE),
+    Row("(d)", "(c)'s GFLOP a second: each token attends to the prefix too", "", "answers", "kept_flops", SHARE),
     Row("(e) 16 samples a prompt", "16 separate rows a prompt", "2.5×, aim 3.5×", "samples", "ratio"),
     Row("(f) skewed lengths", "padded to real tokens in prefill", "at most 1.05", "skew", "padding", RATIO),
     Row("(f)", "decode slots filled", "90 %", "skew", "filled", SHARE),

@@ -81,6 +81,13 @@ def save(folder: Path, shape: dict[str, Any]) -> int:
     return sum(array.size for array in weights.values())
 
 
+def gflop(shape: dict[str, Any], tokens: int, keys: int, logits: int) -> float:
+    """Of ``tokens`` that attend to ``keys`` keys in sum, and ``logits`` of which are read: matrix products alone, two a weight."""
+    hidden, layers, heads = shape["hidden_size"], shape["num_hidden_layers"], shape["num_attention_heads"]
+    weights = hidden * (2 * hidden + 2 * hidden // heads * shape["num_key_value_heads"] + 3 * shape["intermediate_size"])
+    return 2e-9 * (layers * weights * tokens + 2 * layers * hidden * keys + hidden * shape["vocab_size"] * logits)
+
+
 def setup(folder: Path, wanted: Wanted = Wanted(echo=True, greedy=True), rows: int | None = None) -> Setup:  # noqa: B008 - frozen
     """The project's own way of running the checkpoint, probes and all; by default to score. ``rows`` decode at once."""
     config = ModelConfig(path=str(folder))
