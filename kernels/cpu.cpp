@@ -1,5 +1,5 @@
 // What mlx does one element or one core at a time on a CPU, in all of its vector units and cores: products with a weight (of few
-// rows, where there are no tiles), attention, norms, rotations, activations, blocks of these, the sums of a softmax. Float32 alone.
+// rows, where there are no tiles), attention, norms, rotations, activations, blocks of these, the sums of a softmax, draws. Float32 alone.
 // The Python files beside this one hold each one's specification and chooser.
 //
 // Arrays come as Python objects with the buffer protocol, evaluated before; the interpreter is let go while they are computed.
@@ -13,6 +13,7 @@
 #include "arrays.h"
 #include "attend.h"
 #include "block.h"
+#include "draw.h"
 #include "multiply.h"
 #include "pool.h"
 #include "rows.h"
@@ -192,6 +193,30 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) t
     }
     Part found = whole_of(parts, count, 1);
     arrays.data<int32_t>(1)[row] = found.best, arrays.data(2)[row] = found.peak, arrays.data(3)[row] = found.sum;
+  });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x [N, V], ids [N] int32, each row's largest -> ids, the drawn ones, and sampled [N], their logprobs among those that could be; where it is
+// not null also kept [N, V] bytes, whether an id could be drawn. Of each row temperature, top_k int32 (0: all), top_p, least (the logarithm
+// of min_p) and uniforms. Rows at temperature 0 stay as they are, and those whose largest is not finite.
+int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyObject* top_p, PyObject* least, PyObject* uniforms,
+         PyObject* sampled, PyObject* kept) try {
+  Arrays arrays({x, ids, temperature, top_k, top_p, least, uniforms, sampled, kept});
+  if (!arrays.held) return -1;
+  long n = arrays.size(0, 0), v = arrays.size(0, 1);
+  pool.run(n, [&](long row) {
+    const float* a = arrays.data(0) + row * v;
+    int32_t& id = arrays.data<int32_t>(1)[row];
+    float peak = a[id], temperature = arrays.data(2)[row];
+    if (temperature == 0 || !std::isfinite(peak)) return;
+    long most = arrays.data<int32_t>(3)[row];
+    Filter filter{temperature, arrays.data(4)[row], arrays.data(5)[row], most > 0 ? std::min(most, v) : v};
+    Draw draw(a, v, peak, filter);
+    id = draw.at(arrays.data(6)[row], arrays.data(7)[row]);
+    if (kept) draw.kept(arrays.data<uint8_t>(8) + row * v);
   });
   return 0;
 } catch (...) {

@@ -7,7 +7,7 @@ filters all keep a prefix of the tokens sorted by logit (ties to the lower id), 
     kept:     ^^^^^^^^^^^^^                  the smallest count; the cut at 7.0 takes its equals by ascending id
 
 Beside its logprob there stand, where they are asked for, the tempered one (tempered.py) and the ids that could be drawn.
-``reference`` in plain mx ops is the specification and what Metal and CUDA run, ``on_cpu`` the same in NumPy.
+``reference`` in plain mx ops is the specification and what Metal and CUDA run, ``on_cpu`` the same by the library or NumPy.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import edits, logprobs
+from . import edits, logprobs, native
 from . import tempered as _tempered
 from .backend import device_name
 from .edits import Edits
@@ -192,30 +192,48 @@ def _last_positive(x: mx.array) -> mx.array:
 
 
 def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.Sums | None = None) -> Drawn:
-    """``reference`` by NumPy: logits [B, V] float32, which stay as they are. ``sums``: those of the logits, where they are known."""
+    """``reference`` by the library, or by NumPy where that is not there: logits [B, V] float32, which stay as they are.
+
+    ``sums``: those of the logits, where they are known.
+    """
     x = given if p.edits is None else edits.on_cpu(given.copy(), p.edits, p.repetition, p.presence, p.frequency)
     ids = np.argmax(x, axis=-1).astype(np.int32) if sums is None or p.edits is not None else sums.best.copy()
-    sets: list[Ints | None] = [ids[row : row + 1].copy() if p.greedy[row] else None for row in range(len(x))] if kept else []
     under = np.where(np.isfinite(x[np.arange(len(x)), ids]), np.float32(0), np.float32(np.nan))  # NaN: all are masked
-    rows = np.flatnonzero(~p.greedy)
-    if len(rows):
-        with np.errstate(invalid="ignore"):  # a row of NaN stays one; its scores quarantine it
-            z = x[rows] - x[rows, ids[rows]][:, None]
-        z /= p.temperature[rows, None]
-        if p.filtered.any():
-            _filter(z, rows, p)
-        for at in np.flatnonzero(p.filtered[rows]) if kept else ():
-            sets[rows[at]] = np.flatnonzero(z[at] > -np.inf).astype(np.int32)
-        e = np.exp(z)
-        drawn, total = _drawn_on_cpu(e, p.uniforms[rows])
-        ids[rows] = drawn
-        with np.errstate(divide="ignore", invalid="ignore"):  # the same row
-            under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
+    left = np.zeros(x.shape, np.bool_) if kept else None
+    if left is not None:
+        left[np.arange(len(x)), ids] = True
+    if not p.greedy.all():
+        (_by_numpy if native.library() is None else _by_library)(x, p, ids, under, left)
     found = under.copy() if tempered else None  # right already where nothing but the temperature changes a row
     rows = np.flatnonzero(p.greedy | p.filtered | (p.edits is not None))
     if found is not None and len(rows):
         found[rows] = _tempered.on_cpu(given[rows], ids[rows], p.temperature[rows])
-    return Drawn(ids, under, found, sets if kept else None)
+    return Drawn(ids, under, found, None if left is None else _ids_of(left, p))
+
+
+def _by_library(x: Floats, p: Parameters, ids: Ints, under: Floats, left: NDArray[np.bool_] | None) -> None:
+    """Draws for the rows that are not greedy: to ``ids``, which are the most likely ones, ``under`` and ``left``."""
+    with np.errstate(divide="ignore"):
+        least = np.log(p.min_p)
+    of_rows = (p.temperature, p.top_k, p.top_p, least, p.uniforms)
+    native.library().draw(np.ascontiguousarray(x), ids, *map(np.ascontiguousarray, of_rows), under, None if left is None else id(left))
+
+
+def _by_numpy(x: Floats, p: Parameters, ids: Ints, under: Floats, left: NDArray[np.bool_] | None) -> None:
+    """The same."""
+    rows = np.flatnonzero(~p.greedy)
+    with np.errstate(invalid="ignore"):  # a row of NaN stays one; its scores quarantine it
+        z = x[rows] - x[rows, ids[rows]][:, None]
+    z /= p.temperature[rows, None]
+    if p.filtered.any():
+        _filter(z, rows, p)
+    if left is not None:
+        left[rows] = z > -np.inf
+    e = np.exp(z)
+    drawn, total = _drawn_on_cpu(e, p.uniforms[rows])
+    ids[rows] = drawn
+    with np.errstate(divide="ignore", invalid="ignore"):  # the same row
+        under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
 
 
 def _filter(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:

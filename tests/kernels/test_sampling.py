@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import logprobs, sampling
+from mlx_bulk.kernels import logprobs, native, sampling
 from mlx_bulk.kernels.edits import Edits
 from mlx_bulk.kernels.sampling import Parameters
 from mlx_bulk.runner.records import Sampling
@@ -28,12 +28,22 @@ def by_specification(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Float
     return np.array(ids), np.array(under)
 
 
-def by_numpy(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Floats]:
+def by_library(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Floats]:
     drawn = sampling.on_cpu(x, p)
     return drawn.ids, drawn.sampled
 
 
-SAMPLERS = [pytest.param(by_specification, id="reference"), pytest.param(by_numpy, id="on_cpu")]
+def by_numpy(x: Floats, p: Parameters) -> tuple[NDArray[np.int32], Floats]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "library", lambda: None)
+        return by_library(x, p)
+
+
+SAMPLERS = [
+    pytest.param(by_specification, id="reference"),
+    pytest.param(by_numpy, id="numpy"),
+    pytest.param(by_library, id="library", marks=pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")),
+]
 
 
 def parameters(rows: list[Sampling], uniforms: Any, edits: Edits | None = None) -> Parameters:
