@@ -35,23 +35,16 @@ class Draw {
 
   // The first id that the cumulative sum of the weights passes `uniform` of their total at, and its logprob.
   long at(float uniform, float& logprob) const {
-    long blocks = (n + BLOCK - 1) / BLOCK, last = 0, block = -1;
+    long blocks = (n + BLOCK - 1) / BLOCK, block = 0;
     auto* ends = (double*)spare(MADE, 2 * blocks);
     double total = 0;
     for (long i = 0; i < blocks; i++) ends[i] = total += sum_of(e + i * BLOCK);
     double threshold = uniform * total;
-    for (long i = 0; i < blocks && block < 0; i++) {
-      if (ends[i] > (i ? ends[i - 1] : 0)) last = i;
-      if (ends[i] > threshold) block = i;
-    }
-    block = block < 0 ? last : block;
+    while (ends[block] <= threshold && block < blocks - 1) block++;
     double found = block ? ends[block - 1] : 0;
     long id = block * BLOCK;
-    for (long j = id, end = id + BLOCK; j < end; j++) {
-      if (!(e[j] > 0)) continue;
-      id = j, found += e[j];
-      if (found > threshold) break;
-    }
+    for (long j = id, end = id + BLOCK; j < end && found <= threshold; j++)
+      if (e[j] > 0) id = j, found += e[j];  // where rounding lets no sum pass it, the last that can be drawn
     logprob = (float)(z[id] - std::log(total));
     return id;
   }

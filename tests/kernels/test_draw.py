@@ -84,3 +84,11 @@ def test_rows_with_and_without_filters_and_greedy_ones():
 def test_logits_that_are_a_part_of_others():
     logits = np.random.default_rng(5).standard_normal((8, 2000)).astype(np.float32)[::2, 3:1500]
     assert_same(logits, parameters(logits, FILTERS["top_p"]))
+
+
+@pytest.mark.parametrize("v", [8, 512])
+def test_a_uniform_on_a_border_draws_the_token_behind_it(v: int):
+    logits = np.zeros((v, v), np.float32)
+    p = parameters(logits, FILTERS["none"])
+    p.uniforms = (np.arange(v) / v).astype(np.float32)
+    assert both(logits, p)[0].ids.tolist() == list(range(v))
