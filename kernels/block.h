@@ -62,6 +62,9 @@ struct Block {
   }
 
  private:
+  // By the call's shape, pads and all, so that no bit depends on how many of them there are.
+  bool few() const { return b * t <= FEW_ROWS; }
+
   // What was made of the tokens to `out`; pads get zeros, in the caches too.
   void spread(const std::vector<int64_t>& from, const float* made) const {
     pool.run(b, [&](long row) {
@@ -82,7 +85,7 @@ struct Block {
       return room;
     };
     multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias}, {k, inner_kv, new_keys, inner_kv, k_bias},
-                               {v, inner_kv, new_values, inner_kv, v_bias}});
+                               {v, inner_kv, new_values, inner_kv, v_bias}}, few());
     pool.run(rows, [&](long i) {
       long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
       long angle = ((count > 1 ? row * t : 0) + at) * half;
@@ -107,12 +110,12 @@ struct Block {
     long inner = heads * width;
     float* middle = spare(HIDDEN, rows * d);
     multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
-             {{o, d, middle, d, o_bias, tokens + first * d}});
+             {{o, d, middle, d, o_bias, tokens + first * d}}, few());
     auto normed = [&](long row, float* room) {
       norm_row(middle + row * d, second_norm, d, second_eps, room);
       return room;
     };
-    Gated{gate, up, gate_bias, up_bias, d, hidden}.run(rows, normed, {down, d, made + first * d, d, down_bias, middle});
+    Gated{gate, up, gate_bias, up_bias, d, hidden, few()}.run(rows, normed, {down, d, made + first * d, d, down_bias, middle});
   }
 };
 

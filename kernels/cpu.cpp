@@ -77,7 +77,7 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
   if (!arrays.held) return -1;
   long n = arrays.size(1, 0), k = arrays.size(1, 1), m = arrays.elements(0) / k;
   const float* a = arrays.data(0);
-  multiply(m, k, [&](long row, float*) { return a + row * k; }, {{arrays.data(1), n, arrays.data(2), n, arrays.data(3)}});
+  multiply(m, k, [&](long row, float*) { return a + row * k; }, {{arrays.data(1), n, arrays.data(2), n, arrays.data(3)}}, m <= FEW_ROWS);
   return 0;
 } catch (...) {
   return -2;

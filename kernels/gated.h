@@ -11,6 +11,7 @@ namespace {
 struct Gated {
   const float *gate, *up, *gate_bias, *up_bias;  // [hidden, depth] each, and [hidden] or null
   long depth, hidden;
+  bool few;  // as ``multiply`` takes it
 
   // down's c for m rows of x, with `of` as ``multiply`` takes it.
   void run(long m, const RowOf& of, const Target& down) const {
@@ -18,12 +19,12 @@ struct Gated {
     if (tiles_allowed()) return in_tiles(m, of, down);
 #endif
     float *gated = spare(GATE, m * hidden), *upper = spare(UP, m * hidden);
-    multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias}, {up, hidden, upper, hidden, up_bias}});
+    multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias}, {up, hidden, upper, hidden, up_bias}}, few);
     auto active = [&](long row, float* room) {
       each_of(gated + row * hidden, upper + row * hidden, hidden, room, swiglu_of);
       return room;
     };
-    multiply(m, hidden, active, {down});
+    multiply(m, hidden, active, {down}, few);
   }
 
 #if TILES

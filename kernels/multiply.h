@@ -17,8 +17,9 @@ namespace {
 
 using RowOf = std::function<const float*(long row, float* room)>;  // where a row is, which may be the room
 
-void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
-  constexpr long FEW = 4;  // rows for which the weight is not turned
+constexpr long FEW_ROWS = 4;  // for which the weight is not turned: another sum
+
+void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
   float* x = spare(INPUT, m * depth);
   pool.run(m, [&](long row) {
     float* to = x + row * depth;
@@ -32,7 +33,7 @@ void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_l
       for (long n = part * some; n < end; n += PANEL) {
         long columns = std::min<long>(PANEL, end - n);
         const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
-        if (m <= FEW) dots(m, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
+        if (few) dots(m, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
         else panel(m, columns, x, w, depth, target.c + n, target.ldc, bias);
         for (long row = 0; target.plus && row < m; row++)
           for (long i = row * target.ldc + n; i < row * target.ldc + n + columns; i++) target.c[i] += target.plus[i];
@@ -88,12 +89,13 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
 }
 #endif
 
-// Each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. With tiles a row's bits do not depend on the other rows.
-void multiply(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
+// Each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. A row's bits do not depend on the other rows; without tiles they do on
+// whether they are `few`.
+void multiply(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
 #if TILES
   if (tiles_allowed()) return multiply_in_tiles(m, depth, of, targets);
 #endif
-  multiply_in_vectors(m, depth, of, targets);
+  multiply_in_vectors(m, depth, of, targets, few);
 }
 
 }  // namespace
