@@ -85,7 +85,7 @@ def test_what_all_rows_begin_with_stands_before_rows_of_unlike_length(real: list
 
 @pytest.mark.parametrize("t", [1, 17])
 @pytest.mark.parametrize("groups", [3, 9])
-@pytest.mark.parametrize("which", [[0, 1, 0], [0, 2, 1], [0, 3, 0], [3, 0, 1], [4, 4, 3], [4, 3, 0]])
+@pytest.mark.parametrize("which", [[0, 1, 0], [0, 2, 1], [2, 0, 0], [0, 2, 3], [0, 3, 0], [3, 0, 1], [4, 4, 3], [4, 3, 0]])
 def test_rows_that_begin_with_something_each(which: list[int], groups: int, t: int):
     """Two things of one length, some of what another has, and nothing."""
     rng = np.random.default_rng(8)
