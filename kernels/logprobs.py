@@ -68,7 +68,8 @@ def reference(
     """The specification: logits [N, V], targets [N] -> the fields of ``Scores`` in their order, unevaluated."""
     x = logits.astype(mx.float32)
     peak = x.max(axis=-1, keepdims=True)
-    lse = peak + mx.log(sum_by_blocks(mx.exp(x - peak)))
+    below = x - peak  # first: where all logits are large, less of the difference is rounded away
+    log_total = mx.log(sum_by_blocks(mx.exp(below)))
     at_target = mx.take_along_axis(x, targets[:, None], axis=-1)
     top_ids = top_logprobs = ranks = entropies = None
     if top:
@@ -79,14 +80,15 @@ def reference(
             ids.append(mx.argmax(left & (x == largest_left), axis=-1, keepdims=True))
             left = left & (every != ids[-1])
         top_ids = mx.concatenate(ids, axis=-1).astype(mx.int32)
-        top_logprobs = mx.take_along_axis(x, top_ids, axis=-1) - lse
+        top_logprobs = mx.take_along_axis(below, top_ids, axis=-1) - log_total
     if stats:
         ahead = (x > at_target) | ((x == at_target) & (mx.arange(x.shape[-1]) < targets[:, None]))
         ranks = ahead.sum(axis=-1).astype(mx.int32) + 1
-        p = mx.exp(x - lse)
-        entropies = -sum_by_blocks(mx.where(p > 0, p * (x - lse), 0.0))[:, 0]
+        every_logprob = below - log_total
+        p = mx.exp(every_logprob)
+        entropies = -sum_by_blocks(mx.where(p > 0, p * every_logprob, 0.0))[:, 0]
     is_greedy = mx.argmax(x, axis=-1) == targets if greedy else None  # argmax takes the first of equals
-    return (at_target - lse)[:, 0], top_ids, top_logprobs, ranks, entropies, is_greedy
+    return (at_target - peak - log_total)[:, 0], top_ids, top_logprobs, ranks, entropies, is_greedy
 
 
 def fused(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
@@ -145,13 +147,13 @@ def on_cpu(
     n, v = logits.shape
     sums = softmax_sums(logits) if sums is None else sums
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of NaN or of -inf comes out as NaN, and is quarantined
-        lse = sums.peak + np.log(sums.total)
-        found = Scores(logits[np.arange(n), targets] - lse, greedy=sums.best == targets if greedy else None)
+        log_total = np.log(sums.total)
+        found = Scores(logits[np.arange(n), targets] - sums.peak - log_total, greedy=sums.best == targets if greedy else None)
         if not (top or stats):
             return found
         rows = max(1, BLOCK_BYTES // (4 * v))
         parts = [
-            _more(logits[at : at + rows], targets[at : at + rows], sums.peak[at : at + rows], lse[at : at + rows], top, stats)
+            _more(logits[at : at + rows], targets[at : at + rows], sums.peak[at : at + rows], log_total[at : at + rows], top, stats)
             for at in range(0, max(1, n), rows)
         ]
     more = join(parts)
@@ -159,14 +161,14 @@ def on_cpu(
 
 
 def _more(
-    x: NDArray[np.float32], targets: NDArray[np.int32], peak: NDArray[np.float32], lse: NDArray[np.float32], top: int, stats: bool
+    x: NDArray[np.float32], targets: NDArray[np.int32], peak: NDArray[np.float32], log_total: NDArray[np.float32], top: int, stats: bool
 ) -> Scores:
     """What else is asked for of one block, x [N, V]."""
     top_ids = top_logprobs = ranks = entropies = None
     at_target = x[np.arange(len(x)), targets][:, None]
     if top:
         top_ids = largest(x, top)
-        top_logprobs = np.take_along_axis(x, top_ids, axis=-1) - lse[:, None]
+        top_logprobs = np.take_along_axis(x, top_ids, axis=-1) - peak[:, None] - log_total[:, None]
     if stats:
         equals_before = [np.count_nonzero(row[:target] == row[target]) for row, target in zip(x, targets, strict=True)]
         ranks = (np.count_nonzero(x > at_target, axis=-1) + np.array(equals_before) + 1).astype(np.int32)
@@ -175,7 +177,7 @@ def _more(
         total = e.sum(axis=-1)
         np.maximum(below, LEAST, out=below)  # e is 0 there: 0 * log 0 = 0
         entropies = np.log(total) - np.multiply(e, below, out=e).sum(axis=-1) / total
-    return Scores(lse, top_ids, top_logprobs, ranks, entropies)
+    return Scores(log_total, top_ids, top_logprobs, ranks, entropies)
 
 
 def largest(x: NDArray[np.float32], k: int) -> NDArray[np.int32]:

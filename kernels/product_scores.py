@@ -49,5 +49,5 @@ def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32
     named = np.ascontiguousarray(targets, np.int32)
     native.library().product_sums(x, weight, None if bias is None else id(bias), first, named, found, sums.best, sums.peak, sums.total)
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of NaN or of -inf comes out as NaN, and is quarantined
-        lse = sums.peak + np.log(sums.total)
-        return Scores(found - np.repeat(lse, counts), greedy=np.repeat(sums.best, counts) == targets if greedy else None)
+        found = found - np.repeat(sums.peak, counts) - np.repeat(np.log(sums.total), counts)
+        return Scores(found, greedy=np.repeat(sums.best, counts) == targets if greedy else None)

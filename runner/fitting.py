@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..configs.schema import BatchConfig
-from ..kernels import backend
+from ..kernels import backend, native
 from .cache import fresh, growth
 from .checkpoint import fingerprints
 from .errors import ModelError, OutOfRoom
@@ -162,6 +162,7 @@ def _keeping(setup: Setup, model: Model, folder: Path, unshared: str) -> Setup:
         "code": code(model.network),
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
+        "kernels": native.name(),
     }
     return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))
 

@@ -23,6 +23,7 @@ from .wanted import Wanted
 
 BODIES = ("model", "backbone", "transformer")
 TILES = 32  # rows that a product takes at a time where processors multiply in tiles: fewer cost as much
+FAR = 1000.0
 SAME = 1e-4  # of the largest logit: rounding is a hundredth of it
 TEXT = "language_model"  # where a model of several modalities keeps its text model
 
@@ -95,20 +96,21 @@ class Head:
         return None if found is None or found.x.ndim != 3 else replace(found, x=found.x[0])
 
     def _is_bare(self, state: mx.array) -> bool | None:
-        """Whether the product named is the logits of a state [1, H]; None where they are no numbers.
+        """Whether the product named is the logits of a state [1, H] and of one far off; None where they are no numbers.
 
-        An array that ``*=`` changes stays the same object, so it takes a trial.
+        An array that ``*=`` changes stays the same object, so it takes a trial; what caps logits leaves small ones as they are.
         """
-        product = self._named(state)
+        states = mx.concatenate([state, FAR * state])
+        product = self._named(states)
         if product is None:
             return False
         own, plain = (
             np.array(logits.astype(mx.float32))
-            for logits in (self.logits(state), linear.reference(product.x, product.weight, product.bias))
+            for logits in (self.logits(states), linear.reference(product.x, product.weight, product.bias))
         )
         if not np.isfinite(plain).all():
             return None
-        return bool(np.abs(own - plain).max() <= SAME * max(1.0, float(np.abs(plain).max())))
+        return bool((np.abs(own - plain).max(axis=-1) <= SAME * np.abs(plain).max(axis=-1)).all())
 
     def _behind(self, states: mx.array) -> mx.array:
         """Logits [1, N, V]."""

@@ -73,6 +73,17 @@ def test_a_bias_is_part_of_it():
     assert found.bias is network.lm_head.bias
 
 
+def capped_in_place(logits: mx.array) -> mx.array:
+    logits[...] = mx.tanh(logits / 30) * 30
+    return logits
+
+
+def test_a_cap_is_seen_where_the_first_logits_are_small():
+    network = Biased(capped_in_place)
+    network.lm_head.bias = mx.zeros(300)
+    assert Head(network).product(mx.array(1e-3 * STATES)) is None
+
+
 def scaled_in_place(logits: mx.array) -> mx.array:
     logits *= 0.5
     return logits
@@ -134,4 +145,4 @@ def test_documents_are_scored_without_logits(static: bool, monkeypatch: pytest.M
     monkeypatch.setattr(Head, "logits", lambda self, states: seen.append(states.shape[0]) or right(self, states))
     for ours, theirs in zip(scored(setup("llama", static=static, head=Head(network))), truth, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    assert seen == [1]  # the trial
+    assert seen == [2]  # the trial's states
