@@ -7,6 +7,7 @@ from .aligned import counted
 if TYPE_CHECKING:
     from ..runner.summary import Summary
 
+_SHARED = 0.9  # of prompt tokens computed: where fewer are, the last line says how many
 QUARANTINED = 3  # exit code: complete, some rows are in errors/
 
 
@@ -32,7 +33,9 @@ def last_line(summary: "Summary", command: str) -> str:
     if summary.of and not summary.worked:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
-    work = f"{summary.prompt_tokens:,} prompt + {summary.generated_tokens:,} generated"
+    shared = summary.prefilled_tokens <= _SHARED * summary.prompt_tokens
+    once = f" ({summary.prefilled_tokens:,} computed)" if shared and summary.prompt_tokens else ""
+    work = f"{summary.prompt_tokens:,} prompt{once} + {summary.generated_tokens:,} generated"
     if summary.job == "score":
         tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
     rate = tokens / summary.seconds if summary.seconds else 0.0

@@ -159,14 +159,19 @@ def _resolved(state: State, log: CommitLog, past: History) -> tuple[int, int]:
     committed = sum(commit.rows for commit in log.commits.values()), sum(commit.errors for commit in log.commits.values())
     if state == "complete" or not past.sessions:
         return committed
-    last = past.sessions[-1]
-    said = (last.rows, last.errors) if last.rows is not None and last.errors is not None else None
-    if said is None and last.points:
-        said = last.points[-1].rows, last.points[-1].errors
-    if said is None:
+    said = [figures for session in past.sessions if (figures := _said(session)) is not None]
+    if not said:
         return committed
     # A process that died may have committed more than its last line of metrics says.
-    return said if state in ("running", "stopped") else (max(said[0], committed[0]), max(said[1], committed[1]))
+    rows, errors = said[-1]
+    return (rows, errors) if state in ("running", "stopped") else (max(rows, committed[0]), max(errors, committed[1]))
+
+
+def _said(session: Session) -> tuple[int, int] | None:
+    """The run's rows and errors by the last that a session has said of them; None where it has not come to that."""
+    if session.rows is not None and session.errors is not None:
+        return session.rows, session.errors
+    return (session.points[-1].rows, session.points[-1].errors) if session.points else None
 
 
 def _kinds(paths: RunPaths, log: CommitLog, notes: list[str]) -> list[ErrorKind]:

@@ -165,7 +165,10 @@ def _compiled(opening: ExitStack) -> Path:
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
-    except OSError:  # no home, or one that cannot be written: compiled anew by each process
+    except OSError as error:  # no home, or one that cannot be written
+        log.warning(
+            "kernels for this CPU are compiled anew at each start, some seconds: %s cannot be written (%s)", kept.parent, error.strerror
+        )
         kept = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="mlx-bulk-", ignore_cleanup_errors=True))) / kept.name
         handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
     with os.fdopen(handle, "rb") as file:

@@ -69,6 +69,6 @@ def _key(wanted: Wanted, whole: bool | None) -> Key:
 def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:
     sizes = [sum(file.stat().st_size for file in checkpoint.folder.glob("*.safetensors")) for checkpoint in checkpoints]
     if (need := sum(sizes)) > memory:
-        listed = " and ".join(f"{checkpoint.folder} {size / 1e9:.1f} GB" for checkpoint, size in zip(checkpoints, sizes, strict=True))
+        listed = " and ".join(f"{checkpoint.folder} {size / 1e9:.3g} GB" for checkpoint, size in zip(checkpoints, sizes, strict=True))
         cure = "raise batch.memory, or use a smaller or quantized model"
-        raise OutOfRoom(f"the weights take at least {need / 1e9:.1f} GB ({listed}), batch.memory leaves {memory / 1e9:.1f} GB; {cure}")
+        raise OutOfRoom(f"the weights take at least {need / 1e9:.3g} GB ({listed}), batch.memory leaves {memory / 1e9:.3g} GB; {cure}")

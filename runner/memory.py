@@ -24,8 +24,8 @@ def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
     left = int(share * total) - weight_bytes - workspace
     if left <= 0:
         raise OutOfRoom(
-            f"batch.memory: {share:.3g} of {total / 1e9:.1f} GB does not hold the weights ({weight_bytes / 1e9:.1f} GB) "
-            f"and their workspace ({workspace / 1e9:.1f} GB); raise batch.memory, or use a smaller or quantized model"
+            f"batch.memory: {share:.3g} of {total / 1e9:.1f} GB does not hold the weights ({weight_bytes / 1e9:.3g} GB) "
+            f"and their workspace ({workspace / 1e9:.3g} GB); raise batch.memory, or use a smaller or quantized model"
         )
     return left
 

@@ -92,6 +92,13 @@ def test_log_level_touches_our_logger_alone(bench: Bench, level: str):
     assert (root.level, list(root.handlers), other.level) == before
 
 
+def test_the_last_line_says_how_much_was_computed_of_prompts_that_begin_alike(bench: Bench):
+    done = bench.run(rows=[{"q": "word " * 60 + str(i)} for i in range(4)])
+    session = json.loads((done.output / "summary.json").read_text())["session"]
+    assert session["prefilled_tokens"] < session["prompt_tokens"] / 2
+    assert f"; {session['prompt_tokens']:,} prompt ({session['prefilled_tokens']:,} computed) + " in done.last_line
+
+
 def test_the_last_line_and_summary_agree(bench: Bench):
     done = bench.run()
     summary = json.loads((done.output / "summary.json").read_text())

@@ -1,86 +1,20 @@
 """``mlx-bulk status`` on run directories in every state: what it says of rows, errors, speed, and of files that are damaged."""
 
 import json
-import os
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from mlx_bulk.jobs import status as status_module
-from mlx_bulk.jobs.cli import cli
 from mlx_bulk.jobs.status import Status, status
-from mlx_bulk.runner.durable import append_line
-from mlx_bulk.runner.errors import RunDirError
-from mlx_bulk.runner.layout import Layout
 from mlx_bulk.runner.manifest import RunDir
-from mlx_bulk.runner.records import Failure
-from mlx_bulk.runner.recovery import Recovered
-from mlx_bulk.runner.writer import Writer
 
-from ..runner.sessions import SCHEMA, record
 from .bench import Bench, Record
+from .states import RUN, failure, path, point, shown, started, work
 
-ROWS = 8
-SOURCE = {"path": "rows.jsonl", "format": "jsonl", "codec": None, "bytes": 9, "sha256": "ab", "rows": ROWS, "appendable": True}
-RUN: dict[str, Any] = {
-    "config": {"job": "generate", "model": {"path": "demo"}, "output": {"path": "out put"}},
-    "cwd": "/somewhere",
-    "identity": {"sampling.seed": 0},
-    "inputs": {"limit": None, "sources": [SOURCE]},
-}
-TOKENS = {"prompt_tokens": 30, "generated_tokens": 60, "scored_tokens": 0}
-
-
-def failure(row: int, message: str, stage: str = "too_long") -> Failure:
-    return Failure(row, f"k{row}", None, stage, "RowError", message, "{}")
-
-
-def work(run: RunDir, done: range, failures: list[Failure] | None = None) -> Recovered:
-    """Does rows, four to a shard, one sample each; what is done of a shard that is not is in its journal."""
-    run.bind(RUN)
-    recovered = run.recover(Layout(ROWS, 4), SCHEMA)
-    writer = Writer(run, SCHEMA, Layout(ROWS, 4), recovered, 0.0)
-    for row in done:
-        writer.admit(row, 1)
-        writer.add(row, 0, record(row, 0))
-    for failed in failures or []:
-        writer.fail(failed)
-    writer.close()
-    return recovered
-
-
-def point(run: RunDir, rows: int, errors: int = 0, rate: float = 100.0, ago: float = 0) -> None:
-    append_line(run.metrics, {"time": before(ago), "rows": rows, "errors": errors, **TOKENS, "tokens_per_second": rate})
-
-
-def started(run: RunDir, ago: float = 0) -> None:
-    append_line(run.sessions, {"event": "start", "time": before(ago), "pid": os.getpid()})
-
-
-def before(ago: float) -> str:
-    """So many seconds before the test began."""
-    return (_began[-1] - timedelta(seconds=ago)).isoformat()
-
-
-_began: list[datetime] = []
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    _began.append(datetime.now(UTC).replace(microsecond=0))
-    return tmp_path / "run"
-
-
-def shown(path: Path, *options: str) -> str:
-    result = CliRunner().invoke(cli, ["status", str(path), *options], env={"COLUMNS": "300"})
-    assert result.exit_code == 0, result.output
-    assert result.stderr == ""
-    return result.stdout
+__all__ = ["path"]
 
 
 # -------------------------------------------------------------------------------------------------------------- states
@@ -113,6 +47,22 @@ def test_a_run_that_is_starting_again(path: Path):
     with RunDir.open(path):
         found = status(path)
     assert (found.state, found.rows) == ("starting", 2)
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_later_start_that_has_said_nothing_yet(path: Path, killed: bool):
+    """What earlier ones have done stands, in journals too."""
+    with RunDir.open(path) as run:
+        work(run, range(3))
+        started(run, ago=30)
+        if killed:
+            point(run, 3)
+        else:
+            run.session_ended({"how": "stopped", "rows": 3, "errors": 0})
+    with RunDir.open(path) as run:
+        started(run)
+        assert (status(path).state, status(path).rows) == ("running", 3)
+    assert (status(path).state, status(path).rows) == ("killed", 3)
 
 
 def test_a_first_start_that_still_reads_its_input(path: Path):
@@ -223,62 +173,6 @@ def test_errors_of_open_shards_are_among_them(path: Path, monkeypatch: pytest.Mo
     found = status(path)
     assert found.kinds == []
     assert found.notes == ["errors: those of shards that are not committed yet are not told apart, as their journals are large"]
-
-
-# ------------------------------------------------------------------------------------------------------- damaged files
-
-
-@pytest.fixture
-def stopped(path: Path) -> Path:
-    with RunDir.open(path) as run:
-        work(run, range(6))
-        started(run, ago=30)
-        point(run, 6)
-        run.session_ended({"how": "stopped", "rows": 6, "errors": 0})
-    return path
-
-
-def test_a_damaged_run_json(stopped: Path):
-    (stopped / "run.json").write_text("{")
-    found = status(stopped)
-    assert (found.state, found.rows, found.of, found.config) == ("stopped", 6, None, None)
-    text = shown(stopped)
-    assert "note      run.json: is damaged, so how many rows the run has is not known; the next start rebuilds it\n" in text
-    assert "rows      6; 2 in the journal, not in results/ yet\n" in text
-    assert "continue  the command that started it\n" in text
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "sessions.jsonl", "commits.jsonl", "summary.json", "inputs.json", ".lock"])
-def test_other_files_may_be_missing(stopped: Path, name: str):
-    (stopped / name).unlink(missing_ok=True)
-    found = status(stopped)
-    assert found.of == 8
-    assert found.notes == []
-    shown(stopped)
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "sessions.jsonl", "commits.jsonl"])
-def test_damaged_lines_are_said(stopped: Path, name: str):
-    file = stopped / name
-    file.write_bytes(file.read_bytes() + b'{"rows":9,"check":"0000000000000000"}\n{"torn')
-    assert status(stopped).notes == [f"{name}: left out here, as they are damaged: 1 line; the next start sets them aside"]
-    assert status(stopped).rows == 6
-
-
-def test_a_part_that_is_gone_is_said(path: Path):
-    with RunDir.open(path) as run:
-        work(run, range(1, 4), [failure(0, "no")])
-    (path / "errors/part-00000000.arrow").unlink()
-    [note] = status(path).notes
-    assert "commits.jsonl says it is there, but it is not" in note
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path):
-    with pytest.raises(RunDirError, match=r"is not a run directory: it holds no run\.json"):
-        status(tmp_path)
-    result = CliRunner().invoke(cli, ["status", str(tmp_path / "gone")])
-    assert result.exit_code == 5
-    assert "there is no such folder" in result.stderr
 
 
 # ------------------------------------------------------------------------------------------------------------- no lock

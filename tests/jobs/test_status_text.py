@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.jobs.aligned import width_of
+from mlx_bulk.jobs.status import status
 from mlx_bulk.jobs.status_text import duration, sparkline, status_as_text
+from mlx_bulk.runner.manifest import RunDir
 
-from .test_status import RunDir, failure, path, point, started, status, work
+from .states import failure, path, point, started, work
 
 __all__ = ["path"]
 

@@ -42,7 +42,7 @@ def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list((tmp_path / "mlx-bulk" / "kernels").iterdir())) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     (tmp_path / "mlx-bulk").write_text("a file stands where the folder should")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     temporary = tmp_path / "temporary"
@@ -50,6 +50,8 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert native.library() is not None
     assert list(temporary.iterdir()) == []
+    (said,) = caplog.messages
+    assert said.endswith(f"compiled anew at each start, some seconds: {tmp_path / 'mlx-bulk/kernels'} cannot be written (Not a directory)")
     assert mx.allclose(activations.silu_on_cpu(mx.ones(3)), mx.sigmoid(mx.ones(3)))  # it is open all the same
     native.library.cache_clear()
     monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
