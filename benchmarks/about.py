@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("mlx-bulk", "mlx", "mlx-lm", "numpy", "transformers", "torch", "llama-cpp-python")
+UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 
 
 def about() -> dict[str, Any]:
@@ -31,11 +32,15 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
+    """Its name, and its widest units for float32: kernels and BLAS choose by them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
         return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    flags = said.get("flags", "").split()
+    units = [shown for flag, shown in UNITS.items() if flag in flags]
+    return said.get("model name", platform.processor()) + (f" with {', '.join(units)}" if units else "")
 
 
 def table(rows: Mapping[str, Sequence[object]], columns: Sequence[str]) -> None:

@@ -13,23 +13,8 @@ import sys
 from pathlib import Path
 
 import results
+from commands import COMMANDS
 
-FLOAT32 = ["mlx_lm_fast", "transformers_sorted", "llama_cpp", "sgemm"]
-COMMANDS: dict[str, list[str]] = {
-    "135m-greedy-32": ["generate_speed.py"],
-    "135m-greedy-64": ["generate_speed.py", "--rows", "64", "--peers", *FLOAT32],
-    "135m-sampled-32": ["generate_speed.py", "--sampled", "--peers", *FLOAT32],
-    "5m-greedy-32": ["generate_speed.py", "--shape", "5m"],
-    "5m-greedy-64": ["generate_speed.py", "--shape", "5m", "--rows", "64", "--peers", *FLOAT32],
-    "5m-sampled-32": ["generate_speed.py", "--shape", "5m", "--sampled", "--peers", *FLOAT32],
-    "score": ["score_speed.py"],
-    "answers": ["prefix_speed.py", "--work", "answers"],
-    "samples": ["prefix_speed.py", "--work", "samples"],
-    "skew": ["skew.py"],
-    "outside": ["outside.py"],
-    "million": ["million.py"],
-    "million-score": ["million.py", "--job", "score"],
-}
 NO_LENGTHS = ("skew.py", "million.py")
 
 
@@ -53,6 +38,8 @@ def main() -> None:
             sys.exit(f"{name} ended with {done.returncode}; what it said stands above, and the same command goes on from here")
         print(done.stdout, end="", flush=True)
         kept.write_text(done.stdout.splitlines()[-1] + "\n")
+    if lacking := [name for name in COMMANDS if not (args.folder / f"{name}.json").exists()]:
+        sys.exit(f"README.md keeps the table that it has: {', '.join(lacking)} are not in {args.folder}")
     results.rewrite(args.folder)
 
 

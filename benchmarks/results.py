@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commands import COMMANDS
+
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- latest -->", "<!-- /latest -->"
 TIMES, SHARE, RATIO, SPEED = "{:.2f}×", "{:.1%}", "{:.3f}", "{:,.0f} a second"
@@ -54,13 +56,14 @@ ROWS = [
     Row("(c)", "mlx-lm's evaluate, same BLAS", "", "score", "ratio.mlx_lm"),
     Row("(c)", "llama.cpp float32", "1.1×, aim 1.4×", "score", "ratio.llama_cpp"),
     Row("(c)", "llama.cpp, float16 cache", "for information", "score", "ratio.llama_cpp_half"),
-    Row("(c)", "sgemm of the run, {sgemm_gflops} GFLOP/s", "50 %, aim 60 %", "score", "peak_share", SHARE),
+    Row("(c)", "sgemm of the run, {sgemm_gflops} GFLOP/s in the BLAS's units", "50 %, aim 60 %", "score", "peak_share", SHARE),
     Row("(d) answers behind a common prefix", "ourselves without sharing", "4×, aim 5×", "answers", "ratio"),
     Row("(d)", "(c)'s tokens a second, on the tokens computed", "kept", "answers", "kept", SHARE),
     Row("(d)", "(c)'s GFLOP a second: each token attends to the prefix too", "", "answers", "kept_flops", SHARE),
     Row("(e) 16 samples a prompt", "16 separate rows a prompt", "2.5×, aim 3.5×", "samples", "ratio"),
-    Row("(f) skewed lengths", "padded to real tokens in prefill", "at most 1.05", "skew", "padding", RATIO),
-    Row("(f)", "decode slots filled", "90 %", "skew", "filled", SHARE),
+    Row("(f) skewed lengths, {count:,} rows", "padded to real tokens in prefill", "at most 1.05", "skew", "padding", RATIO),
+    Row("(f), {rows} rows at once", "decode slots filled", "90 %", "skew", "filled", SHARE),
+    Row("(f)", "the same until no row waits", "", "skew", "filled_before_the_end", SHARE),
     Row("(g) {many[rows]:,} rows", "memory at {few[rows]:,}", "at most 1.05", "million", "memory", RATIO),
     Row("(g)", "rows", "", "million", "rows_per_second", SPEED),
     Row("(g) scoring {many[rows]:,} rows", "memory at {few[rows]:,}", "at most 1.05", "million-score", "memory", RATIO),
@@ -104,7 +107,8 @@ def _conditions(found: Found) -> list[str]:
             if name in told:
                 told[name].add(value)
     stated = [f"{name.capitalize()}: {'; '.join(sorted(values))}." for name, values in told.items() if values]
-    return [*stated, *_speeds(found), *_agreement(found)]
+    runs = "; ".join(f"{name} `{' '.join(COMMANDS[name])}`" for name in found)
+    return [*stated, f"Programs, each with `--data` where lengths are taken from it: {runs}.", *_speeds(found), *_agreement(found)]
 
 
 def _speeds(found: Found) -> list[str]:

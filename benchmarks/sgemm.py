@@ -1,4 +1,4 @@
-"""The machine's own limit, as a peer in the same turns: float32 matrix products through the BLAS that ours uses.
+"""What the BLAS makes of the machine, as a peer in the same turns: float32 matrix products. Kernels of ours may use other units.
 
 As a program: GFLOP/s alone.
 """

@@ -21,14 +21,16 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_every_figure_belongs_to_a_run_of_all(results: Any):
-    assert {row.run for row in results.ROWS} <= import_module("all").COMMANDS.keys()
+    assert {row.run for row in results.ROWS} <= import_module("commands").COMMANDS.keys()
 
 
 def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
     speed = {"tokens_per_second": 100.0}
     score = {"benchmark": "score_speed", "ratio": {"transformers": 2.345}, "ours": speed, "transformers": speed}
     (tmp_path / "score.json").write_text(json.dumps(score | {"sgemm_gflops": 400.0, "peak_share": 0.5678} | ABOUT))
-    (tmp_path / "skew.json").write_text("a table\n" + json.dumps({"benchmark": "skew", "padding": 1.01234, "filled": 0.9, **ABOUT}))
+    (tmp_path / "skew.json").write_text(
+        "a table\n" + json.dumps({"benchmark": "skew", "count": 2048, "rows": 32, "padding": 1.01234, "filled": 0.9, **ABOUT})
+    )
     results.rewrite(tmp_path)
     text = results.README.read_text()
     assert text.startswith(f"above\n{results.BEGIN}\n| work |")
@@ -36,11 +38,12 @@ def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
     assert "old" not in text
     for line in (
         "| (c) scoring | transformers float32, sorted | 1.8×, aim 2.5× | 2.35× |",
-        "| (c) | sgemm of the run, 400.0 GFLOP/s | 50 %, aim 60 % | 56.8% |",
+        "| (c) | sgemm of the run, 400.0 GFLOP/s in the BLAS's units | 50 %, aim 60 % | 56.8% |",
         "| (c) | llama.cpp float32 | 1.1×, aim 1.4× | peer left out |",
-        "| (f) skewed lengths | padded to real tokens in prefill | at most 1.05 | 1.012 |",
+        "| (f) skewed lengths, 2,048 rows | padded to real tokens in prefill | at most 1.05 | 1.012 |",
         "- Date: 2026-01-02.",
         "- Versions: mlx 1.2.",
+        "- Programs, each with `--data` where lengths are taken from it: score `score_speed.py`; skew `skew.py`.",
     ):
         assert line in text.splitlines()
     assert "(e)" not in text
