@@ -2,7 +2,8 @@
 
 In a batch each row has its own memory (``row_cache``). A plain cache's arrays are the kernel's to write to while the cache holds what
 the kernel has left there, to the position: what others have trimmed or copied is copied once more first, so that no array is written to
-that somebody else may hold.
+that somebody else may hold. A layer's weights may change under way; its rotation, scales and epsilons are read once, so who changes those
+takes the classes of ours off first.
 """
 
 from collections.abc import Generator, Sequence
