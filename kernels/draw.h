@@ -73,11 +73,10 @@ class Draw {
   void weigh(long at, V to) { store(z + at, to), store(e + at, exp(to)); }
 
   static double sum_of(const float* from) {
-    double lanes[8] = {};
+    double eight[8] = {}, found = 0;  // sums beside each other, as a vector has
     for (long j = 0; j < BLOCK; j += 8)
-      for (long i = 0; i < 8; i++) lanes[i] += from[j + i];
-    double found = 0;
-    for (double lane : lanes) found += lane;
+      for (long i = 0; i < 8; i++) eight[i] += from[j + i];
+    for (double part : eight) found += part;
     return found;
   }
 

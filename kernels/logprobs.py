@@ -156,14 +156,13 @@ def on_cpu(
             _more(logits[at : at + rows], targets[at : at + rows], sums.peak[at : at + rows], log_total[at : at + rows], top, stats)
             for at in range(0, max(1, n), rows)
         ]
-    more = join(parts)
-    return replace(more, logprobs=found.logprobs, greedy=found.greedy)
+    return replace(join(parts), greedy=found.greedy)
 
 
 def _more(
     x: NDArray[np.float32], targets: NDArray[np.int32], peak: NDArray[np.float32], log_total: NDArray[np.float32], top: int, stats: bool
 ) -> Scores:
-    """What else is asked for of one block, x [N, V]."""
+    """One block's scores, x [N, V]."""
     top_ids = top_logprobs = ranks = entropies = None
     at_target = x[np.arange(len(x)), targets][:, None]
     if top:
@@ -177,7 +176,7 @@ def _more(
         total = e.sum(axis=-1)
         np.maximum(below, LEAST, out=below)  # e is 0 there: 0 * log 0 = 0
         entropies = np.log(total) - np.multiply(e, below, out=e).sum(axis=-1) / total
-    return Scores(log_total, top_ids, top_logprobs, ranks, entropies)
+    return Scores(at_target[:, 0] - peak - log_total, top_ids, top_logprobs, ranks, entropies)
 
 
 def largest(x: NDArray[np.float32], k: int) -> NDArray[np.int32]:

@@ -165,9 +165,7 @@ class _Session:
         config, found, job, other = self.config, known.found, known.job, known.reference
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
         if backend.device_name() == "cpu" and not backend.compiles():
-            log.info(
-                "no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take up to nine times as long. Install it."
-            )
+            log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(self.run_dir.results)  # a volume that stays full costs no model load
         self.heartbeat.doing("loading the model")
         setup, reference, about = fit(*self._models(known, job.wanted))

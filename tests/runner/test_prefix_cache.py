@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.kernels import native
 from mlx_bulk.runner import prefix_cache as keeping
 from mlx_bulk.runner.cache import fresh
 from mlx_bulk.runner.errors import ModelError
@@ -257,6 +258,17 @@ def test_the_identity_tells_models_adapters_and_precisions_apart(checkpoint: Pat
     assert len(names) == 4
     assert names[0] == names[3]
     assert len(set(names)) == 3
+
+
+def test_the_identity_tells_builds_of_the_kernels_apart(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def identity() -> str:
+        kept = fitted(loaded(checkpoint), tmp_path / "kv").prefix_cache
+        assert kept is not None
+        return kept.identity
+
+    before = identity()
+    monkeypatch.setattr(native, "name", lambda: "another build")
+    assert identity() != before
 
 
 def test_where_nothing_is_shared_the_folder_is_not_used_and_that_is_said(
