@@ -41,7 +41,7 @@ def questions(count: int) -> list[Item]:
 def ours(folder: Path, items: list[Item]) -> Callable[[], float]:
     """Tokenized, and through the project's own scorer."""
     import shapes
-    from mlx_bulk.runner.records import Passage, ScoreRequest
+    from mlx_bulk.runner.core.requests import Passage, ScoreRequest
     from transformers import AutoTokenizer
 
     setup = shapes.setup(folder)

@@ -15,11 +15,11 @@ from typing import Any
 from durability import job
 from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.kinds import KINDS
-from mlx_bulk.runner import pipeline
-from mlx_bulk.runner.loaded import Models
-from mlx_bulk.runner.manifest import Start
-from mlx_bulk.runner.outside import Outside
-from mlx_bulk.runner.parts import read_results
+from mlx_bulk.runner.core.host_process import Outside
+from mlx_bulk.runner.models.model_pool import Models
+from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.runs.run_dir import Start
+from mlx_bulk.runner.store.part_file import read_results
 from options import QUESTIONS, options
 
 Found = tuple[float, list[tuple[list[int], list[float]]]]

@@ -22,12 +22,12 @@ load_mlx()
 import pyarrow as pa  # noqa: E402
 from mlx_bulk.configs.load import load  # noqa: E402
 from mlx_bulk.jobs.kinds import KINDS  # noqa: E402
-from mlx_bulk.runner import pipeline  # noqa: E402
-from mlx_bulk.runner.loaded import Models  # noqa: E402
-from mlx_bulk.runner.manifest import Start  # noqa: E402
-from mlx_bulk.runner.outside import Outside  # noqa: E402
-from mlx_bulk.runner.record_batch import record_batch  # noqa: E402
-from mlx_bulk.runner.writer import Writer  # noqa: E402
+from mlx_bulk.runner.core.host_process import Outside  # noqa: E402
+from mlx_bulk.runner.models.model_pool import Models  # noqa: E402
+from mlx_bulk.runner.pipeline import session as pipeline  # noqa: E402
+from mlx_bulk.runner.runs.run_dir import Start  # noqa: E402
+from mlx_bulk.runner.store.arrow_builder import record_batch  # noqa: E402
+from mlx_bulk.runner.store.writer import Writer  # noqa: E402
 
 WORDS = "a farmer has twelve apples and sells half of them to his neighbour who pays two dollars for each how many are left".split()  # noqa: SIM905
 

@@ -18,11 +18,11 @@ os.environ["XDG_CACHE_HOME"] = remembered.name  # nothing is known of any model 
 
 import shapes  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
-from mlx_bulk.runner.checkpoint import find  # noqa: E402
-from mlx_bulk.runner.fitting import fit  # noqa: E402
-from mlx_bulk.runner.model import Model, load  # noqa: E402
-from mlx_bulk.runner.trust import trust  # noqa: E402
-from mlx_bulk.runner.wanted import Wanted  # noqa: E402
+from mlx_bulk.runner.checks.capabilities import trust  # noqa: E402
+from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
+from mlx_bulk.runner.core.logprob_options import Wanted  # noqa: E402
+from mlx_bulk.runner.models.checkpoint import find  # noqa: E402
+from mlx_bulk.runner.models.loader import Model, load  # noqa: E402
 
 
 def timed(name: str, work: Callable[[], Any]) -> float:

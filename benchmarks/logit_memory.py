@@ -21,7 +21,7 @@ def peak(vocabulary: int) -> int:
     """The peak in MB of this process, which scores all rows under a random model of two layers of 64."""
     import numpy as np
     import shapes
-    from mlx_bulk.runner.records import Passage, ScoreRequest
+    from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 
     with tempfile.TemporaryDirectory() as name:
         tiny = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}

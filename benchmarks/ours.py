@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import shapes
 from completing import Completing
-from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.prefill import Setup
-from mlx_bulk.runner.records import Generate, Generated, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
-from mlx_bulk.runner.wanted import Wanted
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.requests import Generate, Generated, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
+from mlx_bulk.runner.engine.engine import Engine
+from mlx_bulk.runner.engine.prefill import Setup
 
 Ids = list[int]
 

@@ -21,14 +21,14 @@ import shapes
 from about import about, table
 from lengths import texts
 from mlx_bulk.configs.load import load
-from mlx_bulk.jobs.generate import GenerateJob
-from mlx_bulk.runner import pipeline
-from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.loaded import Models
-from mlx_bulk.runner.manifest import Start
-from mlx_bulk.runner.outside import Outside
-from mlx_bulk.runner.prefill import Setup
-from mlx_bulk.runner.records import Outcome, Request
+from mlx_bulk.jobs.generate.generate import GenerateJob
+from mlx_bulk.runner.core.host_process import Outside
+from mlx_bulk.runner.core.requests import Outcome, Request
+from mlx_bulk.runner.engine.engine import Engine
+from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.models.model_pool import Models
+from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.runs.run_dir import Start
 from options import options
 
 CONFIG = """

@@ -36,7 +36,7 @@ SAMPLES = 16
 def answers(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
     """Scores each answer behind prefix and question; ``texts``: question and answer alone, all of it."""
     import shapes
-    from mlx_bulk.runner.records import Passage, ScoreRequest
+    from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 
     rows, prefix = Texts.load(folder), json.loads((folder / "prefix.json").read_text())
     setup = shapes.setup(folder)
@@ -82,7 +82,7 @@ def samples(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
     """Draws ``SAMPLES`` completions a prompt, from one prefill or from one each; of the latter the first has the prompt as it is."""
     import ours
     import shapes
-    from mlx_bulk.runner.wanted import Wanted
+    from mlx_bulk.runner.core.logprob_options import Wanted
 
     work, vocabulary = Completing.load(folder), json.loads((folder / "config.json").read_text())["vocab_size"]
     setup = shapes.setup(folder, Wanted(), work.rows)

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from mlx_bulk.runner.layout import Layout
-from mlx_bulk.runner.manifest import RunDir
-from mlx_bulk.runner.writer import Writer
+from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.runs.run_dir import RunDir
+from mlx_bulk.runner.store.writer import Writer
 
 SCHEMA = pa.schema([("row", pa.int64()), ("key", pa.string()), ("sample", pa.int32()), ("completion", pa.large_string())])
 IDENTITY, PER_SHARD = "ab12", 1024

@@ -15,14 +15,14 @@ mx = load_mlx()
 import mlx_bulk.configs  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
-from mlx_bulk.runner.checkpoint import find  # noqa: E402
-from mlx_bulk.runner.engine import Engine  # noqa: E402
-from mlx_bulk.runner.fitting import fit  # noqa: E402
-from mlx_bulk.runner.model import load  # noqa: E402
-from mlx_bulk.runner.prefill import Setup  # noqa: E402
-from mlx_bulk.runner.records import Generated, Request, Scored, ScoreRequest  # noqa: E402
-from mlx_bulk.runner.scorer import Scorer  # noqa: E402
-from mlx_bulk.runner.wanted import Wanted  # noqa: E402
+from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
+from mlx_bulk.runner.core.logprob_options import Wanted  # noqa: E402
+from mlx_bulk.runner.core.requests import Generated, Request, Scored, ScoreRequest  # noqa: E402
+from mlx_bulk.runner.engine.engine import Engine  # noqa: E402
+from mlx_bulk.runner.engine.prefill import Setup  # noqa: E402
+from mlx_bulk.runner.engine.scorer import Scorer  # noqa: E402
+from mlx_bulk.runner.models.checkpoint import find  # noqa: E402
+from mlx_bulk.runner.models.loader import load  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"

@@ -18,9 +18,9 @@ import shapes
 from about import about, table
 from completing import Completing
 from lengths import draw
-from mlx_bulk.runner.engine import Engine
-from mlx_bulk.runner.records import Generate, Generated, Request, Sampling
-from mlx_bulk.runner.wanted import Wanted
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.requests import Generate, Generated, Request, Sampling
+from mlx_bulk.runner.engine.engine import Engine
 
 IN, OUT = (10, 1000), (5, 500)
 SPREAD = 1.0  # of the lengths' logarithm: one row in six is e times longer than the middle one

@@ -1,5 +1,5 @@
 """``python -m mlx_bulk.jobs`` is the command ``mlx-bulk``."""
 
-from .cli import main
+from .cli.main import main
 
 main()

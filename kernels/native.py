@@ -1,4 +1,4 @@
-"""The C++ of ``cpu.cpp``: compiled once for this machine's processor, kept in the user's cache, and called on evaluated arrays.
+"""The C++ of ``csrc/library.cpp``: compiled once for this machine's processor, kept in the user's cache, and called on evaluated arrays.
 
 ``library`` gives None where it cannot serve: on other devices, without g++. Knows nothing of what is computed.
 """
@@ -25,8 +25,8 @@ from . import backend
 
 log = logging.getLogger("mlx_bulk")
 
-SOURCE = Path(__file__).with_name("cpu.cpp")
-HEADERS = sorted(Path(__file__).parent.glob("*.h"))  # what it includes
+SOURCE = Path(__file__).with_name("csrc") / "library.cpp"
+HEADERS = sorted(SOURCE.parent.glob("*.h"))  # what it includes
 # No fast math: NaN and infinities keep their meaning, and sums their order.
 COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 

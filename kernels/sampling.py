@@ -16,10 +16,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import edits, logprobs, native
-from . import tempered as _tempered
+from . import logits_processors as edits
+from . import logprobs, native
+from . import temperature_logprobs as _tempered
 from .backend import device_name
-from .edits import Edits
+from .logits_processors import Edits
 from .logprobs import Scores
 
 BLOCK = 256

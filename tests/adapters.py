@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map_with_path
-from mlx_bulk.runner.watched import DONE
+from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 

@@ -14,8 +14,8 @@ import mlx_bulk.configs
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.runner.checkpoint import find
-from mlx_bulk.runner.model import Model, load
+from mlx_bulk.runner.models.checkpoint import find
+from mlx_bulk.runner.models.loader import Model, load
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import quantize_model, save_config

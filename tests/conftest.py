@@ -49,7 +49,7 @@ def said_alone(folder: Path) -> None:
 def _no_report_at_the_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of tests run jobs; those marked ``draws`` are about the report at their end."""
     if request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("mlx_bulk.jobs.report.report_at_end", said_alone)
+        monkeypatch.setattr("mlx_bulk.jobs.report.report.report_at_end", said_alone)
 
 
 @pytest.fixture(autouse=True)

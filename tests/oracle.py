@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from mlx_bulk.runner.records import Sampling
+from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
 Distribution = NDArray[np.float64]

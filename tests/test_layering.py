@@ -153,7 +153,7 @@ def test_folders_hold_no_packages_that_the_rules_would_miss(folder: str) -> None
         ("runner", "engine", "from ..kernels import sampling", False),
         ("runner", "engine", "from .. import jobs", True),
         ("runner", "engine", "from ..jobs.cli import main", True),
-        ("jobs", "cli", "import mlx_bulk.runner.engine", True),
+        ("jobs", "cli", "import mlx_bulk.runner.engine.engine", True),
         ("jobs", "cli", "from kernels import sampling", True),
         ("jobs", "__main__", "from .cli import main", False),
         ("jobs", "generate", "from . import __main__", True),

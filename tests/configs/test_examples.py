@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner
-from mlx_bulk.jobs.cli import cli
+from mlx_bulk.jobs.cli.main import cli
 
 EXAMPLES = sorted(Path(mlx_bulk.configs.__path__[0]).glob("*.yaml"))
 SHORTER = {

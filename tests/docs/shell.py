@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 from mlx_bulk.configs.load import load, load_eval
-from mlx_bulk.jobs.cli import cli
+from mlx_bulk.jobs.cli.main import cli
 
 from .pages import ROOT, Block, blocks, commands
 from .showing import difference

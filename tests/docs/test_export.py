@@ -5,7 +5,7 @@ from contextlib import chdir
 
 import pytest
 from click.testing import CliRunner
-from mlx_bulk.jobs.cli import cli
+from mlx_bulk.jobs.cli.main import cli
 
 from .pages import ROOT
 from .shell import Shell, run_page

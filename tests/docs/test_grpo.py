@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
-from mlx_bulk.runner.manifest import RunDir
+from mlx_bulk.runner.runs.run_dir import RunDir
 
 from .pages import ROOT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from mlx_bulk.jobs.cli import cli
+from mlx_bulk.jobs.cli.main import cli
 
 from .pages import PAGES, ROOT, anchors, blocks, inline_commands, links
 from .shell import run_page

@@ -34,15 +34,15 @@ def prepare(model: str) -> None:
     backend.load_mlx()
     family = json.loads((Path(model) / "config.json").read_bytes())["model_type"]
     for name in (
-        "mlx_bulk.jobs.cli",
-        "mlx_bulk.jobs.report",
+        "mlx_bulk.jobs.cli.main",
+        "mlx_bulk.jobs.report.report",
         "mlx_bulk.jobs.kinds",
-        "mlx_bulk.runner.pipeline",
+        "mlx_bulk.runner.pipeline.session",
         "datasets",
         f"mlx_lm.models.{family}",
     ):
         import_module(name)
-    tokenizer: Any = import_module("mlx_bulk.runner.tokenizer")
+    tokenizer: Any = import_module("mlx_bulk.runner.text.tokenizer")
     tokenizer.load(Path(model), None, {}, False)  # transformers imports its parts when they are first used
 
 
@@ -75,7 +75,7 @@ def act(name: str, action: str, said: int) -> None:
     elif action == "full":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     else:
-        errors: Any = import_module("mlx_bulk.runner.errors")
+        errors: Any = import_module("mlx_bulk.runner.core.errors")
         raise errors.RowError("generate", f"made to fail at {name}")
 
 
@@ -158,8 +158,8 @@ def perform(command: dict[str, Any], said: int) -> None:
         for point in command["points"]:
             install(point, said)
         sys.argv[:] = ["mlx-bulk", *command["arguments"]]
-        cli: Any = import_module("mlx_bulk.jobs.cli")
-        drawing: Any = import_module("mlx_bulk.jobs.report")
+        cli: Any = import_module("mlx_bulk.jobs.cli.main")
+        drawing: Any = import_module("mlx_bulk.jobs.report.report")
         drawing.report_at_end = lambda folder: None  # pyright: ignore[reportUnknownLambdaType]: a second a child
         cli.main()
     except SystemExit as ended:

@@ -7,11 +7,11 @@ open files, bytes, a row's position. It is named here alone; the code that runs 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-SYNC = ("mlx_bulk.runner.durable:sync",)
+SYNC = ("mlx_bulk.runner.files.atomic:sync",)
 WRITE, REPLACE, UNLINK, MKDIR = ("os:write",), ("os:replace",), ("os:unlink",), ("os:mkdir",)
-FRAME = ("mlx_bulk.runner.journal:append",)
-ROW = ("mlx_bulk.runner.preparing:Desk._requests",)
-RECORD = ("mlx_bulk.runner.writer:Writer.add",)
+FRAME = ("mlx_bulk.runner.store.journal:append",)
+ROW = ("mlx_bulk.runner.pipeline.io_threads:Desk._requests",)
+RECORD = ("mlx_bulk.runner.store.writer:Writer.add",)
 COMMITS = r"/commits\.jsonl "
 
 
@@ -39,11 +39,11 @@ class Point:
 # In the order in which a run comes to them.
 READING = [
     Point("folders made", MKDIR, r"run/journal ", "after"),
-    Point("before the scan", ("mlx_bulk.runner.known:scan",)),
+    Point("before the scan", ("mlx_bulk.runner.pipeline.run_spec:scan",)),
     Point("scan written beside its name", REPLACE, r"/inputs\.json$"),
     Point("scan saved", REPLACE, r"/inputs\.json$", "after"),
     Point("row 7 read", ROW, r" 7$"),
-    Point("sixth prompt tokenized", ("mlx_bulk.runner.tokenizer:Tokenizer.encode",), when="after", nth=6),
+    Point("sixth prompt tokenized", ("mlx_bulk.runner.text.tokenizer:Tokenizer.encode",), when="after", nth=6),
 ]
 BINDING = [
     Point("run.json half written", SYNC, r"/\.run\.json\.tmp$", "torn"),
@@ -52,12 +52,12 @@ BINDING = [
     Point("start half noted", WRITE, r"/sessions\.jsonl ", "torn"),
 ]
 JOURNALLING = [
-    Point("before the journal begins", ("mlx_bulk.runner.journal:begin",)),
+    Point("before the journal begins", ("mlx_bulk.runner.store.journal:begin",)),
     Point("torn first frame of a journal", WRITE, r"/journal/00000001 ", "torn"),
     Point("before a frame", FRAME, nth=4),
     Point("torn frame", WRITE, r"/journal/\d+ ", "torn", nth=6),
     Point("after a frame", FRAME, when="after", nth=3),
-    Point("after a sync", ("mlx_bulk.runner.journal:sync",), when="after", nth=3),
+    Point("after a sync", ("mlx_bulk.runner.store.journal:sync",), when="after", nth=3),
 ]
 COMMITTING = [
     Point("part half written", SYNC, r"/results/\.part-00000002", "torn"),
@@ -82,7 +82,7 @@ SUMMARISING = [
 ]
 EXTENDING = [
     Point("run.json of the longer input", REPLACE, r"/run\.json$"),
-    Point("shard reopened", ("mlx_bulk.runner.journal:begin",), "/journal/00000003", "after"),
+    Point("shard reopened", ("mlx_bulk.runner.store.journal:begin",), "/journal/00000003", "after"),
     Point("torn first frame of a reopened shard", WRITE, "/journal/00000003 ", "torn"),
     Point("torn frame of a reopened shard", WRITE, "/journal/00000003 ", "torn", nth=4),
     Point("merged part half written", SYNC, r"/results/\.part-00000003\.g2", "torn"),
@@ -93,7 +93,7 @@ EXTENDING = [
     Point("before the journal of a reopened shard goes", UNLINK, "/journal/00000003"),
 ]
 RETRYING = [
-    Point("first of the shards reopened", ("mlx_bulk.runner.journal:begin",), when="after"),
+    Point("first of the shards reopened", ("mlx_bulk.runner.store.journal:begin",), when="after"),
     Point("torn frame of a retried row", WRITE, r"/journal/\d+ ", "torn", nth=8),
     Point("parts of a retried shard not renamed", REPLACE, r"/results/part-00000000\.g2\.arrow$"),
     Point("torn line of a retried shard", WRITE, COMMITS, "torn", nth=2),

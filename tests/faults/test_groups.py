@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner import journal
+from mlx_bulk.runner.store import journal
 
 from .points import COMMITTING, FRAME, JOURNALLING, Point
 from .tiny_runs import ROWS, TinyRun, parts
@@ -12,9 +12,9 @@ from .tiny_runs import ROWS, TinyRun, parts
 pytestmark = pytest.mark.slow
 
 SAMPLES = 3
-OUTCOME = ("mlx_bulk.runner.recording:Recorder.record",)
-GROUP = ("mlx_bulk.runner.writer:Writer.add_group",)
-RATE = ("mlx_bulk.jobs.rewarding:GroupJudge.rate",)
+OUTCOME = ("mlx_bulk.runner.pipeline.recorder:Recorder.record",)
+GROUP = ("mlx_bulk.runner.store.writer:Writer.add_group",)
+RATE = ("mlx_bulk.jobs.rewards.group_judge:GroupJudge.rate",)
 
 DEATHS = {
     "within groups": [Point(f"outcome {nth}", OUTCOME, nth=nth) for nth in (2, 11, 43)],

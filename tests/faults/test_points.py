@@ -22,7 +22,7 @@ SOUND = f"complete and sound: {ROWS} rows, each once, "
 NAMED = {
     point.name: point for point in (*READING, *BINDING, *JOURNALLING, *COMMITTING, *SUMMARISING, *EXTENDING, *RETRYING, *ADOPTING, *SCORING)
 }
-FAILING = Point("failing rows", ("mlx_bulk.jobs.generate:GenerateJob.requests",), r" (2|6|7|16)$", action="fail", again=True)
+FAILING = Point("failing rows", ("mlx_bulk.jobs.generate.generate:GenerateJob.requests",), r" (2|6|7|16)$", action="fail", again=True)
 
 
 def deaths(*phases: Sequence[Point]) -> pytest.MarkDecorator:

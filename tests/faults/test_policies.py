@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.runner import journal
-from mlx_bulk.runner.documents import read_document
-from mlx_bulk.runner.durable import read_lines
-from mlx_bulk.runner.parts import read_results
-from mlx_bulk.runner.paths import RunPaths
-from mlx_bulk.runner.policy import Policy
-from mlx_bulk.runner.policy_store import PolicyStore
+from mlx_bulk.runner.core.policy import Policy
+from mlx_bulk.runner.files.atomic import read_lines
+from mlx_bulk.runner.files.checked_json import read_document
+from mlx_bulk.runner.policies.policy_store import PolicyStore
+from mlx_bulk.runner.store import journal
+from mlx_bulk.runner.store.part_file import read_results
+from mlx_bulk.runner.store.paths import RunPaths
 
 from ..adapters import write_adapter
 from ..checkpoints import loaded
@@ -42,7 +42,7 @@ FIRST = [
 LATER = [
     replace(KEEPING[1], nth=2),  # the first is the base's
     *KEEPING[2:5],
-    Point("policy on, not drawn from", ("mlx_bulk.runner.updates:Updates.take",), when="after"),
+    Point("policy on, not drawn from", ("mlx_bulk.runner.policies.policy_updater:Updates.take",), when="after"),
 ]
 HOLD = Point("a row of the first shard", OUTCOME, nth=2, action="hold")
 

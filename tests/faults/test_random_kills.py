@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.runner import journal
-from mlx_bulk.runner.commits import read_commits
-from mlx_bulk.runner.parts import read_results
-from mlx_bulk.runner.paths import RunPaths
+from mlx_bulk.runner.store import journal
+from mlx_bulk.runner.store.commit_log import read_commits
+from mlx_bulk.runner.store.part_file import read_results
+from mlx_bulk.runner.store.paths import RunPaths
 
 from .points import RECORD, Point
 from .tiny_runs import THOROUGH, TinyRun, parts

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from click.testing import CliRunner, Result
-from mlx_bulk.jobs.cli import cli
+from mlx_bulk.jobs.cli.main import cli
 
 from .children import Child, Children, Ended
 from .points import Point

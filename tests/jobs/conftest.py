@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ..checkpoints import loaded, write_checkpoint
-from .bench import Bench
+from .support.bench import Bench
 
 
 @pytest.fixture(scope="session")

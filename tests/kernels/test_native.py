@@ -34,9 +34,9 @@ def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
     for text in ("// one", "// two"):
-        native.SOURCE.write_text(Path(native.__file__).with_name("cpu.cpp").read_text() + text)
+        native.SOURCE.write_text((Path(native.__file__).parent / "csrc" / "library.cpp").read_text() + text)
         native.library.cache_clear()
         assert native.library() is not None
     assert len(list((tmp_path / "mlx-bulk" / "kernels").iterdir())) == 2
@@ -54,7 +54,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     assert said.endswith(f"compiled anew at each start, some seconds: {tmp_path / 'mlx-bulk/kernels'} cannot be written (Not a directory)")
     assert mx.allclose(activations.silu_on_cpu(mx.ones(3)), mx.sigmoid(mx.ones(3)))  # it is open all the same
     native.library.cache_clear()
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
     native.SOURCE.write_text("this is not C++")
     assert native.library() is None
     assert list(temporary.iterdir()) == []
@@ -73,7 +73,7 @@ def test_an_empty_file_in_its_place_is_compiled_anew(tmp_path: Path, monkeypatch
 
 def test_what_the_compiler_refuses_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "SOURCE", tmp_path / "cpu.cpp")
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
     native.SOURCE.write_text("this is not C++")
     assert [native.library(), native.library()] == [None, None]
     assert not native.suits(mx.zeros(1))

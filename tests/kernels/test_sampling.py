@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import logprobs, native, sampling
-from mlx_bulk.kernels.edits import Edits
+from mlx_bulk.kernels.logits_processors import Edits
 from mlx_bulk.kernels.sampling import Parameters
-from mlx_bulk.runner.records import Sampling
+from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
 from ..oracle import assert_frequencies, chi_square_bound, distribution, edited

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig
-from mlx_bulk.runner.checkpoint import find
-from mlx_bulk.runner.fitting import fit
-from mlx_bulk.runner.model import Model, load
-from mlx_bulk.runner.prefill import Setup
-from mlx_bulk.runner.wanted import Wanted
+from mlx_bulk.runner.checks.engine_setup import fit
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.models.checkpoint import find
+from mlx_bulk.runner.models.loader import Model, load
 
 from . import networks
 from .configs import CONFIGS, Config

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from mlx_bulk.kernels import backend
 
-from ..runner.tiny import ECHO_TOLERANCE, documents
+from ..runner.support.tiny import ECHO_TOLERANCE, documents
 from .configs import CANNOT, CONFIGS
 from .counterparts import COUNTERPARTS, DIFFERENT, LACKING, NOT_LOADED, log_softmax, write_counterpart
 from .entries import entry, loaded

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.errors import ModelError
+from mlx_bulk.runner.core.errors import ModelError
 
 from .counterparts import COUNTERPARTS, DIFFERENT, NOT_LOADED, write_counterpart
 from .entries import EVERY, loaded

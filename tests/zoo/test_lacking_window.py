@@ -1,8 +1,8 @@
 """A sliding window that a config asks for: whether a model has it is found by trying, whatever keeps it, caches or masks."""
 
 import pytest
-from mlx_bulk.runner.lacking_window import SETTING, lacking_window
-from mlx_bulk.runner.twin import TEXT
+from mlx_bulk.runner.checks.tiny_twin import TEXT
+from mlx_bulk.runner.checks.window_check import SETTING, lacking_window
 
 from .configs import CONFIGS
 from .entries import EVERY, config_of, entry

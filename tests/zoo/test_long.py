@@ -2,11 +2,11 @@
 
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
-from mlx_bulk.runner.fitting import fit
-from mlx_bulk.runner.shrinking import windows
-from mlx_bulk.runner.wanted import Wanted
+from mlx_bulk.runner.checks.engine_setup import fit
+from mlx_bulk.runner.checks.tiny_config import windows
+from mlx_bulk.runner.core.logprob_options import Wanted
 
-from ..runner.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
+from ..runner.support.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
 from .configs import CONFIGS
 from .entries import DECODES_OTHERWISE, EVERY, entry
 from .ropes import ROPES, WIDE

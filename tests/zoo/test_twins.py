@@ -1,10 +1,10 @@
 """The probe's power: a small random twin of a model shows by itself whatever goes wrong with the model in a batch."""
 
 import pytest
-from mlx_bulk.runner.trust import shown_by, trust
-from mlx_bulk.runner.twin import twin
+from mlx_bulk.runner.checks.capabilities import shown_by, trust
+from mlx_bulk.runner.checks.tiny_twin import twin
 
-from ..runner.tiny import ECHO_TOLERANCE
+from ..runner.support.tiny import ECHO_TOLERANCE
 from .configs import CONFIGS
 from .entries import EVERY, NAMES, entry
 from .trial import forced

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from ..runner.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
+from ..runner.support.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
 from . import networks
 from .configs import CONFIGS
 from .entries import CHANGED_BY_LOADING, CORE, DECODES_OTHERWISE, EVERY, NAMES, NOT_QUANTIZED, QUANTIZED, checkpoint, entry, loaded

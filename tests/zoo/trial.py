@@ -10,12 +10,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_bulk.runner.cache import fresh
-from mlx_bulk.runner.prefill import Setup
-from mlx_bulk.runner.records import Generated, Request, Sampling, ScoreRequest
+from mlx_bulk.runner.core.requests import Generated, Request, Sampling, ScoreRequest
+from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.layers.kv_cache import fresh
 from numpy.typing import NDArray
 
-from ..runner.tiny import Ids, documents, multiple_choice, request, run, scored
+from ..runner.support.tiny import Ids, documents, multiple_choice, request, run, scored
 from .configs import VOCABULARY
 
 LENGTHS = (5, 33, 1, 17, 17, 9, 2, 21)  # of prompts; windows are 8, and what is chosen by an index is fewer than 20

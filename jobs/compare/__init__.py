@@ -1,0 +1,4 @@
+"""mlx-bulk compare: two runs, document by document.
+
+Public: compare, text.
+"""

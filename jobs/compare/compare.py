@@ -1,0 +1,183 @@
+"""``mlx-bulk compare``: two runs side by side, from what their directories hold. How it reads on a terminal is ``side_by_side.py``'s.
+
+Takes no lock and changes nothing, so runs may be going on: what is committed is compared.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...configs.score import ScoreConfig
+from ...runner.runs.drift import COLUMN, total_rows
+from ...runner.runs.run_files import notes_on, stored_run, stored_statistics
+from ...runner.store.commit_log import read_commits
+from ...runner.store.paths import RunPaths
+from ..statistics import completion_stats as completions
+from ..statistics import rollout_stats
+from ..statistics import score_stats as measures
+from .paired_records import Paired, paired
+
+_STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
+_REFERENCE_PATH = "score.reference.path"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the runs. kind: "generate", or what a score job scores; done and of: rows committed, and rows of the input."""
+
+    path: Path
+    kind: str
+    complete: bool
+    done: int
+    of: int
+    records: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs side by side.
+
+    notes: what a reader must know of the comparison itself. settings: key -> the values of A and B where they differ, None
+    for a key that a run does not have. statistics: name -> values, of the row over all, none of them nested. paired: None for
+    runs of unlike kinds.
+    """
+
+    a: Side
+    b: Side
+    notes: list[str]
+    settings: dict[str, tuple[Any, Any]]
+    statistics: dict[str, tuple[Any, Any]]
+    paired: Paired | None
+
+
+def compared(a: Path, b: Path, top: int) -> Comparison:
+    """Compares the run directories ``a`` and ``b``; ``top``: how many of the most different documents to name.
+
+    Raises RunDirError for a folder that is no run, or whose finished parts are missing or damaged.
+    """
+    stored = [stored_run(path) for path in (a, b)]
+    sides = [_side(path, run) for path, run in zip((a, b), stored, strict=True)]
+    alike = _family(sides[0].kind) == _family(sides[1].kind)
+    by_key = all(run["config"]["data"]["key"] is not None for run in stored)
+    statistics = [_statistics(side, run) for side, run in zip(sides, stored, strict=True)]
+    return Comparison(
+        sides[0],
+        sides[1],
+        [*notes_on(a), *notes_on(b), *_notes(sides, stored, alike, by_key)],
+        _differing(*(_settings(run) for run in stored)),
+        {name: (statistics[0].get(name), statistics[1].get(name)) for name in dict.fromkeys([*statistics[0], *statistics[1]])},
+        paired(a, b, sides[0].kind, by_key, top) if alike else None,
+    )
+
+
+def _side(path: Path, run: dict[str, Any]) -> Side:
+    log = read_commits(RunPaths(path))
+    parts, of = log.commits.values(), total_rows(run)
+    return Side(
+        path,
+        ScoreConfig.model_validate(run["config"]).score.kind if run["config"]["job"] == "score" else str(run["config"]["job"]),
+        log.is_complete(of),
+        sum(part.rows for part in parts),
+        of,
+        sum(part.records for part in parts),
+        sum(part.errors for part in parts),
+    )
+
+
+def _family(kind: str) -> str:
+    """Kinds whose records can be held against each other."""
+    return kind if kind in ("generate", "rollout", "choices") else "text"
+
+
+# ----------------------------------------------------------------------------------------------------------- what differs
+
+
+def _settings(run: dict[str, Any]) -> dict[str, Any]:
+    """The run's settings and fingerprints by dotted key. A fingerprint of what a setting names is told apart by its ending.
+
+    The limit is that of the rows that the run covers now: one that was extended has a longer one than it was started with.
+    """
+    settings = _flat(run["config"]) | {"data.limit": run["inputs"]["limit"]}
+    prints = {key: value for key, value in run["identity"].items() if not key.startswith(COLUMN) and settings.get(key) != value}
+    return {
+        **{key: value for key, value in settings.items() if not key.startswith(_STEERS)},
+        **{
+            f"{key} (contents)" if key in settings or key.startswith(("model.", "score.reference.")) else key: prints[key] for key in prints
+        },
+    }
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
+    return found
+
+
+def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ; of a reference that one run alone has its path."""
+    found = {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)}
+    if (a.get(_REFERENCE_PATH) is None) == (b.get(_REFERENCE_PATH) is None):
+        return found
+    others = {key: values for key, values in found.items() if not key.startswith("score.reference")}
+    return others | {"score.reference": (a.get(_REFERENCE_PATH), b.get(_REFERENCE_PATH))}
+
+
+def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key: bool) -> list[str]:
+    notes: list[str] = []
+    for name, side in zip("AB", sides, strict=True):
+        if not side.complete:
+            notes.append(f"{name} is not complete: {side.done:,} of {side.of:,} rows are committed; what both have is compared")
+    contents = [[(source["sha256"], source["bytes"]) for source in run["inputs"]["sources"]] for run in stored]
+    if contents[0] != contents[1]:
+        how = "keys are taken to name the same document" if by_key else "rows are taken to be the same document by their position"
+        notes.append(f"the inputs' contents differ: {how}")
+    if not alike:
+        notes.append(f"A is a run of {sides[0].kind}, B of {sides[1].kind}: their documents cannot be held against each other")
+    elif sides[0].kind != sides[1].kind:
+        notes.append(f"A scores {sides[0].kind}, B {sides[1].kind}")
+    prefixes = [run["config"].get("score", {}).get("prefix") for run in stored]
+    if alike and prefixes[0] != prefixes[1]:
+        notes.append(
+            f"the runs may score different tokens (score.prefix: {prefixes[0]}, {prefixes[1]}); those that both score are compared"
+        )
+    return notes
+
+
+# ------------------------------------------------------------------------------------------------------------ statistics
+
+
+def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
+    """The statistics over all records: those stored where the run is complete and they are whole, else computed."""
+    table = stored_statistics(side.path) if side.complete else None
+    row = (_computed(side, run) if table is None else table).slice(0, 1).to_pylist()[0]
+    return _flat_statistics({name: value for name, value in row.items() if name not in ("of", "group")})
+
+
+def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
+    """A statistic a name. What rollouts nest stands by its function: ``rewards.F.mean``, ``rewards.F.pass@4``,
+    ``rewards.F.errors.timeout``.
+    """
+    nested: dict[str, dict[str, Any]] = {}
+    for function, figures in (row.get("rewards") or {}).items():
+        nested[function] = dict(figures or {})
+    for function, figures in (row.get("pass_at") or {}).items():
+        nested.setdefault(function, {}).update({f"pass@{k}": share for k, share in (figures or {}).items()})
+    for function, figures in (row.get("reward_errors") or {}).items():
+        counts = {f"errors.{kind}": failed and failed["count"] for kind, failed in (figures or {}).items()}
+        nested.setdefault(function, {}).update(counts)
+    flat = {name: value for name, value in row.items() if name not in ("rewards", "pass_at", "reward_errors")}
+    return flat | _flat(nested, "rewards.")
+
+
+def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
+    """The statistics of what is committed."""
+    if side.kind == "generate":
+        return completions.statistics(side.path, None, None)
+    if side.kind == "rollout":
+        return rollout_stats.statistics(side.path)
+    table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
+    return table.drop_columns(["prefix", "bos_every_window", "context"])

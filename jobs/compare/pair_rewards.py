@@ -1,0 +1,41 @@
+"""The rewards of the same samples in two rollouts: the mean of each, and their difference with its error.
+
+Knows arrays of rewards and which document each is of; no runs and no files. Differences are B − A.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..statistics.standard_errors import clustered_error
+
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def error_by_document(gaps: Doubles, rows: Ints) -> float | None:
+    """Standard error of the mean of ``gaps`` [M], clustered by the document ``rows`` [M] of each; None for fewer than two documents."""
+    names, document = np.unique(rows, return_inverse=True)
+    sums, sizes = np.zeros(len(names)), np.zeros(len(names), np.int64)
+    np.add.at(sums, document, gaps)
+    np.add.at(sizes, document, 1)
+    return clustered_error(sums, sizes)
+
+
+def reward_figures(a: Doubles, b: Doubles, rows: Ints) -> dict[str, float | int | str | None]:
+    """The mean rewards over the samples [M] that have one in both runs (NaN: none), and the paired difference.
+
+    rows: [M], the document of each sample; the error is clustered by it, as samples of one prompt are alike.
+    """
+    fit = ~np.isnan(a) & ~np.isnan(b)
+    n = int(fit.sum())
+    gaps = (b - a)[fit]
+    return {
+        "rewarded": n,
+        "unrewarded": len(fit) - n,
+        "reward_a": math.fsum(a[fit]) / n if n else None,
+        "reward_b": math.fsum(b[fit]) / n if n else None,
+        "reward_difference": math.fsum(gaps) / n if n else None,
+        "reward_difference_stderr": error_by_document(gaps, rows[fit]),
+    }

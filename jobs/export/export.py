@@ -1,0 +1,39 @@
+"""``mlx-bulk export``: a run's committed records, in input order, as files for other programs or as a dataset on the hub."""
+
+from pathlib import Path
+
+from ...configs.errors import ConfigError
+from ...configs.visible import visible
+from .files import export_files
+from .source import Exported, Source
+from .table_writers import WRITERS
+from .trainer_columns import TRAINERS
+
+FORMATS = (*WRITERS, "openai", *TRAINERS)
+
+_HUB = "hf:"
+
+
+def exported(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool, public: bool) -> Exported:
+    """Exports the run directory ``run`` as ``kind`` (one of FORMATS) to a file, a folder, or "hf:owner/name".
+
+    Raises ConfigError for options that do not go together, and what ``export_files`` and ``hub.upload`` raise.
+    """
+    source = Source.at(run, partial=partial)
+    if not to.startswith(_HUB):
+        if public:
+            raise ConfigError(f"--public: goes with --to hf:owner/name, and this is --to {to}; remove it")
+        return export_files(source, kind, to, overwrite=overwrite)
+    if kind != "parquet":
+        raise ConfigError(f"--format {kind}: a dataset on the hub takes --format parquet, which it shows and others read from there")
+    from .hub import upload
+
+    return upload(source, to, to.removeprefix(_HUB), overwrite=overwrite, public=public)
+
+
+def exported_as_text(done: Exported) -> str:
+    """A line for what was written, and one for each thing that its reader must know."""
+    failures = f" and {done.failures:,} failure{'s' * (done.failures != 1)}" if done.failures else ""
+    return "\n".join(
+        [*(f"note: {visible(note)}" for note in done.notes), f"exported {done.records:,} records{failures} -> {visible(done.to)}"]
+    )

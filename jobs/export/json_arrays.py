@@ -1,0 +1,64 @@
+"""Arrow arrays to JSON texts, one a value, without Python per number.
+
+Numbers are as short as they can be and come back as the same number of their own width: a float32 has at most nine digits. Knows
+no files and no columns of ours.
+"""
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from ...runner.data.type_inference import json_text
+
+pc: Any = pyarrow.compute  # its functions come to be when it is imported: a type checker sees none
+_NULL = "null"
+
+
+def json_texts(values: pa.Array) -> pa.StringArray:
+    """Each of the values [N] as a JSON text [N]; a null as ``null``.
+
+    NaN and the infinities, which JSON does not know, are null too (``not_finite`` counts them). Structs are objects, lists arrays;
+    what JSON has no type for is as ``column_types.json_text`` has it.
+    """
+    kind, types = values.type, pa.types
+    if types.is_struct(kind) and kind.num_fields:
+        texts = _objects(values)
+    elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        texts = _arrays(values)
+    elif types.is_float32(kind) or types.is_float64(kind):
+        finite = pc.if_else(pc.is_finite(values), values, None)
+        # A whole number keeps its point: readers that guess types by the first rows would take it for an integer.
+        texts = pc.replace_substring_regex(pc.cast(finite, pa.string()), r"^(-?\d+)$", r"\1.0")
+    elif types.is_integer(kind) or types.is_boolean(kind):
+        texts = pc.cast(values, pa.string())
+    else:
+        texts = pa.array([None if value is None else json_text(value) for value in values.to_pylist()], pa.string())
+    return pc.fill_null(texts, _NULL)
+
+
+def not_finite(values: pa.Array) -> int:
+    """How many numbers among the values, those in lists and structs too, are NaN or infinite."""
+    kind, types = values.type, pa.types
+    if types.is_struct(kind):
+        return sum(not_finite(child) for child in values.flatten())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return not_finite(values.flatten())
+    return int(pc.sum(pc.invert(pc.is_finite(values))).as_py() or 0) if types.is_floating(kind) else 0
+
+
+def _objects(values: pa.StructArray) -> pa.Array:
+    pieces: list[pa.Array | str] = []
+    for field, child in zip(values.type, values.flatten(), strict=True):
+        pieces += [f"{',' if pieces else '{'}{json.dumps(field.name, ensure_ascii=False)}:", json_texts(child)]
+    return pc.if_else(values.is_valid(), pc.binary_join_element_wise(*pieces, "}", ""), None)
+
+
+def _arrays(values: pa.Array) -> pa.Array:
+    """Each list's texts joined. ``flatten`` leaves out what stands behind a null list, so lengths say more than offsets."""
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+    joined = pc.binary_join(pa.ListArray.from_arrays(offsets, json_texts(values.flatten())), ",")
+    return pc.if_else(values.is_valid(), pc.binary_join_element_wise("[", joined, "]", ""), None)

@@ -1,0 +1,36 @@
+"""A row's prompt as tokens, for every job that has one: raw text, or messages through the chat template."""
+
+from ...configs.errors import ConfigError
+from ...runner.core.errors import RowError
+from ...runner.core.requests import Ids, Prompt
+from ...runner.pipeline.job import Parts
+from ...runner.text.prompt_templates import Rendered, Text
+from ...runner.text.tokenizer import Tokenizer
+
+
+def encode_prompt(rendered: Rendered, tokenizer: Tokenizer) -> Prompt:
+    """The prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages."""
+    if isinstance(rendered, Text):
+        return tokenizer.encode(rendered.text)
+    return tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
+
+
+def require_chat_template(parts: Parts) -> None:
+    """Raises ConfigError where messages are to be rendered and the tokenizer has no chat template."""
+    sources = parts.config.prompt.sources
+    if sources and sources != ["text"] and not parts.tokenizer.has_chat_template:
+        cure = "set prompt.chat_template, or use prompt.text for a base model"
+        raise ConfigError(f"prompt: the model's tokenizer has no chat template; {cure}")
+
+
+def require_known(ids: Ids, vocabulary: int, where: str) -> None:
+    """Raises RowError for a token id that the model's ``vocabulary`` does not reach; ``where`` it stands begins the message."""
+    if len(ids) and ids.max() >= vocabulary:
+        raise RowError("tokenize", f"{where} holds the token id {ids.max()}, which is not below {vocabulary}, the model's vocabulary")
+
+
+def require_top(parts: Parts) -> None:
+    """Raises ConfigError where more alternatives are asked for than there are tokens."""
+    top = parts.config.logprobs.top
+    if top > parts.vocabulary:
+        raise ConfigError(f"logprobs.top: found {top}; expected at most {parts.vocabulary}, the model's vocabulary")

@@ -1,0 +1,182 @@
+"""The model behind lm-eval's requests: its arguments checked; weights, tokenizer and generation settings loaded.
+
+Arguments have the names that lm-eval's HF backend gives them, where it has them. Knows nothing of requests.
+"""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from ...configs.errors import ConfigError
+from ...configs.eval import EvalBatchConfig, EvalModelConfig
+from ...configs.explain import problems, shown
+from ...configs.fields import Section, nearest
+from ...configs.schema import BatchConfig
+from ...kernels import backend
+from ...runner.checks.engine_setup import fit, row_check
+from ...runner.core.errors import ModelError
+from ...runner.core.logprob_options import Wanted
+from ...runner.core.requests import AnyRequest
+from ...runner.engine.prefill import Setup
+from ...runner.models.checkpoint import Checkpoint, find
+from ...runner.models.loader import load
+from ...runner.text.tokenizer import Tokenizer
+
+log = logging.getLogger("mlx_bulk")
+
+BATCH = {"batch_size": "rows", "batch_tokens": "tokens", "memory": "memory"}  # arguments, and the settings that they are
+# lm-eval and its users pass these to any model; none of them changes a figure here.
+WITHOUT_EFFECT = ("device", "max_batch_size", "parallelize", "logits_cache", "softmax_dtype", "use_fast_tokenizer")
+# Of a generation config: transformers' generate would follow these. Beside each is the value at which it does nothing.
+NOT_FOLLOWED = {
+    "num_beams": 1,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "max_new_tokens": None,
+}
+Checked = TypeVar("Checked", bound=Section)
+
+
+@dataclass(slots=True, frozen=True)
+class Opened:
+    """A loaded model for lm-eval.
+
+    hf: the checkpoint's tokenizer as transformers gives it; hf_config: its config likewise. setup scores, with greedy flags.
+    special: id of each special token by its text. generation: what generation_config.json says. refuse raises ModelError for a
+    request that memory does not hold. info: what lm-eval writes beside the results.
+    """
+
+    config: EvalModelConfig
+    seed: int
+    batch_size: int | str
+    hf: Any
+    hf_config: Any
+    tokenizer: Tokenizer
+    setup: Setup
+    eos: frozenset[int]
+    special: dict[str, int]
+    generation: dict[str, Any]
+    refuse: Callable[[AnyRequest], None]
+    info: dict[str, Any]
+
+    @property
+    def template_args(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+        thinking = self.config.enable_thinking
+        return self.config.chat_template_args | ({} if thinking is None else {"enable_thinking": thinking})
+
+    @property
+    def think_end(self) -> str | int | None:
+        """What ends a completion's thinking: digits are an id."""
+        given = self.config.think_end_token
+        return int(given) if isinstance(given, str) and given.isdigit() else given
+
+
+def opened(model_args: dict[str, Any]) -> Opened:
+    """Checks the arguments and loads what they name. Raises ConfigError or ModelError."""
+    config, batch, seed = _arguments(model_args)
+    if (note := backend.prepare().note) is not None:
+        log.warning("BLAS: %s", note)
+    checkpoint = find(config)
+    hf = _tokenizer(config, checkpoint)
+    model = load(config, checkpoint, int(batch.memory * backend.memory_bytes()))
+    share = BatchConfig(rows=batch.rows, tokens=batch.tokens, memory=batch.memory)
+    setup, _, about = fit(model, share, Wanted(echo=True, greedy=True))
+    tokenizer = Tokenizer(hf)
+    check = row_check(setup, checkpoint.config)
+
+    def refuse(request: AnyRequest) -> None:
+        if (problem := check(request)) is not None:
+            raise ModelError(f"a request of lm-eval cannot be run: {problem}")
+
+    return Opened(
+        config=config,
+        seed=seed,
+        batch_size=batch.rows,
+        hf=hf,
+        hf_config=_config(checkpoint, config.trust_remote_code),
+        tokenizer=tokenizer,
+        setup=setup,
+        eos=frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < model.vocabulary),
+        special={token.content: i for i, token in hf.added_tokens_decoder.items() if token.special},
+        generation=_generation(checkpoint.folder),
+        refuse=refuse,
+        info={"model_dtype": model.dtype, "model_revision": config.revision or "main", "mlx_bulk": about},
+    )
+
+
+def _arguments(model_args: dict[str, Any]) -> tuple[EvalModelConfig, EvalBatchConfig, int]:
+    """The arguments as settings; unknown ones are refused with the nearest name, those without effect are left out."""
+    given = {name: value for name, value in model_args.items() if name not in WITHOUT_EFFECT}
+    valid = ["pretrained", *(name for name in EvalModelConfig.model_fields if name != "path"), *BATCH, "seed"]
+    for name in given:
+        if name not in valid:
+            near = nearest(name, valid)
+            raise ConfigError(
+                f"model_args: {name}: no such argument; " + (f"did you mean {near}?" if near else f"expected {', '.join(valid)}")
+            )
+    if "pretrained" not in given:
+        raise ConfigError("model_args: pretrained: missing; expected demo, a local folder, or a Hugging Face repo id")
+    size = given.get("batch_size", "auto")
+    if isinstance(size, str):
+        given["batch_size"] = "auto" if size.startswith("auto") else int(size) if size.isdigit() else size
+    seed = given.pop("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ConfigError(f"model_args: seed: found {shown(seed)}; expected a whole number of at least 0")
+    batch = _checked(EvalBatchConfig, {setting: given.pop(name) for name, setting in BATCH.items() if name in given}, BATCH)
+    model = _checked(EvalModelConfig, {"path": given.pop("pretrained"), **given}, {"pretrained": "path"})
+    return model, batch, seed
+
+
+def _checked(section: type[Checked], values: dict[str, Any], names: dict[str, str]) -> Checked:
+    """``values`` as a section; ``names`` are arguments by the settings they are. Raises ConfigError that names each argument."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        arguments = {setting: name for name, setting in names.items()}
+        lines = [f"model_args: {arguments.get(p.key, p.key)}: {p.text}" for p in problems(error, values, section)]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _tokenizer(config: EvalModelConfig, checkpoint: Checkpoint) -> Any:
+    """The tokenizer as lm-eval's HF backend makes it."""
+    from transformers import AutoTokenizer
+
+    path = checkpoint.folder if config.tokenizer is None else config.tokenizer
+    more = {} if config.add_bos_token is None else {"add_bos_token": config.add_bos_token}
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code, use_fast=True, **more)
+    except Exception as error:  # tokenizers fail in many ways; each means that this one cannot be used
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"the tokenizer of {path} cannot be loaded: {reason}") from error
+
+
+def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
+    """The config as transformers reads it, with the defaults of its class; as it stands where transformers has no such model."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # a model of mlx-lm alone: only its length is asked for
+        log.debug("transformers does not read %s: %s", checkpoint.folder / "config.json", error)
+        text = checkpoint.config.get("text_config")
+        return SimpleNamespace(**checkpoint.config | {"text_config": SimpleNamespace(**text) if text else None})
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    path = folder / "generation_config.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    for name, neutral in NOT_FOLLOWED.items():
+        if found.get(name) not in (None, neutral):
+            log.warning("generation_config.json: %s: %s is not followed", name, shown(found[name]))
+    return found

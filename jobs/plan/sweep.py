@@ -1,0 +1,112 @@
+"""The plan of a sweep: each cell's own, a line a cell, and what all of them come to.
+
+Cells are planned in the order in which a sweep would run them, so that with a trial each model is loaded once. A cell that
+cannot be planned is told, as one that fails is left in a sweep.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ...configs.cells import Cell, plain
+from ...configs.errors import BulkError
+from ...runner.estimate.plan import Plan, planned
+from ...runner.models.model_pool import Models
+from ...runner.pipeline.job import Kind
+from ...runner.runs.throughput import duration
+from ..sweep.sweep import in_loading_order, missing_paths
+from ..terminal.tables import aligned, cut
+from .text import as_values, size_as_text
+
+log = logging.getLogger("mlx_bulk")
+
+_LABEL, _VALUE = 40, 16  # columns
+_MIXED = 5  # exit code: cells failed in several ways
+
+
+@dataclass(slots=True, frozen=True)
+class Planned:
+    """One cell and its plan, or why there is none: the exit code of a run of it, and the message."""
+
+    cell: Cell
+    plan: Plan | None
+    code: int = 0
+    message: str = ""
+
+
+def planned_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: bool) -> list[Planned]:
+    """The plans of all cells, in the cells' own order."""
+    for line in missing_paths(cells):
+        log.warning("%s", line)
+    models = Models() if calibrate else None
+    found: dict[str, Planned] = {}
+    for number, cell in enumerate(in_loading_order(cells), start=1):
+        log.info("cell %d of %d: %s", number, len(cells), cell.label)
+        found[cell.name] = _planned(cell, lambda cell=cell: planned(cell.config, kinds[cell.config.job], models))
+    return [found[cell.name] for cell in cells]
+
+
+def _planned(cell: Cell, plan: Callable[[], Plan]) -> Planned:
+    try:
+        return Planned(cell, plan())
+    except BulkError as error:
+        log.debug("the error below came from here:", exc_info=error)
+        return Planned(cell, None, error.exit_code, str(error))
+
+
+def sweep_exit_code(found: Sequence[Planned]) -> int:
+    """0, or what a run of a cell without a plan would return, 5 where several differ."""
+    codes = {each.code for each in found if each.plan is None}
+    return 0 if not codes else codes.pop() if len(codes) == 1 else _MIXED
+
+
+def sweep_as_text(found: Sequence[Planned]) -> str:
+    """A table, a line a cell; below it what is wrong, and what all cells take together."""
+    lines = aligned([_HEAD, *(_cells(each) for each in found)], 1)
+    for each in found:
+        if each.plan is None:
+            lines.append(f"{each.cell.label}: {each.message}")
+        elif each.plan.found.state == "refused":
+            lines.append(f"{each.cell.label}: would be refused: {'; '.join(each.plan.found.differences)}")
+    plans = [each.plan for each in found if each.plan is not None]
+    if plans:
+        seconds = [plan.seconds_left for plan in plans]
+        time = f", {duration(sum(s or 0.0 for s in seconds))}" if None not in seconds else ""
+        free = size_as_text(min(plan.free_bytes for plan in plans))
+        lines.append(f"{len(plans):,} cells: {size_as_text(sum(plan.disk_bytes for plan in plans))} of results ({free} are free){time}")
+    return "\n".join(lines)
+
+
+def sweep_as_json(found: Sequence[Planned]) -> str:
+    """One JSON object: ``cells`` with name, settings, and the plan or the error of each."""
+    cells = [
+        {
+            "cell": each.cell.name,
+            "settings": each.cell.overrides,
+            "plan": None if each.plan is None else as_values(each.plan),
+            "error": each.message or None,
+        }
+        for each in found
+    ]
+    return json.dumps({"job": "sweep", "cells": cells}, indent=2, ensure_ascii=False)
+
+
+_HEAD = ("cell", "rows", "left", "bad", "tokens", "memory", "disk", "time left")
+
+
+def _name(cell: Cell) -> str:
+    """What a cell changes, in short: the last words of its keys, the beginnings of its values."""
+    return cut(", ".join(f"{key.rpartition('.')[2]}={cut(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL)
+
+
+def _cells(each: Planned) -> tuple[str, ...]:
+    label, plan = _name(each.cell), each.plan
+    if plan is None:
+        return (label, *["–"] * (len(_HEAD) - 1))
+    bad = round(plan.survey.factor * plan.survey.bad)
+    tokens = plan.prompt_tokens + plan.work.generated if plan.survey.generates else plan.work.prefilled
+    memory = size_as_text(plan.weight_bytes + plan.work.kv_bytes)
+    time = "–" if plan.seconds_left is None else duration(plan.seconds_left)
+    left = "refused" if plan.found.state == "refused" else f"{plan.rows_left:,}"
+    return (label, f"{plan.survey.rows:,}", left, f"{bad:,}", f"{tokens:,}", memory, size_as_text(plan.disk_bytes), time)

@@ -1,0 +1,238 @@
+"""A plan as text for a terminal, and as JSON. Computes nothing but what it draws."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from ...configs.visible import visible
+from ...runner.estimate.plan import Plan
+from ...runner.runs.throughput import duration
+from ...runner.scheduler.prefix_tree import LEAST
+from ..status.text import folded
+from ..terminal.tables import counted
+from .histogram import histogram
+
+_LABEL = 10
+_SHOWN = ("min", "median", "mean", "p95", "max")
+
+
+def plan_as_text(plan: Plan, width: int) -> str:
+    """The plan as lines of at most ``width`` columns."""
+    lines: list[str] = []
+    for label, text in _lines(plan):
+        if label == "chart":
+            lines += [f"{'':{_LABEL}}{line}" for line in histogram(plan.survey.lengths, width - _LABEL)]
+            continue
+        pieces = folded(visible(" ".join(text.split())), max(30, width - _LABEL))
+        lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
+    return "\n".join(lines)
+
+
+def plan_as_json(plan: Plan) -> str:
+    """The plan as one JSON object."""
+    return json.dumps(as_values(plan), indent=2, ensure_ascii=False)
+
+
+def as_values(plan: Plan) -> dict[str, Any]:
+    """The plan's figures by name; sums are of all rows, what is not known is null."""
+    survey, measured = plan.survey, plan.calibration
+    return {
+        "job": plan.config.job,
+        "model": plan.config.model.path,
+        "output": {"path": plan.config.output.path, "state": plan.found.state, "rows": plan.found.rows, "reasons": plan.found.differences},
+        "rows": survey.rows,
+        "rows_read": survey.looked_at,
+        "rows_left": plan.rows_left,
+        "input_bytes": plan.input_bytes,
+        "problems": [asdict(problem) for problem in survey.problems.values()],
+        "rows_full": round(survey.factor * survey.full),
+        "rows_cut": round(survey.factor * survey.cut),
+        "tokens": {"sum": plan.prompt_tokens, **(figures(survey.lengths) if survey.lengths else {})},
+        "completions": plan.completions,
+        "generated_tokens": {"most": plan.work.generated, "expected": None if plan.expected is None else plan.expected.generated},
+        "scored_tokens": plan.work.scored,
+        "fed_tokens": plan.work.prefilled,
+        "shared_tokens": plan.shared_tokens,
+        "common_prefix_tokens": None if survey.common is None else len(survey.common),
+        "batches": plan.work.calls,
+        "padding_waste": round((plan.expected or plan.work).padding_waste, 4),
+        "way": plan.way,
+        "weight_bytes": plan.weight_bytes,
+        "kv_bytes": round(plan.work.kv_bytes),
+        "kv_bytes_room": round(plan.limits.kv_bytes),
+        "kv_bytes_aside": round(plan.aside_bytes),
+        "memory_bytes": plan.memory_bytes,
+        "disk_bytes": plan.disk_bytes,
+        "free_bytes": plan.free_bytes,
+        "seconds": plan.seconds,
+        "seconds_left": plan.seconds_left,
+        "tokens_per_second": plan.tokens_per_second,
+        "calibration": None
+        if measured is None
+        else {"rows": measured.rows, "seconds": measured.seconds, "unfinished": measured.unfinished},
+    }
+
+
+def figures(values: list[int]) -> dict[str, float]:
+    """What is said of lengths: see ``_SHOWN``."""
+    found = np.array(values)
+    shown = (int(found.min()), int(np.median(found)), round(float(found.mean()), 1), int(np.percentile(found, 95)), int(found.max()))
+    return dict(zip(_SHOWN, shown, strict=True))
+
+
+def size_as_text(count: float) -> str:
+    """Bytes in their unit: "11 MB", "1.3 GB"."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.0f} {unit}" if count >= 9.95 or unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB" if count < 99.5 else f"{count:,.0f} TB"
+
+
+def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield "job", f"{plan.config.job} with {plan.config.model.path}"
+    yield from _output(plan)
+    yield from _rows(plan)
+    if plan.survey.lengths:
+        yield from _tokens(plan)
+        yield "chart", ""
+        yield from _batches(plan)
+        yield from _memory(plan)
+        yield from _disk(plan)
+        yield from _time(plan)
+
+
+def _output(plan: Plan) -> Iterator[tuple[str, str]]:
+    found, path = plan.found, plan.config.output.path
+    if found.state == "new":
+        yield "output", f"{path}: nothing is done there yet"
+    elif found.state == "refused":
+        yield "output", f"{path}: a run of this config would be refused:"
+        yield from (("", line) for line in found.differences)
+    elif found.state == "complete":
+        yield "output", f"{path}: complete already, nothing is left to do; what follows is the whole run"
+    else:
+        done = f"{found.rows:,} of {plan.survey.rows:,} rows are done"
+        yield "output", f"{path}: {done}, a run continues with the {plan.rows_left:,} left; what follows is the whole run"
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    survey = plan.survey
+    size = "" if plan.input_bytes is None else f" ({size_as_text(plan.input_bytes)})"
+    where = plan.config.data.path if isinstance(plan.config.data.path, str) else ", ".join(plan.config.data.path)
+    yield "rows", f"{survey.rows:,} from {where}{size}"
+    if (rounds := survey.rows // max(1, survey.input_rows)) > 1:
+        yield "", f"{survey.input_rows:,} of the input in {rounds:,} rounds"
+    if survey.looked_at < survey.input_rows:
+        yield "", f"{survey.looked_at:,} of them were read, in windows spread evenly over the input; sums below are scaled up from these"
+    if not survey.rows:
+        yield "", "the input has no rows; a run has nothing to do"
+    of = " of those read" if survey.looked_at < survey.rows else ""
+    if survey.bad:
+        verb = "goes" if survey.bad == 1 else "go"
+        yield (
+            "bad",
+            f"{survey.bad:,}{of} cannot be done"
+            + (f" and {verb} to errors/:" if plan.config.on_error == "quarantine" else "; on_error: fail ends the run at the first:"),
+        )
+    for problem in sorted(survey.problems.values(), key=lambda each: -each.count):
+        yield "", f"{problem.count:,} {problem.stage} ({problem.error}), for example"
+        yield from (("", f"  {example}") for example in problem.examples)
+    if survey.full:
+        cured = "their completions have fewer tokens than max_tokens, or their prompts are cut (prompt.too_long)"
+        yield "", f"{survey.full:,}{of} fill the model's context of {plan.context:,} tokens: {cured}"
+    if survey.cut:
+        yield "", f"{survey.cut:,}{of} are longer than the context and lose tokens to it (prompt.too_long)"
+
+
+def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
+    survey = plan.survey
+    shown = figures(survey.lengths)
+    what = "prompts" if survey.generates else "texts"
+    spread = f"{shown['min']:,} to {shown['max']:,} a row, median {shown['median']:,}, mean {shown['mean']:,}, 95 % up to {shown['p95']:,}"
+    yield what, f"{plan.prompt_tokens:,} tokens; {spread}"
+
+
+def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
+    survey, work = plan.survey, plan.expected or plan.work
+    if not survey.generates:
+        fed = f"{work.prefilled:,} fed in {counted(work.calls, 'batch', 'batches')} of {plan.way}"
+        yield "scored", f"{work.scored:,} tokens, {fed}, {_waste(plan)} padding"
+        if plan.shared_tokens > 0:
+            asked = plan.shared_tokens + work.prefilled
+            yield (
+                "shared",
+                f"{plan.shared_tokens:,} of {asked:,} tokens ({plan.shared_tokens / asked:.0%}) are not fed again: rows begin alike",
+            )
+        else:
+            yield "shared", "nothing: no rows begin alike for long enough"
+        return
+    yield from _completions(plan)
+    calls, steps = counted(work.calls, "prefill"), counted(work.steps, "step")
+    yield "batches", f"{calls} of {plan.way}, up to {plan.limits.rows:,} at once, {_waste(plan)} padding; {steps}"
+    yield from _shared_prompts(plan)
+
+
+def _completions(plan: Plan) -> Iterator[tuple[str, str]]:
+    measured, most = plan.calibration, f"at most {plan.work.generated:,} tokens in {plan.completions:,} completions"
+    if measured is None or plan.expected is None:
+        yield "generated", f"{most}; how many it will be shows only a trial (--calibrate)"
+        return
+    mean = plan.expected.generated / max(1, plan.completions)
+    yield "generated", f"about {plan.expected.generated:,} tokens, {mean:,.0f} a completion as in the trial; {most}"
+    if measured.unfinished:
+        yield (
+            "",
+            f"{measured.unfinished:,} of the trial's {len(measured.lengths):,} completions were cut off, and count with their max_tokens",
+        )
+
+
+def _shared_prompts(plan: Plan) -> Iterator[tuple[str, str]]:
+    common = 0 if plan.survey.common is None else len(plan.survey.common)
+    said: list[str] = []
+    if plan.shared_tokens:
+        said.append(f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill")
+    if plan.alike_tokens > 0:
+        said.append(f"{plan.alike_tokens:,} prompt tokens are not fed again: rows begin alike")
+    elif common >= LEAST and plan.survey.rows > 1:
+        said.append(f"all prompts begin with the same {common:,} tokens; each row's prefill computes them anew")
+    yield from zip(["shared", *[""] * len(said)], said, strict=False)
+
+
+def _waste(plan: Plan) -> str:
+    return f"{(plan.expected or plan.work).padding_waste:.1%}"
+
+
+def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
+    room, work = plan.limits.kv_bytes, plan.work
+    need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} KV cache ({work.rows:,} rows at the peak)"
+    yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
+    if plan.aside_bytes:
+        yield "", f"{size_as_text(plan.aside_bytes)} more are kept for newer policies' full weights, or for the reference's KV cache"
+
+
+def _disk(plan: Plan) -> Iterator[tuple[str, str]]:
+    word = "about" if plan.calibration is not None or not plan.survey.generates else "at most"
+    yield "disk", f"{word} {size_as_text(plan.disk_bytes)} of results; {size_as_text(plan.free_bytes)} are free there"
+    if plan.disk_bytes > plan.free_bytes:
+        yield "", "that does not fit: choose another --output, or ask for less (logprobs.top, data.keep)"
+
+
+def _time(plan: Plan) -> Iterator[tuple[str, str]]:
+    measured, seconds, left = plan.calibration, plan.seconds, plan.seconds_left
+    if measured is None or seconds is None or left is None:
+        yield "time", "not known without a trial: --calibrate loads the model and times some of these rows"
+        return
+    at = datetime.now().astimezone() + timedelta(seconds=left)
+    rest = f", {duration(left)} for what is left" if plan.found.rows else ""
+    yield "time", f"about {duration(seconds)} at {plan.tokens_per_second:,.0f} tok/s{rest}; begun now it ends at {at:%Y-%m-%d %H:%M %Z}"
+    if plan.config.job == "rollout":
+        yield "", "less what rewards and reference logprobs take: the trial has neither"
+    yield (
+        "",
+        f"by {measured.rows:,} rows that took {duration(measured.seconds)}, with the model loaded in {duration(measured.load_seconds)}",
+    )

@@ -1,0 +1,135 @@
+"""The distributions of a run's records as charts with words: lengths, logprobs, perplexities, ends, and rollouts' rewards.
+
+Knows what the pass over the records has found, and no files.
+"""
+
+import math
+from collections.abc import Mapping
+
+from ..report_data.bins import Bins
+from ..report_data.record_pass import Pass, RewardError
+from ..report_data.rollout_groups import Groups
+from ..statistics.advantages import DEGENERATE
+from ..terminal.tables import figure
+from .charts import Chart, Point, bars, histogram, lines
+from .page import Section, Table, table
+
+_TICKS, _MESSAGE = 20, 400
+
+
+def distributions(found: Pass) -> Section | None:
+    """Lengths, logprobs, perplexities, finish reasons, predictions: of each what the records have."""
+    charts: list[Chart] = []
+    titles = {"prompt": "Prompt length", "completion": "Completion length", "scored": "Scored tokens"}
+    for heading, lengths in found.lengths.items():
+        charts.append(_chart(f"length-{heading}", titles[heading], lengths, "tokens", "records", "{:,.0f}"))
+    if found.nll.count:
+        q = [found.nll.quantile(share) for share in (0.5, 0.95)]
+        words = f"Median −{q[0] or 0:.2f}; one token in twenty is below −{q[1] or 0:.2f}."
+        words += f" {found.nll.infinite:,} tokens of no chance (−∞) are not drawn." if found.nll.infinite else ""
+        spec = histogram(found.nll.histogram().mirrored, "logprob of a token (nats)", "tokens", limit=0.0)
+        charts.append(Chart("logprobs", "Logprobs", words, spec))
+    if found.documents.count:
+        q = [math.exp(found.documents.quantile(share) or 0.0) for share in (0.5, 0.05, 0.95)]
+        kind = "document" if "token_ids" in found.columns else "completion"
+        words = f"Median {q[0]:,.3g}; nine in ten lie between {q[1]:,.3g} and {q[2]:,.3g}."
+        words += f" {found.documents.infinite:,} of infinite perplexity are not drawn." if found.documents.infinite else ""
+        spec = histogram(found.documents.histogram(), f"perplexity of a {kind} (logarithmic)", "records", logarithmic=True)
+        charts.append(Chart("perplexity", f"Perplexity by {kind}", words, spec))
+    for name, title, counts in (("finish", "Finish reasons", found.finish), ("accuracy", "Predictions", found.accuracy)):
+        if counts := [(reason, count) for reason, count in counts.most_common() if count]:
+            words = ", ".join(f"{reason} {100 * count / found.records:.1f} %" for reason, count in counts)
+            charts.append(Chart(name, title, f"{words}.", bars(counts, "records")))
+    return Section("distributions", "Distributions", charts=charts) if charts else None
+
+
+def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Chart:
+    """A histogram, with its median, mean and 95th percentile in words."""
+    found = values.histogram()
+    median, most = (form.format(values.quantile(share) or 0) for share in (0.5, 0.95))
+    words = f"Median {median}, mean {values.mean or 0:,.4g}, 95 % up to {most}."
+    if found.below or found.above:
+        words += f" {found.below + found.above:,} far off are not drawn."
+    return Chart(name, title, words, histogram(found, x, y))
+
+
+def rewards(found: Pass, dropped: Mapping[str, int]) -> Section | None:
+    """Rewards by sample and group, pass@k, policy versions, and what the functions did not rate; None for a run without.
+
+    ``dropped``: groups that were left out on purpose, by why. Where those were all alike, pass@k of the others means nothing.
+    """
+    groups = found.groups
+    if groups is None or not groups.count:
+        return None
+    charts = [
+        Chart(name, title, f"Mean {values.mean or 0:.4g}.", histogram(values.histogram(), x, y))
+        for name, title, values, x, y in (
+            ("rewards", "Reward by sample", groups.rewards, "reward", "samples"),
+            ("groups", "Mean reward by group", groups.means, "mean reward of a group", "groups"),
+        )
+        if values.count
+    ]
+    if DEGENERATE not in dropped and (chart := _pass_at_k(groups)) is not None:
+        charts.append(chart)
+    if len(groups.versions) > 1:
+        charts.append(_versions(groups))
+    share = 100 * groups.even / groups.count
+    even = f"{groups.even:,} of {groups.count:,} groups ({share:.1f} %) have nothing to compare: equal rewards, or one."
+    missing = f" {groups.unrewarded:,} samples have no reward and are in no figure here." if groups.unrewarded else ""
+    missing += _left_out(dropped)
+    counts = [
+        [name or "–", f"{version.count:,}", figure(version.mean, version.error)]
+        for name, version in groups.versions.items()
+        if version.count
+    ]
+    words = "± is the standard error, clustered by group."
+    tables = [table("Policy versions", ["version", "samples", "mean reward"], counts, words=words)] if counts else []
+    if found.reward_errors:
+        tables.insert(0, _not_rated(found.reward_errors))
+    return Section("rewards", "Rewards", even + missing, charts, tables)
+
+
+def _left_out(dropped: Mapping[str, int]) -> str:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in dropped.items())
+    said = f" Groups that were dropped are in no figure here: {kinds}." if kinds else ""
+    return f"{said} So pass@k is not drawn: it would be that of the others." if DEGENERATE in dropped else said
+
+
+def _not_rated(errors: dict[tuple[str, str], RewardError]) -> Table:
+    """Each function and kind of error, the most frequent first."""
+    ordered = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
+    cells = [[f"{error.count:,}", name, kind, f"row {error.row:,}", error.message[:_MESSAGE]] for (name, kind), error in ordered]
+    heading = ["samples", "function", "error", "first", "message of the first"]
+    return table("Not rated", heading, cells, left=5, words="Samples that a reward function gave no reward, and why.", prose=(4,))
+
+
+def _pass_at_k(groups: Groups) -> Chart | None:
+    """A curve a function whose rewards are 0 and 1."""
+    curves = {name: curve for name in groups.functions if (curve := groups.pass_curve(name))}
+    if not curves:
+        return None
+    points = [
+        Point(k, value, f"{name}: pass@{k} {value:.4f} ({of:,} groups)", name) for name, curve in curves.items() for k, value, of in curve
+    ]
+    words = "; ".join(
+        f"{name}: " + ", ".join(f"pass@{k} {value:.3f}" for k, value, _ in dict.fromkeys((curve[0], curve[-1])))
+        for name, curve in curves.items()
+    )
+    ks = sorted({point.x for point in points})
+    return Chart("pass", "pass@k", f"{words}.", lines(points, "k (samples)", "pass@k", logarithmic_x=len(ks) > 1, ticks=ks))
+
+
+def _versions(groups: Groups) -> Chart:
+    """Against the version where it is a number, else against its place among them."""
+    points: list[Point] = []
+    numbered = all(name.isdecimal() for name in groups.versions)
+    for place, (name, version) in enumerate(groups.versions.items(), start=1):
+        if version.count:
+            error = version.error or 0.0
+            label = f"version {name}: {version.mean:.4g} ± {error:.2g} ({version.count:,} samples)"
+            points.append(Point(int(name) if numbered else place, version.mean, label, "", version.mean - error, version.mean + error))
+    points.sort(key=lambda point: point.x)
+    heading = "policy version" if numbered else "policy version, in order of appearance"
+    ticks = [point.x for point in points] if len(points) <= _TICKS else ()
+    spec = lines(points, heading, "mean reward", zero=False, ticks=ticks, whole_x=True)
+    return Chart("versions", "Reward by policy version", "Bars: standard error, clustered by group.", spec)

@@ -1,0 +1,123 @@
+"""The page as one HTML file: what stands on it, and how it is put together from the template beside this file.
+
+Knows no run. Whatever is put into it is text: the template escapes it, and JSON holds no character that HTML would see.
+"""
+
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from importlib.metadata import version
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from .charts import Chart
+from .svg import drawn
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+
+
+@dataclass(slots=True, frozen=True)
+class Card:
+    """A head figure."""
+
+    heading: str
+    value: str
+    note: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class Cell:
+    """A cell of a table. shade: 0 to 1 in a heat map, None elsewhere; best: it is among the best of those."""
+
+    text: str
+    shade: float | None = None
+    best: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Table:
+    """Rows below a heading; the first ``left`` columns are names, the others figures.
+
+    prose: the columns of running text, whose lines may break anywhere; on a phone each row of such a table is stacked.
+    """
+
+    title: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    left: int = 1
+    words: str = ""
+    prose: Sequence[int] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Section:
+    """A part of the page. wide: whether its text is code, folded away until it is asked for."""
+
+    name: str
+    title: str
+    words: str = ""
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    code: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(slots=True)
+class Page:
+    """A report. banner: what a reader must know before any figure; browser: the samples as the script reads them, None without."""
+
+    title: str
+    subtitle: str
+    banner: list[str] = field(default_factory=list[str])
+    cards: list[Card] = field(default_factory=list[Card])
+    sections: list[Section] = field(default_factory=list[Section])
+    browser: dict[str, Any] | None = None
+    footer: str = ""
+
+
+def table(
+    title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, words: str = "", prose: Sequence[int] = ()
+) -> Table:
+    """A table of plain text."""
+    return Table(title, heading, [[Cell(text) for text in row] for row in rows], left, words, prose)
+
+
+def rendered(page: Page) -> bytes:
+    """The page in UTF-8; halves of surrogate pairs, which UTF-8 lacks, as escapes. Raises BulkError where its charts cannot be drawn."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    beside = files(__package__ or "mlx_bulk.jobs.report") / "assets"
+    template, style, script = ((beside / name).read_text(encoding="utf-8") for name in ("report.html.jinja", "report.css", "report.js"))
+    charts = drawn([chart for section in page.sections for chart in section.charts])
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    environment.filters["breakable"] = _breakable
+    text = environment.from_string(template).render(
+        page=page,
+        charts={name: Markup(svg) for name, svg in charts.items()},
+        style=Markup(style),
+        script=Markup(script),
+        allowed=f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'",
+        samples=None if page.browser is None else Markup(as_json(page.browser)),
+        version=version("mlx-bulk"),
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _breakable(text: str) -> "Markup":
+    """The text, whose lines may break behind a dot."""
+    from markupsafe import Markup
+
+    return Markup(".<wbr>").join(text.split("."))
+
+
+def as_json(value: object) -> str:
+    """JSON that may stand in a script element: ASCII, without a character that begins or ends anything in HTML."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for character, escape in _ESCAPES.items():
+        text = text.replace(character, escape)
+    return text

@@ -1,0 +1,63 @@
+"""``mlx-bulk report``: a run or a sweep as one HTML page, written beside it or elsewhere; also at the end of a run.
+
+Takes no lock, and changes nothing but the page. What stands on it is report_run.py's, report_sweep.py's and report_pair.py's.
+"""
+
+import logging
+import os
+from pathlib import Path
+
+from ...configs.errors import BulkError
+from ...runner.files.atomic import atomic_write, make_folder, room_on
+from ...runner.runs.run_files import is_sweep
+from ...runner.store.paths import RunPaths
+from .compare_page import pair_page
+from .page import Page, rendered
+from .run_page import run_page
+from .sweep_page import sweep_page
+
+log = logging.getLogger("mlx_bulk")
+
+
+def report(run: Path, to: Path | None = None) -> Path:
+    """Writes the report of the run directory or sweep folder ``run``, whole, and says where: ``to``, or report.html in it.
+
+    Raises RunDirError where it is neither, where a committed part is missing or damaged, and OutOfRoom.
+    """
+    page = sweep_page(run) if is_sweep(run) else run_page(run)
+    return _written(page, RunPaths(run).report if to is None else to)
+
+
+def report_of_pair(a: Path, b: Path, to: Path) -> Path:
+    """Writes the comparison of two runs to ``to``. Raises as ``report``."""
+    return _written(pair_page(a, b), to)
+
+
+def report_at_end(folder: Path) -> None:
+    """Writes the report of a run or sweep that has come to its end, and says where it lies.
+
+    Whatever hinders it costs the page alone, and is said in a line: the run is complete without it.
+    """
+    try:
+        log.info("report: %s", report(folder))
+    except (Exception, KeyboardInterrupt) as error:
+        log.debug("the error below came from here:", exc_info=error)
+        if isinstance(error, KeyboardInterrupt):
+            why = "interrupted"
+        else:
+            why = str(error) if isinstance(error, BulkError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+        say_left_out(folder, why)
+
+
+def say_left_out(folder: Path, why: str) -> None:
+    """Says that the report of a run or sweep was not written, and what writes it."""
+    log.warning("report.html was not written: %s. The run is complete; mlx-bulk report %s writes it.", why.rstrip("."), folder)
+
+
+def _written(page: Page, to: Path) -> Path:
+    content = rendered(page)
+    target = to / "report.html" if to.is_dir() else to
+    with room_on(target.parent):
+        make_folder(target.parent)
+        atomic_write(target, content, f".{os.getpid()}")
+    return target

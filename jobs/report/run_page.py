@@ -1,0 +1,226 @@
+"""A run's report: its status, statistics, distributions and samples, put in order as a page.
+
+Reads the run directory and changes nothing; it may be at work, or stopped. How the page looks is report_page.py's.
+"""
+
+import logging
+import math
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...configs.errors import BulkError
+from ...configs.jobs import ROW_JOBS
+from ...runner.models.run_tokenizer import tokenizer_of
+from ...runner.runs.run_files import stored_run, stored_statistics
+from ...runner.runs.status import Status, status
+from ...runner.store.part_file import DROP
+from ...runner.store.paths import RunPaths
+from ...runner.text.tokenizer import Tokenizer
+from ..report_data.record_pass import Pass, passed
+from ..report_data.samples import samples
+from ..report_data.speed_series import Interval, intervals
+from ..statistics.score_table import main_columns, notes
+from ..status.text import duration
+from ..terminal.tables import counted, figure
+from .charts import Chart, Point, lines
+from .distributions import distributions, rewards
+from .page import Card, Page, Section, table
+
+log = logging.getLogger("mlx_bulk")
+
+_GROUPS, _KINDS = 30, 12
+Json = dict[str, Any]
+
+
+def run_page(run: Path) -> Page:
+    """The report of the run directory ``run``. Raises RunDirError where it is none, or where a committed part is damaged."""
+    stored = stored_run(run)
+    found, now = passed(run), status(run)
+    config = stored["config"]
+    page = Page(
+        title=run.absolute().name,
+        subtitle=f"{config['job']} with {config['model']['path']} over {_inputs(config)}",
+        banner=list(_banner(now)),
+        footer=_footer(run),
+    )
+    statistics = stored_statistics(run)
+    rows = [] if statistics is None or not statistics.num_rows else statistics.slice(0, 1 + _GROUPS).to_pylist()
+    page.cards = list(_cards(now, found, rows))
+    if found is not None:
+        dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}
+        page.sections += [section for section in (distributions(found), rewards(found, dropped)) if section is not None]
+        _browse(page, run, found, stored)
+    page.sections += [section for section in (_speed(now, run), _groups(rows), _errors(now)) if section is not None]
+    page.sections.append(_settings(stored, rows))
+    return page
+
+
+def _inputs(config: Json) -> str:
+    path = config["data"]["path"]
+    return path if isinstance(path, str) else f"{path[0]} and {len(path) - 1:,} more" if len(path) > 1 else str(path[0])
+
+
+def _footer(run: Path) -> str:
+    return (
+        f"Drawn on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} from {run.absolute()}. This page is a picture of the run's records, "
+        f"not a part of them: mlx-bulk verify does not check it, and mlx-bulk report {run} draws it anew."
+    )
+
+
+def _banner(now: Status) -> Iterator[str]:
+    if now.state != "complete":
+        of = "" if now.of is None else f" of {now.of:,}"
+        open_rows = f", {now.rows - now.committed:,} more are in the journal" if now.rows > now.committed else ""
+        yield f"This run is not complete ({now.state}): {now.committed:,}{of} rows are committed and drawn here{open_rows}."
+    yield from now.notes
+
+
+# ---------------------------------------------------------------------------------------------------------- head figures
+
+
+def _cards(now: Status, found: Pass | None, rows: list[Json]) -> Iterator[Card]:
+    share = "" if not now.of else f"of {now.of:,}" + ("" if now.rows == now.of else f", {100 * now.rows / now.of:.1f} %")
+    yield Card("Rows", f"{now.rows:,}", share)
+    if found is not None and found.records != now.rows:
+        yield Card("Records", f"{found.records:,}", "results; one a sample")
+    yield Card("Errors", f"{now.errors - now.dropped:,}", "quarantined" if now.errors > now.dropped else "no row failed")
+    yield from _quality(found, rows[0] if rows else None)
+    tokens = {name: count for name, count in now.history.tokens.items() if count}
+    if "scored_tokens" in tokens:  # the others are the same ones, as they were fed
+        tokens = {"scored_tokens": tokens["scored_tokens"]}
+    if tokens:
+        note = " + ".join(f"{count:,} {name.removesuffix('_tokens')}" for name, count in tokens.items())
+        yield Card("Tokens", _short(sum(tokens.values())), note)
+    if now.history.tokens_per_second:
+        yield Card("Speed", f"{now.history.tokens_per_second:,.0f} tok/s", "mean while it worked")
+    if now.history.seconds:
+        starts = len(now.history.sessions)
+        yield Card("Time", duration(now.history.seconds), f"{starts:,} starts" if starts > 1 else "of work, model loaded")
+
+
+def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
+    """How likely the tokens are, or how often the choice is right: from the statistics where they are there."""
+    if found is None:
+        return
+    if found.groups is not None and found.groups.rewards.count:
+        yield Card("Mean reward", f"{found.groups.rewards.mean:.4g}", f"{found.groups.rewards.count:,} samples")
+    if failed := sum(error.count for error in found.reward_errors.values()):
+        functions = len({name for name, _ in found.reward_errors})
+        yield Card("Not rated", f"{failed:,}", f"rewards that {counted(functions, 'function')} failed to give")
+    if found.accuracy:
+        labelled = found.accuracy["right"] + found.accuracy["wrong"]
+        if labelled:
+            error = None if row is None else row.get("acc_stderr")
+            yield Card("Accuracy", figure(found.accuracy["right"] / labelled, error), f"{labelled:,} rows with a label")
+    elif row is not None and row.get("token_perplexity") is not None:
+        yield Card("Perplexity", figure(row["token_perplexity"], row.get("token_perplexity_stderr")), "a token, over the corpus")
+        if row.get("bits_per_byte") is not None:
+            yield Card("Bits per byte", figure(row["bits_per_byte"]))
+    elif found.nll.mean is not None:
+        note = "of all tokens, as the model itself sees them" + (
+            f"; without {found.nll.infinite:,} of no chance" if found.nll.infinite else ""
+        )
+        yield Card("Perplexity", figure(math.exp(min(700.0, found.nll.mean))), note)
+    if found.finish:
+        yield Card("Truncated", f"{100 * found.finish['length'] / found.records:.1f} %", f"{found.finish['length']:,} reached their limit")
+
+
+def _short(count: int) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if count >= limit:
+            return f"{count / (1e3 if unit == 'k' else limit):.3g} {unit}"
+    return f"{count:,}"
+
+
+# --------------------------------------------------------------------------------------------------------------- samples
+
+
+def _browse(page: Page, run: Path, found: Pass, stored: Json) -> None:
+    """Puts the samples on the page; their alternatives by id where the tokenizer is not to be had."""
+    tokenizer: Tokenizer | None = None
+    note = ""
+    try:
+        tokenizer = tokenizer_of(ROW_JOBS[stored["config"]["job"]].model_validate(stored["config"]), stored)
+    except (BulkError, OSError, ValueError) as error:
+        log.warning("report: tokens are shown by their ids, as the tokenizer is not to be had: %s", error)
+        note = f" Tokens are shown by their ids where their text is not in the record, as the tokenizer is not to be had: {error}"
+    some = samples(run, found, tokenizer)
+    left = f" {some.left_out:,} more were picked and left out, as the page would grow too large." if some.left_out else ""
+    page.browser = {
+        "words": f"{len(some.records):,} of {found.records:,} records, picked by what they are and at random. A token's colour is its "
+        f"logprob; point at it, tap it, or go to it with the arrow keys for its rank and what else was likely.{left}{note}",
+        "records": some.records,
+        "sorts": list(some.sorts.items()),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------------- speed
+
+
+def _speed(now: Status, run: Path) -> Section | None:
+    found = intervals(RunPaths(run), now.history)
+    if len(found) < 2:
+        return None
+    unit, name = (
+        (3600.0, "hours of work")
+        if found[-1].end > 7200
+        else (60.0, "minutes of work")
+        if found[-1].end > 180
+        else (1.0, "seconds of work")
+    )
+    speeds = [_point(each, unit, each.tokens_per_second, f"{each.tokens_per_second:,.0f} tok/s") for each in found]
+    starts = sum(each.begins for each in found)
+    words = f"Mean {now.history.tokens_per_second or 0:,.0f} tok/s" + (
+        f"; {starts:,} starts, the time between them left out." if starts > 1 else "."
+    )
+    charts = [Chart("speed-chart", "Throughput", words, lines(speeds, name, "tokens a second", zero_x=True))]
+    if memory := [each for each in found if each.memory]:
+        points = [_point(each, unit, (each.memory or 0) / 1e9, f"{(each.memory or 0) / 1e9:.3g} GB") for each in memory]
+        words = f"The process's peak so far; {max(each.memory or 0 for each in memory) / 1e9:.3g} GB at most."
+        charts.append(Chart("memory", "Memory", words, lines(points, name, "GB", zero_x=True)))
+    return Section("speed", "Speed and memory", charts=charts)
+
+
+def _point(each: Interval, unit: float, value: float, text: str) -> Point:
+    return Point(each.end / unit, value, f"after {duration(each.end)}: {text}")
+
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+
+
+def _groups(rows: list[Json]) -> Section | None:
+    """The statistics' main figures, over all and a group."""
+    if not rows or not {"token_perplexity", "acc"} & rows[0].keys():
+        return None
+    columns = main_columns(rows[0])
+    cells = [["all" if row["of"] == "all" else _named(row["group"]), *(of(row) for _, of in columns)] for row in rows]
+    words = " ".join(notes(rows[0])) + (" Groups behind the first are in stats.arrow." if len(rows) > _GROUPS else "")
+    return Section("statistics", "Statistics", words, tables=[table("", ["group", *(heading for heading, _ in columns)], cells)])
+
+
+def _named(group: str | None) -> str:
+    return "(no value)" if group is None else group
+
+
+def _errors(now: Status) -> Section | None:
+    if not now.kinds:
+        return None
+    cells = [[f"{kind.count:,}", kind.stage, kind.error, f"row {kind.row:,}", kind.message[:400]] for kind in now.kinds[:_KINDS]]
+    more = f" {len(now.kinds) - _KINDS:,} other kinds are not shown." if len(now.kinds) > _KINDS else ""
+    shown = table("", ["rows", "stage", "class", "first", "message of the first"], cells, left=5, prose=(4,))
+    return Section("errors", "Errors", f"Quarantined rows by stage and class; errors/ holds each with its input.{more}", tables=[shown])
+
+
+def _settings(stored: Json, rows: list[Json]) -> Section:
+    code = [
+        ("Config", yaml.safe_dump(stored["config"], sort_keys=False, allow_unicode=True)),
+        ("Fingerprints", yaml.safe_dump(stored["identity"], sort_keys=False, allow_unicode=True)),
+    ]
+    if rows:
+        one = {name: value for name, value in rows[0].items() if name not in ("of", "group") and value is not None}
+        code.insert(0, ("All statistics, over all records", yaml.safe_dump(one, sort_keys=False)))
+    return Section("settings", "Settings", code=code)

@@ -1,0 +1,4 @@
+"""What a report draws, gathered in one streamed pass over the records.
+
+Public: all.
+"""

@@ -1,0 +1,215 @@
+"""One pass over the committed records of a run: distributions by bins, and which records are worth a look.
+
+Reads columns of numbers only, batch by batch, so memory does not grow with the run. Knows no charts and no texts.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from ...runner.store.part_file import read_results
+from .bins import Bins
+from .lowest import Lowest, shuffled
+from .rollout_groups import Groups
+
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SPAN = 8  # tokens of a span
+_NEEDED = ("row", "sample", "round", "prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")
+_SCORED = (
+    "token_logprobs",
+    "sum_logprob",
+    "scored_tokens",
+    "truncated",
+    "choice_logprobs",
+    "label",
+    "correct",
+    "reward",
+    "rewards",
+    "reward_errors",
+    "policy_version",
+)
+_LONGEST = 1 << 20  # tokens: what is longer counts as so long
+_SORTS = {"random": 40, "least likely": 16, "most likely": 8, "longest": 8, "wrong and sure": 12, "right and unsure": 8}
+
+
+@dataclass(slots=True)
+class RewardError:
+    """What a reward function did not do in one way: for how many samples, in which row first, and what was said of it there."""
+
+    count: int
+    row: int
+    message: str
+
+
+@dataclass(slots=True)
+class Pass:
+    """What the pass found. lengths: by heading, of tokens. nll: of each token, in nats. documents: mean NLL a token, of each record.
+
+    finish: reasons -> records; accuracy: records that are right, wrong, without a label. sorts: by name, the records to look at.
+    spans: the records with the least likely spans, and where in its tokens each begins. groups: of a rollout, else None.
+    reward_errors: of its reward functions, by (function, kind).
+    """
+
+    columns: list[str]
+    records: int = 0
+    lengths: dict[str, Bins] = field(default_factory=dict[str, Bins])
+    nll: Bins = field(default_factory=lambda: Bins(0.0, 0.05, 100.0, distinct=None))
+    documents: Bins = field(default_factory=lambda: Bins(0.0, 0.01, 100.0, distinct=None))
+    finish: Counter[str] = field(default_factory=Counter[str])
+    accuracy: Counter[str] = field(default_factory=Counter[str])
+    sorts: dict[str, Lowest] = field(default_factory=dict[str, Lowest])
+    spans: Lowest = field(default_factory=lambda: Lowest(12))
+    groups: Groups | None = None
+    reward_errors: dict[tuple[str, str], RewardError] = field(default_factory=dict[tuple[str, str], RewardError])
+
+
+def passed(run: Path) -> Pass | None:
+    """The pass over the committed records of the run directory ``run``; None where there are none.
+
+    Raises RunDirError where a committed part is missing or damaged.
+    """
+    first = next(read_results(run), None)
+    if first is None:
+        return None
+    found = Pass(first.schema.names)
+    wanted = [name for name in (*_NEEDED, *_SCORED) if name in found.columns]
+    if "reward" in wanted:
+        rewards = first.schema.field("rewards").type if "rewards" in found.columns else []
+        found.groups = Groups([each.name for each in rewards])
+    for batch in read_results(run, wanted):
+        if batch.num_rows:
+            _add(found, batch)
+    if found.groups is not None:
+        found.groups.finish()
+    return found
+
+
+def identities(batch: pa.RecordBatch) -> Ints:
+    """Round, row and sample [N, 3] of each record; 0 where its job has no such thing."""
+    names = ("round", "row", "sample")
+    there = set(batch.schema.names)
+    columns = [_ints(batch, name) if name in there else np.zeros(batch.num_rows, np.int64) for name in names]
+    return np.stack(columns, axis=1)
+
+
+def _add(found: Pass, batch: pa.RecordBatch) -> None:
+    records, names = identities(batch), set(batch.schema.names)
+    found.records += len(records)
+    chance = shuffled(records)
+    _pick(found, "random", chance, records)
+    for name, heading in (("prompt_tokens", "prompt"), ("completion_tokens", "completion"), ("scored_tokens", "scored")):
+        if name in names:
+            lengths = _ints(batch, name)
+            found.lengths.setdefault(heading, Bins(0.0, 1.0, _LONGEST, whole=True)).add(lengths)
+            if name != "prompt_tokens":
+                _pick(found, "longest", -lengths.astype(np.float64), records)
+    if "finish_reason" in names:
+        reasons = batch.column("finish_reason").dictionary_encode()
+        for code, reason in enumerate(reasons.dictionary.to_pylist()):
+            mine = reasons.indices.to_numpy() == code
+            found.finish[reason] += int(mine.sum())
+            found.sorts.setdefault(f"finish: {reason}", Lowest(6)).add(chance[mine], records[mine])
+    _add_logprobs(found, batch, records, names)
+    if "choice_logprobs" in names:
+        _add_choices(found, batch, records)
+    if found.groups is not None:
+        versions = [str(each) for each in batch.column("policy_version").to_pylist()] if "policy_version" in names else [""] * len(records)
+        given = [_doubles(batch, "reward")]
+        if found.groups.functions:
+            given += [_numbers(batch.column("rewards").field(name)) for name in found.groups.functions]
+        found.groups.add(records, np.stack(given, axis=1), versions)
+    if "reward_errors" in names:
+        _add_reward_errors(found, batch)
+
+
+def _add_reward_errors(found: Pass, batch: pa.RecordBatch) -> None:
+    """Counts what the functions did not rate. Each error is its kind, a colon, and what was said."""
+    column, rows = batch.column("reward_errors"), batch.column("row")
+    for index in range(column.type.num_fields):
+        function, errors = column.type.field(index).name, column.field(index)
+        texts = errors.dictionary_encode()
+        codes = pc.fill_null(texts.indices, -1).to_numpy()
+        for code, text in enumerate(texts.dictionary.to_pylist()):
+            kind, _, message = text.partition(": ")
+            mine = np.flatnonzero(codes == code)
+            known = found.reward_errors.setdefault((function, kind), RewardError(0, rows[int(mine[0])].as_py(), message))
+            known.count += len(mine)
+
+
+def _add_logprobs(found: Pass, batch: pa.RecordBatch, records: Ints, names: set[str]) -> None:
+    sums, counts = ("sum_logprob", "scored_tokens") if "sum_logprob" in names else ("cumulative_logprob", "completion_tokens")
+    if sums in names:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = _doubles(batch, sums) / _doubles(batch, counts)
+        found.documents.add(-means[~np.isnan(means)])
+        _pick(found, "least likely", means, records)
+        _pick(found, "most likely", -means, records)
+    if (name := next((name for name in ("token_logprobs", "logprobs") if name in names), None)) is not None:
+        column = batch.column(name)
+        flat = column.flatten().to_numpy(zero_copy_only=False)
+        found.nll.add(-flat[~np.isnan(flat)])
+        lengths = np.diff(column.offsets.to_numpy()).astype(np.int64)
+        _add_spans(found.spans, flat, lengths, records)
+
+
+def _add_spans(spans: Lowest, flat: NDArray[np.float32], lengths: Ints, records: Ints) -> None:
+    """The least likely SPAN tokens in a row of each record whose mean logprob is among the lowest.
+
+    flat: the logprobs of all records one behind another, lengths [N] how many are whose. Spans with a null or −∞ do not count.
+    """
+    if len(flat) < SPAN:
+        return
+    sums = np.cumsum(np.concatenate([[0.0], np.where(np.isfinite(flat), flat, 0.0)]), dtype=np.float64)
+    holes = np.cumsum(np.concatenate([[0], ~np.isfinite(flat)]))
+    means = (sums[SPAN:] - sums[:-SPAN]) / SPAN
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    means[(holes[SPAN:] != holes[:-SPAN]) | (owner[SPAN - 1 :] != owner[: len(means)])] = np.nan
+    starts = np.cumsum(lengths) - lengths
+    room = np.flatnonzero(lengths >= SPAN)  # each of them has a window that begins at its start
+    if not len(room):
+        return
+    lowest = np.fmin.reduceat(means, starts[room])
+    if len(spans.scores) == spans.keep:
+        better = lowest < spans.scores[-1]
+        room, lowest = room[better], lowest[better]
+    for index, value in sorted(zip(room.tolist(), lowest.tolist(), strict=True), key=lambda each: each[1])[: spans.keep]:
+        inside = means[starts[index] : starts[index] + lengths[index] - SPAN + 1]
+        if not np.isnan(value):
+            spans.add(np.array([value]), records[[index]], np.array([int(np.nanargmin(inside))]))
+
+
+def _add_choices(found: Pass, batch: pa.RecordBatch, records: Ints) -> None:
+    right = _doubles(batch, "correct")
+    found.accuracy += Counter({"right": int((right == 1).sum()), "wrong": int((right == 0).sum()), "no label": int(np.isnan(right).sum())})
+    margins = np.array([_margin(values) for values in batch.column("choice_logprobs").to_pylist()], np.float64)
+    _pick(found, "wrong and sure", np.where(right == 0, -margins, np.nan), records)
+    _pick(found, "right and unsure", np.where(right == 1, margins, np.nan), records)
+
+
+def _margin(logprobs: list[float] | None) -> float:
+    """By how much the likeliest choice is ahead of the next one."""
+    ordered = sorted(logprobs or [], reverse=True)
+    return ordered[0] - ordered[1] if len(ordered) > 1 and ordered[1] != -np.inf else np.nan
+
+
+def _pick(found: Pass, sort: str, scores: Doubles, records: Ints) -> None:
+    found.sorts.setdefault(sort, Lowest(_SORTS[sort])).add(scores, records)
+
+
+def _ints(batch: pa.RecordBatch, name: str) -> Ints:
+    return pc.fill_null(batch.column(name), 0).to_numpy().astype(np.int64)
+
+
+def _doubles(batch: pa.RecordBatch, name: str) -> Doubles:
+    return _numbers(batch.column(name))
+
+
+def _numbers(column: pa.Array) -> Doubles:
+    return pc.fill_null(pc.cast(column, pa.float64()), np.nan).to_numpy()

@@ -1,0 +1,185 @@
+"""The records that the page lets one browse: found again by who they are, and cut to what can be looked at.
+
+Picks nothing (report_pass.py has done that) and knows no HTML. All text in them is data.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...runner.store.part_file import read_results
+from ...runner.text.tokenizer import Tokenizer
+from ..terminal.tables import cut
+from .lowest import Lowest
+from .record_pass import SPAN, Pass, identities
+from .token_view import MOST, Spell, decoded, numbered, spelled, tokens
+
+Identity = tuple[int, int, int]  # round, row, sample
+Json = dict[str, Any]
+
+_BYTES = 1_600_000  # of all samples as JSON: the page stays under 3 MB
+_TEXT = 4_000  # characters of a prompt or of an input
+_KEY = 40  # of a key in the list
+_FACTS = (
+    ("finish_reason", "finish"),
+    ("stop_reason", "stopped by"),
+    ("completion_tokens", "completion tokens"),
+    ("scored_tokens", "scored tokens"),
+    ("reward", "reward"),
+    ("advantage", "advantage"),
+    ("policy_version", "policy version"),
+    ("group_id", "group"),
+    ("correct", "right"),
+    ("is_greedy", "greedy"),
+    ("truncated", "truncated"),
+)
+
+
+@dataclass(slots=True, frozen=True)
+class Samples:
+    """records: as JSON holds them, in input order; sorts: name -> how many of them. left_out: picked, and not there for want of room."""
+
+    records: list[Json]
+    sorts: dict[str, int]
+    left_out: int
+
+
+def samples(run: Path, found: Pass, tokenizer: Tokenizer | None) -> Samples:
+    """The records that ``found`` has picked. Raises RunDirError where a committed part is missing or damaged."""
+    tags = _tags(found)
+    spans = {who: int(at) for who, at in zip(found.spans.found, found.spans.notes, strict=True)}
+    shown = _Shown(tokenizer, spans)
+    records, room = dict[Identity, Json](), _BYTES
+    for who, values in sorted(_read(run, tags), key=lambda each: _rank(tags[each[0]])):
+        record = shown.record(who, values, tags[who])
+        if (room := room - len(json.dumps(record))) < 0:
+            break
+        records[who] = record
+    kept = [records[who] for who in sorted(records)]
+    sorts = dict.fromkeys(sort for names in tags.values() for sort in names)
+    counts = {sort: sum(sort in record["tags"] for record in kept) for sort in sorts}
+    return Samples(
+        kept, {sort: count for sort, count in sorted(counts.items(), key=lambda each: _order(each[0])) if count}, len(tags) - len(kept)
+    )
+
+
+_SORTS = ("random", "least likely", "least likely spans", "best of a group", "worst of a group", "wrong and sure", "right and unsure")
+
+
+def _order(sort: str) -> int:
+    return _SORTS.index(sort) if sort in _SORTS else len(_SORTS)
+
+
+def _rank(sorts: list[str]) -> int:
+    """What is dropped last stands first: what was picked for a reason, before the random ones."""
+    return min(1 if sort == "random" else 0 for sort in sorts)
+
+
+def _tags(found: Pass) -> dict[Identity, list[str]]:
+    """Each picked record with the sorts that it is of."""
+    sorts: dict[str, Lowest] = {**found.sorts, "least likely spans": found.spans}
+    if found.groups is not None:
+        sorts |= {"best of a group": found.groups.best, "worst of a group": found.groups.worst}
+    tags: dict[Identity, list[str]] = {}
+    for sort in sorted(sorts, key=_order):
+        for who in sorts[sort].found:
+            tags.setdefault(who, []).append(sort)
+    return tags
+
+
+def _read(run: Path, wanted: dict[Identity, list[str]]) -> Iterator[tuple[Identity, Json]]:
+    """The wanted records with all their columns."""
+    for batch in read_results(run):
+        for index, who in enumerate(map(tuple, identities(batch).tolist())) if _has(batch, wanted) else ():
+            if who in wanted:
+                yield who, batch.slice(index, 1).to_pylist()[0]
+
+
+def _has(batch: pa.RecordBatch, wanted: dict[Identity, list[str]]) -> bool:
+    rows = batch.column("row").to_numpy()
+    return len(rows) > 0 and any(rows.min() <= who[1] <= rows.max() for who in wanted)
+
+
+@dataclass(slots=True, frozen=True)
+class _Shown:
+    """How records are shown with what there is to spell tokens."""
+
+    tokenizer: Tokenizer | None
+    spans: dict[Identity, int]
+
+    @property
+    def spell(self) -> Spell:
+        return numbered if self.tokenizer is None else spelled(self.tokenizer.token_bytes)
+
+    def record(self, who: Identity, values: Json, sorts: list[str]) -> Json:
+        """The record as the page's script reads it."""
+        name = [f"row {values['row']:,}"]
+        name += [f"sample {values['sample']}"] if values.get("sample") is not None and "sample" in values else []
+        name += [f"round {values['round']}"] if values.get("round") is not None else []
+        record: Json = {"name": " · ".join(name), "tags": sorts, "parts": list(self._parts(values, self.spans.get(who)))}
+        if values["key"] != str(values["row"]):
+            record |= {"key": values["key"], "who": " · ".join([cut(values["key"], _KEY), *name[1:]])}
+        record["facts"] = [[heading, _fact(values[column])] for column, heading in _FACTS if values.get(column) is not None]
+        if (given := values.get("input")) is not None:
+            record["input"] = _cut(json.dumps(given, ensure_ascii=False, indent=1, default=str))
+        if (rewards := values.get("rewards")) is not None:
+            reasons = values.get("reward_errors") or {}
+            record["facts"] += [[name, _reward(value, reasons.get(name))] for name, value in rewards.items()]
+        return record
+
+    def _parts(self, values: Json, span: int | None) -> Iterator[Json]:
+        if "completion_ids" in values:
+            if values.get("prompt_logprobs") is not None:
+                yield self._tokens("prompt", values, "prompt_", values["prompt"], None)
+            else:
+                yield {"name": "prompt", "text": _cut(values["prompt"])}
+            decode = None if self.tokenizer is None else self.tokenizer.decode
+            text = decoded(decode, values["completion_ids"]) if decode is not None else values["completion"]
+            part = self._tokens("completion", values, "", text, span)
+            # Where no logprobs are stored its tokens have nothing to show.
+            yield part if values.get("logprobs") is not None else {"name": "completion", "text": _cut(values["completion"])}
+        elif "token_ids" in values:
+            decode = None if self.tokenizer is None else self.tokenizer.decode
+            yield self._tokens("text", values, "token", decoded(decode, values["token_ids"]), span)
+        elif "choice_token_ids" in values:
+            yield from self._choices(values)
+
+    def _tokens(self, name: str, values: Json, prefix: str, text: str | None, span: int | None) -> Json:
+        found, start = tokens(values, prefix, text, self.spell, span)
+        part: Json = {"name": name, "tokens": found}
+        total = len(values[{"token": "token_ids", "prompt_": "prompt_ids", "": "completion_ids"}[prefix]])
+        if total > len(found):
+            part["note"] = f"tokens {start + 1:,} to {start + len(found):,} of {total:,} are shown"
+        if span is not None:
+            part["span"] = [span - start, span - start + SPAN]
+        return part
+
+    def _choices(self, values: Json) -> Iterator[Json]:
+        for index, (ids, logprobs) in enumerate(zip(values["choice_token_ids"], values["choice_token_logprobs"], strict=True)):
+            marks = [mark for mark, column in (("predicted", "prediction"), ("label", "label")) if values.get(column) == index]
+            note = f"logprob {values['choice_logprobs'][index]:.3f}" + (f" · {', '.join(marks)}" if marks else "")
+            columns = {"token_ids": ids[:MOST], "token_logprobs": logprobs[:MOST]}
+            yield {"name": f"choice {index}", "note": note, "tokens": tokens(columns, "token", None, self.spell)[0]}
+
+
+def _reward(value: float | None, error: str | None) -> str:
+    """What a function gave, or a dash and why it gave nothing."""
+    if value is not None:
+        return _fact(value)
+    return "–" if error is None else f"– ({_cut(error)})"
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]} … ({len(text):,} characters)"

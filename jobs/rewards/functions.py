@@ -1,0 +1,148 @@
+"""The reward functions that a config names, found and looked at before anything is started: a mistake costs no model load.
+
+They are imported in a worker process, never in this one. Knows what functions ask for, and nothing of groups or policies.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...configs.errors import ConfigError
+from ...configs.explain import shown
+from ...configs.fields import nearest
+from ...configs.rollout import RewardConfig
+from ...runner.data.column_paths import missing_column, require_column
+from .worker_process import START_SECONDS, Worker, WorkerDied, WorkerHangs
+
+# What a function gets besides the columns; a column of such a name is not passed on, as in TRL.
+GIVEN = ("prompts", "completions", "completion_ids")
+RESERVED = frozenset({*GIVEN, "prompt", "completion", "log_extra", "log_metric", "trainer_state"})
+
+_BUILT_IN = Path(__file__).parent / "reward_builtins.py"
+_WORDS = {
+    "column": "the column (or dotted path) that holds the answer",
+    "pattern": "a regular expression as Python's re reads it",
+    "ignore_case": "true or false",
+    "over": "a whole number of tokens of at least 0",
+    "per": "a number of tokens above 0",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class RewardFunction:
+    """A function that can be called. place: "path.py:name" or "package.module:name", as a worker loads it.
+
+    path, sha256: its file; takes: the parameters that it names, needs: those without a default, open: whether it has **kwargs.
+    """
+
+    config: RewardConfig
+    place: str
+    path: str
+    sha256: str
+    takes: tuple[str, ...]
+    needs: tuple[str, ...]
+    open: bool
+
+    @property
+    def label(self) -> str:
+        """Its name in the records."""
+        return self.config.label
+
+
+def find_functions(rewards: Sequence[RewardConfig]) -> list[RewardFunction]:
+    """The functions of a config, imported once in a process that then ends.
+
+    Raises ConfigError with file and line where one cannot be imported, does not exist, or does not take its ``args``.
+    """
+    if not rewards:
+        return []
+    places = [f"{_BUILT_IN}:{reward.fn}" if reward.built_in else reward.fn for reward in rewards]
+    found: list[RewardFunction] = []
+    for index, (reward, place, about) in enumerate(zip(rewards, places, _about(places), strict=True)):
+        if "refused" in about:
+            raise ConfigError(f"rewards[{index}].fn: {about['refused']}; fix it, or name another function")
+        function = RewardFunction(
+            reward, place, about["path"], about["sha256"], tuple(about["takes"]), tuple(about["needs"]), about["open"]
+        )
+        _require_args(function, f"rewards[{index}].args")
+        found.append(function)
+    return found
+
+
+def require_columns(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
+    """Raises DataError where a function asks by name for a column that no row has; with no columns nothing can be said."""
+    for index, function in enumerate(functions):
+        if function.config.built_in:
+            if "column" in function.takes:
+                require_column(columns, str(function.config.args["column"]), f"rewards[{index}].args.column")
+            continue
+        for name in function.needs if columns else ():
+            if name not in GIVEN and name not in function.config.args and (name not in columns or name in RESERVED):
+                raise missing_column(columns, name, f"rewards[{index}].fn: {function.label} has a parameter {name!r}")
+
+
+def fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]:
+    """The sha256 of each function's file, by the function's name: a part of a run's identity."""
+    return {function.label: function.sha256 for function in functions}
+
+
+def _about(places: Sequence[str]) -> list[dict[str, Any]]:
+    """What a worker says of the functions."""
+    worker = Worker()
+    try:
+        return worker.load(places)
+    except WorkerHangs:
+        cure = "load what is large when a function is first called"
+        raise ConfigError(f"rewards: importing {', '.join(places)} took longer than {START_SECONDS:.0f} seconds; {cure}") from None
+    except WorkerDied as died:
+        cure = "import it in a Python of your own to see why"
+        raise ConfigError(f"rewards: importing {', '.join(places)} ended the process that did: {died}; {cure}") from died
+    finally:
+        worker.close()
+
+
+def _require_args(function: RewardFunction, where: str) -> None:
+    args, own = function.config.args, [name for name in function.takes if name not in GIVEN]
+    for name in args:
+        if name in RESERVED:
+            raise ConfigError(f"{where}.{name}: is given to every function; expected a name of its own, remove it")
+        if name not in own and (function.config.built_in or not function.open):
+            near = nearest(name, own)
+            fix = f"did you mean {near}?" if near else f"it takes {', '.join(own) or 'none'}"
+            raise ConfigError(f"{where}.{name}: {function.config.fn} has no such parameter; {fix}")
+    if function.config.built_in:
+        _require_values(function, args, where)
+
+
+def _require_values(function: RewardFunction, args: Mapping[str, Any], where: str) -> None:
+    """What a built-in function asks of its args; of a user's function they are its own matter."""
+    for name in function.needs:
+        if name not in GIVEN and name not in args:
+            raise ConfigError(f"{where}.{name}: missing; expected {_WORDS[name]}, which {function.config.fn} needs")
+    for name, value in args.items():
+        if not _fits(name, value):
+            raise ConfigError(f"{where}.{name}: found {shown(value)}; expected {_WORDS[name]}")
+
+
+def _fits(name: str, value: object) -> bool:
+    match name:
+        case "ignore_case":
+            return isinstance(value, bool)
+        case "over":
+            return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        case "per":
+            return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        case "pattern":
+            return isinstance(value, str) and _compiles(value)
+        case _:
+            return isinstance(value, str) and bool(value)
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True

@@ -1,0 +1,44 @@
+"""What the reward functions are told of a group: its prompt and completions as texts or chats, as the row's prompt was.
+
+The bridge from rows, requests and outcomes to ``reward_pool.py``; fulfils ``runner.job.Judge``.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ...runner.core.requests import Generated, Request, Row
+from ...runner.pipeline.ratings import Ratings
+from ...runner.text.prompt_templates import Chat, Columns, Message, Rendered
+from .pool import Group, RewardPool
+
+
+@dataclass(slots=True, frozen=True)
+class GroupJudge:
+    """Rates groups in a pool. render: a row's columns to its prompt; read: a completion's text, as its record has it."""
+
+    pool: RewardPool
+    render: Callable[[Columns], Rendered]
+    read: Callable[[Request, Generated], str]
+
+    def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
+        """The ratings of a row's outcomes, in their order."""
+        prompt = self.render(row.columns)
+        texts = [self.read(request, outcome) for outcome in outcomes]
+        return self.pool.rate(
+            Group(
+                prompt=_turns(prompt) if isinstance(prompt, Chat) else prompt.text,
+                completions=[[{"role": "assistant", "content": text}] for text in texts] if isinstance(prompt, Chat) else texts,
+                completion_ids=[outcome.ids.tolist() for outcome in outcomes],
+                columns=row.columns,
+            )
+        )
+
+    def close(self) -> None:
+        """Ends all worker processes at once; what is not rated yet stays so."""
+        self.pool.close()
+
+
+def _turns(chat: Chat) -> list[Message]:
+    """The messages; a prefill is an assistant's turn that the completion goes on with, as in TRL's prompts."""
+    return [*chat.messages, *([{"role": "assistant", "content": chat.prefill}] if chat.prefill else [])]

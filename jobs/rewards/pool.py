@@ -1,0 +1,216 @@
+"""Groups rated in worker processes beside the model's work: each function by itself, with a time limit.
+
+What a function does wrong makes a reward null; that the functions cannot be had any more ends the run. Knows neither rows nor engines:
+a group comes as what TRL's reward functions are given, and leaves as ``Ratings``.
+"""
+
+import logging
+import os
+import pickle
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from ...configs.visible import visible
+from ...runner.core.errors import DataError
+from ...runner.pipeline.ratings import Ratings
+from .functions import RESERVED, RewardFunction
+from .worker_process import Worker, WorkerDied, WorkerHangs
+
+log = logging.getLogger("mlx_bulk")
+
+MOST_PROCESSES = 8
+START_PAUSES = (1.0, 4.0)  # seconds between the tries to start a process: full tables of files or processes empty themselves again
+_REASON = 500  # characters of a reason that are kept
+
+Message = Mapping[str, Any]
+
+
+class _ClosedError(Exception):
+    """The pool is closed, so a group is not rated."""
+
+
+class _RefusedError(Exception):
+    """A new process cannot load a function that the first one could."""
+
+
+@dataclass(slots=True, frozen=True)
+class Group:
+    """The n completions of one prompt, as TRL gives them: texts, or lists of chat messages. columns: the row's."""
+
+    prompt: str | Sequence[Message]
+    completions: Sequence[str | Sequence[Message]]
+    completion_ids: Sequence[Sequence[int]]
+    columns: Mapping[str, Any]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Keyword arguments of a reward function: each a list with a place a completion."""
+        n = len(self.completions)
+        columns = {name: [value] * n for name, value in self.columns.items() if name not in RESERVED}
+        given = {"prompts": [self.prompt] * n, "completions": list(self.completions), "completion_ids": list(self.completion_ids)}
+        return columns | given
+
+
+class RewardPool:
+    """Rates groups, as many at once as there are ``processes`` (started when they are needed).
+
+    A function that hangs is ended at its timeout with its process; one that ends its process gets another. Which process rates
+    which group is left to chance, so a function must not carry anything over from one group to the next.
+    """
+
+    def __init__(self, functions: Sequence[RewardFunction], processes: int | None = None):
+        self._functions = functions
+        at_once = processes or max(2, min(MOST_PROCESSES, os.cpu_count() or 1))
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="reward")
+        self._lock = threading.Lock()
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
+        self._closed = threading.Event()
+        self._warned: set[tuple[str, str]] = set()  # function, kind: a run of days says the first of each at once
+
+    def rate(self, group: Group) -> "Future[Ratings]":
+        """What the functions say of the group, when they have; nothing ever behind ``close``.
+
+        The future raises DataError where the functions cannot be loaded any more, or their file is not the one that the run began with.
+        """
+        # A copy in bytes now: a function that changes what it is given changes it for nobody else.
+        content = pickle.dumps(group.inputs, pickle.HIGHEST_PROTOCOL)
+        ratings: Future[Ratings] = Future()
+        self._threads.submit(self._rate, ratings, content, len(group.completions))
+        return ratings
+
+    def close(self) -> None:
+        """Ends all processes at once; what is not rated yet stays so."""
+        with self._lock:
+            self._closed.set()
+            busy = list(self._busy)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in busy:
+            worker.kill()  # the thread that asks it closes its pipes
+        self._threads.shutdown(wait=True)
+        for worker in self._idle:
+            worker.close()
+        self._idle.clear()
+
+    def _rate(self, ratings: "Future[Ratings]", content: bytes, count: int) -> None:
+        try:
+            ratings.set_result(self._rated(content, count))
+        except _ClosedError:
+            return
+        except BaseException as error:  # a fault of ours, for whoever waits
+            ratings.set_exception(error)
+
+    def _rated(self, content: bytes, count: int) -> Ratings:
+        rewards: dict[str, list[float | None]] = {}
+        errors: dict[str, list[str | None]] = {}
+        for number, function in enumerate(self._functions):
+            answer = self._asked(number, function, content)
+            failed = answer.get("failed")
+            rewards[function.label] = [None] * count if failed else answer["rewards"]
+            errors[function.label] = [_storable(error) for error in ([failed] * count if failed else answer["errors"])]
+            self._warn(function.label, errors[function.label])
+        return Ratings(rewards, errors)
+
+    def _warn(self, label: str, errors: Sequence[str | None]) -> None:
+        for error in filter(None, errors):
+            kind = error.partition(":")[0]
+            with self._lock:
+                if (label, kind) in self._warned:
+                    continue
+                self._warned.add((label, kind))
+            log.warning("reward %s: %s (no reward there; more of kind %s are counted at the end)", label, visible(error), kind)
+
+    def _asked(self, number: int, function: RewardFunction, content: bytes) -> dict[str, Any]:
+        seconds = function.config.timeout
+        worker = self._taken()
+        try:
+            return worker.call(number, function.config.args, content, seconds)
+        except WorkerHangs:
+            worker.kill()
+            return {"failed": f"timeout: no answer within {seconds:g} seconds"}
+        except WorkerDied as died:
+            worker.kill()
+            return {"failed": f"died: {died}"}
+        finally:
+            self._put_back(worker)
+
+    def _taken(self) -> Worker:
+        """A process that waits, or a new one. Raises DataError where no new one loads the functions as they were."""
+        with self._lock:
+            if self._closed.is_set():
+                raise _ClosedError
+            dead = [worker for worker in self._idle if not worker.alive]
+            self._idle = [worker for worker in self._idle if worker not in dead]
+            waiting = self._idle.pop() if self._idle else None
+            if waiting is not None:
+                self._busy.add(waiting)
+        for one in dead:
+            one.close()
+        return waiting or self._started()
+
+    def _started(self) -> Worker:
+        """A new process, tried for as often as it takes for what passes by itself to pass."""
+        for pause in START_PAUSES:
+            try:
+                return self._new()
+            except (WorkerDied, WorkerHangs, _RefusedError, OSError) as error:
+                log.info("no process for the reward functions (%s); tried again in %g seconds", _why(error), pause)
+            if self._closed.wait(pause):
+                raise _ClosedError
+        try:
+            return self._new()
+        except (WorkerDied, WorkerHangs, _RefusedError, OSError) as error:
+            raise DataError(
+                f"rewards: no process loads the functions any more, {1 + len(START_PAUSES)} times in a row: {_why(error)}. What was "
+                "finished is safe: mend that, then continue with the same command"
+            ) from error
+
+    def _new(self) -> Worker:
+        worker = Worker()
+        with self._lock:
+            self._busy.add(worker)
+            if self._closed.is_set():
+                worker.kill()
+        try:
+            self._load(worker)
+        except BaseException:
+            worker.kill()
+            self._put_back(worker)
+            raise
+        return worker
+
+    def _load(self, worker: Worker) -> None:
+        """Loads the functions into a new process, and compares them with those that the run's identity names."""
+        for about, function in zip(worker.load([f.place for f in self._functions]), self._functions, strict=True):
+            if "refused" in about:
+                raise _RefusedError(about["refused"])
+            if about["sha256"] != function.sha256:
+                raise DataError(
+                    f"{function.path}: changed while the run worked, and {function.label} is to give all rewards of a run as it was when "
+                    "that began. What was finished is safe: put the file back, then continue with the same command; or rate with the "
+                    "new one in another --output"
+                )
+
+    def _put_back(self, worker: Worker) -> None:
+        with self._lock:
+            self._busy.discard(worker)
+            closed = self._closed.is_set()
+            keep = not closed and worker.alive
+            if keep:
+                self._idle.append(worker)
+        if not keep:
+            worker.close()
+        if closed:
+            raise _ClosedError
+
+
+def _storable(reason: str | None) -> str | None:
+    """A reason of bounded length, in characters that UTF-8 can write."""
+    return None if reason is None else reason[:_REASON].encode("utf-8", "backslashreplace").decode()
+
+
+def _why(error: Exception) -> str:
+    return str(error) or "importing them hangs"

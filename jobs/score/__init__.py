@@ -1,0 +1,4 @@
+"""The kind score: documents, completions, choices, chats.
+
+Public: score.
+"""

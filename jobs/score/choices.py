@@ -1,0 +1,75 @@
+"""A row's choices and which of them is right, out of its columns. Knows no tokens."""
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from ...configs.explain import shown
+from ...runner.core.errors import RowError
+from ...runner.data.column_paths import lookup, require_column
+from ...runner.text.prompt_templates import Columns, compile_value
+
+
+def choices_of(columns: Columns, path: str) -> tuple[str, ...]:
+    """The choices at ``path``, as they are given: a list of strings or, as CSV holds it, the JSON text of one. Raises RowError."""
+    given = lookup(columns, path)
+    found = _parsed(given) if isinstance(given, str) else given
+    if not isinstance(found, list) or not found:
+        expected = "a list with at least one string, or the JSON text of one, is expected"
+        raise RowError("template", f"score.choices: {path!r} holds {shown(given)}; {expected}")
+    if wrong := [choice for choice in found if not isinstance(choice, str)]:
+        raise RowError("template", f"score.choices: {path!r} holds {shown(wrong[0])} among the choices; strings are expected")
+    return tuple(found)
+
+
+def _parsed(text: str) -> object:
+    """What a JSON text holds, None where it is none."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair would fail later, and far from here
+    except (ValueError, RecursionError):
+        return None
+    return found
+
+
+def compile_label(label: str, columns: Collection[str]) -> Callable[[Columns], Any]:
+    """What reads a row's label: a Jinja template where it looks like one, else a column or dotted path.
+
+    A template that is one expression, ``{{ answer }}``, gives its value as it is: an integer stays one, as from a column.
+    Raises ConfigError for a template that cannot be parsed, DataError for a column that no row has.
+    """
+    if "{{" in label or "{%" in label:
+        return compile_value(label, "score.label", columns)
+    require_column(columns, label, "score.label")
+    return lambda row: lookup(row, label)
+
+
+def label_index(label: Any, choices: tuple[str, ...]) -> int | None:
+    """Index of the right choice: ``label`` is an index, or a choice's text, or an index in digits; None where it is null or "".
+
+    Raises RowError for anything else, and for digits that are one choice's text and another's index.
+    """
+    if label is None or label == "":
+        return None
+    index = _index(label)
+    valid = index is not None and 0 <= index < len(choices)
+    if isinstance(label, str) and label in choices:
+        text = choices.index(label)
+        if index is not None and valid and choices[index] != label:
+            readings = f"it is the text of choice {text} and the index of choice {index}, {shown(choices[index])}"
+            cure = "set score.label to {{ label | int }} for the index or {{ choices.index(label) }} for the text, with your columns' names"
+            raise RowError("template", f"score.label: found {shown(label)}, which can be read in two ways: {readings}; {cure}")
+        return text
+    if valid:
+        return index
+    expected = f"an index from 0 to {len(choices) - 1}, or the text of a choice"
+    raise RowError("template", f"score.label: found {shown(label)}; expected {expected}: {', '.join(map(shown, choices))}")
+
+
+def _index(label: Any) -> int | None:
+    """The integer that a label is or spells in digits, None where it is none."""
+    if isinstance(label, str):
+        return int(label) if label.isascii() and label.isdigit() else None
+    if isinstance(label, float) and label.is_integer():  # a table's integers where some are null
+        return int(label)
+    return label if isinstance(label, int) and not isinstance(label, bool) else None

@@ -1,0 +1,107 @@
+"""A prompt and what may follow it, as tokens: where the two part, and what becomes of a prompt that is too long.
+
+The border is lm-eval's: white space at the prompt's end moves to the completion, both are tokenized as one, and the tokens
+behind as many as the prompt alone has are scored. Knows no choices and no labels; several completions share a prompt.
+
+    prompt "Answer:\\n"  completion "B"      tokenized  "Answer:\\nB"      tokens  Answer : \\n B
+                                            prompt     "Answer:"         scored           x  x
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...runner.core.errors import RowError
+from ...runner.core.requests import Ids, Prompt, Row
+from ...runner.text.prompt_templates import Rendered, Text
+from ...runner.text.tokenizer import Tokenizer
+from .scored_text import Tokens, last_of, prefixed, tokens_of, too_long_error
+
+log = logging.getLogger("mlx_bulk")
+
+
+@dataclass(slots=True, frozen=True)
+class Continued:
+    """Completions behind one prompt of ``prompt_tokens`` tokens (before it is cut), in their order."""
+
+    prompt_tokens: int
+    completions: tuple[Tokens, ...]
+
+
+@dataclass(slots=True)
+class Continuations:
+    """Makes them. prefix: the token that stands before a completion without a prompt. context: most tokens fed, None for no limit.
+
+    too_long: error, truncate_left or truncate_right, for the prompt alone.
+    """
+
+    tokenizer: Tokenizer
+    prefix: int | None
+    context: int | None
+    too_long: str
+    warned: bool = field(default=False, init=False)
+
+    def of(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> Continued:
+        """The ``completions`` (at least one) of a row's prompt. Raises RowError."""
+        if not all(completions):
+            which = f"the completion at index {completions.index('')} of {len(completions)}" if len(completions) > 1 else "the completion"
+            raise RowError("tokenize", f"{which} is empty; at least one character is expected")
+        text = rendered.text if isinstance(rendered, Text) else self.tokenizer.chat_text(rendered.messages, rendered.prefill or "")
+        opened = isinstance(rendered, Text)
+        prompt = text.rstrip()
+        moved = text[len(prompt) :]
+        before = self._encode(prompt, opened).ids if prompt else np.zeros(0, np.int32)
+        if len(before):
+            wholes = [self._encode(prompt + moved + completion, opened) for completion in completions]
+        else:
+            before, wholes = self._unprompted([prompt + moved + completion for completion in completions])
+        if any(len(whole.ids) <= len(before) for whole in wholes):
+            what = f"prompt and completion have as many tokens as the prompt alone, {len(before)}"
+            raise RowError("tokenize", f"nothing is left to score: {what}; end the prompt, or begin the completion, with a space")
+        self._warn(row, before, wholes)
+        return Continued(len(before), self._fitted(len(before), [_scored(whole, len(before), len(prompt)) for whole in wholes]))
+
+    def _encode(self, text: str, opened: bool) -> Prompt:
+        """Text with the special tokens that the tokenizer puts before it, or a rendered chat, which has its own."""
+        return self.tokenizer.encode_opening(text) if opened else self.tokenizer.encode_text(text)
+
+    def _unprompted(self, texts: list[str]) -> tuple[Ids, list[Prompt]]:
+        if self.prefix is None:
+            cure = "set score.prefix to bos_or_eos" if self.tokenizer.bos is None else "set score.prefix to bos or bos_or_eos"
+            raise RowError("tokenize", f"the prompt is empty, and there is no prefix token to score the completion behind; {cure}")
+        return np.array([self.prefix], np.int32), [prefixed(self.tokenizer.encode_text(text), self.prefix) for text in texts]
+
+    def _warn(self, row: Row, before: Ids, wholes: list[Prompt]) -> None:
+        """Says once a run where the prompt's tokens are not what stands before the completion."""
+        if not self.warned and any(whole.ids[: len(before)].tolist() != before.tolist() for whole in wholes):
+            self.warned = True
+            log.warning(
+                "row %d: the tokenizer joins the prompt's last characters with the completion's first ones; as in lm-eval, the tokens "
+                "behind the first %d are scored, and the model reads those before them (said once)",
+                *(row.position, len(before)),
+            )
+
+    def _fitted(self, n: int, completions: list[Tokens]) -> tuple[Tokens, ...]:
+        """The completions, their prompt of ``n`` tokens cut to what leaves room for the longest of them."""
+        longest = max(len(tokens.ids) for tokens in completions) - n
+        if self.context is None or n + longest <= self.context + 1:
+            return tuple(completions)
+        if longest > self.context:
+            raise RowError("too_long", f"the completion has {longest} tokens, and the context takes {self.context}; it is never cut")
+        if self.too_long == "error":
+            raise too_long_error(f"the prompt has {n} tokens, the completion {longest}", self.context)
+        keep = self.context + 1 - longest
+        left = self.too_long == "truncate_left"
+
+        def cut(tokens: Tokens) -> Tokens:
+            index = last_of(tokens.ids[:n], keep, self.tokenizer.bos) if left else np.arange(keep)
+            return tokens.kept(np.append(index, np.arange(n, len(tokens.ids))))
+
+        return tuple(map(cut, completions))
+
+
+def _scored(whole: Prompt, n: int, start: int) -> Tokens:
+    """A prompt of ``n`` tokens with its completion, which starts at the code point ``start``."""
+    return tokens_of(whole, np.arange(len(whole.ids)) >= n, ((start, len(whole.text)),))

@@ -1,0 +1,73 @@
+"""What a row of a scoring job asks of the scorer, with what its record will say beside the scores: texts, and choices.
+
+Both are a ``ScoreRequest`` to the scorer, which looks at their passages alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...runner.core.requests import Ids, Passage, ScoreRequest
+from .continuations import Continued
+from .scored_text import Tokens
+from .windows import Window
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class TextRequest(ScoreRequest):
+    """A document, a completion or a chat: the scores of all passages, one after another, are those of its scored tokens."""
+
+    tokens: Tokens
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ChoicesRequest(ScoreRequest):
+    """Choices behind one prompt of ``prompt_tokens`` tokens: a passage each. label: the right one's index, if it is known."""
+
+    choices: tuple[str, ...]
+    prompt_tokens: int
+    label: int | None
+    truncated: bool
+
+    @property
+    def choice_ids(self) -> list[Ids]:
+        """The scored token ids of each choice."""
+        return [passage.ids[passage.positions] for passage in self.passages]
+
+
+def of_document(row: int, tokens: Tokens, windows: Iterable[Window], bos: int | None) -> TextRequest:
+    """A document, a passage a window; ``bos`` is put before each that does not start where the document does, None for nothing."""
+    passages = tuple(_window(tokens.ids, window, bos) for window in windows)
+    return TextRequest(row=row, passages=passages, tokens=tokens)
+
+
+def _window(ids: Ids, window: Window, bos: int | None) -> Passage:
+    fed, positions = ids[window.start : window.end], np.arange(window.scored, window.end) - window.start
+    if bos is not None and window.start > 0:
+        fed, positions = np.append(np.int32(bos), fed), positions + 1
+    return Passage(fed, positions.astype(np.int32))
+
+
+def of_text(row: int, tokens: Tokens) -> TextRequest:
+    """A text in one passage; in none where nothing of it is scored."""
+    passages = (_passage(tokens),) if tokens.scored.any() else ()
+    return TextRequest(row=row, passages=passages, tokens=tokens)
+
+
+def of_choices(row: int, choices: tuple[str, ...], continued: Continued, label: int | None) -> ChoicesRequest:
+    """The choices, each as a completion of the prompt."""
+    return ChoicesRequest(
+        row=row,
+        passages=tuple(map(_passage, continued.completions)),
+        choices=choices,
+        prompt_tokens=continued.prompt_tokens,
+        label=label,
+        truncated=any(tokens.truncated for tokens in continued.completions),
+    )
+
+
+def _passage(tokens: Tokens) -> Passage:
+    """The tokens up to the last that is scored."""
+    positions = np.flatnonzero(tokens.scored).astype(np.int32)
+    return Passage(tokens.ids[: positions[-1] + 1], positions)

@@ -1,0 +1,257 @@
+"""``job: score``: a row becomes passages whose tokens are scored, the scores become a record.
+
+What is scored is a document in windows, a completion of a prompt, choices, or the assistant's turns of a chat.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...configs.errors import ConfigError
+from ...configs.score import ScoreConfig
+from ...runner.core.logprob_options import Wanted
+from ...runner.core.requests import Outcome, Row, Scored, ScoreRequest
+from ...runner.data.column_paths import lookup, require_column
+from ...runner.data.type_inference import json_text
+from ...runner.engine.prefill import Setup
+from ...runner.engine.scorer import Scorer
+from ...runner.pipeline.job import Parts
+from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
+from ..generate.prompt_encoding import require_chat_template, require_known, require_top
+from ..statistics.score_stats import statistics
+from ..statistics.score_table import closing
+from .choices import choices_of, compile_label, label_index
+from .continuations import Continuations
+from .records import CHOICES, choices_record, text_columns, text_record
+from .requests import ChoicesRequest, TextRequest, of_choices, of_document, of_text
+from .scored_text import chat, document
+from .windows import BOS_EVERY_WINDOW, Window, rolling, strided
+
+log = logging.getLogger("mlx_bulk")
+
+
+@dataclass(frozen=True)
+class ScoreJob:
+    """A scoring job, as ``runner.job.Job`` describes it."""
+
+    parts: Parts
+
+    def __post_init__(self) -> None:
+        require_chat_template(self.parts)
+        require_top(self.parts)
+        self._require_stride()
+        _ = self._bos_every_window, self._requested  # raises where the model does not allow what the config asks
+        if self.config.score.text is not None and self._prefix[1] is None and self.config.score.prefix != "none":
+            cure = " (prefix: bos_or_eos puts EOS there)" if self.config.score.prefix == "bos" else ""
+            log.warning("score.prefix: this tokenizer has none, so the first token of each document is not scored%s", cure)
+        if self.config.score.text is not None and is_constant(self.config.score.text):
+            log.warning("score.text: found %r, the same text for each row; a column is written {{ name }}", self.config.score.text)
+
+    @staticmethod
+    def check(config: ScoreConfig, columns: Collection[str]) -> None:
+        """Parses the templates, and holds the columns that they ask for against ``columns``, if there are any."""
+        score = config.score
+        if config.prompt.sources:
+            compile_prompt(config.prompt, columns)
+        for name, template in (("text", score.text), ("completion", score.completion)):
+            if template is not None:
+                compile_template(template, f"score.{name}", columns)
+        for name, path in (("choices", score.choices), ("messages", score.messages), ("group_by", score.group_by)):
+            if path is not None:
+                require_column(columns, path, f"score.{name}")
+        if score.label is not None:
+            compile_label(score.label, columns)
+
+    @cached_property
+    def config(self) -> ScoreConfig:
+        """The job's settings."""
+        assert isinstance(self.parts.config, ScoreConfig)
+        return self.parts.config
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which figures the scorer is to compute."""
+        logprobs, score = self.config.logprobs, self.config.score
+        return Wanted(echo=True, top=logprobs.top, stats=logprobs.stats, greedy=score.kind in ("completion", "choices"))
+
+    @property
+    def samples(self) -> int:
+        """A row has one record."""
+        return 1
+
+    def engine(self, setup: Setup, reference: Setup | None) -> Scorer:
+        """What scores, against a reference model where the config names one."""
+        return Scorer(setup, reference)
+
+    # ------------------------------------------------------------------------------------------ what the model brings
+
+    @cached_property
+    def _context(self) -> int | None:
+        """Most ids fed at once, to the reference model too; None where no model sets a limit and a text is not cut into windows."""
+        asked = self.config.score.context
+        either = (("the model", self.parts.context), ("the reference", self.parts.reference_context))
+        stated = sorted((context, whose) for whose, context in either if context is not None)
+        if asked == "auto":
+            if self.parts.context is None and self.config.score.text is not None:
+                raise ConfigError("score.context: the model's config.json does not say how long its context is; give a number of tokens")
+            return stated[0][0] if stated else None
+        if stated and asked > stated[0][0]:
+            least, whose = stated[0]
+            raise ConfigError(f"score.context: found {asked}; expected at most {least}, {whose}'s context; give that or less, or auto")
+        return asked
+
+    def _require_stride(self) -> None:
+        stride, context = self.config.score.stride, self._context
+        if stride is not None and context is not None and stride > context:
+            raise ConfigError(f"score.stride: found {stride}; expected at most {context}, the context")
+
+    @cached_property
+    def _prefix(self) -> tuple[str, int | None]:
+        """What stands before the first token: its name in the statistics, and its id."""
+        asked, tokenizer = self.config.score.prefix, self.parts.tokenizer
+        if asked != "none" and tokenizer.bos is not None:
+            return "bos", tokenizer.bos
+        if asked == "bos_or_eos" and tokenizer.eos:
+            return "eos", min(tokenizer.eos)
+        return "none", None
+
+    @cached_property
+    def _bos_every_window(self) -> bool:
+        asked, (name, _) = self.config.score.bos_every_window, self._prefix
+        if asked is True and name == "none":
+            raise ConfigError("score.bos_every_window: this tokenizer has no BOS; set score.prefix to bos_or_eos, or leave it at auto")
+        automatic = self.parts.family in BOS_EVERY_WINDOW and name == "bos"
+        return self.config.score.text is not None and (automatic if asked == "auto" else asked)
+
+    # ----------------------------------------------------------------------------------------------- row -> request
+
+    def requests(self, row: Row) -> list[ScoreRequest]:
+        """One request a row. Raises RowError."""
+        request = self._requested(row)
+        for passage in request.passages:
+            require_known(passage.ids, self.parts.vocabulary, "the text")
+        return [request]
+
+    @cached_property
+    def _requested(self) -> Callable[[Row], ScoreRequest]:
+        """What makes a row's request, by what is scored."""
+        kinds = {"text": self._documents, "completion": self._completions, "choices": self._choices, "messages": self._chats}
+        return kinds[self.config.score.kind]()
+
+    def _documents(self) -> Callable[[Row], ScoreRequest]:
+        text = compile_template(self.config.score.text or "", "score.text", self.parts.columns)
+        prefix = self._prefix[1]
+        bos = prefix if self._bos_every_window else None
+
+        def request(row: Row) -> ScoreRequest:
+            tokens = document(text(row.columns), self.parts.tokenizer, prefix)
+            return of_document(row.position, tokens, self._windows(len(tokens.ids)), bos)
+
+        return request
+
+    def _windows(self, ids: int) -> list[Window]:
+        assert self._context is not None, "a document has windows"
+        bos, stride = int(self._bos_every_window), self.config.score.stride
+        if stride is None:
+            return list(rolling(ids, self._context, bos))
+        return list(strided(ids, self._context, stride, bos))
+
+    def _completions(self) -> Callable[[Row], ScoreRequest]:
+        prompt, continuations = self._prompt(), self._continuations()
+        completion = compile_template(self.config.score.completion or "", "score.completion", self.parts.columns)
+
+        def request(row: Row) -> ScoreRequest:
+            continued = continuations.of(row, prompt(row.columns), [completion(row.columns)])
+            return of_text(row.position, continued.completions[0])
+
+        return request
+
+    def _choices(self) -> Callable[[Row], ScoreRequest]:
+        prompt, continuations = self._prompt(), self._continuations()
+        path, label = self.config.score.choices or "", self.config.score.label
+        right = compile_label(label, self.parts.columns) if label is not None else lambda _: None
+
+        def request(row: Row) -> ScoreRequest:
+            choices = choices_of(row.columns, path)
+            continued = continuations.of(row, prompt(row.columns), choices)
+            return of_choices(row.position, choices, continued, label_index(right(row.columns), choices))
+
+        return request
+
+    def _chats(self) -> Callable[[Row], ScoreRequest]:
+        path, too_long, tokenizer = self.config.score.messages or "", self.config.prompt.too_long, self.parts.tokenizer
+        if not tokenizer.marks_turns:
+            raise ConfigError(_unmarked(given=tokenizer.chat_template is not None, has=tokenizer.has_chat_template))
+
+        def request(row: Row) -> ScoreRequest:
+            turns = tokenizer.encode_turns(read_messages(row.columns, path))
+            return of_text(row.position, chat(turns, tokenizer.bos, self._context, too_long))
+
+        return request
+
+    def _prompt(self) -> Callable[[Columns], Rendered]:
+        return compile_prompt(self.config.prompt, self.parts.columns)
+
+    def _continuations(self) -> Continuations:
+        return Continuations(self.parts.tokenizer, self._prefix[1], self._context, self.config.prompt.too_long)
+
+    # ------------------------------------------------------------------------------------------- outcome -> record
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The contract's columns, those that this config fills."""
+        logprobs, score = self.config.logprobs, self.config.score
+        fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
+        fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
+        fields += [("group", pa.large_string())] if score.group_by is not None else []
+        if score.choices is not None:
+            return pa.schema([*fields, *CHOICES])
+        reference = score.reference is not None
+        return pa.schema([*fields, *text_columns(score.kind, top=logprobs.top > 0, stats=logprobs.stats, reference=reference)])
+
+    def record(self, row: Row, request: ScoreRequest, outcome: Outcome) -> dict[str, Any]:
+        """A scored row as the schema's columns."""
+        assert isinstance(outcome, Scored), "only scored rows become records"
+        everything: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns, "group": self._group(row)}
+        if isinstance(request, ChoicesRequest):
+            everything |= choices_record(request, outcome)
+        else:
+            assert isinstance(request, TextRequest)
+            everything |= text_record(request, outcome)
+        return {name: everything[name] for name in self.schema.names}
+
+    def _group(self, row: Row) -> str | None:
+        """The row's value of score.group_by; what is no string as JSON."""
+        path = self.config.score.group_by
+        value = None if path is None else lookup(row.columns, path)
+        return value if value is None or isinstance(value, str) else json_text(value)
+
+    # ---------------------------------------------------------------------------------------- records -> statistics
+
+    def statistics(self, run: Path) -> pa.Table:
+        """Sums, counts and what follows from them, over all records and for each group."""
+        return statistics(run, self.config, self._prefix[0], self._bos_every_window, self._context)
+
+    @property
+    def grouping(self) -> None:
+        """None: each outcome is a record by itself."""
+        return None
+
+    def closing(self, statistics: pa.Table) -> str:
+        """The statistics as a table for the terminal."""
+        return closing(statistics)
+
+
+def _unmarked(*, given: bool, has: bool) -> str:
+    """Why a chat cannot be scored by its template, and what to do."""
+    if not has:
+        return "score.messages: the model's tokenizer has no chat template; set prompt.chat_template"
+    which = "prompt.chat_template" if given else "the model's chat template"
+    cure = "put {% generation %} … {% endgeneration %} around them"
+    where = "" if given else " in a copy of it, and set prompt.chat_template to that file"
+    return f"score.messages: {which} does not mark the assistant's turns, so nothing says which tokens to score; {cure}{where}"

@@ -1,0 +1,4 @@
+"""Figures of records: sums, standard errors, perplexity, pass@k, and their tables. Functions of the records alone.
+
+Public: all.
+"""

@@ -1,0 +1,88 @@
+"""The statistics of a rollout run as the lines that stand at its end: figures a reward function, then a line a policy version."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from ...configs.visible import visible
+from ..terminal.tables import aligned, counted, cut, figure
+
+MOST_VERSIONS = 12  # lines; those between the first and the newest are left out
+
+
+def closing(statistics: pa.Table, watched: str | None = None) -> str:
+    """``rollout_stats.statistics`` for a terminal; empty where no group is recorded. watched: the folder of policies, if there is one."""
+    rows: list[dict[str, Any]] = statistics.to_pylist()
+    whole = rows[0]
+    if not whole["groups"]:
+        return ""
+    lines = [_heading(whole), *_dropped(whole)]
+    if whole["reward"] is not None or "rewards" in whole:
+        lines += aligned(_functions(whole), 1)
+    for name, kinds in (whole.get("reward_errors") or {}).items():
+        lines += [_error(name, kind, found) for kind, found in kinds.items() if found is not None]
+    for of, word in (("round", "round"), ("policy_version", "policy version")):
+        parts = [row for row in rows if row["of"] == of]
+        if len(parts) > 1:
+            lines += aligned(_parts(parts, word), 1)
+    if watched is not None and {row["group"] for row in rows if row["of"] == "policy_version"} == {"0"}:
+        lines.append(f"no policy was ever taken from {visible(watched)}: the model itself has sampled all of it")
+    return "\n".join(lines)
+
+
+def _heading(whole: dict[str, Any]) -> str:
+    said = [
+        f"{whole['groups']:,} groups, {whole['samples']:,} samples",
+        f"{_share(whole['truncated'], whole['samples'])} of them truncated",
+    ]
+    if "rewards" in whole:
+        said.append(f"{_share(whole['degenerate'], whole['groups'])} of the groups with nothing to compare")
+    return "; ".join(said)
+
+
+def _dropped(whole: dict[str, Any]) -> list[str]:
+    """What the figures leave out, where that is anything."""
+    if not whole.get("dropped"):
+        return []
+    verb = "is" if whole["dropped"] == 1 else "are"
+    said = f"of the groups that were kept: {counted(whole['dropped'], 'dropped group')} {verb} in none of these figures"
+    return [said + ("" if whole.get("pass_at") is None or any(whole["pass_at"].values()) else ", so pass@k is not to be had")]
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count:,} ({count / of:.1%})"
+
+
+def _functions(whole: dict[str, Any]) -> list[list[str]]:
+    """A table with a line for the reward, and one a function; pass@k for those that give 0 and 1 alone."""
+    passes: dict[str, dict[str, float] | None] = whole.get("pass_at") or {}
+    ks = next((list(found) for found in passes.values() if found), [])
+    if len(ks) > 1:
+        ks = [ks[0], ks[-1]]
+    unrated = whole["unrated"]
+    table = [["", "mean", "std", *(f"pass@{k}" for k in ks), "null"]]
+    table.append(
+        ["reward", figure(whole["reward"], whole["reward_stderr"]), figure(whole["reward_std"]), *("" for _ in ks), figure(unrated)]
+    )
+    for name, rated in (whole.get("rewards") or {}).items():
+        found = passes.get(name) or {}
+        missing = figure(whole["samples"] - rated["count"])
+        table.append([name, figure(rated["mean"]), figure(rated["std"]), *(figure(found[k]) if found else "" for k in ks), missing])
+    return table
+
+
+def _error(name: str, kind: str, found: dict[str, Any]) -> str:
+    return f"no reward: {name}: {found['count']:,} × {kind}: {cut(visible(found['first']), 120)}"
+
+
+def _parts(parts: list[dict[str, Any]], word: str) -> list[list[str]]:
+    skips = len(parts) > MOST_VERSIONS
+    shown = [parts[0], *parts[1 - MOST_VERSIONS :]] if skips else parts
+    table = [[word, "groups", "reward", "std", "nothing to compare", "truncated"]]
+    for part in shown:
+        counts = [_share(part["degenerate"], part["groups"]), _share(part["truncated"], part["samples"])]
+        reward = figure(part["reward"], part["reward_stderr"])
+        table.append([str(part["group"]), figure(part["groups"]), reward, figure(part["reward_std"]), *counts])
+    if skips:
+        table.insert(2, ["…", *[""] * (len(table[0]) - 1)])
+    return table

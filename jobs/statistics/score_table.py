@@ -1,0 +1,148 @@
+"""Statistics of a scoring job as text: what a person reads on the terminal when a run ends.
+
+From the table of jobs/measures.py alone: which columns it has decides what is shown. Values stand beside their standard error,
+the ± below each other; what is not in the figures is said below them, where there is such. A table that is too wide for the
+terminal is parted into blocks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from ..terminal.tables import cut, figure, terminal_width, wrapped
+
+GROUPS = 20  # shown; stats.arrow has them all
+NAME_WIDTH = 22  # at most, and no more than a fifth of a line
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def closing(table: pa.Table) -> str:
+    """The statistics as aligned text: all records first, then up to 20 groups; the reference model's block; what ± means."""
+    return closing_within(table, terminal_width())
+
+
+def closing_within(table: pa.Table, width: int) -> str:
+    """As ``closing``, in lines of at most ``width`` columns (from 80 on)."""
+    rows = table.slice(0, 1 + GROUPS).to_pylist()
+    left = table.num_rows - len(rows)
+    more = [f"… and {left:,} more {'group' if left == 1 else 'groups'} in stats.arrow"] if left else []
+    names = ["", *(_name(row, min(NAME_WIDTH, width // 5)) for row in rows)]
+    blocks = wrapped(names, _cells(rows, main_columns(rows[0])), width)
+    blocks[-1] += more
+    if rows[0].get("kl_mean") is not None:
+        against = wrapped(names, _cells(rows, DIVERGENCE), width)
+        against[-1] += more
+        blocks += _titled("Against the reference model:", against)
+        spread = wrapped(["", ""], _cells(rows[:1], PERCENTILES), width + 2)
+        blocks += _titled("KL(reference ‖ model) of a token in nats, over all:", [[line[2:] for line in lines] for lines in spread])
+    blocks.append(notes(rows[0]))
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def _titled(title: str, blocks: list[list[str]]) -> list[list[str]]:
+    return [[title, *blocks[0]], *blocks[1:]]
+
+
+def _plain(name: str, heading: str) -> Column:
+    return heading, lambda row: figure(row[name])
+
+
+def _with_error(name: str, heading: str) -> Column:
+    return heading, lambda row: figure(row[name], row[f"{name}_stderr"])
+
+
+def _percent(name: str, heading: str) -> Column:
+    """A share in percent, with its error where it has one."""
+    return heading, lambda row: figure(_hundredfold(row[name]), _hundredfold(row.get(f"{name}_stderr")))
+
+
+def _hundredfold(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+GREEDY = _percent("greedy_share", "greedy, %")
+CHOICES = [
+    _plain("rows", "rows"),
+    _plain("labelled", "labelled"),
+    *(_with_error(name, name) for name in ("acc", "acc_norm", "acc_bytes", "acc_tokens")),
+]
+DIVERGENCE = [
+    _with_error("kl_mean", "mean KL, nats"),
+    _with_error("perplexity_ratio", "perplexity ratio"),
+    _plain("reference_perplexity", "reference ppl"),
+    _percent("agreement", "same top token, %"),
+    _percent("delta_p_rms", "RMS Δp, %"),
+]
+PERCENTILES = [
+    _plain("kl_min", "min"),
+    *(_plain(f"kl_p{p}".replace(".", "_"), f"{p} %") for p in ("1", "5", "10", "50", "90", "95", "99", "99.9")),
+    _plain("kl_max", "max"),
+]
+
+
+def main_columns(row: Row) -> list[Column]:
+    """The columns for a row's kind of scoring; * marks those that do not count the bytes of first tokens."""
+    if "acc" in row:
+        return CHOICES
+    mark = "" if row["first_token_scored"] else "*"
+    counts = [_plain("documents", "documents"), _plain("scored_tokens", "tokens")]
+    figures = [
+        _with_error("token_perplexity", "token ppl"),
+        _with_error("mean_nll", "nats/token"),
+        _plain("bits_per_byte", f"bits/byte{mark}"),
+    ]
+    if "greedy" in row:
+        return [*counts, GREEDY, *figures]
+    return [*counts, *figures, _plain("byte_perplexity", f"byte ppl{mark}"), _plain("word_perplexity", "word ppl")]
+
+
+def _name(row: Row, width: int) -> str:
+    if row["of"] == "all":
+        return "all"
+    return "  (no value)" if row["group"] is None else f"  {cut(row['group'], width)}"
+
+
+def _cells(rows: list[Row], columns: list[Column]) -> list[list[str]]:
+    """A list a column: its heading, and a cell a row."""
+    return [[heading, *map(of, rows)] for heading, of in columns]
+
+
+def notes(row: Row) -> list[str]:
+    """What ± means here, and what is not in the figures."""
+    noun = "row" if "acc" in row else "document"
+    notes = [_error_note(row)]
+    if empty := row.get("nothing_to_score", 0):
+        notes.append(f"{_some(empty, noun)} {'has' if empty == 1 else 'have'} nothing to score.")
+    if truncated := row["truncated"]:
+        notes.append(f"{_some(truncated, noun)} {'was' if truncated == 1 else 'were'} cut to the context.")
+    if impossible := row["minus_infinity"]:
+        so = "" if "acc" in row else ", so perplexity is infinite"
+        notes.append(f"{_some(impossible, 'token')} {'has' if impossible == 1 else 'have'} no chance at all (logprob -inf){so}.")
+    if row.get("first_token_scored") is False and row["scored_tokens"]:
+        notes.append("* First tokens with nothing before them are not scored:\n  their bytes do not count, their words do.")
+    if unlabelled := row.get("rows", 0) - row.get("labelled", 0):
+        notes.append(f"{_some(unlabelled, 'row')} {'has' if unlabelled == 1 else 'have'} no label.")
+    return [note for note in notes if note]
+
+
+def _error_note(row: Row) -> str:
+    if "acc" in row:
+        return "± is the standard error." if row["acc_stderr"] is not None else ""
+    if row["mean_nll_stderr"] is not None:
+        return "± is the standard error, clustered by document."
+    if row["mean_nll_stderr_tokenwise"] is None or row["documents"] - row["nothing_to_score"] > 1:
+        return ""
+    alone = f"One document alone has no error clustered by document. Token-wise:\n{_tokenwise(row, 'mean_nll')} nats/token"
+    if row.get("kl_mean_stderr_tokenwise") is None:
+        return f"{alone}."
+    return f"{alone}, mean KL {_tokenwise(row, 'kl_mean')}, perplexity ratio {_tokenwise(row, 'perplexity_ratio')}."
+
+
+def _tokenwise(row: Row, name: str) -> str:
+    return figure(row[name], row[f"{name}_stderr_tokenwise"])
+
+
+def _some(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

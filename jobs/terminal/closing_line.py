@@ -1,0 +1,46 @@
+"""How a run ends, in words and in numbers: the last line on stderr, and what the process returns. Imports nothing heavy."""
+
+from typing import TYPE_CHECKING
+
+from .tables import counted
+
+if TYPE_CHECKING:
+    from ...runner.runs.summary import Summary
+
+_SHARED = 0.9  # of prompt tokens computed: where fewer are, the last line says how many
+QUARANTINED = 3  # exit code: complete, some rows are in errors/
+
+
+def continuing(overwrite: bool) -> str:
+    """The command that continues a run which was started with or without ``--overwrite``: that option would remove it."""
+    return "the same command without --overwrite" if overwrite else "the same command"
+
+
+def ending(summary: "Summary", command: str) -> str:
+    """All that is said at the end of a run: its statistics, why rows were quarantined, and the last line.
+
+    ``command`` is the one that continues it.
+    """
+    said = [summary.closing] if summary.closing else []
+    return "\n".join([*said, *summary.reasons, last_line(summary, command)])
+
+
+def last_line(summary: "Summary", command: str) -> str:
+    """What the run has come to: rows, tokens, speed, and where it lies; ``command`` continues it, if it was stopped."""
+    errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
+    errors += f", {counted(summary.dropped, 'group')} dropped" if summary.dropped else ""
+    errors += f", {counted(summary.refused, 'policy', 'policies')} refused" if summary.refused else ""
+    if summary.of and not summary.worked:
+        return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
+    tokens = summary.prompt_tokens + summary.generated_tokens
+    shared = summary.prefilled_tokens <= _SHARED * summary.prompt_tokens
+    once = f" ({summary.prefilled_tokens:,} computed)" if shared and summary.prompt_tokens else ""
+    work = f"{summary.prompt_tokens:,} prompt{once} + {summary.generated_tokens:,} generated"
+    if summary.job == "score":
+        tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
+    rate = tokens / summary.seconds if summary.seconds else 0.0
+    state = "complete" if summary.complete else f"stopped; {command} continues"
+    return (
+        f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
+        f"{work} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
+    )

@@ -1,0 +1,106 @@
+"""``mlx-bulk verify --rescore RUN``: the stored tokens scored anew in one pass each, under each record's own policy.
+
+The same weights and tokens in other shapes: in float32 no logprob may be off by more than decoding and scoring are promised to.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+from tqdm import tqdm
+
+from ...runner.checks.engine_setup import fit
+from ...runner.core.logprob_options import Wanted
+from ...runner.core.requests import Floats, Scored
+from ...runner.engine.prefill import Setup, chunk
+from ...runner.engine.reference_logprobs import asked
+from ...runner.engine.scorer import Scorer
+from ...runner.layers.kv_cache import evaluate, fresh
+from ...runner.layers.lm_head import Head
+from ...runner.pipeline.stored_model import run_model
+from .logprob_diff import Comparison
+from .stored_records import Stored, stored_records
+
+
+def rescored(run: Path) -> Comparison:
+    """Holds the stored logprobs of the run directory ``run`` against those of its own policies now.
+
+    Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was.
+    """
+    with run_model(run) as found:
+        batch = found.config.batch.model_copy(update={"deterministic": False})
+        setup = fit(found.model, batch, Wanted(echo=True))[0]
+        comparison = Comparison("rescored", found.float32)
+        for name, called in found.policies():
+            now = setup if setup.head is None else replace(setup, head=Head(setup.model))
+            for records in tqdm(stored_records(found.run, found.config, name), unit=" batches", disable=None, leave=False):
+                _compare(now, records, called, comparison)
+        return comparison
+
+
+def _compare(setup: Setup, records: list[Stored], policy: str, comparison: Comparison) -> None:
+    comparison.records += len(records)
+    for temperature in sorted({record.temperature for record in records}, key=lambda value: -1.0 if value is None else value):
+        alike = [record for record in records if record.temperature == temperature]
+        for record, logprobs, tempered in _scored(setup, alike, temperature):
+            for figure, stored in record.figures.items():
+                if figure == "logprobs":
+                    comparison.add(policy, figure, stored, logprobs)
+                elif (reason := _hidden(record, figure)) is not None:
+                    comparison.leave_out(reason)
+                elif figure == "sampled_logprobs" and record.filtered:
+                    comparison.add(policy, figure, stored, _renormalised(setup, record))
+                else:
+                    comparison.add(policy, figure, stored, tempered)
+
+
+def _hidden(record: Stored, figure: str) -> str | None:
+    """Why a figure cannot be worked out from what is stored, or None."""
+    if record.temperature is None:
+        return f"{figure}: the record does not say its temperature"
+    if figure == "tempered_logprobs":
+        return None
+    if record.temperature == 0:
+        return f"{figure}: greedy, so all are 0"
+    if record.edited:
+        return f"{figure}: penalties, a bias or min_tokens; --replay works them out"
+    if record.filtered and record.kept is None:
+        return f"{figure}: top_k, top_p or min_p without logprobs.kept; --replay works them out"
+    return None
+
+
+def _scored(setup: Setup, records: list[Stored], temperature: float | None) -> Iterator[tuple[Stored, Floats, Floats]]:
+    """Each record with its logprobs [N] and tempered logprobs [N]."""
+    scorer = Scorer(replace(setup, wanted=Wanted(echo=True, temperature=1.0 if temperature is None else temperature)))
+    windows = iter([[asked(at, record.prompt, record.completion) for at, record in enumerate(records)]])
+    for outcome in scorer.run(lambda wait: next(windows, None)):
+        record = records[outcome.row]
+        if isinstance(outcome, Scored):
+            scores = outcome.scores[0]
+            assert scores.tempered is not None
+            yield record, scores.logprobs, scores.tempered
+        else:  # a logit that is NaN, or no memory
+            lost = np.full(len(record.completion), np.nan, np.float32)
+            yield record, lost, lost
+
+
+def _renormalised(setup: Setup, record: Stored) -> Floats:
+    """Sampled logprobs [N]: of logits / temperature, over the kept ids alone."""
+    assert record.kept is not None
+    assert record.temperature
+    ids, first = np.concatenate([record.prompt, record.completion]), len(record.prompt) - 1
+    caches, at, found = fresh(setup.model, 1, padded=False), 0, list[float]()
+    while at < len(ids) - 1:
+        n = chunk(setup, 1, len(ids) - 1 - at)
+        states = setup.reader.states(mx.array(ids[None, at : at + n]), caches)[0]
+        evaluate(caches)
+        wanted = np.arange(max(first, at), at + n)
+        for some in np.array_split(wanted, max(1, -(-len(wanted) // setup.logit_rows))) if len(wanted) else ():
+            logits = np.array(setup.reader.logits(states[mx.array(some - at)]).astype(mx.float32)).astype(np.float64)
+            for x, position in zip(logits / record.temperature, some.tolist(), strict=True):
+                kept = x[record.kept[position - first]]
+                found.append(x[ids[position + 1]] - kept.max() - np.log(np.exp(kept - kept.max()).sum()))
+        at += n
+    return np.array(found, np.float32)

@@ -1,0 +1,83 @@
+"""A run's records for those who work their logprobs out again: what was sampled, how, from which policy, and what is stored.
+
+Reads committed parts alone. Knows no models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ...configs.schema import GenerateConfig
+from ...runner.core.requests import Floats, Ids
+from ...runner.store.part_file import read_results
+
+FIGURES = ("logprobs", "tempered_logprobs", "sampled_logprobs")
+EDITS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
+_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {}, "min_tokens": 0}
+_FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+
+
+@dataclass(slots=True, frozen=True)
+class Stored:
+    """One record. row, round, sample: which; figures: its stored logprobs [N] by name.
+
+    temperature: None where it is not stored. edited: penalties, a bias or min_tokens may have changed its logits; filtered: top-k, top-p or
+    min-p; kept: the ids that they left a token, where those are stored.
+    """
+
+    row: int
+    round: int
+    sample: int
+    prompt: Ids
+    completion: Ids
+    figures: dict[str, Floats]
+    temperature: float | None
+    edited: bool
+    filtered: bool
+    kept: list[Ids] | None
+
+
+def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Iterator[list[Stored]]:
+    """The committed records of a run, batch by batch, those of one ``policy`` (``Policy.name``) or, without one, all."""
+    for batch in read_results(run):
+        if policy is not None:
+            batch = batch.filter(pa.array(np.array(policy_names(batch)) == policy))  # noqa: PLW2901
+        if batch.num_rows:
+            yield [_stored(values, config) for values in batch.to_pylist()]
+
+
+def policies_of(run: Path) -> list[str]:
+    """The policies of a rollout's records, by ``Policy.name``, the oldest first."""
+    found = {name for batch in read_results(run, ["policy_version", "policy_sha"]) for name in policy_names(batch)}
+    return sorted(found, key=lambda name: (int(name.split("-")[0]), name))
+
+
+def policy_names(batch: pa.RecordBatch) -> list[str]:
+    """``Policy.name`` of each record's."""
+    versions, shas = batch.column("policy_version").to_pylist(), batch.column("policy_sha").to_pylist()
+    return [f"{version}-{str(sha)[:12]}" for version, sha in zip(versions, shas, strict=True)]
+
+
+def _stored(values: dict[str, Any], config: GenerateConfig) -> Stored:
+    sampling = config.sampling
+
+    def setting(name: str) -> Any:
+        """The record's own value, or the config's; None where a column of the input gave it and the record does not say."""
+        return values[name] if name in values else None if name in sampling.columns else getattr(sampling, name)
+
+    return Stored(
+        row=values["row"],
+        round=values.get("round", 0),
+        sample=values["sample"],
+        prompt=np.array(values["prompt_ids"], np.int32),
+        completion=np.array(values["completion_ids"], np.int32),
+        figures={name: np.array(values[name], np.float32) for name in FIGURES if values.get(name) is not None},
+        temperature=setting("temperature"),
+        edited=any(name in sampling.columns or getattr(sampling, name) != plain for name, plain in _PLAIN.items()),
+        filtered=any(setting(name) is None or float(setting(name)) != plain for name, plain in _FILTERS.items()),
+        kept=None if values.get("kept_ids") is None else [np.array(ids, np.int32) for ids in values["kept_ids"]],
+    )

@@ -1,0 +1,180 @@
+// Attention tile by tile. Knows nothing of caches or models.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "thread_pool.h"
+#include "matmul_simd.h"
+#include "simd.h"
+
+namespace {
+
+enum Mask { NONE, CAUSAL, SEEN, ADDED };
+
+// What the tiles of a key head read of keys that stand in one piece: the keys as [D, wide], or null where they are read as they lie, and
+// the values.
+struct Piece {
+  const float* turned;
+  long wide;
+  const float* values;
+  long ld;
+};
+
+struct Attention {
+  const float *q, *k, *v;
+  float* out;  // [B, T, H, E]
+  const char* mask;
+  long b, h, t, d, kv, length, e;
+  long qs[3], ks[3], vs[3], ms[4];  // strides of row, head and position; the mask's, in its elements
+  float scale;
+  Mask kind;
+  // Where rows lie apart: where each row's keys [kv, room, D] and values stand, how many positions it has before the T, and of which
+  // position its queries and outputs begin, all rows' one behind the other; else null.
+  float *const *key_rows, *const *value_rows;
+  const int64_t *rooms, *used, *from;
+  // What rows begin with, `fronts` positions that stand before each row's own: keys [kv, front_rooms, D] and values; null where there are
+  // none.
+  const float *const *front_key_rows, *const *front_value_rows;
+  const int64_t *fronts, *front_rooms;
+  // The same of one row.
+  const float *front_keys, *front_values;
+  long front, front_room;
+  const float* front_turned = nullptr;  // the keys as [kv, D, front_wide], where all rows begin with the same
+
+  long groups() const { return h / kv; }
+  static long widened(long n) { return (n + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
+  long wide() const { return widened(front ? length + W : length); }  // what is written behind a row's scores stays its own
+  long front_wide() const { return widened(front); }
+  long value_width() const { return (e + W - 1) / W * W; }
+
+  // Scores [groups * n, keys] of n queries from `start` to weights, in place; and 1 / their sums.
+  void weigh(float* scores, long head, long start, long n, long keys, float* shares) const {
+    for (long r = 0; r < groups() * n; r++) {
+      float* s = scores + r * wide();
+      long at = start + r % n, seen = kind == CAUSAL ? length - t + at + 1 : keys, j = 0;
+      long masked = (head * groups() + r / n) * ms[1] + at * ms[2];
+      if (kind == SEEN)
+        for (j = 0; j < seen; j++) s[j] = mask[masked + j * ms[3]] ? s[j] : -std::numeric_limits<float>::max();
+      if (kind == ADDED)
+        for (j = 0; j < seen; j++) s[j] += ((const float*)mask)[masked + j * ms[3]];
+      for (j = seen; j % W; j++) s[j] = -INFINITE;
+      V most = all(-INFINITE), total = {};
+      for (j = 0; j < seen; j += W) {
+        V x = load(s + j);
+        most = most > x ? most : x;  // a NaN may be lost here; its weight is one all the same
+      }
+      float peak = most[0];
+      for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
+      for (j = 0; j < seen; j += W) {
+        V weight = exp(load(s + j) - peak);
+        store(s + j, weight);
+        total += weight;
+      }
+      for (; j < keys; j += W) store(s + j, V{});
+      shares[r] = 1.0f / sum(total);
+    }
+  }
+
+  // Queries start ... stop - 1 over a key head: what the row begins with, and its own.
+  void tile(long head, long start, long stop, const Piece& ahead, const Piece& own) const {
+    long n = stop - start, rows = groups() * n, width = value_width();
+    long keys = kind == CAUSAL ? length - t + stop : length, behind = keys - front;
+    float* queries = spare(QUERIES, rows * (d + 1 + width));
+    float *shares = queries + rows * d, *made = shares + rows, *scores = spare(SCORES, rows * wide());
+    for (long r = 0; r < rows; r++) {
+      const float* from = q + (head * groups() + r / n) * qs[1] + (start + r % n) * qs[2];
+      for (long i = 0; i < d; i++) queries[r * d + i] = scale * from[i];
+    }
+    if (own.turned) {
+      outer(rows, (front + W - 1) / W * W, queries, d, ahead.turned, ahead.wide, d, scores, wide());
+      outer(rows, (behind + W - 1) / W * W, queries, d, own.turned, own.wide, d, scores + front, wide());
+    } else {
+      dots(rows, front, queries, d, front_keys + head * front_room * d, d, d, scores, wide(), nullptr);
+      dots(rows, behind, queries, d, k + head * ks[1], ks[2], d, scores + front, wide(), nullptr);
+    }
+    weigh(scores, head, start, n, keys, shares);
+    if (front) outer(rows, width, scores, wide(), ahead.values, ahead.ld, front, made, width);
+    outer(rows, width, scores + front, wide(), own.values, own.ld, behind, made, width, front > 0);
+    for (long r = 0; r < rows; r++) {
+      float* to = out + ((start + r % n) * h + head * groups() + r / n) * e;
+      for (long i = 0; i < e; i++) to[i] = made[r * width + i] * shares[r];
+    }
+  }
+
+  // The same for one of the rows, which is the only one then.
+  Attention of(long row) const {
+    Attention one = *this;
+    one.q += key_rows ? from[row] * h * d : row * qs[0], one.out += (key_rows ? from[row] : row * t) * h * e;
+    one.mask += row * ms[0] * (kind == ADDED ? sizeof(float) : 1);
+    if (!key_rows) {
+      one.k += row * ks[0], one.v += row * vs[0];
+      return one;
+    }
+    if (fronts) {
+      one.front = fronts[row], one.front_room = front_rooms[row];
+      one.front_keys = front_key_rows[row], one.front_values = front_value_rows[row];
+    }
+    one.k = key_rows[row], one.v = value_rows[row], one.t = from[row + 1] - from[row], one.length = one.front + used[row] + one.t;
+    one.ks[1] = rooms[row] * d, one.vs[1] = rooms[row] * e, one.ks[2] = d, one.vs[2] = e;
+    return one;
+  }
+
+  void run() {
+    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // of a tile's scores
+    if (fronts && !few() && std::all_of(front_key_rows, front_key_rows + b, [&](const float* keys) { return keys == *front_key_rows; }) &&
+        std::all_of(fronts, fronts + b, [&](int64_t n) { return n == *fronts; })) {
+      Attention first = of(0);
+      float* turned = spare(FRONT, kv * d * first.front_wide());
+      pool.run(kv, [&](long head) { first.turn_ahead(head, turned + head * d * first.front_wide()); });
+      front_turned = turned;
+    }
+    long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
+    long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
+    pool.run(b * kv * parts, [&](long task) {  // one head after the other: what rows have in common stays in the second cache
+      long one = task / parts;
+      if (fronts) of(one % b).some(one / b, task % parts, parts, each);
+      else of(one / kv).some(one % kv, task % parts, parts, each);
+    });
+  }
+
+ private:
+  // Whether keys are not turned: where a key head has few queries, in steps of decoding alone, so that no bit depends on a call's T.
+  bool few() const {
+    constexpr long FEW = 8;
+    return t == 1 && groups() <= FEW;
+  }
+
+  void turn_ahead(long head, float* to) const { turn(front, d, front_keys + head * front_room * d, d, to, front_wide()); }
+
+  // Every `parts`-th tile of `each` queries of a key head, from the `part`-th on.
+  void some(long head, long part, long parts, long each) const {
+    long width = value_width(), tiles = (t + each - 1) / each;
+    const float* keys = k + head * ks[1];
+    Piece ahead{front_turned ? front_turned + head * d * front_wide() : nullptr, front_wide(), front_values + head * front_room * e, e};
+    Piece own{nullptr, wide(), v + head * vs[1], vs[2]};
+    if (!few()) {
+      if (front && !front_turned) {
+        float* to = spare(FRONT, d * ahead.wide);
+        turn_ahead(head, to);
+        ahead.turned = to;
+      }
+      float* to = spare(KEYS, d * own.wide);
+      turn(length - front, d, keys, ks[2], to, own.wide);
+      own.turned = to;
+    }
+    if (width != e) {
+      float* to = spare(VALUES, length * width);
+      for (long j = 0; j < length; j++) {
+        const float* from = j < front ? ahead.values + j * ahead.ld : own.values + (j - front) * own.ld;
+        for (long i = 0; i < width; i++) to[j * width + i] = i < e ? from[i] : 0.0f;
+      }
+      ahead.values = to, own.values = to + front * width, ahead.ld = own.ld = width;
+    }
+    for (long i = tiles - 1 - part; i >= 0; i -= parts) tile(head, i * each, std::min(t, (i + 1) * each), ahead, own);
+  }
+};
+
+}  // namespace

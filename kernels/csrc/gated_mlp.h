@@ -1,0 +1,67 @@
+// A gated feed-forward layer: down (silu(gate x) * up x). In tiles what stands between its products is never written as numbers: sums of 32
+// columns by 16 rows lie as the next product's tiles do, so that they are split into parts as they come. Knows nothing of models.
+
+#pragma once
+
+#include "matmul.h"
+#include "row_ops.h"
+
+namespace {
+
+struct Gated {
+  const float *gate, *up, *gate_bias, *up_bias;  // [hidden, depth] each, and [hidden] or null
+  long depth, hidden;
+  bool few;  // as ``multiply`` takes it
+
+  // down's c for m rows of x, with `of` as ``multiply`` takes it.
+  void run(long m, const RowOf& of, const Target& down) const {
+#if TILES
+    if (tiles_allowed()) return in_tiles(m, of, down);
+#endif
+    float *gated = spare(GATE, m * hidden), *upper = spare(UP, m * hidden);
+    multiply(m, depth, of, {{gate, hidden, gated, hidden, gate_bias}, {up, hidden, upper, hidden, up_bias}}, few);
+    auto active = [&](long row, float* room) {
+      each_of(gated + row * hidden, upper + row * hidden, hidden, room, swiglu_of);
+      return room;
+    };
+    multiply(m, hidden, active, {down}, few);
+  }
+
+#if TILES
+ private:
+  void in_tiles(long m, const RowOf& of, const Target& down) const {
+    constexpr long NARROW_PART = 4, WIDE_PART = 8;  // two sums stand beside each other where it is narrow
+    long ldx = steps_of(hidden) * PARTS * TILE;
+    auto* inner = (uint16_t*)spare(INNER, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
+    Columns narrow(hidden, NARROW_PART), wide(down.n, WIDE_PART);
+    each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
+      pool.run(narrow.number, [&](long i) { columns(x, rows, narrow.from(i), narrow.from(i + 1), inner, ldx); });
+      pool.run(wide.number, [&](long i) { tile_product(inner, row, rows, down, wide.from(i), wide.from(i + 1), hidden); });
+    });
+  }
+
+  // Columns from ... to - 1 of what stands between, packed, its rows of 16 each `ldx` behind the other.
+  void columns(const uint16_t* x, long rows, long from, long to, uint16_t* packed, long ldx) const {
+    const float *gates = tile_sums(x, rows, gate, from, to, depth, GATE), *ups = tile_sums(x, rows, up, from, to, depth, UP);
+    long blocks = (rows + 2 * T - 1) / (2 * T);
+    for (long n = from; n < to; n += 2 * T)
+      for (long tile = 0; tile * T < rows; tile++) {
+        long at = ((n - from) / (2 * T) * blocks + tile / 2) * SUMS + tile % 2 * T * T;
+        uint16_t* parts = packed + tile * ldx + n / STEP * PARTS * TILE;
+        for (long r = 0; r < T; r++) {
+          auto active = [&](long column, long place) {
+            V g = load(gates + place), u = load(ups + place);
+            if (gate_bias && column < hidden) g += gate_bias[column];
+            if (up_bias && column < hidden) u += up_bias[column];
+            return (__m512)swiglu_of(g, u);
+          };
+          __m512i made[PARTS];
+          split(active(n + r, at + r * T), active(n + T + r, at + 2 * T * T + r * T), made);
+          for (long part = 0; part < PARTS; part++) _mm512_store_si512(parts + part * TILE + r * STEP, made[part]);
+        }
+      }
+  }
+#endif
+};
+
+}  // namespace

@@ -1,0 +1,243 @@
+// What mlx does one element or one core at a time on a CPU, in all of its vector units and cores: products with a weight (of few
+// rows, where there are no tiles), attention, norms, rotations, activations, blocks of these, the sums of a softmax, draws. Float32 alone.
+// The Python files beside this one hold each one's specification and chooser.
+//
+// Arrays come as Python objects with the buffer protocol, evaluated before; the interpreter is let go while they are computed.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <mutex>
+
+#include "rope_angles.h"
+#include "py_buffers.h"
+#include "attention.h"
+#include "decoder_block.h"
+#include "sampling.h"
+#include "matmul.h"
+#include "thread_pool.h"
+#include "row_ops.h"
+#include "fused_logsumexp.h"
+#include "softmax.h"
+#include "simd.h"
+
+namespace {
+
+// out = f(x, y) of each element
+template <typename F>
+void each(long n, const float* x, const float* y, float* out, F f) {
+  constexpr long PART = 8192;
+  pool.run((n + PART - 1) / PART, [&](long part) {
+    long from = part * PART;
+    each_of(x + from, y + from, std::min(PART, n - from), out + from, f);
+  });
+}
+
+// A step's angles, which all its layers share; who uses them holds the lock.
+std::mutex angles_lock;
+Angles angles;
+
+const Angles& angles_of(const float* frequencies, long half, const int64_t* starts, long rows, long t, float scale) {
+  if (!angles.of(frequencies, half, starts, rows, t, scale)) angles.make(frequencies, half, starts, rows, t, scale);
+  return angles;
+}
+
+}  // namespace
+
+// Each returns 0, or -1 with Python's error set where an object has no buffer, or -2 where memory has run out. Arrays are dense where no
+// strides are named. That shapes and types fit is for the callers to see to.
+extern "C" {
+
+void start(int threads) { pool.start(threads); }
+
+// Whether products are computed in tiles.
+int tiles() {
+#if TILES
+  return tiles_allowed();
+#else
+  return 0;
+#endif
+}
+
+// Whether each of `count` arrays begins at its place.
+int lie(PyObject** arrays, void** places, int count) {
+  for (int i = 0; i < count; i++) {
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(arrays[i], &buffer, STRIDED)) return PyErr_Clear(), 0;
+    bool here = buffer.buf == places[i];
+    PyBuffer_Release(&buffer);
+    if (!here) return 0;
+  }
+  return 1;
+}
+
+// x [..., K], weight [N, K], bias [N] or null -> out [..., N]
+int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
+  Arrays arrays({x, weight, out, bias});
+  if (!arrays.held) return -1;
+  long n = arrays.size(1, 0), k = arrays.size(1, 1), m = arrays.elements(0) / k;
+  const float* a = arrays.data(0);
+  multiply(m, k, [&](long row, float*) { return a + row * k; }, {{arrays.data(1), n, arrays.data(2), n, arrays.data(3)}}, m <= FEW_ROWS);
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], any strides but for the last axis; mask null or 4 axes that broadcast to [B, H, T, L],
+// of any strides -> out [B, T, H, E]
+int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) try {
+  Arrays arrays({q, k, v, out, mask});
+  if (!arrays.held) return -1;
+  Attention a{};
+  a.q = arrays.data(0), a.k = arrays.data(1), a.v = arrays.data(2), a.out = arrays.data(3), a.mask = arrays.data<char>(4);
+  a.b = arrays.size(0, 0), a.h = arrays.size(0, 1), a.t = arrays.size(0, 2), a.d = arrays.size(0, 3);
+  a.kv = arrays.size(1, 1), a.length = arrays.size(1, 2), a.e = arrays.size(2, 3);
+  for (int i = 0; i < 3; i++) a.qs[i] = arrays.stride(0, i), a.ks[i] = arrays.stride(1, i), a.vs[i] = arrays.stride(2, i);
+  for (int i = 0; i < 4; i++) a.ms[i] = mask && arrays.size(4, i) > 1 ? arrays.stride(4, i) : 0;
+  a.scale = scale, a.kind = (Mask)kind;
+  a.run();
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x [B, H, T, D] of any strides but for the last axis, frequencies [R / 2], starts [1] or [B] int64 -> out [B, T, H, D]; the first R of
+// D are rotated, pairs of neighbours or of halves
+int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, int neighbours) try {
+  Arrays arrays({x, frequencies, starts, out});
+  if (!arrays.held) return -1;
+  std::lock_guard<std::mutex> guard(angles_lock);
+  long b = arrays.size(0, 0), h = arrays.size(0, 1), t = arrays.size(0, 2), d = arrays.size(0, 3);
+  long half = arrays.elements(1), rows = arrays.elements(2), strides[3];
+  for (int i = 0; i < 3; i++) strides[i] = arrays.stride(0, i);
+  const Angles& made = angles_of(arrays.data(1), half, arrays.data<int64_t>(2), rows, t, scale);
+  pool.run(b * t, [&](long i) {
+    long angle = (rows > 1 ? i : i % t) * half;
+    for (long head = 0; head < h; head++)
+      rotate_row(arrays.data(0) + i / t * strides[0] + head * strides[1] + i % t * strides[2], made.cosines.data() + angle,
+                 made.sines.data() + angle, half, d, neighbours, arrays.data(3) + (i * h + head) * d);
+  });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// gate, x, out [...]: gate / (1 + exp(-gate)) * x
+int swiglu(PyObject* gate, PyObject* x, PyObject* out) try {
+  Arrays arrays({gate, x, out});
+  if (!arrays.held) return -1;
+  each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2), swiglu_of);
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x, out [...]: x / (1 + exp(-x))
+int silu(PyObject* x, PyObject* out) try {
+  Arrays arrays({x, out});
+  if (!arrays.held) return -1;
+  each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1), [](V y, V) { return over_one_and_exp(y, y); });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x, out [...]: x / (1 + exp(-slope * (x + cube * x^3)))
+int gelu_approx(PyObject* x, PyObject* out, float slope, float cube) try {
+  Arrays arrays({x, out});
+  if (!arrays.held) return -1;
+  each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1),
+       [=](V y, V) { return over_one_and_exp(y, slope * (y + cube * y * y * y)); });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x, out [..., D], weight [D]: x / sqrt(mean(x^2) + eps) * weight
+int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
+  Arrays arrays({x, weight, out});
+  if (!arrays.held) return -1;
+  long d = arrays.elements(1), n = arrays.elements(0) / d, some = std::max(1l, 16384 / d);
+  pool.run((n + some - 1) / some, [&](long part) {
+    for (long row = part * some; row < std::min(n, (part + 1) * some); row++)
+      norm_row(arrays.data(0) + row * d, arrays.data(1), d, eps, arrays.data(2) + row * d);
+  });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// A decoder's block, see block.h. What it points to is dense, and evaluated.
+int block(const Block* block) try {
+  Free free;
+  std::lock_guard<std::mutex> guard(angles_lock);
+  block->run(angles_of(block->frequencies, block->half, block->starts, block->count, block->t, block->position_scale));
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x [N, V] -> best [N] int32, the first of the largest; peak [N], its value; total [N], sum of exp(x - peak). A row that holds a NaN has
+// the first of them as its best, and NaN for the rest.
+int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) try {
+  Arrays arrays({x, best, peak, total});
+  if (!arrays.held) return -1;
+  long n = arrays.size(0, 0), v = arrays.size(0, 1), count = (v + Part::SIZE - 1) / Part::SIZE;
+  pool.run(n, [&](long row) {
+    const float* a = arrays.data(0) + row * v;
+    auto* parts = (Part*)spare(MADE, count * sizeof(Part) / sizeof(float));
+    for (long part = 0, from = 0; part < count; part++, from += Part::SIZE) {
+      float last[Part::SIZE];
+      if (v - from < Part::SIZE) std::fill_n(std::copy(a + from, a + v, last), from + Part::SIZE - v, -INFINITE);
+      parts[part] = part_of(v - from < Part::SIZE ? last : a + from, from);
+    }
+    Part found = whole_of(parts, count, 1);
+    arrays.data<int32_t>(1)[row] = found.best, arrays.data(2)[row] = found.peak, arrays.data(3)[row] = found.sum;
+  });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x [N, V], ids [N] int32, each row's largest -> ids, the drawn ones, and sampled [N], their logprobs among those that could be; where it is
+// not null also kept [N, V] bytes, whether an id could be drawn. Of each row temperature, top_k int32 (0: all), top_p, least (the logarithm
+// of min_p) and uniforms. Rows at temperature 0 stay as they are, and those whose largest is not finite.
+int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyObject* top_p, PyObject* least, PyObject* uniforms,
+         PyObject* sampled, PyObject* kept) try {
+  Arrays arrays({x, ids, temperature, top_k, top_p, least, uniforms, sampled, kept});
+  if (!arrays.held) return -1;
+  long n = arrays.size(0, 0), v = arrays.size(0, 1);
+  pool.run(n, [&](long row) {
+    const float* a = arrays.data(0) + row * v;
+    int32_t& id = arrays.data<int32_t>(1)[row];
+    float peak = a[id], temperature = arrays.data(2)[row];
+    if (temperature == 0 || !std::isfinite(peak)) return;
+    long most = arrays.data<int32_t>(3)[row];
+    Filter filter{temperature, arrays.data(4)[row], arrays.data(5)[row], most > 0 ? std::min(most, v) : v};
+    Draw draw(a, v, peak, filter);
+    id = draw.at(arrays.data(6)[row], arrays.data(7)[row]);
+    if (kept) draw.kept(arrays.data<uint8_t>(8) + row * v);
+  });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// The same of x [N, K] weightᵀ + bias, weight [V, K], bias [V] or null, and `at` [M]: numbers of it, where `ids` [M] int32 names columns,
+// those of row i from first[i] to first[i + 1] - 1, `first` [N + 1] int64. Tiles alone.
+int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best,
+                 PyObject* peak, PyObject* total) try {
+  Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
+  if (!arrays.held) return -1;
+#if TILES
+  if (!tiles_allowed()) return -2;
+  Score{arrays.data(0), arrays.data(1), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
+        arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7)}.run();
+  return 0;
+#else
+  return -2;
+#endif
+} catch (...) {
+  return -2;
+}
+}

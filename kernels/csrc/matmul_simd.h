@@ -1,0 +1,170 @@
+// Products of few rows with a weight, in vectors. Knows nothing of layers.
+
+#pragma once
+
+#include <algorithm>
+
+#include "thread_pool.h"
+#include "simd.h"
+
+namespace {
+
+// Sums that stand in registers at once, rows x columns, beside what enters them. Dots: their columns are single numbers.
+constexpr int DOT_ROWS = REGISTERS == 32 ? 4 : 3, DOT_COLUMNS = REGISTERS == 32 ? 6 : 4;
+constexpr int ROWS = 6, WIDE = REGISTERS == 32 ? 4 : 2;
+constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 6, PANEL = (REGISTERS == 32 ? 3 : 2) * W;
+constexpr long DEEP = 2048;  // numbers of a panel's row that are used before the next: they stay in the second cache
+
+// One of the products of some rows: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth], bias [n] or null, plus as c or null.
+struct Target {
+  const float* w;
+  long n;
+  float* c;
+  long ldc;
+  const float *bias = nullptr, *plus = nullptr;
+
+  // Sums [count], at most W of them, to row `row` from `column` on.
+  void put(long row, long column, const float* sums, long count) const {
+    float* to = c + row * ldc + column;
+    const float *b = bias ? bias + column : nullptr, *p = plus ? plus + row * ldc + column : nullptr;
+    if (count == W) {
+      V v = load(sums);
+      if (b) v += load(b);
+      if (p) v += load(p);
+      return store(to, v);
+    }
+    for (long i = 0; i < count; i++) {
+      float v = sums[i];
+      if (b) v += b[i];
+      to[i] = p ? v + p[i] : v;
+    }
+  }
+};
+
+// c[m][n] = sum over k of a[m][k] b[n][k] + bias[n]: both lie in memory as they are, so a weight is read once and never turned.
+template <int M, int N>
+inline void dots(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
+  V acc[M][N] = {};
+  long k = 0;
+  for (; k + W <= depth; k += W) {
+    V right[N];
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) right[n] = load(b + n * ldb + k);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      V left = load(a + m * lda + k);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
+    }
+  }
+  constexpr int COUNT = M * N, WHOLE = COUNT / W * W;
+  float found[COUNT];
+  const V* flat = &acc[0][0];
+#pragma GCC unroll 8
+  for (int i = 0; i < WHOLE; i += W) sums<W>(flat + i, found + i);
+  if constexpr (2 * (COUNT - WHOLE) == W)
+    sums<W / 2>(flat + WHOLE, found + WHOLE);
+  else
+#pragma GCC unroll 16
+    for (int i = WHOLE; i < COUNT; i++) found[i] = sum(flat[i]);
+  for (; k < depth; k++)
+    for (int m = 0; m < M; m++)
+      for (int n = 0; n < N; n++) found[m * N + n] += a[m * lda + k] * b[n * ldb + k];
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++) c[m * ldc + n] = bias ? found[m * N + n] + bias[n] : found[m * N + n];
+}
+
+template <int M, int N>
+void dots_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
+  long m = 0;
+  for (; m + M <= rows; m += M) dots<M, N>(a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, bias);
+  if constexpr (M > 1)
+    if (m < rows) dots_of_rows<M - 1, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, bias);
+}
+
+// c [rows, columns] = a bᵀ + bias
+void dots(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc,
+          const float* bias) {
+  long n = 0;
+  for (; n + DOT_COLUMNS <= columns; n += DOT_COLUMNS)
+    dots_of_rows<DOT_ROWS, DOT_COLUMNS>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
+  for (; n < columns; n++) dots_of_rows<DOT_ROWS, 1>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
+}
+
+// c[m] = sum over k of a[m][k] b[k][0 ... N * W), on top of what c holds if it is to be added. What comes `next` is fetched, a line a k.
+template <int M, int N>
+inline void outer(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next) {
+  V acc[M][N] = {};
+  if (add)
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) acc[m][n] = load(c + m * ldc + n * W);
+  for (long k = 0; k < depth; k++) {
+    V right[N];
+    if (next) __builtin_prefetch(next + 16 * k, 0, 2);
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) right[n] = load(b + k * ldb + n * W);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; m++) {
+      V left = all(a[m * lda + k]);
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) store(c + m * ldc + n * W, acc[m][n]);
+}
+
+// The same for more rows; `left` numbers are to be fetched from `next` on.
+template <int M, int N>
+void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false,
+                   const float* next = nullptr, long left = 0) {
+  long m = 0;
+  for (; m + M <= rows; m += M, next += 16 * depth, left -= 16 * depth)
+    outer<M, N>(a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, left > 0 ? next : nullptr);
+  if constexpr (M > 1)
+    if (m < rows) outer_of_rows<M / 2, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, next, left);
+}
+
+// c [rows, columns] = a b, on top of what c holds if they are to be added; columns is a multiple of W
+void outer(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false) {
+  long n = 0;
+  for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
+  for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
+}
+
+// `from` [rows, columns] to `to` [columns, wide], zeros behind its `rows`
+void turn(long rows, long columns, const float* from, long ldf, float* to, long wide) {
+  long row = 0;
+  for (; row + W <= rows; row += W) {
+    long i = 0;
+    for (; i + W <= columns; i += W) turn(from + row * ldf + i, ldf, to + i * wide + row, wide);
+    for (; i < columns; i++)
+      for (long j = row; j < row + W; j++) to[i * wide + j] = from[j * ldf + i];
+  }
+  for (long i = 0; row < wide && i < columns; i++)
+    for (long j = row; j < wide; j++) to[i * wide + j] = j < rows ? from[j * ldf + i] : 0.0f;
+}
+
+// c [rows, columns] = a wᵀ + bias for at most PANEL rows of w [columns, depth], which are turned; the rows behind them are fetched.
+void panel(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
+  bool whole = columns == PANEL;
+  float* to = whole ? c : spare(PRODUCT, rows * PANEL);
+  long ldt = whole ? ldc : PANEL;
+  for (long k = 0; k < depth; k += DEEP) {
+    long deep = std::min(DEEP, depth - k);
+    float* turned = spare(WEIGHT, deep * PANEL);
+    turn(columns, deep, w + k, depth, turned, PANEL);
+    bool last = k + DEEP >= depth;
+    outer_of_rows<PANEL_ROWS, PANEL / W>(rows, a + k, depth, turned, PANEL, deep, to, ldt, k > 0, last ? w + columns * depth : nullptr,
+                                         last ? columns * depth : 0);
+  }
+  if (!whole || bias)
+    for (long m = 0; m < rows; m++)
+      for (long n = 0; n < columns; n++) c[m * ldc + n] = to[m * ldt + n] + (bias ? bias[n] : 0.0f);
+}
+
+}  // namespace

@@ -1,0 +1,41 @@
+// Cosines and sines of positions, made once for the layers of a step.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "thread_pool.h"
+
+namespace {
+
+// Cosines and sines of positions: those of a step are the same in all its layers.
+struct Angles {
+  std::vector<float> frequencies, cosines, sines;
+  std::vector<int64_t> starts;
+  long t = -1;
+  float scale = 0;
+
+  bool of(const float* f, long half, const int64_t* from, long rows, long length, float by) const {
+    return t == length && scale == by && (long)frequencies.size() == half && (long)starts.size() == rows &&
+           std::equal(f, f + half, frequencies.begin()) && std::equal(from, from + rows, starts.begin());
+  }
+
+  void make(const float* f, long half, const int64_t* from, long rows, long length, float by) {
+    t = -1;  // they are nobody's until they are made: memory may run out
+    frequencies.assign(f, f + half), starts.assign(from, from + rows), scale = by;
+    cosines.resize(rows * length * half), sines.resize(rows * length * half);
+    pool.run(rows * length, [&](long i) {
+      float position = (float)(from[i / length] + i % length) * scale;
+      for (long j = 0; j < half; j++) {
+        float angle = position * f[j];
+        cosines[i * half + j] = std::cos(angle), sines[i * half + j] = std::sin(angle);
+      }
+    });
+    t = length;
+  }
+};
+
+}  // namespace

@@ -1,0 +1,182 @@
+// A token drawn of a row of logits: temperature, then what top-k, top-p and min-p leave together, then the inverse of the cumulative
+// distribution over ascending ids. Knows neither threads nor arrays.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "thread_pool.h"
+#include "simd.h"
+
+namespace {
+
+// How a row is drawn from. least: the logarithm of min_p, below which no z may lie; top_k at most the row's length.
+struct Filter {
+  float temperature, top_p, least;
+  long top_k;
+
+  bool any(long n) const { return top_k < n || top_p < 1 || least > -INFINITE; }
+};
+
+// A row of n logits whose largest is `peak`: z = (x - peak) / temperature, and the weights exp(z), which filters set to 0.
+class Draw {
+ public:
+  Draw(const float* x, long n, float peak, const Filter& filter) : n(n), filter(filter) {
+    long whole = (n + BLOCK - 1) / BLOCK * BLOCK, j = 0;
+    z = spare(SCORES, 2 * whole), e = z + whole;
+    for (; j + W <= n; j += W) weigh(j, (load(x + j) - peak) / filter.temperature);
+    float last[W];
+    std::fill_n(std::copy(x + j, x + n, last), W - (n - j), -INFINITE);
+    for (; j < whole; j += W, std::fill_n(last, W, -INFINITE)) weigh(j, (load(last) - peak) / filter.temperature);
+    if (filter.any(n)) cut();
+  }
+
+  // The first id that the cumulative sum of the weights passes `uniform` of their total at, and its logprob.
+  long at(float uniform, float& logprob) const {
+    long blocks = (n + BLOCK - 1) / BLOCK, block = 0;
+    auto* ends = (double*)spare(MADE, 2 * blocks);
+    double total = 0;
+    for (long i = 0; i < blocks; i++) ends[i] = total += sum_of(e + i * BLOCK);
+    double threshold = uniform * total;
+    while (ends[block] <= threshold && block < blocks - 1) block++;
+    double found = block ? ends[block - 1] : 0;
+    long id = block * BLOCK;
+    for (long j = id, end = id + BLOCK; j < end && found <= threshold; j++)
+      if (e[j] > 0) id = j, found += e[j];  // where rounding lets no sum pass it, the last that can be drawn
+    logprob = (float)(z[id] - std::log(total));
+    return id;
+  }
+
+  // Which ids can be drawn, a byte each.
+  void kept(uint8_t* to) const {
+    for (long j = 0; j < n; j++) to[j] = z[j] > -INFINITE;
+  }
+
+ private:
+  static constexpr long BLOCK = 256, BINS = 4096;
+  static constexpr float FINE = 128;  // bins to one of z: a bin of a vocabulary of 50,000 holds some dozens
+
+  struct Weight {
+    float z, e;
+  };
+  struct Bin {
+    double mass;
+    long count;
+  };
+
+  long n;
+  Filter filter;
+  float *z, *e;
+
+  void weigh(long at, V to) { store(z + at, to), store(e + at, exp(to)); }
+
+  static double sum_of(const float* from) {
+    double eight[8] = {}, found = 0;  // sums beside each other, as a vector has
+    for (long j = 0; j < BLOCK; j += 8)
+      for (long i = 0; i < 8; i++) eight[i] += from[j + i];
+    for (double part : eight) found += part;
+    return found;
+  }
+
+  // Bins in the order of falling z, and of one of them its members in that order.
+  class Sorted {
+   public:
+    Sorted(const float* z, const float* e, long n) : z(z), e(e), n(n) {
+      place = (int32_t*)spare(QUERIES, n), bins = (Bin*)spare(MADE, BINS * sizeof(Bin) / sizeof(float));
+      members = (Weight*)spare(VALUES, 2 * n);
+      std::fill_n(bins, BINS, Bin{});
+      for (long j = 0; j < n; j++) place[j] = (int32_t)std::min(-z[j] * FINE, (float)(BINS - 1));
+      for (long j = 0; j < n; j++) bins[place[j]].mass += e[j], bins[place[j]].count++;
+    }
+
+    // Calls step(weight) of one after the other until it says that it was the last one; skip(bin) says whether none of a bin is.
+    template <typename Skip, typename Step>
+    void walk(Skip skip, Step step) {
+      for (long bin = 0; bin < BINS; bin++) {
+        if (!bins[bin].count || skip(bins[bin])) continue;
+        open(bin);
+        for (long i = 0; i < bins[bin].count; i++)
+          if (step(members[i])) return;
+      }
+    }
+
+   private:
+    const float *z, *e;
+    long n, opened = -1;
+    int32_t* place;
+    Bin* bins;
+    Weight* members;
+
+    void open(long bin) {
+      if (bin == opened) return;
+      opened = bin;
+      Weight* to = members;
+      for (long from = 0; from < n; from += BLOCK) {
+        long end = std::min(n, from + BLOCK);
+        int32_t any = 0;
+        for (long j = from; j < end; j++) any |= place[j] == bin;
+        for (long j = from; any && j < end; j++)
+          if (place[j] == bin) *to++ = {z[j], e[j]};
+      }
+      std::sort(members, to, [](const Weight& a, const Weight& b) { return a.z > b.z; });
+    }
+  };
+
+  // Sets z and e of what the filters leave out: they keep the first `count` of the tokens sorted by z, equals by ascending id.
+  void cut() {
+    Sorted sorted(z, e, n);
+    long count = filter.top_k;
+    if (filter.top_p < 1) {
+      long reached = 0;
+      double mass = 0;
+      auto whole = [&](const Bin& bin, bool all) {
+        if (all) reached += bin.count, mass += bin.mass;
+        return all;
+      };
+      auto one = [&](const Weight& weight) {
+        reached++, mass += weight.e;
+      };
+      sorted.walk([&](const Bin& bin) { return whole(bin, reached + bin.count <= count); },
+                  [&](const Weight& weight) {
+                    if (reached < count) one(weight);
+                    return reached == count;
+                  });
+      double needed = filter.top_p * mass;
+      reached = 0, mass = 0;
+      sorted.walk([&](const Bin& bin) { return whole(bin, mass + bin.mass < needed); },
+                  [&](const Weight& weight) {
+                    one(weight);
+                    return mass >= needed;
+                  });
+      count = std::min(count, reached);
+    }
+    int32_t likely = 0;
+    for (long j = 0; j < n; j++) likely += z[j] >= filter.least;
+    keep(std::max(1l, std::min(count, (long)likely)), sorted);
+  }
+
+  void keep(long count, Sorted& sorted) {
+    long seen = 0;
+    float lowest = 0;
+    int32_t above = 0, level = 0;
+    sorted.walk(
+        [&](const Bin& bin) {
+          if (seen + bin.count >= count) return false;
+          seen += bin.count;
+          return true;
+        },
+        [&](const Weight& weight) {
+          lowest = weight.z;
+          return ++seen == count;
+        });
+    for (long j = 0; j < n; j++) above += z[j] > lowest, level += z[j] == lowest;
+    for (long j = 0; j < n; j++) z[j] = z[j] >= lowest ? z[j] : -INFINITE, e[j] = z[j] >= lowest ? e[j] : 0;
+    long left = count - above;  // of the equals at the cut
+    for (long j = 0; left < level && j < n; j++)
+      if (z[j] == lowest && left-- <= 0) z[j] = -INFINITE, e[j] = 0;
+  }
+};
+
+}  // namespace

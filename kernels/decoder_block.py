@@ -1,0 +1,176 @@
+"""A decoder's block on the CPU in one call: norm, attention over a cache, norm, gated feed-forward (Llama, Touvron et al. 2023).
+
+Between the parts of a block mlx would be woken some ten times, which for a step of decoding takes as long as the arithmetic. Knows the
+arrays of a block and of its cache, not where they come from.
+"""
+
+import ctypes
+from dataclasses import dataclass, field, fields
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from numpy.typing import NDArray
+
+from . import attention, linear, native
+from . import rms_norm as norms
+from . import rope as rotation
+from .attention import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a block computes with: float32, projections [N, K], the others vectors. Norms of heads are Qwen3's."""
+
+    norm: mx.array
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    o: mx.array
+    second_norm: mx.array
+    gate: mx.array
+    up: mx.array
+    down: mx.array
+    q_bias: mx.array | None = None
+    k_bias: mx.array | None = None
+    v_bias: mx.array | None = None
+    o_bias: mx.array | None = None
+    gate_bias: mx.array | None = None
+    up_bias: mx.array | None = None
+    down_bias: mx.array | None = None
+    q_norm: mx.array | None = None
+    k_norm: mx.array | None = None
+    frequencies: mx.array = field(kw_only=True)  # [R / 2], radians a position
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Where the rows of a batch have room for keys and values [K, room, D]: addresses, and positions. All [B]."""
+
+    keys: NDArray[np.int64]
+    values: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    used: NDArray[np.int64]  # positions that are held before a call
+    fronts: "Fronts | None" = None  # what stands before rows' own, and is not counted among them
+
+
+@dataclass(frozen=True, slots=True)
+class Fronts:
+    """What rows begin with, which several may share: addresses of keys and values [K, room, D], and positions. All [B]."""
+
+    keys: NDArray[np.int64]
+    values: NDArray[np.int64]
+    rooms: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """The numbers of a block. ``neighbours``: pairs that are rotated together are (2i, 2i + 1), not (i, i + R / 2)."""
+
+    width: int  # of a head
+    scale: float  # of scores
+    eps: float
+    second_eps: float
+    q_eps: float = 0.0
+    k_eps: float = 0.0
+    position_scale: float = 1.0
+    neighbours: bool = False
+
+
+def reference(
+    x: mx.array, w: Weights, c: Constants, keys: mx.array, values: mx.array, offset: int | mx.array, mask: Mask = None
+) -> tuple[mx.array, mx.array, mx.array]:
+    """The specification. x [B, T, d], the first of each row's T at position ``offset``; cached keys and values [B, K, L, D].
+
+    Gives the block's output [B, T, d], and keys and values [B, K, L + T, D]; ``mask`` as ``attention.reference`` has it.
+    """
+    b, t, _ = x.shape
+
+    def heads(y: mx.array) -> mx.array:
+        return y.reshape(b, t, -1, c.width).transpose(0, 2, 1, 3)
+
+    def turned(y: mx.array, norm: mx.array | None, eps: float) -> mx.array:
+        y = y if norm is None else norms.reference(y, norm, eps)
+        return rotation.reference(y, w.frequencies, offset, c.position_scale, c.neighbours)
+
+    normed = norms.reference(x, w.norm, c.eps)
+    q, k, v = (heads(linear.reference(normed, *pair)) for pair in ((w.q, w.q_bias), (w.k, w.k_bias), (w.v, w.v_bias)))
+    keys = mx.concatenate([keys, turned(k, w.k_norm, c.k_eps)], axis=2)
+    values = mx.concatenate([values, v], axis=2)
+    seen = attention.reference(turned(q, w.q_norm, c.q_eps), keys, values, c.scale, mask)
+    x = x + linear.reference(seen.transpose(0, 2, 1, 3).reshape(b, t, -1), w.o, w.o_bias)
+    normed = norms.reference(x, w.second_norm, c.second_eps)
+    gated = nn.silu(linear.reference(normed, w.gate, w.gate_bias)) * linear.reference(normed, w.up, w.up_bias)
+    return x + linear.reference(gated, w.down, w.down_bias), keys, values
+
+
+class Block:
+    """A block's weights, where the library finds them."""
+
+    d: int  # numbers of a position
+    heads: int
+    kv: int
+    width: int  # of a head
+
+    def __init__(self, weights: Weights, constants: Constants):
+        """Raises Traced."""
+        arrays = {field.name: getattr(weights, field.name) for field in fields(Weights)}
+        self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if array is not None}
+        self._call = _Call(**{name: view.ctypes.data for name, view in self._views.items()})
+        call, c = self._call, constants
+        self.d, self.width, self.heads, self.kv = weights.q.shape[1], c.width, weights.q.shape[0] // c.width, weights.k.shape[0] // c.width
+        call.d, call.width, call.heads, call.kv = self.d, self.width, self.heads, self.kv
+        call.hidden, call.half = weights.gate.shape[0], weights.frequencies.size
+        call.eps, call.second_eps, call.q_eps, call.k_eps = c.eps, c.second_eps, c.q_eps, c.k_eps
+        call.scale, call.position_scale, call.neighbours = c.scale, c.position_scale, c.neighbours
+
+    def __call__(
+        self, x: mx.array, rooms: Rooms, starts: NDArray[np.int64], mask: Mask = None, real: NDArray[np.int64] | None = None
+    ) -> mx.array:
+        """``reference``'s output, computed now; keys and values of T positions are written behind those that are held.
+
+        Of each row's T the first ``real`` [B] are computed, all if it is None; zeros stand in place of the others.
+
+        ``starts`` [1] or [B], the first position of each row. A mask that is an array has four axes, and all rows hold as many
+        positions; where they do not, it is "causal" or None. Raises Traced before anything is written.
+        """
+        kind, seen = attention.kind_of(mask)
+        x = native.dense(x)
+        out = native.empty(x.shape)
+        call, made = _Call.from_buffer_copy(self._call), native.view(out)  # a call's own: threads compute with one block at once
+        call.kind, call.mask = kind, None
+        if seen is not None:
+            native.evaluate(seen)
+            over = native.view(seen)
+            call.mask = over.ctypes.data
+            call.ms[:] = [stride // over.itemsize if n > 1 else 0 for stride, n in zip(over.strides, over.shape, strict=True)]
+        call.x, call.out, call.starts, call.count = native.view(x).ctypes.data, made.ctypes.data, starts.ctypes.data, len(starts)
+        call.keys, call.values = rooms.keys.ctypes.data, rooms.values.ctypes.data
+        call.rooms, call.used = rooms.sizes.ctypes.data, rooms.used.ctypes.data
+        call.real = None if real is None else real.ctypes.data
+        call.b, call.t = x.shape[:2]
+        before = rooms.used
+        if rooms.fronts is not None:
+            at = rooms.fronts
+            call.front_keys, call.front_values = at.keys.ctypes.data, at.values.ctypes.data
+            call.fronts, call.front_rooms = at.lengths.ctypes.data, at.rooms.ctypes.data
+            before = before + at.lengths
+        call.longest = int(before.max()) + call.t
+        native.library().block(ctypes.byref(call))
+        return out
+
+
+_WEIGHTS = tuple(one.name for one in fields(Weights))
+
+
+class _Call(ctypes.Structure):  # block.h's Block
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "front_keys", "front_values", "out")),
+        *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms")),
+        *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),
+        ("ms", ctypes.c_int64 * 4),
+        *((name, ctypes.c_float) for name in ("eps", "second_eps", "q_eps", "k_eps", "scale", "position_scale")),
+        ("kind", ctypes.c_int32),
+        ("neighbours", ctypes.c_int32),
+    )

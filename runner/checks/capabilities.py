@@ -1,0 +1,151 @@
+"""What a run may rely on with a loaded model: shown by a small twin of it, before its own weights confirm it.
+
+The twin shows what the architecture does wrong, beyond its windows too, and does so in milliseconds; it is remembered. Where there
+is no twin the model itself goes through the twin's checks if that is cheap, and else runs rows of one length. Knows models, not
+names of them; that short rows on the weights agree is found by probes.py and shortcuts.py.
+"""
+
+import sys
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.utils import get_total_parameters
+
+from ...kernels import backend
+from ..engine.oom_backoff import first_line
+from ..files.checked_json import digest, read_document
+from ..files.hash_cache import cache_folder, remember
+from ..layers.lm_head import Head
+from ..models.config_compat import translated
+from ..models.loader import Model
+from ..scheduler.limits import Limits
+from .decode_check import Alone, batch_difference
+from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash, failed
+from .prefix_check import refused
+from .scoring_check import Shortcuts, shortcuts
+from .tiny_config import WINDOW, Config, windows
+from .tiny_twin import rounding, twin
+
+On = Literal["twin", "weights"]
+ROWS = 8
+TAIL = 2  # times what one row shows: some tokens of others are off by more
+TOKENS = 60  # windows' worth, that the checks put through a model
+WORK = 1e11  # parameters x tokens that they may take on a model's own weights: about a second
+
+
+@dataclass(slots=True, frozen=True)
+class Trust:
+    """How rows may share a batch, the largest difference of a logprob seen there, and what scoring may rely on.
+
+    ``reason``: why the faster ways are not taken; ``on`` what all was tried on, ``no_twin`` why not on a twin. ``unshared``: why
+    prompts are not prefilled on top of prefixes that they share, empty where they are.
+    """
+
+    way: Way
+    difference: float
+    reason: str
+    shortcuts: Shortcuts
+    on: On = "twin"
+    no_twin: str = ""
+    unshared: str = ""
+
+
+def trust(model: Model) -> Trust:
+    """What can be relied on as far as a twin shows it, or else the model itself. What its twin has shown before is remembered."""
+    config = model.checkpoint.config | translated(model.checkpoint.config)
+    kept = cache_folder("twins") / f"{_key(model, config)}.json"
+    if (known := _recalled(kept)) is not None:
+        return known
+    try:
+        found = shown_by(twin(model.network, config))
+    except Exception as error:  # NoTwin, or whatever the model file fails with
+        return _without_twin(model, config, f"no twin ({first_line(error)})")
+    remember(kept, asdict(found))
+    return found
+
+
+def shown_by(network: Any) -> Trust:
+    """What a twin shows."""
+    vocabulary = int(network(mx.array([[0]])).shape[-1])
+    return tried(network, vocabulary, WINDOW, "twin", TAIL * rounding(network, vocabulary, 4 * WINDOW))
+
+
+def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0) -> Trust:
+    """What can be relied on with ``network``, by rows of up to four times ``window`` tokens. Raises whatever it does on a row alone.
+
+    ``noise``: of its logits, as far as it is known.
+    """
+    allowed = allowed_difference(network, vocabulary, noise)
+    limits = Limits(ROWS, 1 << 30, float("inf"), 1.0, 1.0)
+    short = shortcuts(network, vocabulary, limits, True, allowed, window)
+    head, alone = Head(network) if short.head else None, Alone(network)
+    reason, of = "", " of a small random twin" if on == "twin" else ""
+    for way in WAYS[:-1]:
+        try:
+            difference = batch_difference(alone, vocabulary, way, window, allowed, head, short.chunked)
+        except Exception as error:  # a model file may fail in any way
+            reason = failed(way, reason, crash(f"{way} batches{of}", error))
+            continue
+        if difference <= allowed:
+            unshared = refused(alone, vocabulary, way, window, allowed, head) if way in PADDED and short.chunked else ""
+            return Trust(way, difference, reason, short, on, unshared=f"{unshared}{of}" if unshared else "")
+        reason = failed(way, reason, f"{way} batches{of} change logprobs by {difference:.2g} (allowed {allowed:.2g})")
+    return Trust("alone", 0.0, reason, short, on)
+
+
+def _without_twin(model: Model, config: Config, why: str) -> Trust:
+    """What can be relied on where there is no twin: what rows longer than all windows show on the model's own weights, if they can."""
+    context = model.checkpoint.context or sys.maxsize
+    window = max((length for length in windows(config) if length < context), default=0)
+    if not window:  # short rows show all, and are tried anyway
+        return Trust("padded", 0.0, "", Shortcuts(True, True, True, True), "weights", why)
+    reason = f"{why}, and rows longer than {window} tokens take too long to try them on the model itself"
+    if get_total_parameters(model.network) * TOKENS * window <= WORK:
+        try:
+            return replace(tried(model.network, model.vocabulary, window, "weights"), no_twin=why)
+        except Exception as error:  # a model file may fail in any way
+            reason = f"{why}, and {crash(f'rows longer than {window} tokens', error)}"
+    return Trust("exact", 0.0, reason, Shortcuts(True, False, False, True, (reason,)), "weights", why)
+
+
+def _recalled(kept: Path) -> Trust | None:
+    try:
+        values = read_document(kept)
+        short = values.pop("shortcuts")
+        return Trust(shortcuts=Shortcuts(**(short | {"reasons": tuple(short["reasons"])})), **values)
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged: it is only a memory
+        return None
+
+
+def _key(model: Model, config: Config) -> str:
+    """Equal for models whose twins show the same: by what they are built of, and by all that computes them."""
+    names = ("mlx", "mlx-lm", "mlx-bulk")
+    return digest(
+        {
+            "config": config,
+            "versions": {name: version(name) for name in names},
+            "code": code(model.network),
+            "device": backend.device_name(),
+            "blas": str(backend.prepare()),
+            "substitutes": model.substitutes,
+        }
+    )
+
+
+def code(network: nn.Module) -> str:
+    """sha256 of our source and that of the network's model files, which a version need not tell apart while they are worked on."""
+    classes = {cls for module in network.modules() for cls in type(module).__mro__}
+    methods = (vars(cls).get(name) for cls in classes for name in ("__init__", "__call__"))
+    files = {Path(method.__code__.co_filename) for method in methods if isinstance(method, FunctionType)}
+    sources = [(Path(__file__).parents[1] / package).glob(kind) for package in ("runner", "kernels") for kind in ("*.py", "*.cpp")]
+    files |= {file for found in sources for file in found}
+    whole = sha256()
+    for file in sorted(file for file in files if file.is_file()):
+        whole.update(sha256(file.read_bytes()).digest())
+    return whole.hexdigest()

@@ -1,0 +1,221 @@
+"""What a loaded model can be trusted with in a batch, found by trying on its own weights.
+
+Rows of unlike length may share a batch with pads (*padded*), or from the first decode step on, those of one length being
+prefilled together (*joined*); or rows of one length may (*exact*), or none (*alone*). Short rows go through the batch as the engine
+runs it (prefill, a row that joins, decode) and each alone; where the logits disagree, or the batch crashes, the next cautious way is
+tried. Knows models, not names of them, and nothing of what a longer row would show.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engine.oom_backoff import first_line
+from ..layers.kv_cache import Caches, announce, announce_call, fresh, growth, joined, select, settle
+
+Way = Literal["padded", "joined", "exact", "alone"]
+Decoded = tuple[int, int, NDArray[np.float32]]  # a row's number, its step, the logits [V] found there
+WAYS: tuple[Way, ...] = ("padded", "joined", "exact", "alone")  # the fastest first
+PADDED: tuple[Way, ...] = ("padded", "joined")  # those in which rows of unlike length decode together
+LENGTHS = (12, 5, 8, 12)  # of the probe's prompts; the third joins while two others decode
+STEPS = 2
+# The largest difference allowed: what rows without pads differ by in a batch of copies, four times; at least what float32 is
+# promised to keep to, or four roundings of the largest logit; at most a share of the logits' spread, as a device's noise may
+# be large: a pad that is attended to moves logits by a tenth of their spread.
+NOISE = 4
+COPIES = 3  # rows of such a batch
+PROMISE = 1e-4  # a logprob, in float32
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative
+SPREAD = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
+
+
+@dataclass(slots=True, frozen=True)
+class Found:
+    """How rows may share a batch, the largest difference seen there (in logits), what is allowed, and what a row's caches cost in bytes.
+
+    ``reason``: why the faster ways are not taken.
+    """
+
+    way: Way
+    difference: float
+    token_bytes: float
+    row_bytes: float
+    reason: str = ""
+    allowed: float = PROMISE
+
+
+def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> Found:
+    """Finds the fastest way, from ``fastest`` on, that gives the same logits as each row alone: from one call, or decoded."""
+    alone = _Alone(network, _prompts(vocabulary))
+    token_bytes, row_bytes = growth(alone.caches)
+    allowed, reason = alone.allowed(0.0), ""
+    for way in WAYS[WAYS.index(fastest) : -1]:
+        try:
+            found = list(TRIED[way](network, alone.prompts))
+        except Exception as error:  # a probe that crashes is a probe that failed
+            reason = failed(way, reason, crash(f"{way} batches", error))
+            continue
+        difference = _furthest(found, alone.at_once)
+        if not difference <= allowed:
+            allowed, difference = alone.allowed(alone.noise()), min(difference, _furthest(found, alone.by_steps))
+        if difference <= allowed:
+            return Found(way, difference, token_bytes, row_bytes, reason, allowed)
+        reason = failed(way, reason, f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})")
+    return Found("alone", 0.0, token_bytes, row_bytes, reason, allowed)
+
+
+def failed(way: Way, before: str, reason: str) -> str:
+    """Why a way behind ``way`` is taken. What is wrong where there are all pads says more than what is where a join leaves some."""
+    return before if before and way == "joined" else reason
+
+
+def crash(what: str, error: Exception) -> str:
+    """The reason not to rely on ``what``."""
+    return f"{what} crash: {first_line(error)}"
+
+
+def allowed_difference(network: Any, vocabulary: int, noise: float = 0.0) -> float:
+    """How far a network's logits may differ between two ways to compute them, if they are known to have so much ``noise``."""
+    alone = _Alone(network, _prompts(vocabulary))
+    return alone.allowed(max(noise, alone.noise()))
+
+
+def _prompts(vocabulary: int) -> list[NDArray[np.int32]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, vocabulary, n).astype(np.int32) for n in LENGTHS]
+
+
+class _Alone:
+    """Logits [STEPS, V] at the last positions of each prompt, by itself on plain caches, and how far those of others may be from them.
+
+    ``caches`` are what the first prompt leaves.
+    """
+
+    def __init__(self, network: Any, prompts: list[NDArray[np.int32]]):
+        self.prompts, self._network = prompts, network
+        self.caches = fresh(network, 1, padded=False)
+        first: mx.array = network(mx.array(prompts[0])[None], cache=self.caches)[0, -STEPS:]
+        self._precision = str(first.dtype).removeprefix("mlx.core.")
+        self._known = {0: _numpy(first)}
+
+    def at_once(self, row: int) -> NDArray[np.float32]:
+        """From one call of the prompt."""
+        if row not in self._known:
+            caches = fresh(self._network, 1, padded=False)
+            self._known[row] = _numpy(self._network(mx.array(self.prompts[row])[None], cache=caches)[0, -STEPS:])
+        return self._known[row]
+
+    def by_steps(self, row: int) -> NDArray[np.float32]:
+        """From a call of one token each, behind a call of the others."""
+        caches, ids = fresh(self._network, 1, padded=False), mx.array(self.prompts[row])[None]
+        mx.eval(self._network(ids[:, :-STEPS], cache=caches))
+        return np.stack(
+            [_numpy(self._network(ids[:, at : at + 1], cache=caches)[0, -1]) for at in range(ids.shape[1] - STEPS, ids.shape[1])]
+        )
+
+    def allowed(self, noise: float) -> float:
+        """How far logits may be off on a device with so much ``noise``."""
+        logits = np.concatenate([self.at_once(row) for row in range(3)])
+        logits = logits[~np.isneginf(logits)]  # of a token that cannot be: none to measure by
+        precision = self._precision
+        least = NOISE * ROUNDING[precision] * float(np.abs(logits).max()) if precision in ROUNDING else PROMISE
+        most = SPREAD[precision] * max(float(logits.std()), 1e-3)
+        return min(most, max(least, NOISE * noise))  # NaN, which allows nothing, where one of the logits is
+
+    def noise(self) -> float:
+        """How far logits of a prompt are from those of copies of it beside each other: rounding alone, as nothing else can enter.
+
+        0 where the network takes one row only.
+        """
+        ids = mx.array(np.tile(self.prompts[0], (COPIES, 1)))
+        try:
+            logits = _numpy(self._network(ids, cache=fresh(self._network, COPIES, padded=False))[:, -STEPS:])
+        except Exception:  # a model file may fail in any way
+            return 0.0
+        return max(_difference(*pair) for row in logits for pair in zip(row, self.at_once(0), strict=True))
+
+
+def _padded(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+    """Two rows are prefilled together, right-padded; a third joins; all decode."""
+    return _decoded(network, prompts, joined([_prefilled(network, prompts[:2]), _prefilled(network, prompts[2:3])]), [0, 1, 2], padded=True)
+
+
+def _joined(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+    """Three rows are prefilled each by itself, and decode together."""
+    return _decoded(network, prompts, joined([_prefilled(network, [prompt]) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
+
+
+def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
+    lengths = [len(x) - STEPS for x in prompts]
+    width = max(lengths)
+    tokens = np.zeros((len(prompts), width), np.int32)
+    for row, x, n in zip(tokens, prompts, lengths, strict=True):
+        row[:n] = x[:n]
+    caches = fresh(network, len(prompts), padded=True)
+    announce(caches, lengths, width)
+    announce_call(caches, lengths, width)
+    mx.eval(network(mx.array(tokens), cache=caches))
+    if min(lengths) < width:
+        settle(caches)
+    return caches
+
+
+def _exact(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+    """Two rows of one length decode on plain caches."""
+    caches = fresh(network, 2, padded=False)
+    mx.eval(network(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), cache=caches))
+    return _decoded(network, prompts, caches, [0, 3], padded=False)
+
+
+TRIED = {"padded": _padded, "joined": _joined, "exact": _exact}
+
+
+def _decoded(network: Any, prompts: list[NDArray[np.int32]], caches: Caches, order: list[int], padded: bool) -> Iterator[Decoded]:
+    """The last tokens of the rows ``order``, one by one; the first row leaves before the last."""
+    for step in range(STEPS):
+        logits = _numpy(network(mx.array([[int(prompts[row][step - STEPS])] for row in order]), cache=caches)[:, -1])
+        yield from ((row, step, logits[at]) for at, row in enumerate(order))
+        if step == STEPS - 2:
+            select(caches, list(range(1, len(order))), len(order), padded)
+            order = order[1:]
+
+
+def _furthest(found: list[Decoded], truth: Callable[[int], NDArray[np.float32]]) -> float:
+    return max(_difference(logits, truth(row)[step]) for row, step, logits in found)
+
+
+def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Largest difference of two rows of logits, up to a constant; infinite where one is NaN, or -inf and the other not."""
+    never = np.isneginf(a)
+    if not np.array_equal(never, np.isneginf(b)):
+        return float("inf")
+    a, b = a[~never], b[~never]
+    gap = np.abs((a - a.mean()) - (b - b.mean())).max()
+    return float(gap) if np.isfinite(gap) else float("inf")
+
+
+def _numpy(logits: mx.array) -> NDArray[np.float32]:
+    return np.array(logits.astype(mx.float32))
+
+
+def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
+    """Deterministic mode's condition: a row's logits keep their bits when only what the other rows contain changes."""
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, vocabulary, (rows, 12))
+    second = rng.permutation(rng.integers(0, vocabulary, (rows, 12)))
+    kept = range(0, rows, max(2, rows // 4))  # never all rows
+    for row in kept:
+        second[row] = first[row]
+    a, b = (_two_steps(network, x) for x in (first, second))
+    return all(np.array_equal(a[:, row], b[:, row]) for row in kept)
+
+
+def _two_steps(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Logits [2, B, V] of two decode steps behind a prefill of ``tokens`` [B, T]."""
+    caches = fresh(network, len(tokens), padded=False)
+    mx.eval(network(mx.array(tokens[:, :-2]), cache=caches))
+    return np.stack([_numpy(network(mx.array(tokens[:, [at]]), cache=caches)[:, -1]) for at in (-2, -1)])

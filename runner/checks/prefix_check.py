@@ -1,0 +1,127 @@
+"""How far logprobs of rows that are prefilled on top of a shared prefix, and then decode together, are from those of each row alone.
+
+The engine itself runs them, as a job would. Knows a network and how its rows may share a batch; what follows is not known here.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.logprobs import score
+from ..core.logprob_options import Wanted
+from ..core.requests import Ids, Request, Sampling
+from ..engine.engine import Engine
+from ..engine.prefill import Setup, grown, prefill
+from ..layers.kv_cache import fresh
+from ..layers.lm_head import Head
+from ..scheduler.limits import Limits
+from .decode_check import Alone, farthest, of_ids
+from .padding_probe import Way, allowed_difference, crash
+
+ROWS = 4  # at once
+LEAST = 12  # tokens that short rows have in common
+TAILS = (5, 1)  # what they have besides; of the second nothing is left to prefill
+SUBJECT = "rows on top of a shared prefix"
+
+
+def refused(alone: Alone, vocabulary: int, way: Way, window: int, allowed: float, head: Head | None) -> str:
+    """Why prompts are not to be prefilled on top of prefixes that they share; empty where logprobs stay within ``allowed``.
+
+    Rows are longer than ``window`` tokens, and so is what they share.
+    """
+    setup = replace(_setup(alone.network, vocabulary, way, head), stems=True)
+    try:
+        difference = _difference(alone, setup, _long(vocabulary, window), allowed)
+    except Exception as error:  # a model file may fail in any way
+        return crash(SUBJECT, error)
+    return _said(difference, allowed)
+
+
+def refused_by_weights(network: Any, vocabulary: int, way: Way, allowed: float, head: Head | None) -> str:
+    """The same by two short rows, in as few calls as can be: on a network's own weights each takes as long as to read them."""
+    try:
+        setup = _setup(network, vocabulary, way, head)
+        difference = _of_short_rows(setup, [])
+        if not difference <= allowed:  # a device's noise, which takes more calls to know
+            allowed, difference = allowed_difference(network, vocabulary), min(difference, _of_short_rows(setup, [LEAST, -1]))
+    except Exception as error:  # a model file may fail in any way
+        return crash(SUBJECT, error)
+    return _said(difference, allowed)
+
+
+def _said(difference: float, allowed: float) -> str:
+    return "" if difference <= allowed else f"{SUBJECT} change logprobs by {difference:.2g} (allowed {allowed:.2g})"
+
+
+def _setup(network: Any, vocabulary: int, way: Way, head: Head | None) -> Setup:
+    limits = Limits(ROWS, 1 << 30, float("inf"), 1.0, 1.0)
+    return Setup(network, vocabulary, limits, Wanted(echo=head is not None), True, ragged=way == "padded", head=head)
+
+
+def _of_short_rows(setup: Setup, cuts: list[int]) -> float:
+    """Largest difference of a logprob at the last token, of any id, and in the echo, from each row alone.
+
+    ``cuts``: where the calls end in which that one is fed.
+    """
+    rng = np.random.default_rng(5)
+    prefix, *tails = (rng.integers(0, setup.vocabulary, n).astype(np.int32) for n in (LEAST, *TAILS))
+    base = grown(setup, prefix, None)
+    group = prefill(setup, [of_ids(row, np.concatenate([prefix, tail]), 1) for row, tail in enumerate(tails)], [base] * len(tails))
+    last: mx.array = setup.model(mx.array([[int(one.prompt.ids[-1])] for one in group.requests]), cache=group.caches)[:, -1]
+    worst = 0.0
+    for one, found, echo in zip(group.requests, _log_softmax(last), group.echoes, strict=True):
+        caches, ids = fresh(setup.model, 1, padded=False), one.prompt.ids
+        logits = mx.concatenate([setup.model(mx.array(part)[None], cache=caches)[0] for part in np.split(ids, cuts) if len(part)])
+        gaps = [np.abs(found - _log_softmax(logits[-1:])[0])]
+        if echo is not None:
+            gaps.append(np.abs(echo.logprobs - score(logits[:-1], ids[1:]).logprobs))
+        gap = float(np.concatenate(gaps).max())
+        worst = max(worst, gap if np.isfinite(gap) else float("inf"))
+    return worst
+
+
+def _log_softmax(logits: mx.array) -> NDArray[np.float32]:
+    """Of logits [B, V]; those of ids that cannot be are 0."""
+    logits = logits.astype(mx.float32)
+    found = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+    return np.where(np.isneginf(found), np.float32(0), found)
+
+
+def _difference(alone: Alone, setup: Setup, requests: Sequence[Request], allowed: float) -> float:
+    def no_stopper(sampling: Sampling) -> Any:
+        raise ValueError(f"there is a stop string: {sampling.stop}")
+
+    windows, engine = iter([list(requests)]), Engine(setup, frozenset(), no_stopper)
+    worst = farthest(alone, requests, engine.run(lambda wait: next(windows, None)), allowed)
+    if worst <= allowed and engine.progress.prefilled >= sum(len(request.prompt.ids) - 1 for request in requests):
+        raise ValueError("they shared nothing")
+    return worst
+
+
+def _long(vocabulary: int, window: int) -> list[Request]:
+    """Rows behind one prefix, some behind another on top of it, some behind none; rows of which nothing is left to feed; a prompt twice.
+
+    They end at different steps, so that some join others; one has two samples.
+    """
+    rng = np.random.default_rng(6)
+
+    def tokens(n: int) -> Ids:
+        return rng.integers(0, vocabulary, n).astype(np.int32)
+
+    top = tokens(5 * window + 3)
+    below = np.concatenate([top, tokens(4 * window + 1)])
+    same = tokens(window + 2)
+    tails: Iterable[tuple[Ids, Ids]] = [
+        *((below, tokens(n)) for n in (2 * window + 2, 4, 1, 1)),
+        *((top, tokens(n)) for n in (window, 1)),
+        *((below, same) for _ in range(2)),
+        *((top[:0], tokens(n)) for n in (2 * window - 1, 1)),
+    ]
+    return [
+        of_ids(row, np.concatenate([prefix, tail]), 3 + row % 4 if row % 3 else window + 3, samples=1 + (row == 1))
+        for row, (prefix, tail) in enumerate(tails)
+    ]

@@ -1,0 +1,154 @@
+"""What scoring may rely on with a loaded model, found by trying: a head apart, pads on the right, prefixes that are fed once.
+
+The scorer itself runs rows that need each shortcut, and the same rows go through the network alone, whole and without pads;
+where their logprobs disagree, or anything crashes, the shortcut is not taken. Knows models, not names of them.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.logprob_options import Wanted
+from ..core.requests import Passage, Scored, ScoreRequest
+from ..engine.oom_backoff import first_line
+from ..engine.prefill import Setup
+from ..engine.scorer import Scorer
+from ..layers.kv_cache import fresh
+from ..layers.lm_head import Head
+from ..scheduler.limits import Limits
+from .padding_probe import allowed_difference
+
+CHUNKS = "chunks"  # what reasons call a row that is fed in several calls
+WINDOW = 8  # tokens: rows are longer, and so is what they share
+CHOICES = (1, 3, 6)  # tokens
+
+
+@dataclass(slots=True, frozen=True)
+class Shortcuts:
+    """What can be taken, as ``Setup`` names it, and why the rest can't. ``head``: the network can be split in two."""
+
+    head: bool
+    right_padded: bool
+    shared: bool
+    chunked: bool
+    reasons: tuple[str, ...] = ()
+
+
+def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allowed: float | None = None, window: int = WINDOW) -> Shortcuts:
+    """Tries each shortcut as a run with these ``limits`` would take it, on rows longer than ``window`` tokens.
+
+    ``padded``: as the probe of generation found. ``allowed``: how far a logprob may be off; None: what the device's noise allows.
+    """
+    rng = np.random.default_rng(2)
+    rows = [_whole(i, ids) for i, ids in enumerate(_random(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
+    prefix = rng.integers(0, vocabulary, 2 * window + 2).astype(np.int32)  # long enough for the plan to share it
+    contexts = [np.concatenate([prefix, ids]) for ids in _random(rng, vocabulary, (2 * window + 1, 2 * window + 4))]
+    choices = [_choices(i, context, len(prefix), _random(rng, vocabulary, CHOICES)) for i, context in enumerate(contexts)]
+    allowed = allowed_difference(network, vocabulary) if allowed is None else allowed
+    truth = {id(requests): _alone(network, requests) for requests in (rows, choices)}
+    reasons: list[str] = []
+
+    def holds(name: str, setup: Setup, requests: list[ScoreRequest]) -> bool:
+        try:
+            difference = _difference(setup, requests, truth[id(requests)])
+        except Exception as error:  # a model file may fail in any way, and a probe that crashes is a probe that failed
+            reasons.append(f"{name}: {first_line(error)}")
+            return False
+        if difference > allowed:
+            reasons.append(f"{name}: logprobs change by {difference:.2g} (allowed {allowed:.2g})")
+        return difference <= allowed
+
+    setup = _setup(network, vocabulary, limits, padded)
+    one = replace(setup.limits, rows=1)
+    try:
+        head = _head(network)
+    except Exception as error:
+        head = None
+        reasons.append(f"head apart: {first_line(error)}")
+    if head is not None and holds("head apart", replace(setup, limits=one, head=head), rows):
+        setup = replace(setup, head=head)
+    chunked = holds(CHUNKS, replace(setup, limits=replace(one, tokens=window + 2)), rows)
+    setup = replace(setup, chunked=chunked)
+    right_padded = holds("pads on the right", setup, rows)
+    shared = right_padded and holds("shared prefixes", setup, choices)
+    return Shortcuts(setup.head is not None, right_padded, shared, chunked, tuple(reasons))
+
+
+def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown: Shortcuts, allowed: float) -> Shortcuts:
+    """What of the shortcuts ``shown`` to be right by a twin is so with a network's own weights, on short rows.
+
+    All are tried at once; where logprobs differ by more than ``allowed``, each by itself.
+    """
+    if not (shown.head or shown.right_padded or shown.shared):
+        return shown
+    rng = np.random.default_rng(4)
+    (prefix,) = _random(rng, vocabulary, (2 * WINDOW + 2,))
+    requests = [_choices(0, prefix, len(prefix), _random(rng, vocabulary, CHOICES[1:]))]
+    setup = _setup(network, vocabulary, limits, padded)
+    with suppress(Exception):  # which of them it is will be found
+        head = Head(network) if shown.head else None
+        setup = replace(setup, head=head, right_padded=shown.right_padded, shared=shown.shared, chunked=shown.chunked)
+        if _difference(setup, requests, _alone(network, requests)) <= allowed:
+            return shown
+    own = shortcuts(network, vocabulary, limits, padded)
+    return Shortcuts(
+        own.head and shown.head,
+        own.right_padded and shown.right_padded,
+        own.shared and shown.shared,
+        own.chunked and shown.chunked,
+        (*shown.reasons, *own.reasons),
+    )
+
+
+def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup:
+    few = replace(limits, rows=min(limits.rows, 8), tokens=1 << 30, kv_bytes=float("inf"))
+    return Setup(network, vocabulary, few, Wanted(echo=True), padded, right_padded=True, shared=True)
+
+
+def _head(network: Any) -> Head:
+    """The network in two. Raises ValueError where its parts aren't named as others' are, or the body makes the logits itself."""
+    head = Head(network)
+    states = head.states(mx.array([[0, 0]]), fresh(network, 1, padded=False))
+    if states.shape[-1] == head.logits(states[0]).shape[-1]:
+        raise ValueError(f"the body of {type(network).__name__} makes the logits itself")
+    return head
+
+
+def _random(rng: np.random.Generator, vocabulary: int, lengths: tuple[int, ...]) -> list[NDArray[np.int32]]:
+    return [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
+
+
+def _whole(row: int, ids: NDArray[np.int32]) -> ScoreRequest:
+    return ScoreRequest(row, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),))
+
+
+def _choices(row: int, context: NDArray[np.int32], first: int, choices: list[NDArray[np.int32]]) -> ScoreRequest:
+    whole = [np.concatenate([context, ids]) for ids in choices]
+    return ScoreRequest(row, tuple(Passage(ids, np.arange(first, len(ids), dtype=np.int32)) for ids in whole))
+
+
+def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float32]]:
+    """Each passage's logprobs [N] from one call of the whole network."""
+    found: list[NDArray[np.float32]] = []
+    for passage in (passage for request in requests for passage in request.passages):
+        logits: mx.array = network(mx.array(passage.ids)[None], cache=fresh(network, 1, padded=False))[0]
+        at = mx.array(passage.positions) - 1
+        found.append(Wanted().scores(logits[at], passage.ids[passage.positions]).logprobs)
+    return found
+
+
+def _difference(setup: Setup, requests: list[ScoreRequest], truth: list[NDArray[np.float32]]) -> float:
+    """Largest difference of a logprob; infinite where one is NaN."""
+    windows = iter([requests])
+    outcomes = sorted(Scorer(setup).run(lambda wait: next(windows, None)), key=lambda outcome: outcome.row)
+    found = [scores.logprobs for outcome in outcomes if isinstance(outcome, Scored) for scores in outcome.scores]
+    if len(found) < len(truth):
+        return float("inf")
+    with np.errstate(invalid="ignore"):
+        gaps = [np.where(a == b, 0.0, np.abs(a - b)) for a, b in zip(found, truth, strict=True)]  # -inf is as far from -inf as it is
+    worst = float(np.concatenate(gaps).max())
+    return worst if np.isfinite(worst) else float("inf")

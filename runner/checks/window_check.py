@@ -1,0 +1,47 @@
+"""Whether a model keeps the sliding window that its config.json asks for: a row beyond one that it lacks gets other logits.
+
+Found by trying, on small twins of two windows: where a row longer than both gets the same logits, none is kept. Knows no names of models.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ..layers.kv_cache import fresh
+from ..models.config_compat import translated
+from .tiny_config import WINDOW, Config
+from .tiny_twin import TEXT, twin
+
+SETTING = "sliding_window"
+
+
+def lacking_window(network: Any, config: Config) -> int | None:
+    """The sliding window, in tokens, that a checkpoint's config.json asks for and ``network`` does not have; None where all is well.
+
+    A model that looks no further back than that in some layers at least has it. Where no twin can be built, its caches tell.
+    """
+    text = config | (config.get(TEXT) or {})
+    window = text.get(SETTING)
+    if not isinstance(window, int) or text.get("use_sliding_window") is False:
+        return None
+    if any(hasattr(inner, "max_size") for cache in fresh(network, 1, padded=False) for inner in getattr(cache, "caches", [cache])):
+        return None
+    try:
+        near, far = (_behind(network, config, length) for length in (WINDOW // 2, WINDOW))
+    except Exception:  # NoTwin, or whatever a model file fails with
+        return window
+    return window if np.array_equal(near, far) else None
+
+
+def _behind(network: Any, config: Config, window: int) -> NDArray[np.float32]:
+    """A twin's logits [V] behind a row that is longer than its ``window``."""
+    changed = config | translated(config)
+    text = changed.get(TEXT)
+    changed |= {TEXT: text | {SETTING: window}} if isinstance(text, dict) and SETTING in text else {SETTING: window}
+    small = twin(network, changed)
+    vocabulary = int(small(mx.array([[0]]), cache=fresh(small, 1, padded=False)).shape[-1])
+    ids = np.random.default_rng(5).integers(0, vocabulary, 4 * WINDOW).astype(np.int32)
+    logits: mx.array = small(mx.array(ids)[None], cache=fresh(small, 1, padded=False))[0, -1]
+    return np.array(logits.astype(mx.float32))

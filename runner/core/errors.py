@@ -1,0 +1,38 @@
+"""What can go wrong with data, models and run directories, as errors that say how to mend it."""
+
+from ...configs.errors import BulkError
+
+
+class DataError(BulkError):
+    """The input stops the whole job: a missing file, a column no row has, duplicate keys."""
+
+
+class ModelError(BulkError):
+    """The model, its tokenizer or its adapter cannot be loaded or used."""
+
+
+class RunDirError(BulkError):
+    """The run directory is not usable: not a run, locked by another process, or damaged."""
+
+
+class DriftError(RunDirError):
+    """The run directory belongs to another config, model, tokenizer or input; the message is the difference."""
+
+    exit_code = 4
+
+
+class OutOfRoom(BulkError):
+    """Out of disk or device memory; what was finished is safe and the same command continues."""
+
+    exit_code = 6
+
+
+class RowError(Exception):
+    """One row cannot be done; it is quarantined and the job goes on.
+
+    ``stage`` is where it failed: read, template, tokenize, too_long, sampling, generate.
+    """
+
+    def __init__(self, stage: str, message: str):
+        super().__init__(message)
+        self.stage = stage

@@ -1,0 +1,78 @@
+"""Where the rows of a run lie: rounds over the input, each cut into shards, and each row's position among them all.
+
+A shard is within one round, so in a shard an input row stands once. Knows counts alone; nothing of files.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ..runs.drift import covered_rows, rounds_of
+
+
+@dataclass(slots=True, frozen=True)
+class Layout:
+    """``rounds`` passes over ``rows`` input rows in shards of ``rows_per_shard``; the last shard of a round may be shorter.
+
+    A row's position leaves room behind a short shard, so that ``position // rows_per_shard`` is its shard (5 rows, 2 a shard):
+
+        round     0            1
+        shard     0    1    2  3    4    5
+        row       0 1  2 3  4  0 1  2 3  4
+        position  0 1  2 3  4  6 7  8 9  10
+    """
+
+    rows: int
+    rows_per_shard: int
+    rounds: int = 1
+
+    @classmethod
+    def of(cls, run: dict[str, Any]) -> Self:
+        """The layout of a run by its run.json."""
+        return cls(covered_rows(run["inputs"]), int(run["config"]["batch"]["rows_per_shard"]), rounds_of(run))
+
+    @property
+    def total(self) -> int:
+        """Rows of all rounds."""
+        return self.rows * self.rounds
+
+    @property
+    def shards_a_round(self) -> int:
+        """Shards of one round."""
+        return -(-self.rows // self.rows_per_shard)
+
+    @property
+    def positions(self) -> int:
+        """Positions of one round, those behind a short shard too."""
+        return self.shards_a_round * self.rows_per_shard
+
+    @property
+    def shards(self) -> int:
+        """Shards of all rounds."""
+        return self.shards_a_round * self.rounds
+
+    def rows_of(self, shard: int) -> range:
+        """The input rows in ``shard``; none where the run has no such shard."""
+        if not 0 <= shard < self.shards:
+            return range(self.rows, self.rows)
+        start = shard % self.shards_a_round * self.rows_per_shard
+        return range(start, min(start + self.rows_per_shard, self.rows))
+
+    def shard_of(self, position: int) -> int:
+        """The shard in which the row at ``position`` lies."""
+        return position // self.rows_per_shard
+
+    def round_of(self, position: int) -> int:
+        """Its round, from 0 on."""
+        return self.shard_of(position) // max(1, self.shards_a_round) if self.rounds > 1 else 0
+
+    def row_of(self, position: int) -> int:
+        """Its place among the input's rows."""
+        return position - self.round_of(position) * self.positions
+
+    def position(self, around: int, row: int) -> int:
+        """Where the input row ``row`` stands in round ``around``."""
+        return around * self.positions + row
+
+    def has(self, position: int) -> bool:
+        """Whether a row of the run stands at ``position``."""
+        return position >= 0 and self.row_of(position) in self.rows_of(self.shard_of(position))

@@ -1,0 +1,54 @@
+"""Reaching a value in a row by column name or dotted path, and the error for a column that no row has.
+
+Knows nothing about files. A column that is absent from a row and one that holds null are the same here, as in Arrow.
+"""
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from typing import Any
+
+from ...configs.visible import visible
+from ..core.errors import DataError
+
+SHOWN = 30  # columns that a message names
+
+
+def lookup(columns: dict[str, Any], path: str) -> Any:
+    """The value at ``path`` ("id", "meta.id"), or None where a part of it is absent or null.
+
+    A name that exists as it stands wins over the dotted reading, at every level.
+
+    >>> lookup({"meta": {"id": 7}, "a.b": 1}, "meta.id"), lookup({"a.b": 1}, "a.b"), lookup({}, "x")
+    (7, 1, None)
+    """
+    if path in columns:
+        return columns[path]
+    head, dot, rest = path.partition(".")
+    inner = columns.get(head)
+    return lookup(inner, rest) if dot and isinstance(inner, dict) else None
+
+
+def column_of(columns: Collection[str], path: str) -> str | None:
+    """The column that ``path`` starts from, or None when there is none by that name."""
+    if path in columns:
+        return path
+    head = path.partition(".")[0]
+    return head if head in columns else None
+
+
+def require_column(columns: Collection[str], path: str, option: str) -> None:
+    """Raises DataError when no row has the column that ``option`` (a key path such as ``data.key``) asks for.
+
+    With no columns at all (an empty dataset) nothing can be said, and nothing is.
+    """
+    if columns and column_of(columns, path) is None:
+        raise missing_column(columns, path, option)
+
+
+def missing_column(columns: Collection[str], name: str, option: str) -> DataError:
+    """The error for a column that no row has: it names the nearest, and all there are."""
+    near = get_close_matches(name, columns, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    ordered = [*near, *(column for column in columns if column not in near)]
+    more = f" … and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return DataError(f"{option}: no row has a column {name!r}.{hint} The columns are: {', '.join(map(visible, ordered[:SHOWN]))}{more}.")

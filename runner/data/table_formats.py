@@ -1,0 +1,172 @@
+"""Rows of the formats that are tables: Parquet, Arrow IPC (file or stream), hub datasets.
+
+Gives a schema and batches of at most 1024 rows, whatever the file's own batches are, so that memory stays bounded. A cell
+that has no Python value (a year past 9999, broken UTF-8) spoils its own row alone.
+"""
+
+import hashlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...configs.schema import DataConfig
+from ...configs.visible import visible
+from ..core.errors import DataError
+from .line_formats import EVERY, Entry, UnreadableError
+from .sources import Source, naming, open_stream
+
+BATCH_ROWS = 1024
+
+_BUFFER_BYTES = 1 << 20  # of a Parquet column that is being read
+
+Table = tuple[pa.Schema, Iterator[pa.RecordBatch]]
+
+
+def open_table(source: Source, data: DataConfig) -> Table:
+    """The source's schema, and its rows in record batches of at most 1024 rows. Raises DataError."""
+    schema, batches, _ = _open(source, data, 0)
+    return schema, batches
+
+
+def table_entries(source: Source, data: DataConfig, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
+    """The source's ``wanted`` rows as entries; a batch is turned into Python values when the first of its rows is asked for."""
+    if not wanted:
+        return
+    _, batches, start = _open(source, data, wanted[0].start)
+    spans = iter(wanted)
+    span = next(spans)
+    for batch in batches:
+        end = start + batch.num_rows
+        rows = cache(partial(batch_rows, batch))
+        while span.start < end:
+            for row in range(max(span.start, start), min(span.stop, end)):
+                yield Entry(None, partial(_pick, rows, row - start))
+            if span.stop > end:
+                break
+            span = next(spans, None)
+            if span is None:
+                return
+        start = end
+
+
+def batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | UnreadableError]:
+    """The batch's rows as plain Python values, or why a row has none."""
+    try:
+        return batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
+
+
+def hub_sha256(source: Source, data: DataConfig) -> str:
+    """A hash of a hub dataset's schema and rows: a dataset has no file of its own to hash."""
+    schema, batches = open_table(source, data)
+    digest = hashlib.sha256(schema.remove_metadata().serialize())
+    for batch in batches:
+        digest.update(batch.serialize())
+    return digest.hexdigest()
+
+
+def _open(source: Source, data: DataConfig, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
+    """Schema, batches, and the row at which these begin: at ``first`` or before it, where what stands before is cheap to leave out."""
+    start = 0
+    with naming(source):
+        if source.format == "hub":
+            schema, batches = _open_hub(source, data)
+        elif source.format == "arrow":
+            schema, batches = _open_arrow(source)
+        else:
+            schema, batches, start = _open_parquet(source, first)
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise DataError(f"{source.path}: the table has more than one column named {', '.join(map(visible, twice))}. Rename them.")
+    return schema, _naming_batches(source, batches), start
+
+
+def _row(one: pa.RecordBatch) -> dict[str, Any] | UnreadableError:
+    try:
+        return one.to_pylist()[0]
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        return UnreadableError(f"a cell has no Python value: {error}", "")
+
+
+def _pick(rows: Callable[[], list[dict[str, Any] | UnreadableError]], index: int) -> dict[str, Any]:
+    row = rows()[index]
+    if isinstance(row, UnreadableError):
+        raise row
+    return row
+
+
+def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with naming(source):
+        for batch in batches:
+            batch.validate()  # offsets that point past their buffer would crash the process
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
+
+
+def _open_parquet(source: Source, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
+    """As ``_open``: begins with the row group that holds ``first``."""
+    # Ahead of time pyarrow would read the columns of all row groups, and without a buffer those of a whole one.
+    file = pq.ParquetFile(_seekable(source), pre_buffer=False, buffer_size=_BUFFER_BYTES)
+    groups, group, start = file.num_row_groups, 0, 0
+    while group < groups and start + file.metadata.row_group(group).num_rows <= first:
+        start += file.metadata.row_group(group).num_rows
+        group += 1
+    batches = file.iter_batches(batch_size=BATCH_ROWS, row_groups=range(group, groups))
+    return file.schema_arrow, _whole(batches, file.metadata.num_rows - start), start
+
+
+def _whole(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches of a file that declares so many rows: where it is cut off meanwhile, pyarrow takes that for its end."""
+    for batch in batches:
+        rows -= batch.num_rows
+        yield batch
+    if rows:
+        raise EOFError(f"it ends {rows} rows early")
+
+
+def _open_arrow(source: Source) -> Table:
+    file = _seekable(source)
+    magic = bytes(file.read(6))
+    file.seek(0)
+    if magic.startswith(b"FEA1"):
+        raise DataError(f"{source.path}: this is Feather version 1. Write it again with pyarrow.feather.write_feather(version=2).")
+    if magic == b"ARROW1":
+        reader = pa.ipc.open_file(file)
+        return reader.schema, (reader.get_batch(index) for index in range(reader.num_record_batches))
+    stream = pa.ipc.open_stream(file)
+    return stream.schema, iter(stream)
+
+
+def _seekable(source: Source) -> pa.NativeFile:
+    """The file itself, or its decompressed bytes in a temporary file that vanishes with its last reader.
+
+    Read, not memory-mapped: a file that is cut off meanwhile would end the process with SIGBUS, without a word.
+    """
+    if source.codec is None:
+        return pa.OSFile(str(source.file))
+    spooled = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the table that is read from it
+    with open_stream(source) as stream:
+        shutil.copyfileobj(stream, spooled, 1 << 20)
+    spooled.seek(0)
+    return pa.PythonFile(spooled, mode="r")
+
+
+def _open_hub(source: Source, data: DataConfig) -> Table:
+    import datasets
+
+    name = source.path.removeprefix("hf:")
+    try:
+        loaded = datasets.load_dataset(name, name=data.config, split=data.split, revision=data.revision)
+    except Exception as error:  # datasets raises what its loaders, the hub and the network raise
+        raise DataError(
+            f"data.path: the dataset {name!r} cannot be loaded (data.split {data.split!r}, data.config {data.config!r}): {error}"
+        ) from error
+    tables = cast(Iterator[pa.Table], loaded.with_format("arrow").iter(BATCH_ROWS))
+    return loaded.features.arrow_schema, (batch for table in tables for batch in table.combine_chunks().to_batches())

@@ -1,0 +1,68 @@
+"""A row while it is scored: the pieces that have come, and the outcome that they make up in the end. Knows no model and no batches."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels import divergence, logprobs
+from ...kernels.divergence import Divergence
+from ...kernels.logprobs import Scores
+from ..core.requests import Failure, Scored, ScoreRequest
+
+NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.float32))
+
+
+@dataclass(slots=True)
+class Opened:
+    """A request, how many of its positions are not scored yet, and the pieces that have come, a list a passage.
+
+    ``done``: its outcome is known.
+    """
+
+    request: ScoreRequest
+    left: int
+    scores: list[list[Scores]]
+    divergences: list[list[Divergence]]
+    done: bool = False
+
+    @classmethod
+    def of(cls, request: ScoreRequest) -> Self:
+        """A request of which nothing is scored."""
+        left = sum(len(passage.positions) for passage in request.passages)
+        return cls(request, left, [[] for _ in request.passages], [[] for _ in request.passages])
+
+    def add(self, passage: int, scores: Scores, divergences: Divergence | None) -> None:
+        """Takes in the scores of a passage's next positions."""
+        self.scores[passage].append(scores)
+        if divergences is not None:
+            self.divergences[passage].append(divergences)
+        self.left -= len(scores.logprobs)
+
+    def begin_again(self) -> int:
+        """Throws away what has come: of how many positions."""
+        new = self.of(self.request)
+        thrown, self.left = new.left - self.left, new.left
+        self.scores, self.divergences = new.scores, new.divergences
+        return thrown
+
+    def outcome(self, nothing: Scores, compared: bool) -> Scored | Failure:
+        """What the pieces come to, which are let go. ``nothing``: scores of no tokens; ``compared``: there is a reference model."""
+        scores = tuple(logprobs.join([nothing, *pieces]) for pieces in self.scores)
+        against = tuple(divergence.join([NO_DIVERGENCE, *pieces]) for pieces in self.divergences) if compared else None
+        message = _fault(self.request, "model", [s.logprobs for s in scores])
+        message = message or _fault(self.request, "reference model", [d.reference_logprobs for d in against or ()])
+        self.scores, self.divergences, self.done = [], [], True
+        if message:
+            return Failure(self.request.row, None, 0, "score", "NotANumber", message, "")
+        return Scored(self.request.row, scores, against)
+
+
+def _fault(request: ScoreRequest, model: str, found: list[NDArray[np.float32]]) -> str | None:
+    """Where logprobs are NaN, or None."""
+    for number, values in enumerate(found):
+        if np.isnan(values).any():
+            token = int(request.passages[number].positions[np.isnan(values).argmax()])
+            return f"passage {number}, token {token}: the {model}'s logits there are NaN or all -inf"
+    return None

@@ -1,0 +1,253 @@
+"""Prompts into caches, and the echo: logprobs of a prompt's own tokens. A group of rows at once, right-padded, in chunks.
+
+A prompt's last token is left to the first decode step, so logits are computed only where the echo reads them. Where it
+does, chunks are cut so that one chunk's logits stay within a stated bound: no [B, T, V] array.
+
+    ids      a b c d i        tokens   a b c d        echo   b c d i       what position t's logits say of token t + 1
+             e f h                     e f . .               f h
+"""
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.logprobs import Scores, join
+from ..core.logprob_options import Wanted
+from ..core.requests import Request, Sample
+from ..layers.kv_cache import Caches, announce, announce_call, evaluate, forked, fresh, joined, merged, select, settle
+from ..layers.lm_head import Head, Reader, Whole, read
+from ..models.adapters import Adapters
+from ..scheduler.limits import Limits
+from ..scheduler.prompt_prefixes import like
+from .prefix_disk_cache import Base, PrefixCache
+
+LEAST_CHUNK = 8  # tokens of a call whose logits are not to be had apart
+LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many take half as long again a token
+
+
+@dataclass(slots=True, frozen=True)
+class Setup:
+    """A model and how it is run. ``padded``: rows of unlike length share a batch (the probe allows it); ``ragged``: a prefill too.
+
+    ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits that
+    the echo and the scorer read at once. What the probes found for them: ``head`` is the network split in two (None: it
+    cannot be), ``right_padded``: rows of unlike length share a batch of plain caches, pads behind them; ``shared``: rows
+    can be fed on top of copies of another row's caches, ``chunked``: a row's tokens may go through in several calls.
+    ``stems``: prompts that begin alike are prefilled on top of copies of what they begin with, which ``prefix_cache`` keeps for other
+    runs. ``adapters`` puts other adapters and weights on the model.
+    """
+
+    model: Any
+    vocabulary: int
+    limits: Limits
+    wanted: Wanted
+    padded: bool
+    static: bool = False
+    logit_bytes: int = 32 << 20
+    head: Head | None = None
+    right_padded: bool = False
+    shared: bool = False
+    chunked: bool = True
+    ragged: bool = True
+    stems: bool = False
+    prefix_cache: PrefixCache | None = None
+    adapters: Adapters | None = None
+
+    @property
+    def reader(self) -> Reader:
+        """What makes logits in two steps."""
+        return self.head or Whole(self.model)
+
+    @property
+    def logit_rows(self) -> int:
+        """Positions whose logits may stand at once."""
+        return max(LEAST_ROWS, self.logit_bytes // (4 * self.vocabulary))
+
+    @property
+    def joins(self) -> bool:
+        """True when a prefilled group can join a batch that decodes."""
+        return self.padded and not self.static
+
+    @property
+    def shares(self) -> bool:
+        """True when what prompts begin with alike is prefilled once: where rows of unlike length can stand in a batch."""
+        return self.stems and self.joins and self.chunked
+
+    @property
+    def group_limits(self) -> Limits:
+        """Limits of a group: one that nothing can join is as large as its batch, whatever its tokens.
+
+        A static batch is made by rows alone: its rows must not depend on the memory that this machine has.
+        """
+        limits = self.limits if self.joins else replace(self.limits, tokens=sys.maxsize)
+        return replace(limits, kv_bytes=math.inf) if self.static else limits
+
+
+@dataclass(slots=True)
+class Prefilled:
+    """A prefilled group: one cache row and one echo a request, and the samples that have not been admitted yet."""
+
+    caches: Caches
+    requests: list[Request]
+    echoes: list[Scores | None]
+    waiting: list[tuple[int, Sample]]  # (index of the request, its sample)
+    tokens: int
+    padded_tokens: int
+
+
+@dataclass(slots=True, frozen=True)
+class _Feed:
+    """Tokens ids[start:end] of a row [T] behind those of its ``base``; each predicts the one behind it, as far as there is one."""
+
+    ids: NDArray[np.int32]
+    end: int
+    base: Base | None = None
+    request: Request | None = None
+
+    @property
+    def start(self) -> int:
+        return 0 if self.base is None else self.base.tokens
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+def prefill(setup: Setup, requests: list[Request], bases: Sequence[Base | None] = ()) -> Prefilled:
+    """Runs all but the last token of each prompt through the model; shorter rows are padded on the right, then rolled.
+
+    Where a prefill must not be ragged, rows of one length go through together, the longest first, and then join: a recurrent
+    state that would take in a pad is never shown one. Else rows whose pads would take longer than a call of their own get one.
+    ``bases``: of each row the one that holds its first tokens, if there is any.
+    """
+    rows = [_Feed(r.prompt.ids, len(r.prompt.ids) - 1, base, r) for r, base in zip(requests, bases or [None] * len(requests), strict=True)]
+    if not setup.padded or (setup.ragged and setup.static):  # a static batch is prefilled in one shape, whatever its rows contain
+        return _together(setup, rows)
+    longest_first = sorted(rows, key=len, reverse=True)
+    lengths = [len(row) for row in longest_first]
+    alike = [longest_first[part] for part in like(lengths)] if setup.ragged else list(_alike(longest_first))
+    if len(alike) == 1:
+        return _together(setup, rows)
+    parts = [_together(setup, part) for part in alike]
+    caches = joined([part.caches for part in parts])
+    evaluate(caches)
+    requests = [request for part in parts for request in part.requests]
+    echoes = [echo for part in parts for echo in part.echoes]
+    return Prefilled(
+        caches, requests, echoes, _waiting(requests), sum(part.tokens for part in parts), sum(part.padded_tokens for part in parts)
+    )
+
+
+def _alike(longest_first: list[_Feed]) -> Iterator[list[_Feed]]:
+    """Rows of one length, behind as many tokens."""
+    for _, alike in groupby(sorted(longest_first, key=lambda row: (-len(row), row.start)), lambda row: (len(row), row.start)):
+        yield list(alike)
+
+
+def _together(setup: Setup, rows: list[_Feed]) -> Prefilled:
+    lengths = [len(row) for row in rows]
+    width = max(lengths)
+    if width == 1 and min(lengths) == 0:
+        width = 2  # mlx-lm's rotating caches take a call of one token for a decode step, which must not be padded
+    caches = _on_top(setup, [row.base for row in rows])
+    announce(caches, lengths, width)
+    tokens = np.zeros((len(rows), width), np.int32)
+    for line, row in zip(tokens, rows, strict=True):
+        line[: len(row)] = row.ids[row.start : row.end]
+    echoes, _ = _forward(setup, tokens, rows, caches)
+    if min(lengths) < width:
+        settle(caches)
+        evaluate(caches)
+    requests = [row.request for row in rows if row.request is not None]
+    return Prefilled(caches, requests, echoes, _waiting(requests), sum(lengths), tokens.size)
+
+
+def _waiting(requests: list[Request]) -> list[tuple[int, Sample]]:
+    return [(i, sample) for i, r in enumerate(requests) for sample in r.work.samples]
+
+
+def _on_top(setup: Setup, bases: list[Base | None]) -> Caches:
+    """Caches for a row a base: copies of it, or empty."""
+    different = list(dict.fromkeys(bases))
+    if different == [None]:
+        return fresh(setup.model, len(bases), setup.padded)
+    caches = merged(setup.model, [fresh(setup.model, 1, padded=False) if base is None else base.caches for base in different])
+    select(caches, [different.index(base) for base in bases], len(different), setup.padded)
+    evaluate(caches)  # where no token follows, nothing else does
+    return caches
+
+
+def grown(setup: Setup, ids: NDArray[np.int32], above: Base | None) -> Base:
+    """The base that holds all of ``ids`` [T], on top of a copy of one that holds the first of them."""
+    row = _Feed(ids, len(ids), above)
+    caches = fresh(setup.model, 1, padded=False) if above is None else forked(above.caches, [0], 1, padded=False)
+    (echo,), last = _forward(setup, ids[None, row.start :], [row], caches)
+    return Base(caches, len(ids), echo, last)
+
+
+def _forward(setup: Setup, tokens: NDArray[np.int32], feeds: list[_Feed], caches: Caches) -> tuple[list[Scores | None], mx.array | None]:
+    """Runs ``tokens`` [B, T] through the model chunk by chunk: each row's echo, with its base's, and the first row's last state [1, H].
+
+    Both are None where no echo is wanted.
+    """
+    rows, width = tokens.shape
+    echo, last = setup.wanted.echo, None
+    parts = _from_bases(setup, feeds) if echo else []
+    at = 0
+    while at < width:
+        n = chunk(setup, rows, width - at)
+        announce_call(caches, [len(row) - at for row in feeds], n)
+        states = setup.reader.states(mx.array(tokens[:, at : at + n]), caches)
+        if echo:
+            _echo(setup, states, at, feeds, parts)
+            last = states[0][mx.array([n - 1])]  # a copy: a slice would keep all of them
+            mx.eval(last)
+        evaluate(caches)
+        mx.clear_cache()
+        at += n
+    return [join(part) for part in parts] if echo else [None] * rows, last
+
+
+def _from_bases(setup: Setup, feeds: list[_Feed]) -> list[list[Scores]]:
+    """What bases say of each row: the scores of their own tokens, and that of the token behind them."""
+    parts = [[setup.wanted.nothing] if row.base is None or row.base.echo is None else [row.base.echo] for row in feeds]
+    last = [(i, row.base.last) for i, row in enumerate(feeds) if row.base is not None and row.base.last is not None]
+    if last:
+        states = mx.concatenate([state for _, state in last])
+        targets = np.array([feeds[i].ids[feeds[i].start] for i, _ in last], np.int32)
+        scores, _ = read([setup.reader], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted)
+        for at, (i, _) in enumerate(last):
+            parts[i].append(scores[at : at + 1])
+    return parts
+
+
+def chunk(setup: Setup, rows: int, left: int) -> int:
+    """Tokens a row in the next call of ``rows`` rows that have ``left`` to go; never a last one alone (see ``prefill``)."""
+    if not setup.chunked:
+        return left
+    n = setup.limits.tokens // rows
+    if setup.wanted.echo and setup.head is None:
+        n = min(n, max(LEAST_CHUNK, setup.logit_bytes // (4 * rows * setup.vocabulary)))
+    n = max(n, 2)
+    return left if left <= n + 1 else n
+
+
+def _echo(setup: Setup, states: mx.array, at: int, feeds: list[_Feed], parts: list[list[Scores]]) -> None:
+    """Appends to ``parts`` the scores of the tokens that ``states`` [B, N, H], of the positions from ``at`` on of what is fed, predict."""
+    b, n, h = states.shape
+    counts = [max(0, min(len(row.ids) - 1 - row.start - at, n)) for row in feeds]
+    if not any(counts):
+        return
+    index = np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)])
+    targets = np.concatenate([row.ids[row.start + at + 1 : row.start + at + 1 + c] for row, c in zip(feeds, counts, strict=True)])
+    scores, _ = read([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted)
+    end = 0
+    for part, count in zip(parts, counts, strict=True):
+        part.append(scores[end : end + count])
+        end += count

@@ -1,0 +1,69 @@
+"""Logprobs of finished completions under a reference: the base model, with the adapter off, or a second model.
+
+Goes through the scorer, in batches, on the model's thread, so no [B, T, V] array comes to be. The batch that decodes stays as it is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.logprob_options import Wanted
+from ..core.requests import Failure, Generated, Ids, Passage, Request, Scored, ScoreRequest
+from ..layers.lm_head import Head
+from .prefill import Setup
+from .scorer import Scorer
+
+SHARE = 0.25  # of the memory for caches: the rest is the decoding batch's
+
+
+@dataclass(slots=True, frozen=True)
+class Finished:
+    """A completion, and what it was asked by."""
+
+    request: Request
+    outcome: Generated
+
+
+@dataclass(slots=True, frozen=True)
+class Reference:
+    """What scores finished completions. ``setup`` is the policy's own, and its adapter is taken off; or a second model's.
+
+    ``own``: which of the two.
+    """
+
+    setup: Setup
+    own: bool
+
+    def logprobs(self, finished: Sequence[Finished], stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
+        """The outcomes with ref_logprobs and ref_tempered_logprobs, in any order; less where it is ``stopped``."""
+        adapters = self.setup.adapters
+        with adapters.off() if self.own and adapters is not None else nullcontext():
+            for temperature in sorted({each.request.work.sampling.temperature for each in finished}):
+                alike = [each for each in finished if each.request.work.sampling.temperature == temperature]
+                yield from self._scored(alike, temperature, stopped)
+
+    def _scored(self, finished: list[Finished], temperature: float, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
+        scorer = Scorer(scoring(self.setup, temperature))
+        windows = iter([[asked(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]])
+        for found in scorer.run(lambda wait: next(windows, None), stopped):
+            outcome = finished[found.row].outcome
+            if isinstance(found, Scored):
+                scores = found.scores[0]
+                yield replace(outcome, ref_logprobs=scores.logprobs, ref_tempered_logprobs=scores.tempered)
+            elif isinstance(found, Failure):
+                yield replace(found, row=outcome.row, sample=outcome.index, stage="reference")
+
+
+def scoring(setup: Setup, temperature: float) -> Setup:
+    """A setup for the scorer on the same network, as it stands now, beside a batch that decodes."""
+    limits = replace(setup.limits, kv_bytes=SHARE * setup.limits.kv_bytes)
+    head = None if setup.head is None else Head(setup.model)  # what stands on the network may have come after the old one
+    return replace(setup, wanted=Wanted(echo=True, temperature=temperature), limits=limits, head=head)
+
+
+def asked(row: int, prompt: Ids, completion: Ids) -> ScoreRequest:
+    """Asks for the logprobs of a completion's tokens [N] behind its prompt's [T]."""
+    ids = np.concatenate([prompt, completion])
+    return ScoreRequest(row, (Passage(ids, np.arange(len(prompt), len(ids), dtype=np.int32)),))

@@ -1,0 +1,4 @@
+"""What a run will take, by its own code without running it: tokens, memory, disk, time.
+
+Public: plan.
+"""

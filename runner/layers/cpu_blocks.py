@@ -1,0 +1,279 @@
+"""Blocks of mlx-lm's decoders with the CPU's kernel, which writes keys and values into their cache itself.
+
+In a batch each row has its own memory (``row_cache``). A plain cache's arrays are the kernel's to write to while the cache holds what
+the kernel has left there, to the position: what others have trimmed or copied is copied once more first, so that no array is written to
+that somebody else may hold. A layer's weights may change under way; its rotation, scales and epsilons are read once, so who changes those
+takes the classes of ours off first.
+"""
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import llama, qwen2, qwen3
+from mlx_lm.models.cache import KVCache
+from numpy.typing import NDArray
+
+from ...kernels import attention, linear, native
+from ...kernels import rope as rotation
+from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
+from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, or_else
+from .prefix_view import OnTop
+from .ragged_kv_cache import RowCache
+
+PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
+CACHES = (NoneType, KVCache, OnTop, RowCache)  # that a call may come with
+MADE = "_made"  # where a layer keeps its Made
+
+
+@dataclass(slots=True)
+class Held:
+    """What a plain cache held when the kernel had written to it."""
+
+    of: native.Places  # of its keys and values [B, K, S, D]
+    used: int
+    rooms: Rooms
+
+
+@dataclass(slots=True)
+class Made:
+    """A block as the kernel takes it, None where it does not; and the arrays that it was made of."""
+
+    of: native.Places
+    block: Block | None
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copied layer makes its own: this one points to the first one's memory."""
+
+
+_held: WeakKeyDictionary[KVCache, Held] = WeakKeyDictionary()
+_apart = False  # whether blocks leave their parts to compute
+_real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches or one of which nothing is kept
+
+
+@contextmanager
+def tokens(lengths: Sequence[int]) -> Generator[None]:
+    """While this is entered, each row of a call on caches other than ``RowCache`` holds so many tokens; behind them stand pads."""
+    global _real
+    before, _real = _real, np.array(lengths, np.int64)
+    try:
+        yield
+    finally:
+        _real = before
+
+
+@contextmanager
+def parts() -> Generator[None]:
+    """While this is entered, the parts of a block compute, as they do where a block is adapted."""
+    global _apart
+    before, _apart = _apart, True
+    try:
+        yield
+    finally:
+        _apart = before
+
+
+def _block(layer: Any) -> Block | None:
+    """The kernel's block of a layer as it is now. Raises Traced."""
+    arrays = _arrays(layer)
+    if arrays is None:
+        return None
+    made = layer.__dict__.get(MADE)
+    if made is None or not made.of.hold(list(arrays.values())):
+        if not native.suits(*arrays.values()):
+            return None
+        made = Made(native.Places(list(arrays.values())), _made_of(layer, arrays))
+        object.__setattr__(layer, MADE, made)  # not among the layer's parameters
+    return made.block
+
+
+def _arrays(layer: Any) -> dict[str, mx.array] | None:
+    """What a layer computes with, by the names of ``Weights``; None where a part of it is none of ours: quantized, adapted."""
+    found: dict[str, mx.array] = {}
+    for name, parent in PROJECTIONS.items():
+        part = layer[parent].get(f"{name}_proj")
+        if type(part) is not FastLinear:
+            return None
+        found[name] = part["weight"]
+        if "bias" in part:
+            found[f"{name}_bias"] = part["bias"]
+    attn = layer["self_attn"]
+    parts = {"norm": layer["input_layernorm"], "second_norm": layer["post_attention_layernorm"]}
+    for name, norm in {**parts, "q_norm": attn.get("q_norm"), "k_norm": attn.get("k_norm")}.items():
+        if norm is None:
+            continue
+        if type(norm) is not FastRMSNorm:
+            return None
+        found[name] = norm["weight"]
+    return found
+
+
+def _made_of(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
+    """None where shapes or rotations are not as the kernel takes them."""
+    attn, rope = layer["self_attn"], layer["self_attn"]["rope"]
+    width = arrays["q"].shape[0] // attn.n_heads
+    (inner, d), inner_kv, hidden = arrays["q"].shape, attn.n_kv_heads * width, arrays["gate"].shape[0]
+    shapes = {
+        "norm": (d,),
+        "second_norm": (d,),
+        "q": (attn.n_heads * width, d),
+        "k": (inner_kv, d),
+        "v": (inner_kv, d),
+        "o": (d, inner),
+        "gate": (hidden, d),
+        "up": (hidden, d),
+        "down": (d, hidden),
+        "q_norm": (width,),
+        "k_norm": (width,),
+    }
+    shapes |= {f"{name}_bias": shapes[name][:1] for name in PROJECTIONS}
+    if any(array.shape != shapes[name] for name, array in arrays.items()):
+        return None
+    if type(rope) is FastRoPE:
+        dims, scale = rope.dims, rope.scale
+        frequencies = rotation.frequencies(dims, rope.base) if dims % 2 == 0 else None
+    elif type(rope) is FastLlama3RoPE:
+        frequencies, scale = rope.inverse(), 1.0
+        dims = 2 * frequencies.size
+    else:
+        return None
+    if frequencies is None or dims > width:
+        return None
+    eps = {"eps": layer["input_layernorm"].eps, "second_eps": layer["post_attention_layernorm"].eps}
+    if "q_norm" in arrays:
+        eps |= {"q_eps": attn["q_norm"].eps, "k_eps": attn["k_norm"].eps}
+    constants = Constants(width=width, scale=attn.scale, position_scale=scale, neighbours=rope.traditional, **eps)
+    return Block(Weights(**arrays, frequencies=frequencies), constants)
+
+
+def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | OnTop | None) -> bool:
+    """Whether a call is as the kernel takes it: shapes that do not fit are mlx's to complain of."""
+    b, t, d = x.shape
+    if d != block.d or not attention.fits(mask, (b, block.heads, t, t if cache is None else cache.offset + t)):
+        return False
+    held, rows = (cache.base, 1) if isinstance(cache, OnTop) else (cache, b)
+    if held is None or held.keys is None or held.values is None:
+        return held is None or (held is cache and held.offset == 0)
+    shapes = {(*array.shape[:2], array.shape[3]) for array in (held.keys, held.values)}
+    return shapes == {(rows, block.kv, block.width)} and native.suits(held.keys, held.values)
+
+
+def _hold(cache: KVCache, block: Block, rows: int, t: int) -> Held:
+    """Room for t positions behind what a plain cache holds. Raises Traced."""
+    held = _held.get(cache)
+    if held is not None and cache.keys is not None and cache.values is not None:
+        left = cache.offset == held.used and held.of.hold([cache.keys, cache.values])
+        if left and held.used + t <= cache.keys.shape[2]:
+            return held
+    size = -(-(cache.offset + t) // cache.step) * cache.step
+    keys, values = (_room((rows, block.kv, size, block.width), array, cache.offset, t) for array in (cache.keys, cache.values))
+    cache.keys, cache.values = keys, values
+    row = 4 * block.kv * size * block.width * np.arange(rows)
+    at = [row + native.view(array).ctypes.data for array in (keys, values)]
+    return Held(native.Places([keys, values]), cache.offset, Rooms(at[0], at[1], np.full(rows, size), np.full(rows, cache.offset)))
+
+
+def _room(shape: tuple[int, ...], held: mx.array | None, used: int, coming: int) -> mx.array:
+    """A new array with the first ``used`` positions of ``held``; zeros stand behind them and those that are ``coming``. Raises Traced."""
+    made = native.empty(shape)
+    view = native.view(made)
+    if held is not None:
+        native.evaluate(held)
+        view[:, :, :used] = native.view(held)[:, :, :used]
+    view[:, :, used + coming :] = 0
+    return made
+
+
+def _with_plain(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache) -> mx.array:
+    native.evaluate(x, *([mask] if isinstance(mask, mx.array) else []))
+    held = _hold(cache, block, *x.shape[:2])
+    out = block(x, held.rooms, held.rooms.used[:1], mask, _real)
+    held.used += x.shape[1]
+    held.rooms.used += x.shape[1]
+    cache.offset = held.used
+    _held[cache] = held
+    return out
+
+
+def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: OnTop | None) -> mx.array:
+    """A call of which nothing is kept, behind nothing or on top of what all its rows begin with."""
+    native.evaluate(x, *([mask] if isinstance(mask, mx.array) else []))
+    b, t, _ = x.shape
+    room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values, which nobody sees again
+    at = room.ctypes.data + room.strides[1] * np.arange(2 * b, dtype=np.int64).reshape(2, b)
+    fronts = None
+    if cache is not None and cache.base.keys is not None and cache.base.values is not None:
+        held = [native.view(native.dense(array)) for array in (cache.base.keys, cache.base.values)]
+        of_all = (held[0].ctypes.data, held[1].ctypes.data, held[0].shape[2], cache.offset)
+        fronts = Fronts(*(np.full(b, n, np.int64) for n in of_all))
+    starts = np.array([0 if cache is None else cache.offset], np.int64)
+    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, _real)
+
+
+def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:
+    """The mask is the cache's own: each position sees its row's up to itself. Pads stand behind."""
+    native.evaluate(x)
+    t = x.shape[1]
+    out = block(x, cache.rooms(t, block.kv, block.width), cache.lengths, None if t == 1 else "causal", cache.real(t))
+    cache.advance(t)
+    return out
+
+
+def _fast(original: Any) -> Any:
+    """A class of blocks with the kernel."""
+
+    class FastBlock(original):
+        """A decoder's block that computes its output when it is called."""
+
+        def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            """x [B, T, d] -> the same shape."""
+
+            def slow() -> mx.array:
+                return super(FastBlock, self).__call__(x, mask, cache)
+
+            if _apart or self.training or type(cache) not in CACHES or x.ndim != 3 or not native.suits(x):
+                return slow()
+            if x.shape[0] * x.shape[1] > linear.MOST and not native.tiles():
+                return slow()
+            try:
+                block = _block(self)
+            except native.Traced:
+                return slow()
+            if block is None:
+                return slow()
+            if type(cache) is RowCache:
+                return or_else("block", lambda: _with_rows(block, x, cache), slow)
+            if not _suits(block, x, mask, cache):
+                return slow()
+            if type(cache) is KVCache:
+                return or_else("block", lambda: _with_plain(block, x, mask, cache), slow)
+            return or_else("block", lambda: _passing(block, x, mask, cache), slow)
+
+    return FastBlock
+
+
+BLOCKS: dict[type, type] = {
+    original: _fast(original) for original in (llama.TransformerBlock, qwen2.TransformerBlock, qwen3.TransformerBlock)
+}
+
+
+def serves(layer: Any) -> bool:
+    """Whether a layer's calls go to the kernel, so that its batches can have caches whose rows lie apart."""
+    return type(layer) in BLOCKS.values() and not _apart and not layer.training and _block(layer) is not None
+
+
+def row_cache(caches: Sequence[KVCache]) -> RowCache:
+    """The rows of plain caches of one row each, copied into one whose rows lie apart. Some hold something."""
+    views: list[list[NDArray[np.float32]]] = []
+    for cache in caches:
+        arrays = [array for array in (cache.keys, cache.values) if array is not None]
+        native.evaluate(*arrays)
+        views.append([native.view(array)[0, :, : cache.offset] for array in arrays])
+    heads, _, width = next(pair[0].shape for pair in views if pair)
+    nothing = np.zeros((heads, 0, width), np.float32)
+    return RowCache.of([(pair[0], pair[1]) if pair else (nothing, nothing) for pair in views])

@@ -1,0 +1,208 @@
+"""Puts the CPU's fast kernels into a loaded network, where they give the same logits.
+
+mlx-lm's model files hold attention and activations by name: the names are replaced in the files that define the network's layers.
+Its projections, norms and rotations are layers of mlx: those of this network get a class of ours, derived from their own. A
+substitute falls back on the original for what it is not made for: other precisions and devices, quantized caches, sinks, functions
+that mlx compiles. So other models of the same files stay right, and only inference is served: the substitutes have no gradients.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx_lm.models import activations as mlx_activations
+from mlx_lm.models import base
+from mlx_lm.utils import get_total_parameters
+from numpy.typing import NDArray
+
+from ...kernels import activations, attention, native
+from . import cpu_blocks as fast_blocks
+from .cpu_layers import or_else, taken
+from .kv_cache import fresh
+from .layer_patching import put_on, take_off
+
+log = logging.getLogger("mlx_bulk")
+
+MODELS = "mlx_lm.models."
+# Largest difference allowed, of the spread of the logits: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
+TOLERANCE = 1e-3
+LENGTHS = (24, 7)  # of the trial's rows
+LEAST = 4_000_000  # parameters: a smaller model's step is over before its threads are awake
+_Way = Callable[[Any, list[NDArray[np.int32]]], mx.array]
+WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
+
+
+def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
+    def original() -> mx.array:
+        return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
+
+    if sinks is not None or hasattr(cache, "bits") or not attention.suits(queries, keys, values, mask):
+        return original()
+    return or_else("attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
+
+
+def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    @wraps(original)
+    def chosen(*arrays: mx.array) -> mx.array:
+        if native.suits(*arrays) and all(x.shape == arrays[0].shape for x in arrays):
+            return or_else(name, lambda: fast(*arrays), lambda: original(*arrays))
+        return original(*arrays)
+
+    return chosen
+
+
+def _fast_nn() -> ModuleType:
+    """``mlx.nn`` with activations of ours: model files call them through the module's name."""
+    twin = ModuleType(nn.__name__, nn.__doc__)
+    twin.__dict__.update(nn.__dict__)
+    twin.__dict__["silu"] = _elementwise("silu", nn.silu, activations.silu_on_cpu)
+    twin.__dict__["gelu_approx"] = _elementwise("gelu", nn.gelu_approx, activations.gelu_approx_on_cpu)
+    return twin
+
+
+_ORIGINALS: list[Any] = [base.scaled_dot_product_attention, mlx_activations.swiglu, nn]
+_OURS: list[Any] = [_attention, _elementwise("swiglu", mlx_activations.swiglu, activations.swiglu_on_cpu), _fast_nn()]
+
+
+def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:
+    """Replaces what it can and tries the network before and after; the names of what is in use, none in small networks.
+
+    ``window`` is the sliding window, if there is one: rows longer than it are tried where that is cheap. Where the logits
+    differ, or a call crashes, the originals are put back and a warning says so once.
+    """
+    if get_total_parameters(network) < LEAST or native.library() is None:
+        return ()
+    restore(network)
+    lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
+    truth = [_tried(network, vocabulary, pair) for pair in lengths]
+    _put(network)
+    taken.clear()
+    reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
+    if reason is None and "block" in taken:
+        with fast_blocks.parts():
+            reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
+    if reason is None:
+        return tuple(sorted(taken))
+    restore(network)
+    log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
+    return ()
+
+
+def restore(network: Any) -> None:
+    """Puts the originals back: in the network's layers, and in the model files that define them."""
+    _swap(_files(network), _OURS, _ORIGINALS)
+    take_off(network)
+
+
+def _put(network: Any) -> None:
+    _swap(_files(network), _ORIGINALS, _OURS)
+    put_on(network)
+
+
+def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
+    """Takes the substitutes out of ``networks``, which have them; what is returned puts them back in for the length of a block.
+
+    For a process that trains in between: a network of its own of the same files needs gradients.
+    """
+    networks = list(networks)
+
+    def each(change: Callable[[Any], None]) -> None:
+        for network in networks:
+            change(network)
+
+    @contextmanager
+    def inside() -> Generator[None]:
+        each(_put)
+        try:
+            yield
+        finally:
+            each(restore)
+
+    each(restore)
+
+    return inside
+
+
+def _files(network: Any) -> list[ModuleType]:
+    """The model files of mlx-lm that define the network's layers.
+
+    Not the one that defines activations, though a layer may stand there: what it compiles is every model's, those too that are
+    loaded later.
+    """
+    names = {cls.__module__ for _, layer in network.named_modules() for cls in type(layer).__mro__} - {mlx_activations.__name__}
+    return [sys.modules[name] for name in sorted(names) if name.startswith(MODELS) and name in sys.modules]
+
+
+def _swap(files: list[ModuleType], old: list[Any], new: list[Any]) -> None:
+    """Puts ``new`` in the place of ``old`` under whatever names the files hold them."""
+    for file in files:
+        for name, value in list(vars(file).items()):
+            for before, after in zip(old, new, strict=True):
+                if value is before:
+                    setattr(file, name, after)
+
+
+def _disagreement(truth: list[list[NDArray[np.float32] | str]], found: list[list[NDArray[np.float32] | str]]) -> str | None:
+    """What is wrong with ``found``, or None. What crashes without the substitutes proves nothing."""
+    for right, ours in zip([x for part in truth for x in part], [x for part in found for x in part], strict=True):
+        if isinstance(right, str):
+            continue
+        if isinstance(ours, str):
+            return f"the model crashes ({ours})"
+        never = np.isneginf(right)  # as some models have it of ids that stand for nothing
+        if not np.array_equal(never, np.isneginf(ours)):
+            return "other logits are -inf"
+        allowed, gap = TOLERANCE * max(float(right[~never].std()), 1e-3), float(np.abs(right[~never] - ours[~never]).max())
+        if not gap <= allowed:
+            return f"logits move by {gap:.2g} (allowed {allowed:.2g})"
+    return None
+
+
+def _tried(network: Any, vocabulary: int, lengths: tuple[int, int], ways: Sequence[_Way] | None = None) -> list[NDArray[np.float32] | str]:
+    """Logits by each way that a run calls the network, or the message of its crash. Calls without caches are ``shortcuts``' to try.
+
+    A call of few tokens takes as long as it takes to read all weights: what a trial costs is the number of its calls.
+    """
+    rng = np.random.default_rng(2)
+    rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
+    return [_result(way, network, rows) for way in ways or _WAYS]
+
+
+def _result(way: _Way, network: Any, rows: list[NDArray[np.int32]]) -> NDArray[np.float32] | str:
+    try:
+        return np.array(way(network, rows).astype(mx.float32))
+    except Exception as error:  # a model file may fail in any way
+        return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _alone(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
+    """A long call, one on top of it, and a decode step."""
+    caches = fresh(network, 1, padded=False)
+    parts = [network(mx.array(part)[None], cache=caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]
+    return mx.concatenate(parts, axis=1)
+
+
+def _in_a_batch(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
+    """Rows of unlike length, padded on the right, and a decode step."""
+    width, lengths = len(rows[0]) - 1, [len(row) - 1 for row in rows]
+    tokens = np.stack([np.pad(row[:-1], (0, width - len(row) + 1)) for row in rows])
+    caches = fresh(network, len(rows), padded=True)
+    for cache in caches:
+        cache.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
+    first = network(mx.array(tokens), cache=caches)
+    mx.eval(first)
+    for cache in caches:
+        cache.finalize()
+    last = network(mx.array(np.stack([row[-1:] for row in rows])), cache=caches)
+    seen = [first[row, n - 1] for row, n in enumerate(lengths)]
+    return mx.stack([*seen, *last[:, 0]])
+
+
+_WAYS: Sequence[_Way] = (_alone, _in_a_batch)

@@ -1,0 +1,32 @@
+"""Gives a network's layers the classes of ours, which compute with the CPU's kernels, and takes them off again."""
+
+from mlx import nn
+
+from .cpu_blocks import BLOCKS, MADE
+from .cpu_layers import LAYERS
+
+CLASSES = LAYERS | BLOCKS
+
+
+def put_on(network: nn.Module) -> None:
+    """Gives a network's layers the classes of ours, to compute and not to train with until it is told to ``train``."""
+    for layer in _change(network, CLASSES):
+        layer.eval()
+
+
+def take_off(network: nn.Module) -> None:
+    """Gives them their own again, and lets go of what the kernels hold of their weights."""
+    for layer in _change(network, {ours: original for original, ours in CLASSES.items()}):
+        layer.__dict__.pop(MADE, None)
+
+
+def worn(network: nn.Module) -> bool:
+    """Whether a layer has a class of ours."""
+    return any(type(layer) in CLASSES.values() for layer in network.modules())
+
+
+def _change(network: nn.Module, classes: dict[type, type]) -> list[nn.Module]:
+    changed = [layer for layer in network.modules() if type(layer) in classes]
+    for layer in changed:
+        layer.__class__ = classes[type(layer)]
+    return changed

@@ -1,0 +1,236 @@
+"""What stands on a loaded network: a LoRA or DoRA adapter in mlx-lm's format, full weights, or nothing. Swaps it without loading anew.
+
+The base model's modules and arrays are kept and put back, never computed back: with nothing on, the network is the base to the
+bit. Belongs to the thread of the model. Knows no versions and no folders but the one it reads.
+"""
+
+import json
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
+from ..core.errors import ModelError
+from ..engine.oom_backoff import first_line
+
+CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
+TRIAL = (0, 1, 0, 0, 1, 1, 0, 1)  # ids that every vocabulary has
+_LEAVES = ("lora_a", "lora_b", "m")
+_NAMED = 3
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What stands in the place of the base's: modules by path, arrays by name."""
+
+    modules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    arrays: dict[str, mx.array] = field(default_factory=dict[str, mx.array])
+
+
+class Refused(ModelError):
+    """Why an adapter cannot be put on."""
+
+
+class Adapters:
+    """Puts adapters and weights on ``network``, whose parameters have been read, and takes them off.
+
+    ``dtype``: what is put on is cast to it, None for its own. ``weights`` gives the fingerprint of the base's. ``opened`` gives the
+    network of another checkpoint's folder, as the base was made.
+    """
+
+    def __init__(self, network: Any, dtype: mx.Dtype | None, weights: Callable[[], str], opened: Callable[[Path], nn.Module]):
+        self._network, self._dtype, self.weights, self._opened = network, dtype, weights, opened
+        self._modules: dict[str, nn.Module] = dict(network.named_modules())
+        self._arrays: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
+        self._on = self._first = _Standing()
+        self._truth: NDArray[np.float32] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the base's arrays, which stay in memory beside full weights."""
+        return sum(array.nbytes for array in self._arrays.values())
+
+    def put_on(self, folder: Path) -> None:
+        """Takes off what is on, and puts on what ``folder`` holds: an adapter, or a checkpoint with the base's layers.
+
+        Raises Refused with the reason where it cannot be, and then nothing has changed.
+        """
+        before = self._on
+        self._apply(_Standing())
+        self._check_base()
+        try:
+            self._on = _full(self._network, self._opened(folder), self._arrays) if is_full(folder) else self._wrapped(folder)
+            self._apply(self._on)
+            if self._dtype is not None:
+                self._network.set_dtype(self._dtype)
+                self._on.arrays = {name: self._now()[name] for name in self._on.arrays}
+            self._network.eval()
+            mx.eval(self._network.parameters())
+            if not np.isfinite(self._trial()).all():
+                raise Refused("its logits are NaN or infinite")
+        except (Exception, SystemExit) as error:  # mlx-lm and model files fail in any way
+            self._restore(before)
+            raise Refused(f"{folder}: {_reason(error)}") from error
+
+    def try_on(self, folder: Path) -> None:
+        """Puts on what ``folder`` holds and takes it off again: what was on is on. Raises Refused where ``put_on`` would."""
+        before = self._on
+        self.put_on(folder)
+        self._apply(before)
+
+    @contextmanager
+    def reverting(self) -> Generator[None]:
+        """What is on before the block is on again where the block fails."""
+        before = self._on
+        try:
+            yield
+        except BaseException:
+            self._apply(before)
+            raise
+
+    def back(self) -> None:
+        """Puts on again what was on when the model was loaded."""
+        self._apply(self._first)
+
+    def stay(self) -> None:
+        """What is on now is what the model was loaded with."""
+        self._first = self._on
+
+    def note_anew(self) -> None:
+        """The base's bits are noted at the next swap: another model of its files has been loaded, which may change their kernels."""
+        self._truth = None
+
+    @contextmanager
+    def off(self) -> Generator[None]:
+        """The base model inside the block. Raises ModelError where it is not what it was before anything was put on."""
+        on = self._on
+        self._apply(_Standing())
+        try:
+            self._check_base()
+            yield
+        finally:
+            self._apply(on)
+
+    # ----------------------------------------------------------------------------------------------------- swapping
+
+    def _apply(self, wanted: _Standing) -> None:
+        for path in self._on.modules:
+            _put(self._network, path, self._modules[path])
+        if changed := self._on.arrays.keys() | wanted.arrays.keys():
+            self._network.load_weights([(name, wanted.arrays.get(name, self._arrays[name])) for name in changed], strict=False)
+        for path, module in wanted.modules.items():
+            _put(self._network, path, module)
+        self._on = wanted
+
+    def _restore(self, before: _Standing) -> None:
+        """After a failure, of which any module may be left."""
+        now = dict(self._network.named_modules())
+        self._on = _Standing({path: now[path] for path in self._modules if now.get(path) is not self._modules[path] and path in now}, {})
+        self._on.arrays = dict(self._arrays)
+        self._apply(before)
+
+    def _wrapped(self, folder: Path) -> _Standing:
+        """What mlx-lm makes of an adapter's folder, on the base."""
+        from mlx_lm.utils import load_adapters
+
+        settings = _settings(folder)
+        load_adapters(self._network, str(folder))
+        given: dict[str, mx.array] = mx.load(str(folder / TENSORS))  # pyright: ignore[reportAssignmentType]
+        if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
+            raise Refused(f"{bad[0]} holds NaN or infinite numbers")
+        if settings.get("fine_tune_type") == "full":
+            return _Standing(arrays={name: self._now()[name] for name in given})
+        now = dict(self._network.named_modules())
+        modules = {path: now[path] for path, module in self._modules.items() if now.get(path, module) is not module}
+        held = [f"{path}.{leaf}" for path, module in modules.items() for leaf in _LEAVES if leaf in module]
+        if missing := sorted(set(held) - given.keys()):
+            raise Refused(f"{TENSORS} lacks {_listed(missing)}, which {CONFIG} asks for")
+        if not modules:
+            raise Refused(f"{CONFIG} names no layers that the model has")
+        outermost = {path: module for path, module in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
+        return _Standing(outermost)
+
+    def _now(self) -> dict[str, mx.array]:
+        return dict(tree_flatten(self._network.parameters()))
+
+    # ------------------------------------------------------------------------------------------------------- probing
+
+    def _check_base(self) -> None:
+        """With nothing on, the network gives the bits that it gave first."""
+        if self._truth is None:
+            self._truth = self._trial()
+        elif not np.array_equal(self._truth, self._trial(), equal_nan=True):
+            raise ModelError("with the adapter off the model's logits are not the base model's any more; start the run again")
+
+    def _trial(self) -> NDArray[np.float32]:
+        return np.array(self._network(mx.array([TRIAL])).astype(mx.float32))
+
+
+def is_full(folder: Path) -> bool:
+    """Whether ``folder`` holds a whole checkpoint, not an adapter."""
+    return not (folder / CONFIG).is_file() and (folder / "config.json").is_file()
+
+
+def replaces_weights(folder: Path) -> bool:
+    """Whether what ``folder`` holds takes the place of the base's arrays: a checkpoint, or an adapter that was trained in full."""
+    if is_full(folder):
+        return True
+    try:
+        settings = json.loads((folder / CONFIG).read_bytes())
+    except (OSError, ValueError):  # who loads it says so
+        return False
+    return isinstance(settings, dict) and settings.get("fine_tune_type") == "full"  # pyright: ignore[reportUnknownMemberType]
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What adapter_config.json says, as far as mlx-lm can use it."""
+    for name in (CONFIG, TENSORS):
+        if not (folder / name).is_file():
+            found = ", ".join(sorted(path.name for path in folder.iterdir())[:_NAMED]) or "nothing"
+            raise Refused(f"holds no {name} (it holds {found}); expected an adapter in mlx-lm's format, or a checkpoint")
+    settings = json.loads((folder / CONFIG).read_bytes())
+    if "peft_type" in settings:
+        raise Refused("is an adapter in PEFT's format; expected mlx-lm's (fine_tune_type, num_layers, lora_parameters)")
+    return settings
+
+
+def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _Standing:
+    """The weights of another checkpoint in the place of the base's."""
+    given: dict[str, mx.array] = dict(tree_flatten(other.parameters()))
+    if odd := sorted(given.keys() ^ base.keys()):
+        raise Refused(f"the checkpoint has other layers than the model: {_listed(odd)}")
+    if unlike := [name for name in base if base[name].shape != given[name].shape]:
+        raise Refused(f"{unlike[0]} has the shape {given[unlike[0]].shape}, the model's is {base[unlike[0]].shape}")
+    mx.eval(list(given.values()))
+    if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
+        raise Refused(f"{bad[0]} holds NaN or infinite numbers")
+    return _Standing(arrays=given)
+
+
+def _put(network: Any, path: str, module: nn.Module) -> None:
+    """Puts ``module`` at ``path``, names and numbers of children with dots between them."""
+    *above, name = path.split(".")
+    node = network
+    for part in above:
+        node = node[int(part)] if isinstance(node, list | tuple) else node[part]
+    node[int(name) if isinstance(node, list) else name] = module
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"its {CONFIG} has no {error.args[0]}" if "scale" not in str(error) else str(error.args[0])
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):  # mlx-lm lists tensors behind such a line
+        return f"{lines[1]}" + (f" (and {len(lines) - 2} more)" if len(lines) > 2 else "")
+    return first_line(error)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -1,0 +1,145 @@
+"""Looks for a checkpoint: the embedded demo, a local folder or one from the hub, an adapter beside it; and fingerprints both.
+
+Reads no weights but to hash their bytes, and loads nothing: that is model.py's.
+"""
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ...configs.schema import ModelConfig
+from ..core.errors import ModelError
+from ..files.hash_cache import folder_sha256
+
+WEIGHTS = ("*.safetensors", "config.json")
+ADAPTER = ("adapter_config.json", "adapters.safetensors")
+TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """Where a model lies: its folder, its adapter's folder, and what its config.json says."""
+
+    folder: Path
+    adapter: Path | None
+    config: dict[str, Any]
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence the model was made for, in tokens; None where its config does not say."""
+        text = self.config | (self.config.get("text_config") or {})
+        for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"):
+            if isinstance(value := text.get(name), int) and value > 0:
+                return value
+        return None
+
+    @property
+    def window(self) -> int | None:
+        """The sliding window of attention, in tokens; None where its config asks for none."""
+        text = self.config | (self.config.get("text_config") or {})
+        window = text.get("sliding_window")
+        return window if isinstance(window, int) and window > 0 and text.get("use_sliding_window") is not False else None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the checkpoint says that its weights are quantized, in any of the ways that mlx-lm looks for."""
+        text = self.config.get("text_config") or {}
+        said = [self.config.get("quantization"), self.config.get("quantization_config"), text.get("quantization_config")]
+        return any(said) or (self.folder / "hf_quant_config.json").is_file()
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """EOS ids of the generation config (config.json's where there is none)."""
+        value = self.config.get("eos_token_id")
+        return frozenset([value] if isinstance(value, int) else value or [])
+
+
+def find(config: ModelConfig, key: str = "model") -> Checkpoint:
+    """Finds the checkpoint, fetching it from the hub if it is not local.
+
+    ``key`` is where ``config`` stands in the job's. Raises ModelError that says what was looked for.
+    """
+    folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, f"{key}.path")
+    folder = Path(str(folder))
+    adapter = None if config.adapter is None else _folder(config.adapter, None, f"{key}.adapter")
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{key}.path: {folder} holds no config.json; expected a folder in Hugging Face or mlx-lm format")
+    if not any(folder.glob("model*.safetensors")):
+        other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
+        found = f" (found {', '.join(sorted(other)[:3])}: only safetensors are read)" if other else ""
+        raise ModelError(f"{key}.path: {folder} holds no model*.safetensors{found}")
+    if adapter is not None and (missing := [name for name in ADAPTER if not (adapter / name).is_file()]):
+        raise ModelError(f"{key}.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
+    from mlx_lm.utils import load_config
+
+    try:
+        found = load_config(folder)
+    except ValueError as error:
+        raise ModelError(f"{key}.path: {folder / 'config.json'} is not readable: {error}") from error
+    return Checkpoint(folder, adapter, found | _own_eos(folder, key))
+
+
+def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
+    """The folder with the model's tokenizer, fetched without the weights if it is not local, and the tokenizer's fingerprint.
+
+    Raises ModelError that says what was looked for.
+    """
+    if config.path == "demo":
+        folder = Path(str(files("mlx_bulk.configs") / "demo"))
+    else:
+        folder = _folder(config.path, config.revision, "model.path", weights=False)
+    return folder, folder_sha256(folder, TOKENIZER)
+
+
+def fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
+    """sha256 of the contents of weights, tokenizer and adapter: paths and dates do not enter."""
+    code = [name] if isinstance(name := checkpoint.config.get("model_file"), str) else []
+    found = {
+        "model.weights": folder_sha256(checkpoint.folder, (*WEIGHTS, *code)),
+        "model.tokenizer": folder_sha256(checkpoint.folder, TOKENIZER),
+    }
+    found["model.chat_template"] = folder_sha256(checkpoint.folder, ("chat_template*",))
+    found["model.generation_config"] = folder_sha256(checkpoint.folder, ("generation_config.json",))
+    found["model.adapter"] = (
+        "none" if checkpoint.adapter is None else folder_sha256(checkpoint.adapter, ("*.safetensors", "adapter_config.json"))
+    )
+    return found
+
+
+def _own_eos(folder: Path, key: str) -> dict[str, Any]:
+    """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
+    path = folder / "generation_config.json"
+    try:
+        generation = json.loads(path.read_text()) if path.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"{key}.path: {path} is not readable: {error}") from error
+    return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
+
+
+def _folder(path: str, revision: str | None, key: str, *, weights: bool = True) -> Path:
+    """A local folder, or a hub repository's snapshot, in which ``weights`` may be left out."""
+    local = Path(path)
+    if local.is_dir():
+        return local
+    if local.exists():
+        raise ModelError(f"{key}: {path} is a file; expected a folder with config.json and safetensors, or a hub id such as org/name")
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise ModelError(f"{key}: no folder {path}{_near(local)}; expected demo, a local folder, or a hub id such as org/name")
+    from huggingface_hub import snapshot_download
+    from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
+
+    patterns = [name for name in (*DEFAULT_ALLOW_PATTERNS, "adapter*") if weights or not name.endswith(".safetensors")]
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises many kinds; each means that there is no model
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{key}: {path} is neither a local folder nor to be had from the hub: {reason}{_near(local)}") from error
+
+
+def _near(path: Path) -> str:
+    names = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, n=1)
+    return f" (did you mean {path.parent / close[0]}?)" if close else ""

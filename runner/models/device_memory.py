@@ -1,0 +1,45 @@
+"""How much memory there is for a batch, how much was used, and which errors mean that there was too little."""
+
+import resource
+import sys
+
+from ...kernels import backend
+from ..core.errors import OutOfRoom
+
+MARKS = (
+    "out of memory",
+    "outofmemory",
+    "insufficient memory",
+    "unable to allocate",
+    "attempting to allocate",
+    "malloc",
+    "bad_alloc",
+    "cannot allocate",
+)
+
+
+def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
+    """Bytes left for KV caches when ``share`` of the device holds weights, caches and workspace. Raises OutOfRoom where none are."""
+    total = backend.memory_bytes()
+    left = int(share * total) - weight_bytes - workspace
+    if left <= 0:
+        raise OutOfRoom(
+            f"batch.memory: {share:.3g} of {total / 1e9:.1f} GB does not hold the weights ({weight_bytes / 1e9:.3g} GB) "
+            f"and their workspace ({workspace / 1e9:.3g} GB); raise batch.memory, or use a smaller or quantized model"
+        )
+    return left
+
+
+def peak_bytes() -> int:
+    """The most memory that was in use: the device's where it has its own, else the process's."""
+    if backend.device_name() != "cpu":
+        import mlx.core as mx
+
+        return int(mx.get_peak_memory())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for what mlx and Python raise when an allocation fails."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in MARKS))

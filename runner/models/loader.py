@@ -1,0 +1,184 @@
+"""Loads a checkpoint's weights and adapter through mlx-lm, in the precision that suits the device.
+
+Names of settings are translated where transformers 5 changed them (rope.py). Knows nothing of prompts or batches; what a model
+can do in a batch is found by probes.py.
+"""
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...configs.schema import ModelConfig
+from ...kernels import backend
+from ..core.errors import ModelError
+from .checkpoint import Checkpoint, fingerprints
+from .config_compat import translated
+
+if TYPE_CHECKING:
+    from .adapters import Adapters
+
+log = logging.getLogger("mlx_bulk")
+
+
+@dataclass(slots=True, frozen=True)
+class Model:
+    """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary].
+
+    ``substitutes`` names what of it is computed by kernels of ours; ``quantized`` says that matrices are held so. ``adapters``
+    swaps what stands on it; None for an ``outline``.
+    """
+
+    network: Any
+    checkpoint: Checkpoint
+    vocabulary: int
+    dtype: str
+    weight_bytes: int
+    substitutes: tuple[str, ...] = ()
+    quantized: bool = False
+    adapters: "Adapters | None" = None
+
+
+def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
+    """Loads the weights. On the CPU they are float32, quantized ones dequantized when that fits in ``memory`` bytes."""
+    mx = backend.load_mlx()
+    from mlx.utils import tree_flatten
+    from mlx_lm.utils import load_config
+
+    from ..layers.kernel_injection import substitute
+    from .adapters import Adapters
+
+    def opened(folder: Path) -> Any:
+        return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory)[0]
+
+    with _refusing(checkpoint):
+        network, need = _prepared(config, replace(checkpoint, adapter=None), memory)
+        mx.eval(network.parameters())
+        vocabulary = _vocabulary(network)
+    # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
+    substitutes = substitute(network, vocabulary, checkpoint.window)
+    adapters = Adapters(network, _dtype(config.dtype), lambda: fingerprints(checkpoint)["model.weights"], opened)
+    if checkpoint.adapter is not None:
+        try:
+            adapters.put_on(checkpoint.adapter)
+        except ModelError as error:
+            raise ModelError(f"the adapter {error}") from error
+        adapters.stay()
+    if need is not None and need > memory:
+        room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
+        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
+    held = sum(a.nbytes for a in arrays)
+    return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, _has_scales(network), adapters)
+
+
+def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
+    """The model as ``load`` holds it, less what it reads: the weights have names, shapes and types, and are not there yet.
+
+    Nothing may be computed with it. Raises ModelError as ``load`` does.
+    """
+    backend.load_mlx()
+    from mlx.utils import tree_flatten
+
+    with _refusing(checkpoint):
+        network, _ = _prepared(config, checkpoint, memory)
+        vocabulary = _vocabulary(network)
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    return Model(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=_has_scales(network))
+
+
+def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
+    """Bytes of the weights as ``load`` would hold them, and whether it would dequantize them; None where that is not asked.
+
+    Reads no weights, their names and shapes alone. Raises ModelError as ``load`` does.
+    """
+    backend.load_mlx()
+    from mlx.utils import tree_flatten
+
+    with _refusing(checkpoint):
+        network = _opened(config, checkpoint)
+        need = _whole_bytes(network)
+    if need is not None and need <= memory:
+        return need, True
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    return sum(a.nbytes for a in arrays), None if need is None else False
+
+
+def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
+    """The network with its adapter, dequantized where that fits; nothing is read or computed yet. The second: see ``_whole_bytes``."""
+    from mlx_lm.utils import dequantize_model, load_adapters
+
+    network, dtype = _opened(config, checkpoint), _dtype(config.dtype)
+    need = _whole_bytes(network)
+    if need is not None and need <= memory:
+        dequantize_model(network)
+    if checkpoint.adapter is not None:
+        load_adapters(network, str(checkpoint.adapter))
+    if dtype is not None:
+        network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
+    network.eval()
+    return network, need
+
+
+def _vocabulary(network: Any) -> int:
+    """The width of the logits."""
+    import mlx.core as mx
+
+    return int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: of one alone, a mask is not asked for
+
+
+def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
+    """The network in the precision asked for, its weights not read yet."""
+    from mlx_lm.utils import load_model
+
+    network, _ = load_model(
+        checkpoint.folder, lazy=True, model_config=translated(checkpoint.config), trust_remote_code=config.trust_remote_code
+    )
+    if (dtype := _dtype(config.dtype)) is not None:
+        network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
+    return network
+
+
+@contextmanager
+def _refusing(checkpoint: Checkpoint) -> Generator[None]:
+    """Makes one line of what a model file raises, which may fail in any way, and leave the process."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
+
+
+def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
+    if isinstance(error, SystemExit):
+        return f"mlx-lm's file of the model type {checkpoint.config.get('model_type')!r} gives up; what it has printed says why"
+    if isinstance(error, ValueError) and "not supported" in str(error):
+        return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
+    if "trust_remote_code" in str(error):
+        return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] + (f" (and {len(lines) - 1} more lines; --log-level debug shows them)" if len(lines) > 1 else "")
+
+
+def _dtype(wanted: str) -> Any:
+    """The precision to cast to, None for the checkpoint's own. ``auto`` on the CPU is float32: half precision has no fast path there."""
+    import mlx.core as mx
+
+    if wanted == "auto":
+        return mx.float32 if backend.device_name() == "cpu" else None
+    return getattr(mx, wanted)
+
+
+def _whole_bytes(network: Any) -> int | None:
+    """What quantized weights take as float32 on the CPU, where quantized matrix products are slow; None for others, and elsewhere."""
+    from mlx_lm.utils import get_total_parameters
+
+    return 4 * int(get_total_parameters(network)) if backend.device_name() == "cpu" and _has_scales(network) else None
+
+
+def _has_scales(network: Any) -> bool:
+    from mlx.utils import tree_flatten
+
+    return any(name.endswith(".scales") for name, _ in tree_flatten(network.parameters()))

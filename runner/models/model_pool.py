@@ -1,0 +1,74 @@
+"""The models in memory: those that a run needs, kept for the next run of the same process (a sweep's next cell).
+
+Two runs share a model where folder, adapter and precision are the same, and quantized weights are held alike. What a run does
+not need is dropped before anything is loaded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...configs.schema import ModelConfig
+from ..core.errors import OutOfRoom
+from .checkpoint import Checkpoint
+from .loader import Model, load, size
+
+Key = tuple[str, str, str, bool, bool | None]
+Wanted = tuple[ModelConfig, Checkpoint]
+
+
+@dataclass(slots=True)
+class Models:
+    """What is loaded, by where it came from and how."""
+
+    _held: dict[Key, Model] = field(default_factory=dict[Key, Model])
+
+    def get(self, wanted: Sequence[Wanted], memory: int) -> list[Model]:
+        """The models ``wanted``, in that order, of which those that are not here are loaded; see ``rooms`` for ``memory``.
+
+        Raises OutOfRoom where their files alone are larger, before anything is loaded; ModelError where one cannot be loaded.
+        """
+        _refuse_too_large([checkpoint for _, checkpoint in wanted], memory)
+        left = rooms(wanted, memory)
+        keys = [_key(each, dequantized(each, room)) for each, room in zip(wanted, left, strict=True)]
+        self._held = {key: model for key, model in self._held.items() if key in keys}
+        for key, (config, checkpoint), room in zip(keys, wanted, left, strict=True):
+            if key not in self._held:
+                for other in self._held.values():
+                    if other.adapters is not None:
+                        other.adapters.note_anew()
+                self._held[key] = load(config, checkpoint, room)
+            elif (adapters := self._held[key].adapters) is not None:
+                adapters.back()  # an earlier run may have put others on
+        return [self._held[key] for key in keys]
+
+
+def rooms(wanted: Sequence[Wanted], memory: int) -> list[int]:
+    """The bytes that each of the models may take: of ``memory`` what those before it leave.
+
+    Follows from the checkpoints alone, not from what is held already: whether a model is dequantized must not depend on that.
+    """
+    found: list[int] = []
+    for number, (config, checkpoint) in enumerate(wanted, start=1):
+        found.append(memory)
+        if number < len(wanted):
+            memory -= size(config, checkpoint, memory)[0]
+    return found
+
+
+def dequantized(wanted: Wanted, room: int) -> bool | None:
+    """Whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None where it has nothing to decide."""
+    config, checkpoint = wanted
+    return size(config, checkpoint, room)[1] if checkpoint.quantized else None
+
+
+def _key(wanted: Wanted, whole: bool | None) -> Key:
+    config, checkpoint = wanted
+    return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole
+
+
+def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:
+    sizes = [sum(file.stat().st_size for file in checkpoint.folder.glob("*.safetensors")) for checkpoint in checkpoints]
+    if (need := sum(sizes)) > memory:
+        listed = " and ".join(f"{checkpoint.folder} {size / 1e9:.3g} GB" for checkpoint, size in zip(checkpoints, sizes, strict=True))
+        cure = "raise batch.memory, or use a smaller or quantized model"
+        raise OutOfRoom(f"the weights take at least {need / 1e9:.3g} GB ({listed}), batch.memory leaves {memory / 1e9:.3g} GB; {cure}")

@@ -1,0 +1,39 @@
+"""The reference model's checkpoint: whether its tokens are the model's own, told before either is loaded."""
+
+from ...configs.schema import ModelConfig
+from ..core.errors import ModelError
+from ..text import tokenizer as tokenizers
+from ..text.tokenizer import Tokenizer
+from . import checkpoint as checkpoints
+from .checkpoint import Checkpoint
+
+
+def find(config: ModelConfig, vocabulary: int, tokenizer: Tokenizer, key: str = "score.reference") -> Checkpoint:
+    """The checkpoint to hold a model of ``vocabulary`` ids with ``tokenizer`` against; ``key`` is where it stands in the config.
+
+    Raises ModelError where the tokens are others.
+    """
+    checkpoint = checkpoints.find(config, key)
+    other = tokenizers.load(checkpoint.folder, None, {}, config.trust_remote_code)
+    if difference := tokenizer.difference(other):
+        raise ModelError(f"{key}: the tokenizer of {checkpoint.folder} is another than the model's: {difference}")
+    _require_same_tokens(vocabulary, vocabulary_of(checkpoint, tokenizer), tokenizer, key)
+    return checkpoint
+
+
+def vocabulary_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int:
+    """Width of the logits as config.json says, or the tokenizer's size."""
+    text = checkpoint.config | (checkpoint.config.get("text_config") or {})
+    return int(text.get("vocab_size") or tokenizer.size)
+
+
+def _require_same_tokens(ours: int, theirs: int, tokenizer: Tokenizer, key: str) -> None:
+    """Raises ModelError where one of two vocabularies, given by their widths, lacks tokens of the tokenizer that the other has.
+
+    What is beyond the tokenizer's ids is padding, which a divergence leaves out.
+    """
+    if ours != theirs and min(ours, theirs) < tokenizer.size:
+        raise ModelError(
+            f"{key}: found a vocabulary of {theirs} ids, the model's has {ours}, the tokenizer {tokenizer.size}; "
+            "expected the same, or that both hold all of the tokenizer's; use a reference with this model's vocabulary"
+        )

@@ -1,0 +1,143 @@
+"""What a job kind is: row -> requests, outcome -> record, records -> statistics. A new kind fulfils this and nothing else changes."""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from ...configs.schema import JobConfig
+from ..core.logprob_options import Wanted
+from ..core.requests import Failure, Generated, Outcome, Request, Row
+from ..engine.engine import Progress
+from ..engine.prefill import Setup
+from ..text.tokenizer import Tokenizer
+from .ratings import Ratings
+
+
+@dataclass(slots=True, frozen=True)
+class Parts:
+    """What a job kind is made from, once input and checkpoint are known.
+
+    columns: names in the input; kept: the records' ``input`` struct, None without one; context: the longest sequence that
+    the model was made for, in tokens, None where it does not say; reference_context: the same of the reference model, None
+    without one; vocabulary: the width of its logits; family: its
+    ``model_type``; eos: the ids that end a completion.
+    """
+
+    config: JobConfig
+    columns: list[str]
+    kept: pa.StructType | None
+    tokenizer: Tokenizer
+    context: int | None
+    reference_context: int | None
+    vocabulary: int
+    family: str
+    eos: frozenset[int]
+
+
+class Runs(Protocol):
+    """What runs requests through a model: the engine for completions, the scorer for logprobs."""
+
+    @property
+    def progress(self) -> Progress:
+        """Counts since the start."""
+        ...
+
+    def run(self, next_window: Callable[[bool], list[Any] | None], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        """Outcomes of all windows' requests, in the order in which they finish; ends early when ``stopped``."""
+        ...
+
+
+class Judge(Protocol):
+    """What rates groups, beside the model's work."""
+
+    def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> Future[Ratings]:
+        """Has a complete group rated. The future always gets a result: what goes wrong in a function is in it, hanging too."""
+        ...
+
+    def close(self) -> None:
+        """Ends the rating at once; futures that have no result yet get none."""
+        ...
+
+
+class Grouping(Protocol):
+    """What a job does whose rows are recorded as a whole: all samples of a row in one round, or none."""
+
+    def fingerprints(self) -> dict[str, str]:
+        """What of the run's identity stands in files that the config names: key to digest."""
+        ...
+
+    def judge(self) -> Judge | None:
+        """What rates the groups of one session; None where there is nothing to rate."""
+        ...
+
+    def group(
+        self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: Ratings, newest: int
+    ) -> list[dict[str, Any]] | Failure:
+        """The records of a complete group in the order of ``outcomes``, or a failure of stage ``DROP`` that says why it is left out.
+
+        newest: the version of the newest policy that the trainer has finished.
+        """
+        ...
+
+
+class Job(Protocol):
+    """A job kind, readied for one run from its ``Parts``."""
+
+    @property
+    def wanted(self) -> Wanted:
+        """Which figures the engine is to compute."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The records' columns: ``row`` first; ``sample`` where a row can have several records."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """How many records a row has, None where each row says it."""
+        ...
+
+    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
+        """What runs this job's requests on a loaded model, held against a ``reference`` model where the config names one."""
+        ...
+
+    def requests(self, row: Row) -> list[Any]:
+        """What a row asks of the engine. Raises RowError where it cannot be done."""
+        ...
+
+    def record(self, row: Row, request: Any, outcome: Outcome) -> dict[str, Any]:
+        """A finished outcome as the schema's columns (``row`` and ``sample`` are put in by the writer)."""
+        ...
+
+    @property
+    def grouping(self) -> Grouping | None:
+        """How rows are recorded as a whole; None where each outcome is a record by itself."""
+        ...
+
+    def statistics(self, run: Path) -> pa.Table:
+        """Statistics of all records in a run directory, one row a group; a function of the records alone."""
+        ...
+
+    def closing(self, statistics: pa.Table) -> str:
+        """What of the statistics is printed at the end of a run; empty for nothing."""
+        ...
+
+
+class Kind(Protocol):
+    """A job kind: what makes a ``Job`` from its parts, and checks templates."""
+
+    def __call__(self, parts: Parts) -> Job:
+        """The job, readied for one run. Raises ConfigError or DataError where config, input and model do not fit."""
+        ...
+
+    def check(self, config: Any, columns: Collection[str]) -> None:
+        """Raises ConfigError for templates that cannot be parsed, DataError for those that ask for columns not in ``columns``.
+
+        With no columns only the first is checked: that is done before any file is opened.
+        """
+        ...

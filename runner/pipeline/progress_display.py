@@ -1,0 +1,149 @@
+"""Watches a run from beside it: a progress bar, plain lines or lines of JSON, and a line of metrics an interval.
+
+Reads counters that others write and never touches the model. On a terminal the bar is tqdm's; elsewhere one plain line an
+interval, so that a log file stays readable. Who reads all this may go at any time: the run goes on.
+"""
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any, Literal
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from ..engine.engine import Progress
+from ..models.device_memory import peak_bytes
+from ..runs.throughput import Counts, Pace
+
+log = logging.getLogger("mlx_bulk")
+
+Show = Literal["progress", "json", "nothing"]  # progress: a bar on a terminal, else plain lines
+
+REDRAW_SECONDS, LINE_SECONDS, JSON_SECONDS = 0.5, 30.0, 5.0
+_BAR = 10  # columns that the bar itself has at least, its ends with it
+_NO_TERMINAL = 80
+
+
+class Watch:
+    """A context manager around the run. ``counts`` is asked for the rows, ``metrics`` takes a line an interval."""
+
+    def __init__(self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], show: Show):
+        self._progress, self._counts, self._metrics, self._show = progress, counts, metrics, show
+        self._pace = Pace()
+        self._bar: tqdm[Any] | None = None
+        self._redirect = ExitStack()
+        self._start = monotonic()
+        self._noted = self._start, 0  # when the last line of metrics was written, and the tokens until then
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._look()
+        if self._show == "progress" and shows_bar():
+            at = self._pace.counts
+            self._redirect.enter_context(logging_redirect_tqdm([log]))
+            with suppress(OSError):
+                self._bar = tqdm(total=at.of, initial=at.rows, bar_format="|{bar}| {desc}", dynamic_ncols=True, file=sys.stderr)
+            self._redraw()
+        self._say_json("running")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self._look()
+        self._note()
+        if self._bar is not None:
+            self._redraw()
+            with suppress(OSError):
+                self._bar.close()
+        self._redirect.close()
+        at = self._pace.counts
+        self._say_json("failed" if kind is not None and issubclass(kind, Exception) else "complete" if at.rows >= at.of else "stopped")
+
+    def _run(self) -> None:
+        line_due, json_due = self._start + LINE_SECONDS, self._start + JSON_SECONDS
+        while not self._stopped.wait(REDRAW_SECONDS):
+            now = self._look()
+            if self._bar is not None:
+                self._redraw()
+            if now >= json_due:
+                json_due = now + JSON_SECONDS
+                self._say_json("running")
+            if now >= line_due:
+                line_due = now + LINE_SECONDS
+                self._note()
+                if self._show == "progress" and self._bar is None:
+                    log.info("%s", self._pace.line())
+
+    @property
+    def _tokens(self) -> int:
+        return self._progress.prompt + self._progress.generated
+
+    def _look(self) -> float:
+        """Takes in how far the run is now, and says when that is."""
+        now = monotonic()
+        self._pace.add(now, self._counts(), self._tokens)
+        return now
+
+    def _redraw(self) -> None:
+        if self._bar is None:
+            return
+        self._bar.n = self._pace.counts.rows
+        self._bar.set_description_str(self._pace.line(_columns() - _BAR - 1), refresh=False)
+        with suppress(OSError):
+            self._bar.refresh()
+
+    def _say_json(self, state: str) -> None:
+        """One line on stderr that begins with a brace, as no line of the log does; its fields are in docs/status.md."""
+        if self._show != "json":
+            return
+        at, p, left = self._pace.counts, self._progress, self._pace.seconds_left
+        line: dict[str, Any] = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "state": state}
+        line |= {"seconds": round(monotonic() - self._start, 1), "rows": at.rows, "of": at.of, "errors": at.errors}
+        line |= {"prompt_tokens": p.prompt, "generated_tokens": p.generated, "scored_tokens": p.scored}
+        line |= {"tokens_per_second": round(self._pace.tokens_per_second, 1), "seconds_left": None if left is None else round(left)}
+        line |= {"policy": at.policy, "doing": p.now, "peak_memory_bytes": peak_bytes()}
+        with suppress(OSError):
+            sys.stderr.write(json.dumps(line) + "\n")
+            sys.stderr.flush()
+
+    def _note(self) -> None:
+        """Writes a line of metrics, with the tokens a second since the line before."""
+        at, p, now = self._pace.counts, self._progress, monotonic()
+        rate = max(0, self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)  # rows that start again count once
+        self._noted = now, self._tokens
+        waste = 1 - p.prefilled / p.padded if p.padded else 0.0
+        line: dict[str, Any] = {
+            "rows": at.rows,
+            "errors": at.errors,
+            "prompt_tokens": p.prompt,
+            "generated_tokens": p.generated,
+            "scored_tokens": p.scored,
+        }
+        line |= {"tokens_per_second": round(rate, 1), "padding_waste": round(waste, 4)}
+        line |= {"slots_filled": round(p.generated / p.places, 4) if p.places else None, "peak_memory_bytes": peak_bytes()}
+        try:
+            self._metrics(line)
+        except OSError as error:
+            log.warning("metrics.jsonl cannot be written: %s", error)
+
+
+def shows_bar() -> bool:
+    """Whether stderr is a terminal that can go back to the beginning of its line."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _NO_TERMINAL
+    except (OSError, ValueError):  # a stream without a file
+        return _NO_TERMINAL

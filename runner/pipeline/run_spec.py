@@ -1,0 +1,109 @@
+"""What a session knows before it touches the model or the run directory's rows: the input, the checkpoint, the tokenizer, the job.
+
+From it comes the run's identity: what may not change between two starts of one run.
+"""
+
+import logging
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+from ...configs.schema import JobConfig, identity
+from ...kernels import backend, native
+from ..data.scan import scan
+from ..data.scan_result import Scan
+from ..data.type_inference import JSON_METADATA
+from ..models import checkpoint as checkpoints
+from ..models import reference_checkpoint as references
+from ..models.checkpoint import Checkpoint
+from ..models.model_pool import Wanted, dequantized, rooms
+from ..models.reference_checkpoint import vocabulary_of
+from ..runs.drift import columns_of
+from ..text import tokenizer as tokenizers
+from .job import Job, Kind, Parts
+
+log = logging.getLogger("mlx_bulk")
+
+
+@dataclass(slots=True, frozen=True)
+class Known:
+    """The scanned input, the checkpoints found, the job made of them, and the chat template in use."""
+
+    found: Scan
+    checkpoint: Checkpoint
+    reference: Checkpoint | None
+    job: Job
+    template: str | None
+
+    @classmethod
+    def of(cls, config: JobConfig, folder: Path, kind: Kind, afresh: bool) -> Self:
+        """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job; ``folder``, ``afresh``: see ``scan``."""
+        found = scan(config.data, folder, afresh)
+        _warn(config, found)
+        return cls.over(found, config, kind)
+
+    @classmethod
+    def over(cls, found: Scan, config: JobConfig, kind: Kind) -> Self:
+        """The same over an input that is scanned already. Raises ConfigError and ModelError where no run can begin."""
+        kind.check(config, found.columns)
+        kept = found.input_type(config.data.keep)
+        checkpoint = checkpoints.find(config.loaded)
+        tokenizer = tokenizers.load(
+            checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
+        )
+        vocabulary = vocabulary_of(checkpoint, tokenizer)
+        reference = None if config.reference is None else references.find(config.reference, vocabulary, tokenizer, config.reference_key)
+        eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
+        family = str(checkpoint.config.get("model_type"))
+        compared = None if reference is None else reference.context
+        parts = Parts(config, found.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos)
+        return cls(found, checkpoint, reference, kind(parts), tokenizer.chat_template)
+
+    def identity(self, config: JobConfig) -> dict[str, Any]:
+        """What must not change between two starts of the run, flat: key path or name of a fingerprint -> JSON value."""
+        template, reference = self.template, {}
+        if self.reference is not None:
+            reference = {f"{config.reference_key}.{key}": value for key, value in checkpoints.fingerprints(self.reference).items()}
+        machine: dict[str, Any] = {}
+        if config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
+            machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+            machine["kernels"] = native.name()
+            machine |= self._dequantized(config)
+        return {
+            **machine,
+            **identity(config),
+            **(self.job.grouping.fingerprints() if self.job.grouping is not None else {}),
+            **checkpoints.fingerprints(self.checkpoint),
+            **reference,
+            "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
+            **columns_of(self.job.schema),
+        }
+
+    def models(self, config: JobConfig) -> list[Wanted]:
+        """What is to be loaded: the model, and the reference beside it."""
+        wanted = [(config.loaded, self.checkpoint)]
+        if config.reference is not None and self.reference is not None:
+            wanted.append((config.reference, self.reference))
+        return wanted
+
+    def _dequantized(self, config: JobConfig) -> dict[str, bool]:
+        """How quantized weights are held, by their place in the config: it follows from the memory that is there, and changes bits."""
+        wanted = self.models(config)
+        whole, keys = map(dequantized, wanted, rooms(wanted, memory_for(config))), ("model", config.reference_key)
+        return {f"{key}.dequantized": found for key, found in zip(keys, whole, strict=False) if found is not None}
+
+
+def memory_for(config: JobConfig) -> int:
+    """Bytes that models, KV caches and workspace may share."""
+    return int(config.batch.memory * backend.memory_bytes())
+
+
+def _warn(config: JobConfig, found: Scan) -> None:
+    """Says what is allowed and may surprise."""
+    for column in found.schema:
+        if column.metadata == JSON_METADATA:
+            log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
+    if config.prompt.too_long == "truncate_right" and config.prompt.sources not in ([], ["text"]):
+        log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")

@@ -1,0 +1,281 @@
+"""A run from end to end: the only file that joins files and engine.
+
+config -> reader -> prompts -> tokenizer -> planner -> engine -> writer -> statistics. Rows are read and tokenized, and records
+written, beside the model's work (preparing.py, writer.py); this thread alone touches the model.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+from typing import get_args
+
+import pyarrow as pa
+
+from ...configs.schema import BatchConfig, JobConfig, free
+from ...jobs.statistics.standard_errors import figures
+from ...kernels import backend
+from ..checks.engine_setup import fit, row_check
+from ..core.errors import OutOfRoom
+from ..core.host_process import Orders, Outside
+from ..core.logprob_options import Wanted
+from ..core.requests import BadRow, Outcome, Row
+from ..core.shard_layout import Layout
+from ..data.reader import read_rounds
+from ..data.scan import SCAN_FILE, take_in
+from ..data.sources import drop_waiting, reads_stdin
+from ..engine.engine import Progress
+from ..engine.prefill import Setup
+from ..files.atomic import replacing, require_room, room_on
+from ..files.atomic import sha256 as file_sha256
+from ..models.device_memory import is_out_of_memory, peak_bytes
+from ..models.loader import Model
+from ..models.model_pool import Models
+from ..policies.policy_engine import PolicyEngine, sampled
+from ..runs.failures import dropped
+from ..runs.reasons import reasons
+from ..runs.refused import refused
+from ..runs.run_dir import RunDir, Start
+from ..runs.summary import SESSION_FIGURES, Summary
+from ..runs.throughput import Counts
+from ..store.recovery import Recovered
+from ..store.writer import Writer
+from . import crash_isolation as apart
+from .heartbeat import Heartbeat
+from .io_threads import WINDOW_ROWS, Desk
+from .job import Job, Kind
+from .progress_display import Show, Watch
+from .run_spec import Known, memory_for
+
+log = logging.getLogger("mlx_bulk")
+
+
+def run(config: JobConfig, kind: Kind, start: Start, outside: Outside, show: Show, models: Models) -> Summary:
+    """Runs the job, or what is left of it. ``outside`` is the process around it, which may end it early; ``show``: see ``Watch``.
+
+    ``models`` holds what an earlier run of this process loaded, and then what this one did.
+
+    Raises a BulkError for what stops the job; what was finished until then is safe. ValueError for another ``show``.
+    """
+    if show not in get_args(Show):
+        raise ValueError(f"show: found {show!r}; expected one of {', '.join(map(repr, get_args(Show)))}")
+    kind.check(config, [])  # what is wrong with the templates is said before any file is opened
+    orders = outside.supervisor.orders(Path(config.output.path).absolute())
+    if orders.begun:
+        start = replace(start, overwrite=False, retry_errors=False)
+    with (
+        Heartbeat(config.batch.stall_seconds) as heartbeat,
+        RunDir.open(Path(config.output.path)) as run_dir,
+        room_on(run_dir.root),
+    ):
+        if run_dir.doomed.exists():
+            log.info("%s: holds an older run, which an earlier --overwrite was to remove; it goes now", run_dir.root)
+            start = replace(start, overwrite=True)
+        session = _Session(config, run_dir, start, outside, orders, heartbeat, show, models)
+        try:
+            summary = session.run(kind)
+        except BaseException as error:
+            if session.started:
+                with suppress(OSError):  # the error itself matters more than the note of it
+                    run_dir.session_ended({"how": type(error).__name__, "message": str(error)})
+            raise
+        finally:
+            drop_waiting(run_dir.root)
+        if session.started:
+            how = "complete" if summary.complete else "stopped"
+            run_dir.session_ended({"how": how, "rows": summary.rows, "errors": summary.errors})
+        return summary
+
+
+def _halved(setup: Setup, times: int) -> Setup:
+    return replace(setup, limits=setup.limits.halved(times))
+
+
+class _Session:
+    """One start of a run: everything between the open directory and the summary."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        run_dir: RunDir,
+        start: Start,
+        outside: Outside,
+        orders: Orders,
+        heartbeat: Heartbeat,
+        show: Show,
+        models: Models,
+    ):
+        self.config, self.run_dir, self.start, self.models = config, run_dir, start, models
+        self.show: Show = show
+        self.outside, self.orders, self.heartbeat = outside, orders, heartbeat
+        self.desk: Desk | None = None
+        self.started = False
+        self.begin = monotonic()
+
+    def run(self, kind: Kind) -> Summary:
+        """Does what is left, and says how far it came."""
+        config, run_dir = self.config, self.run_dir
+        self.heartbeat.doing("reading the input and the tokenizer")
+        if reads_stdin(config.data):
+            self.outside.supervisor.reading_stdin(run_dir.root.absolute())
+        known = Known.of(config, run_dir.root, kind, self.start.overwrite)
+        described = {
+            "config": config.model_dump(mode="json"),
+            "cwd": str(Path.cwd()),  # where relative paths start
+            "identity": known.identity(config),
+            "inputs": known.found.fingerprint(),
+        }
+        layout = Layout.of(described)
+        self.heartbeat.doing("looking up what is done")
+
+        def accepted() -> None:
+            nonlocal known
+            known = replace(known, found=take_in(known.found))
+
+        (run_dir.replace if self.start.overwrite else run_dir.bind)(described, self.start.adopt, accepted)
+        known.found.save(run_dir.root / SCAN_FILE)
+        recovered = run_dir.recover(layout, known.job.schema, self.start.retry_errors)
+        self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
+        writer = Writer(run_dir, known.job.schema, layout, recovered, config.output.fsync_seconds)
+        statistics = None
+        progress, complete, worked = Progress(), True, len(recovered.committed) < layout.shards
+        with self.outside.saving(lambda: self._save(writer)), closing(writer):
+            if layout.rows == 0:
+                log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
+            elif worked:
+                progress, complete = self._work(known, layout, writer, recovered)
+            self.heartbeat.doing("writing the last records")
+            if complete:
+                writer.finish()
+                self.heartbeat.doing("computing statistics")
+                statistics = self._write_statistics(known.job)
+        return self._summary(known, layout, writer, progress, worked, statistics)
+
+    def _save(self, writer: Writer) -> bool:
+        """Saves what is finished, in a thread of its own, as the process is about to end in the middle of a step."""
+        saved = self.desk is None or self.desk.flush()
+        if self.started:
+            self.run_dir.session_ended({"how": "stopped", "rows": writer.rows, "errors": writer.errors})
+        return saved
+
+    def _work(self, known: Known, layout: Layout, writer: Writer, recovered: Recovered) -> tuple[Progress, bool]:
+        """Runs the model over what is left; the engine's counts, and whether everything is done."""
+        config, found, job, other = self.config, known.found, known.job, known.reference
+        log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
+        if backend.device_name() == "cpu" and not backend.compiles():
+            log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
+        require_room(self.run_dir.results)  # a volume that stays full costs no model load
+        self.heartbeat.doing("loading the model")
+        setup, reference, about = fit(*self._models(known, job.wanted))
+        if halved := self.orders.halved:
+            setup, reference = _halved(setup, halved), reference and _halved(reference, halved)
+            log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", setup.limits.rows, setup.limits.tokens)
+        self.run_dir.session({**about, "halved": halved, "settings": free(config), "words": self.start.words})
+        self.started = True
+        engine = sampled(job.engine, setup, reference, config, known.checkpoint, self.run_dir, layout)
+        newest = engine.updates.newest_version if isinstance(engine, PolicyEngine) else lambda: 0
+        self.heartbeat.progress, engine.progress.flight = engine.progress, self.outside.supervisor.flight
+        groups = [] if setup.static else self.orders.first
+
+        def rows() -> Iterator[Row | BadRow]:
+            return read_rounds(found, config.data, layout, (shard for shard in range(layout.shards) if shard not in recovered.committed))
+
+        first = apart.picked(rows(), groups)
+        stopped = self.outside.stopped
+        desk = self.desk = Desk(
+            job,
+            rows(),
+            writer,
+            recovered,
+            layout,
+            row_check(setup, known.checkpoint.config, None if reference is None or other is None else (reference, other.config)),
+            stopped,
+            first=first,
+            fatal=self.orders.fatal,
+            fail_fast=config.on_error == "fail",
+            whole_shards=setup.static,
+            window_rows=layout.rows_per_shard if isinstance(engine, PolicyEngine) and engine.updates.live else WINDOW_ROWS,
+            newest=newest,
+        )
+
+        def counts() -> Counts:
+            version = engine.updates.policy.version if isinstance(engine, PolicyEngine) else None
+            return Counts(writer.rows, layout.total, writer.errors, version)
+
+        try:
+            with Watch(engine.progress, counts, self.run_dir.add_metrics, self.show):
+                self._feed(apart.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed), desk)
+        except BaseException as error:
+            if is_out_of_memory(error):
+                cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
+                raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
+            raise
+        self.outside.supervisor.flight(())
+        if setup.prefix_cache is not None:
+            log.info("batch.prefix_cache: %s", setup.prefix_cache.account)
+        return engine.progress, not stopped()
+
+    def _feed(self, outcomes: Iterator[Outcome], desk: Desk) -> None:
+        """Hands what the model has finished to the desk, until there is no more; what it has taken is written, come what may."""
+        try:
+            for outcome in outcomes:
+                if desk.full:
+                    self.heartbeat.doing("waiting for finished rows to be written")
+                desk.put(outcome)
+        except BaseException:
+            desk.abandon()
+            raise
+        finally:
+            self.heartbeat.doing("writing the last records")
+            desk.close()
+
+    def _models(self, known: Known, wanted: Wanted) -> tuple[Model, BatchConfig, Wanted, Model | None]:
+        """What ``fit`` takes, loaded: the model, and the reference beside it."""
+        model, *others = self.models.get(known.models(self.config), memory_for(self.config))
+        batch = self.config.batch
+        if batch.prefix_cache is not None and self.config.job != "generate":
+            log.warning("batch.prefix_cache: %s is not used, as only generate jobs keep prefixes", batch.prefix_cache)
+            batch = batch.model_copy(update={"prefix_cache": None})
+        return model, batch, wanted, others[0] if others else None
+
+    def _write_statistics(self, job: Job) -> pa.Table:
+        """Writes stats.arrow."""
+        table = job.statistics(self.run_dir.root)
+        with replacing(self.run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+        return table
+
+    def _summary(self, known: Known, layout: Layout, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
+        """Says how the run ended; ``statistics`` are there when it is complete."""
+        left_out = dropped(self.run_dir) if writer.errors and known.job.grouping is not None else 0
+        summary = Summary(
+            job=self.config.job,
+            output=self.run_dir.root,
+            rows=writer.rows,
+            of=layout.total,
+            records=writer.records,
+            errors=writer.errors - left_out,
+            dropped=left_out,
+            refused=refused(self.run_dir),
+            prompt_tokens=p.prompt,
+            prefilled_tokens=p.prefilled,
+            generated_tokens=p.generated,
+            scored_tokens=p.scored,
+            seconds=round(monotonic() - self.begin, 3),
+            padding_waste=round(1 - p.prefilled / p.padded, 4) if p.padded else 0.0,
+            peak_memory_bytes=peak_bytes(),
+            complete=statistics is not None,
+            worked=worked,
+            reasons=reasons(self.run_dir.root) if writer.errors > left_out else (),
+            closing="" if statistics is None else known.job.closing(statistics),
+        )
+        values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}
+        values["stats_sha256"] = None if statistics is None else file_sha256(self.run_dir.stats)
+        said = self.run_dir.stored_summary() or {}  # damaged, or of an earlier session if the last was killed at its end
+        if worked or any(said.get(name) != values[name] for name in ("complete", "rows", "records", "errors", "dropped", "stats_sha256")):
+            session = {name: values.pop(name) for name in SESSION_FIGURES}
+            values |= {"output": str(summary.output), "session": session}
+            self.run_dir.write_summary(values | {"statistics": None if statistics is None else figures(statistics)})
+        return summary

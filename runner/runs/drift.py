@@ -1,0 +1,226 @@
+"""What a run was started with against what it is continued with: each difference by its key, and which a user can vouch for.
+
+Works on plain JSON values; knows no config schema and no file format. Inputs may grow at their end, nothing else may change.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...configs.errors import ConfigError
+from ...configs.visible import visible
+
+COLUMN = "column "
+INPUTS = "data.path"
+
+_REFERENCE = "score.reference"  # null where there is none, else keys below it
+_MACHINE = ("device", "BLAS", "mlx", "mlx-lm")
+_DEQUANTIZED = ("model.dequantized", "score.reference.dequantized")
+_DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
+_SHOWN = 120
+_FIXED = {
+    "batch.rows_per_shard": "the parts that are there are cut by it; go back to what the run has",
+    "data.limit": "a run that covers more rows cannot be made shorter; go back to what the run has",
+    "rounds": "the rounds that are begun lie where the run's rows and rounds put them; go back to what the run has",
+}
+_FIXED_COLUMN = "the parts that are there have the columns they have; go back to the settings or the input that gave them"
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """One key in which a run has changed, and both values in words."""
+
+    key: str
+    text: str
+
+    def __str__(self) -> str:
+        return visible(f"{self.key}: {self.text}")  # columns' and files' names are others' words
+
+
+def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """A difference for each key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
+    now = json.loads(json.dumps(now))  # tuples are lists once stored
+    missing = object()
+    changed = [key for key in sorted(stored.keys() | now.keys()) if stored.get(key, missing) != now.get(key, missing)]
+    if _REFERENCE in changed and (stored.get(_REFERENCE, missing) is None or now.get(_REFERENCE, missing) is None):
+        # Its settings and fingerprints come and go with it.
+        found = [_difference(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
+        had, has = ("none", "one") if _REFERENCE in stored else ("one", "none")
+        return [*found, Difference(_REFERENCE, f"the run has {had}, the config now says {has}")]
+    return [_difference(stored, now, key) for key in changed]
+
+
+def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> Difference:
+    source = "the config now says"
+    if key.startswith(COLUMN):
+        source = "the input now gives"
+    elif key in _MACHINE:
+        source = "this machine now has"
+    elif key in _DEQUANTIZED:
+        source = "batch.memory on this machine now gives"
+    elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
+        source = "now it is"
+    return Difference(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}")
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "nothing"
+    if digest := _DIGEST.fullmatch(str(values[key])):
+        return f"sha256 {digest[1]}"
+    text = json.dumps(values[key], ensure_ascii=False)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def columns_of(schema: pa.Schema) -> dict[str, str]:
+    """The records' columns as part of a run's identity: name -> type, the input's columns one by one."""
+    columns: dict[str, str] = {}
+    for field in schema:
+        inner = list(field.type) if field.name == "input" and pa.types.is_struct(field.type) else []
+        columns |= {f"{COLUMN}input.{child.name}": _type(child) for child in inner} or {f"{COLUMN}{field.name}": _type(field)}
+    return columns
+
+
+def _type(field: pa.Field) -> str:
+    return f"{field.type} (JSON)" if b"json" in (field.metadata or {}) else str(field.type)
+
+
+def refusal(found: Sequence[Difference], adopted: Collection[str]) -> str:
+    """What is said of a run that may not go on: a line for each of the differences ``found`` that is not adopted, and the ways out.
+
+    Columns are left out where other differences say what changed them.
+    """
+    left = [difference for difference in found if difference.key not in adopted]
+    causes = [difference for difference in left if not difference.key.startswith(COLUMN)]
+    lines = [str(difference) for difference in causes or left]
+    if all(difference.key.startswith(COLUMN) for difference in found):
+        lines.append("(rows that were added may not change the columns: a new run takes any, or names in data.keep those that it wants)")
+    elif not causes:
+        lines.append(f"(columns cannot be adopted: {_FIXED_COLUMN})")
+    ways = "Go back to what the run has, choose another --output, or start over with --overwrite (this removes the run's results)"
+    if all(_why_fixed(difference.key) is None for difference in left):
+        keys = " ".join(f"--adopt {key}" for key in dict.fromkeys(difference.key for difference in causes))
+        ways += f"; where you vouch that the finished rows hold all the same, {keys} goes on"
+    return "this run was started with something else:\n" + "".join(f"  {line}\n" for line in lines) + ways + "."
+
+
+def require_adoptable(keys: Collection[str], known: Collection[str]) -> None:
+    """Raises ConfigError for one of ``keys`` that no run can adopt, or that is not among the ``known`` ones of this run's identity."""
+    valid = sorted({key for key in known if _why_fixed(key) is None} | {INPUTS})
+    for key in keys:
+        if reason := _why_fixed(key):
+            raise ConfigError(f"--adopt {key}: cannot be adopted: {reason}")
+        if key not in valid:
+            near = get_close_matches(key, valid, n=3)
+            fix = f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(valid)}"
+            raise ConfigError(f"--adopt {key}: is no key of this run's identity; {fix}")
+
+
+def values_at(key: str, run: dict[str, Any]) -> dict[str, Any]:
+    """What ``run`` (``{"identity", "inputs"}``) has at a difference's key, and below it."""
+    if key == INPUTS:
+        return {INPUTS: run["inputs"]}
+    return {name: value for name, value in run["identity"].items() if f"{name}.".startswith(f"{key}.")}
+
+
+def _why_fixed(key: str) -> str | None:
+    return _FIXED_COLUMN if key.startswith(COLUMN) else _FIXED.get(key)
+
+
+def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """Each way in which the inputs changed other than by growing at their end; none when they are equal or extended.
+
+    Both are ``{"limit": int | None, "sources": [{"path", "format", "codec", "bytes", "sha256", "rows", "appendable"}]}``: the
+    sources that have rows before the limit, in reading order; ``sha256`` over their ``bytes`` as they lie on disk; ``appendable``
+    marks uncompressed formats of one row a line. Content counts and how it is read, not its path. The last old source may have
+    grown if its old content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file again.
+    Raises OSError where it cannot be read.
+    """
+    had, has = covered_rows(stored), covered_rows(now)
+    if has < had and has == now["limit"]:  # what lies behind the limit is not listed: it would look changed
+        return [Difference("data.limit", f"the run covers {had} rows, the config now says {has}")]
+    return list(_changed_sources(stored["sources"], now["sources"]))
+
+
+def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+    """Each way in which a run's rounds changed other than by growing in number, or its rows where there are several rounds.
+
+    Both are what run.json says. Only one round can take more rows: behind those of it lie the rows of the next.
+    """
+    had, has = rounds_of(stored), rounds_of(now)
+    if has < had:
+        return [Difference("rounds", f"the run covers {had} rounds, the config now says {has}")]
+    old, new = covered_rows(stored["inputs"]), covered_rows(now["inputs"])
+    if had > 1 and old != new:
+        cure = f"; a run of several rounds cannot grow: set data.limit to {old}, or start a new run" if new > old else ""
+        return [Difference("rounds", f"the run has {had} rounds of {old} rows, the input now gives {new}{cure}")]
+    return []
+
+
+def rounds_of(run: dict[str, Any]) -> int:
+    """How many passes over its input a run makes, by its run.json."""
+    return int(run["config"].get("rounds", 1))
+
+
+def total_rows(run: dict[str, Any]) -> int:
+    """How many rows a run has in all its rounds, by its run.json."""
+    return covered_rows(run["inputs"]) * rounds_of(run)
+
+
+def covered_rows(inputs: dict[str, Any]) -> int:
+    """How many rows the inputs give under their limit."""
+    rows = sum(source["rows"] for source in inputs["sources"])
+    return rows if inputs["limit"] is None else min(rows, inputs["limit"])
+
+
+def inputs_content(inputs: dict[str, Any]) -> list[Any]:
+    """What of the inputs counts: JSON values that are equal for equal content at other paths."""
+    return [inputs["limit"], *(_content(source) for source in inputs["sources"])]
+
+
+def _content(source: dict[str, Any]) -> list[Any]:
+    return [source["sha256"], source["bytes"], source["format"], source["codec"]]
+
+
+def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[Difference]:
+    for number, old in enumerate(stored, start=1):
+        if number > len(now):
+            yield Difference(INPUTS, f"source {number}, {old['path']}, is gone")
+            continue
+        new = now[number - 1]
+        if _content(old) == _content(new):
+            continue
+        if number < len(stored):
+            yield Difference(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}")
+        elif not _grown(old, new):
+            yield Difference(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
+
+
+def _source(source: dict[str, Any]) -> str:
+    kind = source["format"] if source["codec"] is None else f"{source['format']} in {source['codec']}"
+    return f"{source['path']} ({kind}, {source['rows']} rows, {source['bytes']} bytes, sha256 {source['sha256'][:12]})"
+
+
+def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether ``new`` is ``old`` with whole lines appended, by the bytes themselves."""
+    if old["format"] != new["format"] or not (
+        old["appendable"] and new["appendable"] and new["bytes"] > old["bytes"] and new["rows"] >= old["rows"]
+    ):
+        return False
+    digest, left, last = hashlib.sha256(), old["bytes"], b"\n"
+    with Path(new["path"]).open("rb") as file:
+        while left and (piece := file.read(min(left, 1 << 20))):
+            digest.update(piece)
+            left, last = left - len(piece), piece[-1:]
+        following = file.read(1)
+    if left or digest.hexdigest() != old["sha256"]:
+        return False
+    # Text glued to an unfinished last line would change a row that may be done.
+    return last == b"\n" or following in (b"\n", b"\r")

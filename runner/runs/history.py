@@ -1,0 +1,124 @@
+"""A run's history by its sessions.jsonl and metrics.jsonl: when it was started and how each start ended, its speed, its tokens.
+
+Reads whole lines only, also while a process writes them. Knows no results.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from ..files.atomic import read_lines
+from ..store.paths import RunPaths
+
+_RECENT = 20  # lines, ten minutes: what the time that is left is judged by
+TOKENS = ("prompt_tokens", "generated_tokens", "scored_tokens")
+
+
+@dataclass(slots=True, frozen=True)
+class Point:
+    """One line of metrics.jsonl. rows and errors are the run's, tokens the session's, tokens_per_second the interval's."""
+
+    time: datetime
+    rows: int
+    errors: int
+    tokens: dict[str, int]
+    tokens_per_second: float
+
+
+@dataclass(slots=True)
+class Session:
+    """One start. ended: when, None where the process died or is at work; how: complete, stopped, or the error's class.
+
+    words: of its command line behind ``mlx-bulk``, none where nobody noted them. rows, errors: the run's at the end.
+    """
+
+    started: datetime
+    pid: int
+    words: tuple[str, ...] = ()
+    ended: datetime | None = None
+    how: str = ""
+    message: str = ""
+    rows: int | None = None
+    errors: int | None = None
+    points: list[Point] = field(default_factory=list[Point])
+
+    @property
+    def seconds(self) -> float:
+        """From the moment the model was loaded to the last line of metrics."""
+        return (self.points[-1].time - self.started).total_seconds() if self.points else 0.0
+
+
+@dataclass(slots=True, frozen=True)
+class History:
+    """All sessions of a run, in order."""
+
+    sessions: list[Session]
+
+    @property
+    def points(self) -> list[Point]:
+        """All lines of metrics, in order."""
+        return [point for session in self.sessions for point in session.points]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens of all sessions together, by kind; what was done twice counts twice."""
+        last = [session.points[-1].tokens for session in self.sessions if session.points]
+        return {name: sum(tokens[name] for tokens in last) for name in TOKENS}
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of work in all sessions together."""
+        return sum(session.seconds for session in self.sessions)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The mean over all intervals, by their lengths; None before the first."""
+        weighted: list[tuple[float, float]] = []
+        for session in self.sessions:
+            times = [session.started, *(point.time for point in session.points)]
+            lengths = [(after - before).total_seconds() for before, after in pairwise(times)]
+            weighted += zip(lengths, (point.tokens_per_second for point in session.points), strict=True)
+        if not weighted:
+            return None
+        whole = sum(length for length, _ in weighted)
+        # Times are in whole seconds: a run that is shorter has intervals of none.
+        return sum(length * rate for length, rate in weighted) / whole if whole else sum(rate for _, rate in weighted) / len(weighted)
+
+    @property
+    def rows_per_second(self) -> float | None:
+        """Over the last ten minutes of the last session; None where no row was resolved in it."""
+        if not self.sessions or not self.sessions[-1].points:
+            return None
+        session = self.sessions[-1]
+        before = next((point.rows for other in reversed(self.sessions[:-1]) for point in reversed(other.points)), 0)
+        marks = [(session.started, before), *((point.time, point.rows) for point in session.points)][-_RECENT - 1 :]
+        rows, seconds = marks[-1][1] - marks[0][1], (marks[-1][0] - marks[0][0]).total_seconds()
+        return rows / seconds if rows > 0 and seconds > 0 else None
+
+
+def history(paths: RunPaths) -> History:
+    """The history of the run directory; lines that are damaged are left out."""
+    sessions: list[Session] = []
+    for line in read_lines(paths.sessions):
+        if line["event"] == "start":
+            sessions.append(Session(datetime.fromisoformat(line["time"]), line["pid"], tuple(line.get("words", ()))))
+        elif line["event"] == "end" and sessions:
+            _end(sessions[-1], line)
+    starts = [session.started for session in sessions]
+    for line in read_lines(paths.metrics):
+        point = _point(line)
+        if at := bisect_right(starts, point.time):
+            sessions[at - 1].points.append(point)
+    return History(sessions)
+
+
+def _end(session: Session, line: dict[str, Any]) -> None:
+    session.ended, session.how = datetime.fromisoformat(line["time"]), line["how"]
+    session.message, session.rows, session.errors = line.get("message", ""), line.get("rows"), line.get("errors")
+
+
+def _point(line: dict[str, Any]) -> Point:
+    tokens = {name: line[name] for name in TOKENS}
+    return Point(datetime.fromisoformat(line["time"]), line["rows"], line["errors"], tokens, line["tokens_per_second"])

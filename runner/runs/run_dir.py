@@ -1,0 +1,289 @@
+"""The run directory: who may use it, what run it belongs to, and its small files.
+
+Opens it under a lock, binds it to one identity for good, and refuses what is not its own. Knows nothing of how rows are
+done, and never removes a file that it cannot name as the project's.
+"""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from ..core.errors import DriftError, RunDirError
+from ..core.shard_layout import Layout
+from ..data.sources import SPOOL_NAMES, WAITING
+from ..files.atomic import append_line, atomic_write, fsync_folder, make_folder, read_lines, room_on, salvage_lines
+from ..files.checked_json import digest, read_document, write_document
+from ..files.folder_lock import lock, now, refuse_strangers, unlock
+from ..store.commit_log import read_commits
+from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
+from ..store.recovery import Recovered, recover, require_covered
+from .drift import (
+    INPUTS,
+    Difference,
+    covered_rows,
+    identity_drift,
+    inputs_content,
+    inputs_drift,
+    refusal,
+    require_adoptable,
+    rounds_drift,
+    rounds_of,
+    values_at,
+)
+
+log = logging.getLogger("mlx_bulk")
+
+SCHEMA_VERSION = 2
+
+MARK = "mlx-bulk run"
+
+
+@dataclass(slots=True, frozen=True)
+class Start:
+    """How a run is to be started, beside its config.
+
+    overwrite: the run that is there is removed, once all is known of the new one. retry_errors: rows in quarantine are done again.
+    adopt: keys of the identity, or ``data.path``, that may have changed: the user vouches that the finished rows hold under the new
+    value too. words: of the command line behind ``mlx-bulk``, which are noted for who wants to continue the run.
+    """
+
+    overwrite: bool = False
+    retry_errors: bool = False
+    adopt: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class RunDir(RunPaths):
+    """An open run directory; a context manager that holds its lock.
+
+    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until it is bound; rounds: passes over them.
+    """
+
+    descriptor: int
+    identity: str = ""
+    input_content: str = ""
+    rounds: int = 1
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """Creates or continues the run directory ``path``.
+
+        Raises RunDirError where another process has it open, where the folder holds something that is not a run (which is
+        left as it is), or where it cannot be made.
+        """
+        try:
+            with room_on(path):
+                refuse_strangers(path, MARK, known=_read_run(path / "run.json") is not None, begins_with=OWN_FOLDERS)
+                make_folder(path)
+                run = cls(path, lock(path, MARK))
+                try:
+                    run._prepare()
+                except BaseException:
+                    run.close()
+                    raise
+        except FileExistsError as error:
+            raise RunDirError(f"{error.filename}: is a file; expected a folder for the run. Choose another --output.") from error
+        except OSError as error:
+            raise RunDirError(f"{path}: cannot be used as an output folder ({error}). Choose another --output.") from error
+        return run
+
+    def _prepare(self) -> None:
+        for folder in (self.root, self.results, self.errors, self.journal):
+            folder.mkdir(exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        fsync_folder(self.root)
+        for lines in (self.sessions, self.metrics, self.policy_events):
+            salvage_lines(lines)
+
+    def close(self) -> None:
+        """Gives the lock back."""
+        unlock(self.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
+        """Writes ``run`` to run.json where nothing is finished yet; else holds it against what is stored.
+
+        ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal; ``run["inputs"]`` (see
+        ``drift.inputs_drift``) equal or an extension, which is then stored. The rest is not compared. For keys in ``adopt`` the
+        user vouches: that what is finished under the old value may stand beside what the new one gives, and for ``data.path``
+        that the finished rows are the rows that now stand in their places. The new values are stored and noted. ``accepted`` is
+        called when nothing speaks against the start, before run.json says so.
+
+        Raises DriftError with a line a difference, or where rows are finished that the input does not have any more, ConfigError for
+        keys that cannot be adopted, and RunDirError where run.json is missing beside finished work, of another version, or damaged and
+        not to be rebuilt. Then nothing has changed.
+        """
+        self.identity, self.input_content = digest(run["identity"]), digest(inputs_content(run["inputs"]))
+        self.rounds = rounds_of(run)
+        parts = (file for folder in (self.results, self.errors) for file in folder.iterdir() if part_of(file.name))
+        finished = self.commits.exists() or any(self.journal.iterdir()) or any(parts)
+        stored = self._stored(run, finished)
+        require_adoptable(adopt, run["identity"].keys() | (stored["identity"].keys() if stored else ()))
+        if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
+            accepted()
+            self._remove_policies()  # of which nothing was recorded: they may be another training's
+            self._store(run)
+            return
+        found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
+        found += rounds_drift(stored, run)
+        if any(difference.key not in adopt for difference in found):
+            raise DriftError(f"{self.root}: {refusal(found, adopt)}")
+        if (rows := covered_rows(run["inputs"])) < covered_rows(stored["inputs"]):
+            require_covered(self, Layout(rows, run["identity"]["batch.rows_per_shard"]))
+        accepted()
+        self._note_changes(stored, run, found)
+        if any(stored.get(name) != run.get(name) for name in ("identity", "inputs", "cwd")) or rounds_of(stored) != rounds_of(run):
+            self._store(run)
+
+    def replace(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
+        """The same for a run that takes the place of the one that is there, whose files are removed.
+
+        Rows that wait to be taken in (see ``sources.keep``) are the new run's. Raises ConfigError before anything is removed.
+        """
+        require_adoptable(adopt, run["identity"].keys())
+        self._say_what_goes()
+        self.doom()
+        self._remove_run()
+        self.bind(run, adopt, accepted)
+
+    def doom(self) -> None:
+        """Notes for good that the run which lies here is to be removed: whoever starts here next, and however, ``replace``s it."""
+        atomic_write(self.doomed, b"")
+
+    def recover(self, layout: Layout, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
+        """What is already done of a run of this ``layout``; see ``recovery.recover``. Call it after ``bind``."""
+        return recover(self, self.identity, layout, schema, retry_errors)
+
+    def session(self, info: dict[str, Any]) -> None:
+        """Notes a start in sessions.jsonl: versions, host, device, free settings."""
+        self._note("start", {"pid": os.getpid(), **info})
+
+    def session_ended(self, info: dict[str, Any]) -> None:
+        """Notes how the session that started last has ended."""
+        append_line(self.sessions, {"event": "end", "time": now(), "pid": os.getpid(), **info})
+
+    def add_metrics(self, values: dict[str, Any]) -> None:
+        """Appends one interval's line to metrics.jsonl."""
+        append_line(self.metrics, {"time": now(), **values})
+
+    def write_summary(self, values: dict[str, Any]) -> None:
+        """Writes summary.json: what the last line of the run said."""
+        write_document(self.summary, values)
+
+    def stored_summary(self) -> dict[str, Any] | None:
+        """What summary.json says; None where it is missing or damaged."""
+        try:
+            return read_document(self.summary)
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _note(self, event: str, info: dict[str, Any]) -> None:
+        """A line in sessions.jsonl that also says what the run is from here on: run.json can be rebuilt by it."""
+        says = {"identity": self.identity, "inputs": self.input_content, "rounds": self.rounds}
+        append_line(self.sessions, {"event": event, "time": now(), **says, **info})
+
+    def _note_changes(self, stored: dict[str, Any], run: dict[str, Any], adopted: list[Difference]) -> None:
+        """Says and notes what changes with this start, before run.json does."""
+        for key in dict.fromkeys(difference.key for difference in adopted):
+            log.warning("%s: adopted: %s", self.root, "; ".join(str(difference) for difference in adopted if difference.key == key))
+            self._note("adopted", {"key": key, "old": values_at(key, stored), "new": values_at(key, run)})
+        had, has = covered_rows(stored["inputs"]), covered_rows(run["inputs"])
+        if has > had:
+            log.info("%s: the input gave %d rows and gives %d now; the run is extended", self.root, had, has)
+        if rounds_of(run) > rounds_of(stored):
+            log.info("%s: the run had %d rounds and has %d now; it is extended", self.root, rounds_of(stored), rounds_of(run))
+            self._note("extended", {"old_rounds": rounds_of(stored), "new_rounds": rounds_of(run)})
+        if inputs_content(stored["inputs"]) != inputs_content(run["inputs"]) and all(difference.key != INPUTS for difference in adopted):
+            self._note("extended", {"old_rows": had, "new_rows": has})
+
+    def _store(self, run: dict[str, Any]) -> None:
+        write_document(self.run, {"schema_version": SCHEMA_VERSION, **run})
+
+    def _stored(self, run: dict[str, Any], finished: bool) -> dict[str, Any] | None:
+        """What run.json says; None where there is nothing to be said. ``run`` takes its place where it is damaged and was the same."""
+        if not self.run.exists():
+            if finished:
+                raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
+            return None
+        try:
+            stored = read_document(self.run)
+        except ValueError:
+            stored = _read_run(self.run)
+            if stored is None or "check" in stored or stored["schema_version"] == SCHEMA_VERSION:
+                return self._rebuilt(run) if finished else None
+        if stored["schema_version"] != SCHEMA_VERSION:
+            raise RunDirError(
+                f"{self.run}: has schema version {stored['schema_version']}, this mlx-bulk reads {SCHEMA_VERSION}. "
+                "Continue with the version that started the run (see sessions.jsonl), or choose another --output."
+            )
+        return stored
+
+    def _rebuilt(self, run: dict[str, Any]) -> dict[str, Any]:
+        """Writes ``run`` in place of a damaged run.json, if the last start noted the same identity and the same input."""
+        noted = [(line["identity"], line["inputs"], line.get("rounds", 1)) for line in read_lines(self.sessions) if "inputs" in line]
+        if noted[-1:] != [(self.identity, self.input_content, self.rounds)]:
+            found = "this config, model or input is not what the run had" if noted else "nothing there says what run this is"
+            raise RunDirError(
+                f"{self.run}: is damaged, and by sessions.jsonl {found}. Restore the file, run the command that the run was last "
+                "started with, or start over with --overwrite (this removes the run's results)."
+            )
+        log.warning("%s: was damaged; it is rebuilt, as sessions.jsonl shows that this is the same run", self.run)
+        self._store(run)
+        return read_document(self.run)
+
+    def _say_what_goes(self) -> None:
+        """Says what is lost where the run that is removed is not complete."""
+        commits, journals = read_commits(self), sum(OWN_JOURNALS.fullmatch(file.name) is not None for file in self.journal.iterdir())
+        if commits.closing is None and (commits.commits or journals):
+            rows = sum(commit.rows for commit in commits.commits.values())
+            said = "%s: --overwrite removes a run that is not complete, with %d committed rows and %d open shards"
+            log.info(said, self.root, rows, journals)
+
+    def _remove_run(self) -> None:
+        """Removes the run's files. run.json goes last, then the note that all of them are to go: cut short, the next start goes on."""
+        self.commits.unlink(missing_ok=True)
+        for folder, own in ((self.journal, OWN_JOURNALS), (self.results, OWN_PARTS), (self.errors, OWN_PARTS)):
+            for file in folder.iterdir() if folder.is_dir() else ():
+                if own.fullmatch(file.name):
+                    file.unlink()
+        self._remove_policies()
+        beside = [name for own in (*OWN_FILES, self.run.name, self.commits.name) for name in (f".{own}.tmp", f"{own}.damaged")]
+        spooled = [name for own in SPOOL_NAMES.values() for name in (own, f".{own}.tmp", f".{own}{WAITING}.tmp")]
+        drawn = self.root.glob(f".{self.report.name}.*.tmp")  # by processes that were killed
+        for file in [*(self.root / name for name in (*OWN_FILES, *beside, *spooled)), *drawn]:
+            if file.is_file():
+                file.unlink()
+        fsync_folder(self.root)
+        self.run.unlink(missing_ok=True)
+        fsync_folder(self.root)
+        self.doomed.unlink(missing_ok=True)
+
+    def _remove_policies(self) -> None:
+        for kept in self.policies.iterdir() if self.policies.is_dir() else ():
+            if OWN_POLICIES.fullmatch(kept.name):
+                shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+
+
+def _read_run(path: Path) -> dict[str, Any] | None:
+    """What run.json seems to say, its checksum aside; None where it is not one of ours."""
+    try:
+        run = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return run if isinstance(run, dict) and {"schema_version", "identity", "inputs"} <= run.keys() else None

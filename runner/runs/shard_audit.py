@@ -1,0 +1,104 @@
+"""One committed shard, read and counted anew: are its files those of its commit, and is each of its rows there once, in order.
+
+Bytes are checked before Arrow parses them. Memory is some bytes a record of the shard. Knows no input and no job kinds.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ..files.atomic import sha256
+from ..store.commit_log import Commit
+from ..store.part_file import read_part
+from ..store.paths import RunPaths
+from ..store.row_order import Ints, positions
+
+
+class DamageError(Exception):
+    """A part is not what its commit says; the message is what is wrong with it, ``part`` the file."""
+
+    def __init__(self, part: Path, message: str) -> None:
+        super().__init__(message)
+        self.part = part
+
+
+@dataclass(slots=True)
+class ShardCount:
+    """What a shard's files hold: records, and failures by (stage, class)."""
+
+    records: int = 0
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    files: int = 0
+    bytes: int = 0
+
+
+def count_shard(paths: RunPaths, commit: Commit, start: int, samples: int | None) -> ShardCount:
+    """Counts the shard of ``commit``, whose rows begin at ``start`` and have ``samples`` each (None: it differs).
+
+    Raises DamageError where it is not what it must be, OSError where a part cannot be read.
+    """
+    count, places = ShardCount(), np.zeros(0, np.int64)
+    for part, file in commit.files(paths):
+        try:
+            whole = sha256(part) == file.sha256
+            batches = list(read_part(part)) if whole else []
+        except FileNotFoundError as error:
+            raise DamageError(part, "is missing") from error
+        if not whole:
+            raise DamageError(part, "is damaged: its sha256 is not the one committed")
+        found = _places(part, batches, start)
+        if part.parent == paths.results:
+            _require_number(part, "records", len(found), commit.records)
+        else:
+            _require_number(part, "errors", len(found), commit.errors)
+            count.errors = _kinds(batches)
+        places = np.concatenate([places, found])
+        count.files += 1
+        count.bytes += file.bytes
+    count.records = commit.records
+    _require_each_once(next(commit.files(paths))[0], np.sort(places), range(start, start + commit.rows), samples)
+    return count
+
+
+def _kinds(batches: Sequence[pa.RecordBatch]) -> Counter[tuple[str, str]]:
+    kinds = Counter[tuple[str, str]]()
+    for batch in batches:
+        kinds.update(zip(batch.column("stage").to_pylist(), batch.column("error").to_pylist(), strict=True))
+    return kinds
+
+
+def _require_number(part: Path, what: str, found: int, committed: int) -> None:
+    if found != committed:
+        raise DamageError(part, f"holds {found} {what}, its commit says {committed}")
+
+
+def _places(part: Path, batches: Sequence[pa.RecordBatch], start: int) -> Ints:
+    """Of each record, row - start << 32 | sample + 1; a row that failed as a whole has sample -1.
+
+    Raises DamageError where they do not ascend.
+    """
+    rows, samples = positions(batches)
+    places = (rows - start) << 32 | (samples + 1)
+    if (np.diff(places) <= 0).any():
+        raise DamageError(part, "has rows that are not in order, or there twice")
+    return places
+
+
+def _require_each_once(part: Path, places: Ints, rows: range, samples: int | None) -> None:
+    """``places`` of results and errors together, ascending: each row has failed as a whole, or has its samples from 0 on, once."""
+    row, number = places >> 32, places & 0xFFFFFFFF
+    if ((row < 0) | (row >= len(rows))).any():
+        raise DamageError(part, "holds rows of another shard")
+    if twice := np.count_nonzero(np.diff(places) == 0):
+        raise DamageError(part, f"holds {twice} record{'' if twice == 1 else 's'} that stand in errors/ too")
+    found, highest, failed = np.bincount(row, minlength=len(rows)), np.full(len(rows), -1), np.zeros(len(rows), np.bool_)
+    highest[row] = number  # of a row's, the last one stays
+    failed[row[number == 0]] = True
+    by_samples = (highest == found) & (found == (found if samples is None else samples))
+    if open_rows := np.flatnonzero(~np.where(failed, found == 1, by_samples & (found > 0))).tolist():
+        lacking = f"lacks {len(open_rows)} row{'' if len(open_rows) == 1 else 's'}"
+        raise DamageError(part, f"{lacking}, or samples of them; the first is row {rows.start + open_rows[0]}")

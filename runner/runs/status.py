@@ -1,0 +1,225 @@
+"""``mlx-bulk status``: what is done of a run, whether it is at work, how fast, and why rows failed; also while it runs.
+
+Takes no lock, reads no more of the results than their count, and changes nothing. How it reads on a terminal is
+``status_text.py``'s.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from ...jobs.terminal.tables import counted
+from ..core.errors import RunDirError
+from ..files.atomic import damaged_lines
+from ..files.folder_lock import Holder, holder
+from ..store import journal
+from ..store.commit_log import CommitLog, read_commits
+from ..store.part_file import DROP, read_errors
+from ..store.paths import RunPaths
+from .drift import total_rows
+from .history import History, Session, history
+from .refused import refused
+from .run_files import stored_run, stored_statistics
+
+State = Literal["running", "starting", "complete", "stopped", "failed", "killed", "not begun"]
+
+_READ = 200_000  # failures that are told apart: a second or two
+_KINDS = 1_000
+_JOURNAL_BYTES = 256 << 20
+_COLUMNS = ["row", "key", "stage", "error", "message"]
+
+
+@dataclass(slots=True)
+class ErrorKind:
+    """Failures of one stage and class: how many, and the first of them."""
+
+    stage: str
+    error: str
+    count: int
+    row: int
+    key: str | None
+    message: str
+
+
+@dataclass(slots=True)
+class Status:
+    """A run as it stands. config: the job's settings as run.json has them, cwd: where it was started; None where that is damaged.
+
+    rows: resolved ones, of ``of`` (None where run.json is damaged), committed ones among them; records, errors: likewise, those
+    that are not committed yet counted in with the errors. refused: policies that could not be loaded. seconds_left: by the speed
+    of the last ten minutes. alive: the last sign of life. statistics: stats.arrow of a complete run. notes: files that are damaged,
+    and a retry that is not finished.
+    """
+
+    run: Path
+    state: State
+    holder: Holder | None
+    config: dict[str, Any] | None
+    cwd: str | None
+    rows: int
+    of: int | None
+    committed: int
+    records: int
+    errors: int
+    kinds: list[ErrorKind]
+    refused: int
+    history: History
+    alive: datetime | None
+    seconds_left: float | None
+    statistics: pa.Table | None = None
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def dropped(self) -> int:
+        """Groups among the errors that were left out on purpose, as far as ``kinds`` tells them apart."""
+        return min(self.errors, sum(kind.count for kind in self.kinds if kind.stage == DROP))
+
+    @property
+    def last(self) -> Session | None:
+        """The last start."""
+        return self.history.sessions[-1] if self.history.sessions else None
+
+
+def status(run: Path) -> Status:
+    """How the run directory ``run`` stands. Raises RunDirError where it is none."""
+    paths, notes = RunPaths(run), list[str]()
+    working, log, past = holder(run), read_commits(paths), history(paths)
+    stored = _stored(paths, working is not None, notes)
+    for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
+        if damaged := damaged_lines(path):
+            notes.append(
+                f"{path.name}: left out here, as they are damaged: {counted(len(damaged), 'line')}; the next start sets them aside"
+            )
+    if paths.doomed.exists():
+        notes.append("what lies here is an older run, which --overwrite is to remove; the next start does that")
+    if log.retries:
+        notes.append(
+            f"the errors of {counted(len(log.retries), 'shard')} are to be done again, as --retry-errors asked; any start does that"
+        )
+    of = None if stored is None else total_rows(stored)
+    state = _state(working, log, of, past)
+    rows, errors = _resolved(state, log, past)
+    return Status(
+        run,
+        state,
+        working,
+        None if stored is None else stored["config"],
+        None if stored is None else stored["cwd"],
+        rows,
+        of,
+        sum(commit.rows for commit in log.commits.values()),
+        sum(commit.records for commit in log.commits.values()),
+        errors,
+        _kinds(paths, log, notes),
+        refused(paths),
+        past,
+        _alive(paths, past),
+        _seconds_left(state, None if of is None else of - rows, past),
+        stored_statistics(run) if state == "complete" else None,
+        notes,
+    )
+
+
+def _stored(paths: RunPaths, working: bool, notes: list[str]) -> dict[str, Any] | None:
+    """What run.json says; None, with a note, where it is damaged, or not written yet by a run that reads its input."""
+    try:
+        return stored_run(paths.root)
+    except RunDirError:
+        if paths.run.is_file() and (paths.commits.exists() or paths.sessions.exists()):
+            notes.append("run.json: is damaged, so how many rows the run has is not known; the next start rebuilds it")
+        elif paths.run.exists() or not paths.journal.is_dir():
+            raise
+        elif not working:
+            notes.append("run.json is not there: each start was refused, or broken off, before its first row")
+        return None
+
+
+def _state(working: Holder | None, log: CommitLog, of: int | None, past: History) -> State:
+    last = past.sessions[-1] if past.sessions else None
+    if working is not None:
+        begun = last is not None and (working.pid is None or (last.pid == working.pid and last.ended is None))
+        return "running" if begun else "starting"
+    if log.closing is not None if of is None else log.is_complete(of):
+        return "complete"
+    if last is None:
+        return "killed" if log.commits else "not begun"
+    if last.ended is None:
+        return "killed"
+    return "stopped" if last.how in ("complete", "stopped", "KeyboardInterrupt") else "failed"
+
+
+def _resolved(state: State, log: CommitLog, past: History) -> tuple[int, int]:
+    """Rows and errors, those in journals too: by the latest that the run has said of itself."""
+    committed = sum(commit.rows for commit in log.commits.values()), sum(commit.errors for commit in log.commits.values())
+    if state == "complete" or not past.sessions:
+        return committed
+    said = [figures for session in past.sessions if (figures := _said(session)) is not None]
+    if not said:
+        return committed
+    # A process that died may have committed more than its last line of metrics says.
+    rows, errors = said[-1]
+    return (rows, errors) if state in ("running", "stopped") else (max(rows, committed[0]), max(errors, committed[1]))
+
+
+def _said(session: Session) -> tuple[int, int] | None:
+    """The run's rows and errors by the last that a session has said of them; None where it has not come to that."""
+    if session.rows is not None and session.errors is not None:
+        return session.rows, session.errors
+    return (session.points[-1].rows, session.points[-1].errors) if session.points else None
+
+
+def _kinds(paths: RunPaths, log: CommitLog, notes: list[str]) -> list[ErrorKind]:
+    """The failures by stage and class, the most frequent first; of the first 200,000 where there are more."""
+    kinds: dict[tuple[str, str], ErrorKind] = {}
+    seen = 0
+    try:
+        for batch in chain(read_errors(paths.root, _COLUMNS), _journaled(paths, log, notes)):
+            for row, key, stage, error, message in zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True):
+                if (kind := kinds.get((stage, error))) is not None:
+                    kind.count += 1
+                elif len(kinds) < _KINDS:
+                    kinds[stage, error] = ErrorKind(stage, error, 1, row, key, message)
+            if (seen := seen + batch.num_rows) >= _READ:
+                notes.append(f"errors: told apart by the first {seen:,}; errors/ has them all")
+                break
+    except RunDirError as error:
+        notes.append(str(error))
+    return sorted(kinds.values(), key=lambda kind: (-kind.count, kind.row))
+
+
+def _journaled(paths: RunPaths, log: CommitLog, notes: list[str]) -> Iterator[pa.RecordBatch]:
+    """The failures in the journals of open shards, which hold results too and are read whole: only where they are small."""
+    room = _JOURNAL_BYTES
+    for path in sorted(file for file in paths.journal.glob("*") if file.name.isdigit()):
+        with suppress(FileNotFoundError):  # committed in this moment
+            if (room := room - path.stat().st_size) < 0:
+                notes.append("errors: those of shards that are not committed yet are not told apart, as their journals are large")
+                return
+            found, _ = journal.peek(path)
+            if found is not None and found.header.generation > log.generations.get(found.header.shard, 0):
+                yield from found.errors
+
+
+def _alive(paths: RunPaths, past: History) -> datetime | None:
+    """When the run last said or wrote something."""
+    written: list[datetime] = []
+    for file in (paths.commits, *paths.journal.glob("*")):
+        with suppress(FileNotFoundError):  # not yet, or committed in this moment
+            written.append(datetime.fromtimestamp(file.stat().st_mtime, UTC))
+    said = [time for session in past.sessions for time in (session.started, session.ended) if time is not None]
+    return max([*written, *said, *(point.time for point in past.points[-1:])], default=None)
+
+
+def _seconds_left(state: State, rows: int | None, past: History) -> float | None:
+    if state == "complete" or rows is None or (speed := past.rows_per_second) is None:
+        return None
+    seconds = rows / speed
+    if state == "running":  # some of it has gone by since the last line
+        seconds -= (datetime.now(UTC) - past.points[-1].time) / timedelta(seconds=1)
+    return max(0.0, seconds)

@@ -1,0 +1,4 @@
+"""Which rows go together, and when: pure and deterministic. Calls no model.
+
+Public: none.
+"""

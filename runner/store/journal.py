@@ -1,0 +1,150 @@
+"""The journal of an open shard: frames of finished rows, each checked before Arrow sees a byte of it.
+
+A frame is a header of 32 bytes and a payload, whose length is a multiple of 8: what is read stays aligned in the file's memory
+map. The first frame ("H", JSON) says what the journal is to become; those behind it are Arrow IPC streams. Knows frames only;
+what rows mean, and when a journal may go, is the writer's.
+
+    | "mlxbulk" | kind | length of the payload | blake2b-16 of kind, length, payload | payload
+         7          1        8, little endian              16                          length
+"""
+
+import hashlib
+import json
+import logging
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..files.atomic import append_bytes, replacing, sync_file
+
+log = logging.getLogger("mlx_bulk")
+
+RESULTS, ERRORS = b"R", b"E"
+
+_HEADER_KIND = b"H"
+_MAGIC = b"mlxbulk"
+_FRAME_HEADER = struct.Struct("<7scQ16s")
+
+
+@dataclass(slots=True, frozen=True)
+class Header:
+    """What a journal is to become: a generation of a shard's parts, made of its own rows and of those of ``base``.
+
+    base: the committed generation that it continues, None for a shard that is new. retry: the number of the retry that its
+    shard was last part of, 0 for none: base's errors are then not taken over, and errors of its own are newer than it.
+    """
+
+    shard: int
+    generation: int
+    base: int | None = None
+    retry: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Journal:
+    """A journal as it was read, its batches as views of its memory map."""
+
+    header: Header
+    results: list[pa.RecordBatch]
+    errors: list[pa.RecordBatch]
+
+
+def begin(path: Path, header: Header, errors: Sequence[pa.RecordBatch] = ()) -> None:
+    """Makes the journal at ``path``, durably: it is there with its header and these errors, or not at all. Raises OSError."""
+    rewrite(path, header, [], errors)
+
+
+def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
+    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to a journal that has begun. Raises OSError."""
+    append_bytes(path, *_batch_frame(kind, batch))
+
+
+def sync(path: Path) -> None:
+    """Returns when all frames appended so far are on the medium."""
+    sync_file(path)
+
+
+def rewrite(path: Path, header: Header, results: Sequence[pa.RecordBatch], errors: Sequence[pa.RecordBatch]) -> None:
+    """Puts a journal of these batches in the place of the one at ``path``: after a crash it is the old one or the new one."""
+    with replacing(path) as file:
+        file.writelines(_header_frame(header))
+        for kind, batches in ((RESULTS, results), (ERRORS, errors)):
+            for batch in batches:
+                file.writelines(_batch_frame(kind, batch))
+
+
+def read(path: Path) -> Journal | None:
+    """The journal at ``path``, its batches in the order in which they were appended; None where its header is not whole.
+
+    The file is cut off behind its last good frame: after a torn tail nothing is lost that was synced; behind damage in
+    the middle everything is dropped, as nothing there says where the next frame starts. Either is logged as a warning.
+    """
+    found, lost = peek(path)
+    if lost:
+        log.warning("%s: cut off %d bytes behind the last whole frame; rows that stood there are done again", path, lost)
+        os.truncate(path, path.stat().st_size - lost)
+        sync_file(path)
+    return found
+
+
+def peek(path: Path) -> tuple[Journal | None, int]:
+    """The same, and how many bytes stand behind the last good frame; the file is left as it is."""
+    content = _mapped(path)
+    header: Header | None = None
+    frames: dict[bytes, list[pa.RecordBatch]] = {RESULTS: [], ERRORS: []}
+    good_bytes = 0
+    for kind, payload in _frames(content):
+        if kind == _HEADER_KIND:
+            header = Header(**json.loads(payload.to_pybytes()))
+        else:
+            frames[kind].extend(pa.ipc.open_stream(payload))
+        good_bytes += _FRAME_HEADER.size + payload.size
+    return None if header is None else Journal(header, frames[RESULTS], frames[ERRORS]), content.size - good_bytes
+
+
+def _header_frame(header: Header) -> tuple[bytes, memoryview]:
+    payload = json.dumps(asdict(header)).encode()
+    return _frame(_HEADER_KIND, memoryview(payload + b" " * (-len(payload) % 8)))
+
+
+def _batch_frame(kind: bytes, batch: pa.RecordBatch) -> tuple[bytes, memoryview]:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return _frame(kind, memoryview(sink.getvalue()))
+
+
+def _frame(kind: bytes, payload: memoryview) -> tuple[bytes, memoryview]:
+    return _FRAME_HEADER.pack(_MAGIC, kind, len(payload), _checksum(kind, payload)), payload
+
+
+def _mapped(path: Path) -> pa.Buffer:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
+        return pa.py_buffer(b"")
+    with pa.memory_map(str(path)) as file:
+        return file.read_buffer()
+
+
+def _frames(content: pa.Buffer) -> Iterator[tuple[bytes, pa.Buffer]]:
+    """Kind and payload of each frame, up to the first that is not whole."""
+    start = 0
+    while start + _FRAME_HEADER.size <= content.size:
+        magic, kind, length, checksum = _FRAME_HEADER.unpack(content.slice(start, _FRAME_HEADER.size))
+        start += _FRAME_HEADER.size
+        if magic != _MAGIC or length > content.size - start:
+            return
+        payload = content.slice(start, length)
+        if checksum != _checksum(kind, memoryview(payload)):
+            return
+        yield kind, payload
+        start += length
+
+
+def _checksum(kind: bytes, payload: memoryview) -> bytes:
+    digest = hashlib.blake2b(kind + len(payload).to_bytes(8, "little"), digest_size=16)
+    digest.update(payload)
+    return digest.digest()

@@ -1,0 +1,273 @@
+"""A part: the committed records of a shard as one Arrow IPC file, which says in its footer whose it is and that it is whole.
+
+The footer's metadata holds JSON under the key "mlx-bulk"; its last value, sha256, is over the file with zeros in that place. It
+is checked on the bytes alone, before Arrow parses any. The bytes depend on the records and the run's identity alone.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from ..core.errors import RunDirError
+from ..files.atomic import Stamp, replacing, sha256, stamp_of
+from .commit_log import Commit, PartFile, read_commits
+from .paths import RunPaths
+
+ERRORS_SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("key", pa.string()),
+        ("sample", pa.int32()),
+        ("stage", pa.string()),
+        ("error", pa.string()),
+        ("message", pa.string()),
+        ("input", pa.large_string()),
+    ]
+)
+
+DROP = "drop"  # the stage of what is left out on purpose: it is no error, though it stands in errors/
+
+
+def errors_schema(records: pa.Schema) -> pa.Schema:
+    """The columns of errors/ beside results with the columns ``records``: with ``round`` where those have it."""
+    return ERRORS_SCHEMA.insert(1, records.field("round")) if "round" in records.names else ERRORS_SCHEMA
+
+
+# Said by whatever reads a run: export, compare, a reference's run. "The same command" would be theirs.
+_AGAIN = "Start that run again, with its own mlx-bulk run command (without --overwrite): it does the shard again."
+_KEY = "mlx-bulk"
+_ZEROS = b"0" * 64
+_DECLARED = re.compile(
+    rb'\{"run":"[0-9a-f]*","shard":\d+,"rows":\d+,"records":\d+,"errors":\d+,"errors_sha256":(?:null|"[0-9a-f]{64}"),'
+    rb'"sha256":"([0-9a-f]{64})"\}'
+)
+_MAGIC = b"ARROW1"
+_TAIL = len(_MAGIC) + 4  # behind the footer stand its length, int32 little endian, and the magic
+_FOOTER_BYTES = 256 << 20  # no footer is longer; a damaged length does not make us read a huge file whole
+_PIECE = 1 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class Declared:
+    """What a part says of itself. run: digest of the run's identity; rows, records, errors: the shard's, in both of its parts.
+
+    errors_sha256: of the file with the shard's errors, in the part with the results; None in the other, and where there are none.
+    """
+
+    run: str
+    shard: int
+    rows: int
+    records: int
+    errors: int
+    errors_sha256: str | None
+
+    @property
+    def bytes(self) -> bytes:
+        """As the footer's JSON, with zeros in the place of the checksum."""
+        return json.dumps({**asdict(self), "sha256": _ZEROS.decode()}, separators=(",", ":")).encode()
+
+
+# --------------------------------------------------------------------------------------------------------------- writing
+
+
+def write_part(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], declared: Declared) -> PartFile:
+    """Writes a part: at ``path`` it appears whole and durable, or not at all. Raises OSError.
+
+    Its bytes are hashed as they go out. Arrow writes the footer last, when it closes: it is held back, so that the checksum
+    of what stands before can be put into it.
+    """
+    with replacing(path) as file:
+        sink = _Sink(file)
+        writer = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema, metadata={_KEY: declared.bytes})
+        for batch in batches:
+            writer.write_batch(batch)
+        sink.held = bytearray()
+        writer.close()
+        digest = sink.release(declared.bytes)
+    return PartFile.at(path, digest)
+
+
+class _Sink:
+    """A file that Arrow writes to, hashed on the way; what comes while ``held`` is not None stays there."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._sha256 = file, hashlib.sha256()
+        self._written = 0
+        self.held: bytearray | None = None
+
+    def write(self, content: bytes) -> int:
+        if self.held is not None:
+            self.held += content
+        else:
+            self._file.write(content)
+            self._sha256.update(content)
+        self._written += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._written
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        """The file is not Arrow's to close."""
+
+    def release(self, declared: bytes) -> str:
+        """Puts the checksum into what is held, and writes that; the sha256 of the whole file, in hex."""
+        assert self.held is not None
+        place = self.held.index(declared) + declared.index(_ZEROS)
+        with_zeros = self._sha256.copy()
+        with_zeros.update(self.held)
+        self.held[place : place + len(_ZEROS)] = with_zeros.hexdigest().encode()
+        self._file.write(self.held)
+        self._sha256.update(self.held)
+        return self._sha256.hexdigest()
+
+
+# -------------------------------------------------------------------------------------------------------------- checking
+
+
+def check_part(path: Path) -> tuple[Declared, PartFile] | None:
+    """What the part at ``path`` says of itself, where its bytes are the ones that were written; else None. Raises OSError."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if (start := _footer_start(file, size)) is None:
+            return None
+        file.seek(0)
+        before = hashlib.sha256()
+        for piece in _pieces(file, start):
+            before.update(piece)
+        footer = file.read()
+    found = _DECLARED.search(footer)  # Arrow puts the metadata before the schema: no column's name comes first
+    if found is None:
+        return None
+    whole = before.copy()
+    before.update(footer[: found.start(1)] + _ZEROS + footer[found.end(1) :])
+    if before.hexdigest().encode() != found[1]:
+        return None
+    whole.update(footer)
+    values = json.loads(found[0])
+    del values["sha256"]
+    return Declared(**values), PartFile.at(path, whole.hexdigest())
+
+
+def _footer_start(file: BinaryIO, size: int) -> int | None:
+    """Where the footer begins, by the length behind it; None where that cannot be."""
+    if size < _TAIL:
+        return None
+    file.seek(size - _TAIL)
+    tail = file.read(_TAIL)
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != _MAGIC or length > min(_FOOTER_BYTES, size - _TAIL):
+        return None
+    return size - _TAIL - length
+
+
+def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
+    while size and (piece := file.read(min(size, _PIECE))):
+        size -= len(piece)
+        yield piece
+
+
+# --------------------------------------------------------------------------------------------------------------- reading
+
+
+def read_results(run: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The committed results of the run directory ``run``, in input order, as views of the parts' memory maps.
+
+    ``columns``: only these, in the schema's order. A part that has not the stamp of its commit is hashed before it is parsed, once a
+    process. Takes no lock; what is committed while it reads may be left out. Raises RunDirError where a committed part is missing,
+    damaged, or has no such column.
+    """
+    return _committed(RunPaths(run), _results_of, columns)
+
+
+def read_errors(run: Path, columns: list[str] | None = None, without: Collection[int] = ()) -> Iterator[pa.RecordBatch]:
+    """The committed failures of the run directory ``run``, by ``errors_schema``, less the shards ``without``; else as ``read_results``."""
+    return _committed(RunPaths(run), _errors_of, columns, without)
+
+
+def read_part(part: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of one part whose bytes have been checked, as views of its memory map. Raises OSError."""
+    with pa.memory_map(str(part)) as file:
+        yield from _batches(part, file, None)
+
+
+def has_schema(part: Path, schema: pa.Schema) -> bool:
+    """Whether a part whose bytes have been checked has these columns. Raises OSError."""
+    with pa.memory_map(str(part)) as file:
+        return pa.ipc.open_file(file).schema.equals(schema)
+
+
+def _results_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
+    return next(commit.files(paths))
+
+
+def _errors_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
+    return next(islice(commit.files(paths), 1, None), None)
+
+
+def _committed(
+    paths: RunPaths,
+    part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None],
+    columns: list[str] | None,
+    without: Collection[int] = (),
+) -> Iterator[pa.RecordBatch]:
+    for shard, commit in sorted(read_commits(paths).commits.items()):
+        if shard not in without and (part := _current(paths, commit, part_of)) is not None:
+            with part[1] as file:
+                yield from _batches(part[0], file, columns)
+
+
+def _current(
+    paths: RunPaths, commit: Commit, part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None]
+) -> tuple[Path, pa.MemoryMappedFile] | None:
+    """The commit's part, checked and opened; where a process has replaced it since the log was read, that of the commit in force."""
+    while (found := part_of(paths, commit)) is not None:
+        part, file = found
+        try:
+            if _is_whole(part, file):
+                return part, pa.memory_map(str(part))
+            problem = "is damaged (its sha256 is not the one committed)"
+        except FileNotFoundError:
+            problem = "commits.jsonl says it is there, but it is not"
+        newest = read_commits(paths).commits.get(commit.shard)
+        if newest is None or newest.generation == commit.generation:
+            raise RunDirError(f"{part}: {problem}. {_AGAIN}")
+        commit = newest
+    return None
+
+
+def _is_whole(part: Path, file: PartFile) -> bool:
+    """Whether the part has the bytes that were committed. Raises OSError."""
+    found = part.stat()
+    size, stamp = found.st_size, stamp_of(found)
+    return size == file.bytes and (stamp == file.stamp or _sha256(part.absolute(), stamp) == file.sha256)
+
+
+@cache
+def _sha256(part: Path, stamp: Stamp) -> str:
+    """Of a part as it lies there under this stamp: a copied run has no stamp of its commits, and is read several times over."""
+    return sha256(part)
+
+
+def _batches(part: Path, file: pa.MemoryMappedFile, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    schema = pa.ipc.open_file(file).schema
+    if missing := set(columns or ()) - set(schema.names):
+        raise RunDirError(f"{part}: no column {sorted(missing)}; it has {', '.join(schema.names)}")
+    fields = None if columns is None else [index for index, name in enumerate(schema.names) if name in columns]
+    reader = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(included_fields=fields))
+    for number in range(reader.num_record_batches):
+        yield reader.get_batch(number)

@@ -1,0 +1,87 @@
+"""A finished shard becomes parts: its journal, merged with the generation that it continues, and a line that declares it.
+
+The order of the steps is the promise. Killed between any two of them, the journal is still there, or the line is; a file that
+was committed is never written to. Knows nothing of who fills journals, or of what a crash leaves.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from ..core.errors import RunDirError
+from ..files.atomic import fsync_folder, require_room, sha256
+from . import journal
+from .commit_log import Commit, append_commit
+from .journal import Header, Journal
+from .part_file import Declared, errors_schema, read_part, write_part
+from .paths import RunPaths
+from .row_order import in_order, positions
+from .shard_ledger import Ledger
+
+_AGAIN = "Continue with the same command (without --overwrite)"
+
+
+def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, base: Commit | None, ledger: Ledger) -> None:
+    """Turns the journal of a finished shard into its parts, declares it done, and takes the journal and old parts away.
+
+    run: digest of the run's identity; base: the commit that the journal's ``header`` continues. Raises OutOfRoom before anything is
+    written where the volume has no room for the parts, OSError, and RunDirError where journal and base do not hold what the
+    ``ledger`` counted.
+    """
+    journal_path = paths.journal_of(header.shard)
+    old = [] if base is None else list(base.files(paths))
+    for part, file in old:
+        check_sha256(part, file.sha256)
+    results, failures = _merged(paths, header, base)
+    _check_counts(journal_path, results, failures, ledger)
+    results_part, errors_part = (name(header.shard, header.generation) for name in (paths.results_part, paths.errors_part))
+    require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old))
+    declared = Declared(run, header.shard, ledger.rows, ledger.records, ledger.errors, None)
+    errors_file = write_part(errors_part, errors_schema(schema), in_order(failures), declared) if ledger.errors else None
+    declared = replace(declared, errors_sha256=None if errors_file is None else errors_file.sha256)
+    results_file = write_part(results_part, schema, in_order(results), declared)
+    counts = ledger.records, ledger.errors
+    append_commit(paths, Commit.of(header.shard, header.generation, ledger.rows, counts, results_file, errors_file))
+    for file in [part for part, _ in old] + [journal_path]:
+        file.unlink()
+    for folder in {part.parent for part, _ in old} | {paths.journal}:
+        fsync_folder(folder)
+
+
+def check_sha256(part: Path, committed: str) -> None:
+    """Raises RunDirError where a committed part has other bytes than were committed, before anyone parses them."""
+    try:
+        whole = sha256(part) == committed
+    except FileNotFoundError:
+        whole = False
+    if not whole:
+        raise RunDirError(f"{part}: is missing or damaged, and its shard builds on it. {_AGAIN}: its rows are done again.")
+
+
+def base_batches(paths: RunPaths, base: Commit) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """The (results, errors) of a commit whose bytes have been checked."""
+    results, *errors = [list(read_part(part)) for part, _ in base.files(paths)]
+    return results, errors[0] if errors else []
+
+
+def _merged(paths: RunPaths, header: Header, base: Commit | None) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """The results and errors that the shard's parts are made of. Errors that were done again are left out."""
+    new = journal.read(paths.journal_of(header.shard)) or Journal(header, [], [])
+    if base is None:
+        return new.results, new.errors
+    results, errors = base_batches(paths, base)
+    return results + new.results, new.errors if header.retry else errors + new.errors
+
+
+def _check_counts(path: Path, results: list[pa.RecordBatch], failures: list[pa.RecordBatch], ledger: Ledger) -> None:
+    found = tuple(sum(batch.num_rows for batch in batches) for batches in (results, failures))
+    if found != (ledger.records, ledger.errors):
+        raise RunDirError(
+            f"{path}: {ledger.records} records and {ledger.errors} errors were written, {found[0]} and {found[1]} read back. "
+            f"Check the disk. {_AGAIN}: what is missing is done again."
+        )
+    pairs = np.concatenate([np.stack(positions(batches)) for batches in (results, failures)], axis=1)
+    if (np.diff(pairs[:, np.lexsort(pairs)]) == 0).all(axis=0).any():
+        raise RunDirError(f"{path}: holds a row and sample twice. Remove this file. {_AGAIN}: its rows are done again.")

@@ -1,0 +1,278 @@
+"""The writer's thread: takes finished records from the model's thread, keeps them in journals, commits finished shards.
+
+A bounded queue stands between the two, so a slow disk holds the model back instead of filling memory. Knows rows, samples
+and records; nothing of tokens, prompts or job kinds.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from queue import Empty, Queue
+from time import monotonic
+from typing import Any
+
+import pyarrow as pa
+
+from ..core.requests import Failure
+from ..core.shard_layout import Layout
+from ..files.atomic import room_on
+from ..runs.run_dir import RunDir
+from . import journal
+from .arrow_builder import record_batch, record_bytes
+from .commit_log import Commit, append_closing, read_commits
+from .journal import Header
+from .part_file import errors_schema
+from .recovery import Recovered
+from .shard_commit import commit_shard
+from .shard_ledger import Ledger
+
+_QUEUE_ITEMS = 256
+_FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
+
+
+@dataclass(slots=True)
+class _OpenShard:
+    """A shard being filled: what is resolved, what its journal is to become, and what is not in there yet."""
+
+    ledger: Ledger
+    header: Header
+    base: Commit | None = None
+    begun: bool = False
+    results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    errors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    held_bytes: int = 0
+    synced: bool = True
+
+    def hold(self, held: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+        self.held_bytes += sum(map(record_bytes, records))
+        held += records
+        self.synced = False
+
+    @property
+    def frame_is_full(self) -> bool:
+        return len(self.results) + len(self.errors) >= _FRAME_RECORDS or self.held_bytes >= _FRAME_BYTES
+
+
+class Writer:
+    """Writes the records of a run; ``admit``, ``add``, ``add_group``, ``fail`` and ``close`` are for one thread.
+
+    Rows come by their position in the run's ``layout``; what is written has their place in the input, and their round.
+    What the writer's thread raises (OSError; OutOfRoom for a full volume; ValueError for a record that does not fit the
+    schema, or is there already) is raised by the next call, and by ``close``.
+    """
+
+    def __init__(self, run: RunDir, schema: pa.Schema, layout: Layout, recovered: Recovered, fsync_seconds: float) -> None:
+        self.rows, self.records, self.errors = recovered.rows, recovered.records, recovered.errors
+        self._run_dir, self._schema = run, schema
+        self._layout = layout
+        self._generations = dict(recovered.generations)
+        self._committed = set(recovered.committed)
+        self._open = {
+            shard: _OpenShard(ledger, recovered.headers[shard], recovered.bases.get(shard), begun=True)
+            for shard, ledger in recovered.done.items()
+        }
+        self._fsync_seconds = fsync_seconds
+        self._due: float | None = None
+        self._failure: BaseException | None = None
+        self._queue: Queue[Callable[[], None] | None] = Queue(_QUEUE_ITEMS)
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+        self._thread.start()
+        self._put(self._settle_recovered)
+
+    def admit(self, position: int, samples: int) -> None:
+        """Says that the row at ``position`` will have ``samples`` records or failures, those recovered counted in.
+
+        Every row of an open shard that is not recovered as resolved is admitted or fails whole, those too of which nothing is
+        left to do: a shard is committed when all its rows are resolved. Rows that are already may be admitted all the same.
+        """
+        self._put(lambda: self._admit(position, samples))
+
+    def add(self, position: int, sample: int, record: dict[str, Any]) -> None:
+        """Takes over a finished record, by the schema's columns; ``row``, ``round`` and ``sample`` are put in here."""
+        self._put(lambda: self._add(position, {sample: record}))
+
+    def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
+        """The same for all records of a row, by their sample: after a crash all of them are there, or none."""
+        self._put(lambda: self._add(position, records))
+
+    def fail(self, failure: Failure) -> None:
+        """Quarantines a row, or one sample of it."""
+        self._put(lambda: self._fail(failure))
+
+    def flush(self, told: Callable[[], None]) -> None:
+        """Writes and syncs what was added before, then calls ``told`` in the writer's thread; not if that fails."""
+        self._put(lambda: (self._flush(), told())[1])
+
+    @property
+    def running(self) -> bool:
+        """False once the writer's thread has failed or been closed."""
+        return self._thread.is_alive() and self._failure is None
+
+    @property
+    def broken(self) -> bool:
+        """True when the writer's thread has failed; the next call raises what it was."""
+        return self._failure is not None
+
+    def close(self, flush: bool = True) -> None:
+        """Stops the thread. What is not in a journal yet is written and synced first, or with ``flush=False`` left to be done again."""
+        if self._thread.is_alive():
+            if flush:
+                self._queue.put(self._flush)
+            self._queue.put(None)
+            self._thread.join()
+        self._raise_failure()
+
+    def finish(self) -> None:
+        """Closes, and declares the run complete in commits.jsonl. Raises RuntimeError where rows are not resolved."""
+        self.close()
+        if missing := sorted(set(range(self._layout.shards)) - self._committed):
+            raise RuntimeError(f"{self._run_dir.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
+        with room_on(self._run_dir.root):
+            if read_commits(self._run_dir).closing is None:
+                append_closing(self._run_dir, self.rows, self.records, self.errors)
+
+    def _put(self, change: Callable[[], None]) -> None:
+        self._raise_failure()
+        self._queue.put(change)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        """The thread: one change after another, and a flush when the oldest held record has waited long enough.
+
+        After a failure it goes on taking changes and drops them, so that nobody waits for room in the queue.
+        """
+        while True:
+            change = self._next()
+            if change is None:
+                return
+            if self._failure is None:
+                try:
+                    with room_on(self._run_dir.root):
+                        change()
+                except BaseException as error:
+                    self._failure = error
+                    self._save_the_rest()
+
+    def _next(self) -> Callable[[], None] | None:
+        if self._due is None or self._failure is not None:
+            return self._queue.get()
+        wait = self._due - monotonic()
+        if wait <= 0:
+            return self._flush
+        try:
+            return self._queue.get(timeout=wait)
+        except Empty:
+            return self._flush
+
+    def _admit(self, position: int, samples: int) -> None:
+        if self._layout.shard_of(position) in self._committed:
+            return
+        number, shard = self._shard(position)
+        with self._settling(number, shard):
+            shard.ledger.admit(self._layout.row_of(position), samples)
+
+    def _add(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
+        number, shard = self._shard(position)
+        row = self._layout.row_of(position)
+        if done := [sample for sample in records if shard.ledger.has(row, sample)]:
+            raise ValueError(f"row {row}, sample {done[0]} is finished already")
+        with self._settling(number, shard):
+            shard.hold(shard.results, [record | self._identity(position, sample) for sample, record in records.items()])
+            for sample in records:
+                shard.ledger.add_result(row, sample)
+            self.records += len(records)
+
+    def _identity(self, position: int, sample: int) -> dict[str, int]:
+        """The columns that tell a record from all others, those that the schema has."""
+        found = {"row": self._layout.row_of(position), "round": self._layout.round_of(position), "sample": sample}
+        return {name: value for name, value in found.items() if name in self._schema.names}
+
+    def _fail(self, failure: Failure) -> None:
+        number, shard = self._shard(failure.row)
+        row, sample = self._layout.row_of(failure.row), failure.sample
+        if shard.ledger.has_failed(row) or (sample is not None and shard.ledger.has(row, sample)) or shard.ledger.is_resolved(row):
+            raise ValueError(f"row {row}, sample {sample} is finished already")
+        if sample is None and shard.ledger.samples_of(row):
+            raise ValueError(f"row {row} cannot fail whole: it has finished samples")
+        with self._settling(number, shard):
+            written = {name: _encodable(value) for name, value in asdict(failure).items()} | {"row": row}
+            if "round" in self._schema.names:
+                written["round"] = self._layout.round_of(failure.row)
+            shard.hold(shard.errors, [written])
+            shard.ledger.add_error(row, sample)
+            self.errors += 1
+
+    def _shard(self, position: int) -> tuple[int, _OpenShard]:
+        number = self._layout.shard_of(position)
+        if number in self._committed or not self._layout.has(position):
+            where = f"its shard {number} is committed, or the run has {self._layout.total} rows"
+            raise ValueError(f"row {position} is not to be done: {where}")
+        if number not in self._open:
+            rows = self._layout.rows_of(number)
+            self._open[number] = _OpenShard(Ledger(rows.start, len(rows)), Header(number, self._generations.get(number, 0) + 1))
+        return number, self._open[number]
+
+    @contextmanager
+    def _settling(self, number: int, shard: _OpenShard) -> Generator[None]:
+        """Around a change to a row: commits the shard if that was its last, else sees to its journal."""
+        left = shard.ledger.left
+        yield
+        self.rows += left - shard.ledger.left
+        if not shard.ledger.left:
+            self._commit(number, shard)
+            return
+        if shard.frame_is_full:
+            self._write_frames(number, shard)
+        if self._due is None and not shard.synced:
+            self._due = monotonic() + self._fsync_seconds
+
+    def _settle_recovered(self) -> None:
+        for number, shard in list(self._open.items()):
+            if not shard.ledger.left:
+                self._commit(number, shard)
+
+    def _commit(self, number: int, shard: _OpenShard) -> None:
+        self._write_frames(number, shard)
+        commit_shard(self._run_dir, self._run_dir.identity, self._schema, shard.header, shard.base, shard.ledger)
+        self._committed.add(number)
+        del self._open[number]
+
+    def _write_frames(self, number: int, shard: _OpenShard) -> None:
+        path = self._run_dir.journal_of(number)
+        if not shard.begun:
+            journal.begin(path, shard.header)
+            shard.begun = True
+        # Each list is emptied as soon as it is there: what fails behind it must not write it twice.
+        if shard.results:
+            journal.append(path, journal.RESULTS, record_batch(self._schema, shard.results))
+            shard.results = []
+        if shard.errors:
+            journal.append(path, journal.ERRORS, record_batch(errors_schema(self._schema), shard.errors))
+            shard.errors = []
+        shard.held_bytes = 0
+
+    def _flush(self) -> None:
+        self._due = None
+        for number, shard in self._open.items():
+            self._save(number, shard)
+
+    def _save(self, number: int, shard: _OpenShard) -> None:
+        if not shard.synced:
+            self._write_frames(number, shard)
+            journal.sync(self._run_dir.journal_of(number))
+            shard.synced = True
+
+    def _save_the_rest(self) -> None:
+        """After a failure: there may be no room for a part where there is still some for journals."""
+        for number, shard in self._open.items():
+            with suppress(Exception):
+                self._save(number, shard)
+
+
+def _encodable(value: Any) -> Any:
+    """A failure's text may be what made the row fail: characters that UTF-8 does not have are escaped."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

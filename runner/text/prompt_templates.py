@@ -1,0 +1,242 @@
+"""From a row's columns to a prompt: text by a Jinja template, or chat messages.
+
+Templates run in a sandbox and columns are only ever values in them, never templates. A null column counts as undefined, as
+one that is absent does. Knows no tokens; the chat template is applied elsewhere.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta, nodes
+from jinja2.exceptions import SecurityError
+
+from ...configs.errors import ConfigError
+from ...configs.schema import PromptConfig
+from ..core.errors import DataError, RowError
+from ..data.column_paths import lookup, missing_column, require_column
+from .jinja_sandbox import BoundedEnvironment, render
+
+Columns = dict[str, Any]
+Message = dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class Text:
+    """A prompt that is sent as it is."""
+
+    text: str
+
+
+@dataclass(slots=True, frozen=True)
+class Chat:
+    """Messages for the chat template ({role, content: str, …}), and how the assistant's turn starts, if that is given."""
+
+    messages: list[Message]
+    prefill: str | None = None
+
+
+Rendered = Text | Chat
+
+
+def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], Rendered]:
+    """What turns a row's columns into its prompt; that function raises RowError (stage "template").
+
+    columns: the names that the pre-scan found; empty where no row could be read, and then nothing is checked against them.
+    Raises ConfigError for a template that cannot be parsed, DataError for one that asks for a column no row has.
+    """
+    if prompt.text is not None:
+        text = compile_template(prompt.text, "prompt.text", columns)
+        return lambda row: Text(text(row))
+    prefill = None if prompt.prefill is None else compile_template(prompt.prefill, "prompt.prefill", columns)
+    turns = _compile_turns(prompt, columns)
+    return lambda row: Chat(turns(row), prefill and prefill(row))
+
+
+def compile_template(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], str]:
+    """What renders ``template`` over a row's columns; ``option`` is its key path in the config. Raises as above."""
+    return _compiled(template, option, columns, lambda environment: partial(render, environment.from_string(template)))
+
+
+def compile_value(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
+    """As ``compile_template``, but a template that is one expression, ``{{ answer }}``, gives its value with its type."""
+
+    def evaluation(environment: "_Environment") -> Callable[[Columns], Any]:
+        source = template.strip()
+        if not (source.startswith("{{") and source.endswith("}}") and _is_expression(environment.parse(source))):
+            return partial(render, environment.from_string(template))
+        expression = environment.compile_expression(source[2:-2].strip("-+"), undefined_to_none=False)
+        return lambda row: _printable(expression(row))
+
+    return _compiled(template, option, columns, evaluation)
+
+
+def is_constant(template: str) -> bool:
+    """True for a template that gives every row the same text, as nothing in it is Jinja's."""
+    return "{{" not in template and "{%" not in template
+
+
+def _compiled(
+    template: str, option: str, columns: Collection[str], compile_: "Callable[[_Environment], Callable[[Columns], Any]]"
+) -> Callable[[Columns], Any]:
+    """What ``compile_`` makes of ``template``, its columns checked and its errors told as a row's."""
+    environment = _Environment()
+    try:
+        evaluate = compile_(environment)
+        names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
+    except TemplateSyntaxError as error:
+        at, why = f"{option}, line {error.lineno}", (error.message or "").rstrip(".")
+        raise ConfigError(f"{at}: the template cannot be parsed: {why}. A column is written {{{{ name }}}}.") from None
+    except (RecursionError, SyntaxError) as error:  # what Jinja takes can still be too deep for it, or for Python
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error.msg
+        raise ConfigError(f"{option}: the template cannot be compiled: {reason}; write it simpler") from None
+    for name in sorted(names) if columns else []:
+        if name not in columns:
+            raise missing_column(columns, name, option)
+    if is_constant(template) and template in columns:
+        cure = f"a template writes it {{{{ {template} }}}}, and the word itself {{{{ '{template}' }}}}"
+        raise DataError(f"{option}: found {_shown(template)}, which is a column's name; {cure}")
+
+    def render(row: Columns) -> Any:
+        try:
+            return evaluate({name: value for name, value in row.items() if value is not None})
+        except Exception as error:  # a template can raise whatever Python can; it costs this row alone
+            raise RowError("template", f"{option}: {_reason(error, names, row, option)}") from error
+
+    return render
+
+
+def _is_expression(template: nodes.Template) -> bool:
+    """True for a template that prints one value and nothing beside it."""
+    body = template.body
+    return len(body) == 1 and isinstance(body[0], nodes.Output) and [isinstance(x, nodes.TemplateData) for x in body[0].nodes] == [False]
+
+
+def read_messages(row: Columns, path: str) -> list[Message]:
+    """The chat messages at ``path`` in the row: a list of {role, content}, or the JSON text of one.
+
+    Text parts are joined into one string; other keys (name, tool_calls) pass through, null ones are left out. Raises RowError.
+    """
+    found = lookup(row, path)
+    if found is None:
+        raise RowError("template", f"the column {path!r} is null or missing in this row; a list of messages is expected")
+    if isinstance(found, str):
+        try:
+            found = json.loads(found)
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair would fail later, and far from here
+        except (ValueError, RecursionError) as error:
+            raise RowError("template", f"the column {path!r} is text, but not the JSON of a list of messages: {error}") from None
+    if not isinstance(found, list) or not found:
+        raise RowError("template", f"the column {path!r} holds {_shown(found)}; a list of {{role, content}} with at least one is expected")
+    return [_message(message, f"{path}[{index}]") for index, message in enumerate(found)]
+
+
+def _compile_turns(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], list[Message]]:
+    if prompt.messages is not None:
+        path = prompt.messages
+        require_column(columns, path, "prompt.messages")
+        return lambda row: read_messages(row, path)
+    parts = [("system", prompt.system), ("user", prompt.user)]
+    turns = [(role, compile_template(part, f"prompt.{role}", columns)) for role, part in parts if part is not None]
+    return lambda row: [{"role": role, "content": render(row)} for role, render in turns]
+
+
+def _message(message: object, where: str) -> Message:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise RowError("template", f"{where} is {_shown(message)}; {{role, content}} is expected, with the role as a string")
+    kept = {name: value for name, value in message.items() if value is not None}
+    content = message.get("content")
+    if isinstance(content, list):
+        kept["content"] = "".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+    elif content is None and kept.get("tool_calls"):
+        kept["content"] = None
+    elif not isinstance(content, str):
+        raise RowError("template", f"{where}.content is {_shown(content)}; a string or a list of text parts is expected")
+    return kept
+
+
+def _part(part: object, where: str) -> str:
+    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return part["text"]
+    raise RowError("template", f"{where} is {_shown(part)}; only parts {{type: text, text: …}} can be used")
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+class _Absent(StrictUndefined):
+    """An undefined value that cannot be printed or used, but is false, so that ``{% if column %}`` asks for presence."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class _Environment(BoundedEnvironment):
+    """The sandbox, with the rules that keep a mistake in a template from becoming a wrong prompt."""
+
+    def __init__(self) -> None:
+        super().__init__(undefined=_Absent, keep_trailing_newline=True, finalize=_printable)
+        self.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
+        self.tests["none"] = _is_null
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """``row.items`` is the value named items where there is one, not dict's method."""
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+def _is_null(value: object) -> bool:
+    return value is None or isinstance(value, _Absent)
+
+
+class _UnprintableError(Exception):
+    """A value that would end up in the prompt as None, or as Python writes an object. ``value`` is a list or the like."""
+
+    def __init__(self, message: str, value: object = None):
+        super().__init__(message)
+        self.value = value
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, _Absent):
+        str(value)  # raises
+    if value is None:
+        raise _UnprintableError("a value is null")
+    if callable(value):
+        raise _UnprintableError(f"{getattr(value, '__name__', 'a value')} is a function; call it with ()")
+    if kind := _container(value):
+        raise _UnprintableError(f"a value is {kind}", value)
+    return value
+
+
+def _container(value: object) -> str | None:
+    """What holds several values, in words; None for a single one."""
+    kinds = ((dict, "a mapping"), ((list, tuple, set, frozenset), "a list"), (Iterator, "a sequence"))
+    return next((words for kind, words in kinds if isinstance(value, kind)), None)
+
+
+def _cure(name: str, kind: str) -> str:
+    ways = {"a mapping": f"{{{{ {name}.key }}}} or {{{{ {name} | tojson }}}}", "a sequence": f"{{{{ {name} | join }}}}"}
+    return f"write {ways.get(kind, f'{{{{ {name} | join }}}} or {{{{ {name} | tojson }}}}')}"
+
+
+def _reason(error: Exception, names: set[str], row: Columns, option: str) -> str:
+    """Why a template failed on this row, naming the columns that are the likely cause."""
+    if isinstance(error, UndefinedError):
+        gone = [name for name in sorted(names) if row.get(name) is None]
+        if any(f"'{name}' is undefined" in str(error) for name in gone):
+            return f"null or missing in this row: {', '.join(gone)}. Use {{% if column %}} or column | default('') where that is allowed"
+    if isinstance(error, _UnprintableError) and (kind := _container(error.value)):
+        its = next((name for name in sorted(names) if row.get(name) is error.value), "value")
+        scored = ", or use score.choices" if kind == "a list" and option in ("score.text", "score.completion") else ""
+        return f"{'a value' if its == 'value' else repr(its)} is {kind}; {_cure(its, kind)}{scored}"
+    if isinstance(error, SecurityError):
+        return f"the template may not do this: {error}"
+    return f"{type(error).__name__.lstrip('_')}: {error} (the template uses {', '.join(sorted(names)) or 'no column'})"

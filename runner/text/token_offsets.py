@@ -1,0 +1,58 @@
+"""Where each token starts in a text, in code points. Tokens inside one character share its start.
+
+Two kinds of tokenizers are told apart: those whose tokens are pieces of UTF-8 (byte-level BPE), and those whose tokens are
+text, with a token a byte (``<0xE9>``) for what they have no token for. Knows no vocabulary; what it needs it is given.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import numpy as np
+
+from ..core.requests import Ids
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def piece_starts(pieces: Iterable[bytes]) -> Ids:
+    """Starts [N] of tokens that are ``pieces`` of UTF-8; a broken sequence is one U+FFFD, as decoders make of it.
+
+    "é"   C3 A9      starts of C3 | A9     0 0
+    "?f"  C3 66                C3 | 66     0 1
+    """
+    parts = list(pieces)
+    raw = b"".join(parts)
+    opens = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80  # bytes that begin a character
+    at = 0
+    while at < len(raw):
+        try:
+            raw[at:].decode()
+            break
+        except UnicodeDecodeError as error:  # the next broken sequence, as errors="replace" finds it
+            opens[at + error.start : at + error.end] = False
+            opens[at + error.start] = True
+            at += error.end
+    characters = np.append(np.cumsum(opens) - 1, np.sum(opens))  # of each byte, and of the end
+    return characters[np.cumsum([0, *map(len, parts)])[:-1]].astype(np.int32)
+
+
+def token_starts(ids: Ids, tokens: Sequence[str], decode: Callable[[Ids], str]) -> Ids:
+    """Starts [N] of ``tokens`` that are text or bytes, whose ids [N] ``decode`` reads.
+
+    Each is decoded behind the one before it, so that a space in front of it comes out as in the whole text. Bytes that
+    follow each other are decoded as one; where they are no UTF-8, each is a U+FFFD.
+    """
+    starts = np.zeros(len(ids), np.int32)
+    at, end, before = 0, 0, ids[:0]
+    for index, run in groupby(enumerate(tokens), lambda pair: -1 if BYTE_TOKEN.fullmatch(pair[1]) else pair[0]):
+        begin, end = end, end + len(list(run))
+        text = decode(np.concatenate([before, ids[begin:end]]))[len(decode(before)) :]
+        if index < 0:
+            pieces = [bytes.fromhex(token[3:5]) for token in tokens[begin:end]]
+            whole = text.encode() == b"".join(pieces)
+            starts[begin:end] = at + (piece_starts(pieces) if whole else np.arange(end - begin))
+        else:
+            starts[begin] = at
+        at, before = at + len(text), ids[begin:end]
+    return starts

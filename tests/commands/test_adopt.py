@@ -1,0 +1,82 @@
+"""What a user can vouch for: a change between two starts of a run that is taken all the same."""
+
+import pytest
+import yaml
+from mlx_bulk.runner.files.atomic import read_lines
+
+from ..jobs.support.bench import ROWS, Bench, Record
+from ..jobs.support.drifted_runs import bench as bench
+from ..jobs.support.drifted_runs import kept, requantized
+from ..jobs.support.drifted_runs import made as made
+
+
+def test_a_user_can_vouch_for_a_change_once(bench: Bench):
+    before = kept(bench)
+    requantized(bench.model)
+    assert bench.run().code == 4
+    adopted = bench.run("--adopt", "model.weights")
+    assert adopted.code == 0
+    assert f"mlx-bulk: {adopted.output}: adopted: model.weights: the run has sha256 " in adopted.stderr
+    assert "complete already: 5 of 5 rows" in adopted.last_line
+    again = bench.run("--adopt", "model.weights")  # the same command may be given again
+    assert (again.code, "adopted" in again.stderr, bench.run().code) == (0, False, 0)
+    assert [line["key"] for line in read_lines(adopted.output / "sessions.jsonl") if line["event"] == "adopted"] == ["model.weights"]
+    assert kept(bench)["part-00000000.arrow"] == before["part-00000000.arrow"]
+
+
+def test_what_comes_after_an_adopted_change_is_done_by_the_new_settings(bench: Bench):
+    rows = [*ROWS, {"id": "f", "q": "more"}]
+    short = {"max_tokens": 3}
+    assert bench.run(rows=rows, sampling=short).code == 4
+    done = bench.run("--adopt", "sampling.max_tokens", rows=rows, sampling=short)
+    assert done.code == 0
+    assert [record["completion_tokens"] for record in done.records] == [6] * 5 + [3]
+
+
+def test_rows_that_were_in_flight_are_done_by_the_input_that_was_adopted(bench: Bench):
+    rows: list[Record] = [*ROWS[:4], {"id": "e", "q": None}]
+    assert bench.run("--overwrite", rows=rows, on_error="fail", output={"fsync_seconds": 0}).code == 5
+    shorter = bench.run("--adopt", "data.path", rows=ROWS[1:3])
+    assert (shorter.code, [record["prompt"] for record in shorter.records]) == (0, [row["q"] for row in ROWS[1:3]])
+
+
+def test_another_input_is_taken_where_the_user_vouches_for_it(bench: Bench):
+    mended = [{**ROWS[0], "q": "What is 2 + 2 ?"}, *ROWS[1:]]
+    before = kept(bench)
+    done = bench.run("--adopt", "data.path", rows=mended)
+    assert done.code == 0
+    assert kept(bench)["part-00000000.arrow"] == before["part-00000000.arrow"]
+    assert bench.run(rows=mended).code == 0
+    assert bench.run(rows=ROWS).code == 4
+    shorter = bench.run("--adopt", "data.path", rows=mended[1:])
+    assert shorter.code == 4
+    assert "committed with 5 rows, the input now gives it 4" in shorter.last_line
+
+
+def test_a_sweeps_cells_adopt_the_change_each(bench: Bench):
+    config = yaml.safe_load(bench.write_config().read_text(encoding="utf-8"))
+    del config["output"]
+    sweep = {"job": "sweep", "base": config, "matrix": {"sampling.max_tokens": [2, 3]}, "output": {"path": str(bench.root / "out")}}
+    path = bench.root / "sweep.yaml"
+    path.write_text(yaml.safe_dump(sweep), encoding="utf-8")
+    assert bench.command(path).code == 0
+    requantized(bench.model)
+    assert bench.command(path).code == 4
+    assert bench.command(path, "--adopt", "model.weights").code == 0
+    assert bench.command(path).code == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("sampling.sed", "--adopt sampling.sed: is no key of this run's identity; did you mean sampling.seed"),
+        ("weights", "--adopt weights: is no key of this run's identity; did you mean model.weights"),
+        ("batch.memory", "--adopt batch.memory: is no key of this run's identity"),
+    ],
+)
+def test_a_key_that_is_none_is_a_usage_error(bench: Bench, key: str, said: str):
+    before = kept(bench)
+    done = bench.run("--adopt", key)
+    assert done.code == 2
+    assert said in done.last_line
+    assert kept(bench) == before

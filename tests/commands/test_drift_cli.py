@@ -1,0 +1,138 @@
+"""What may change in model and config between two starts of a run and what may not, through the real command."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..checkpoints import write_adapter
+from ..jobs.support.bench import Bench
+from ..jobs.support.drifted_runs import bench as bench
+from ..jobs.support.drifted_runs import kept, refused, requantized, rewritten
+from ..jobs.support.drifted_runs import made as made
+
+CHAT: dict[str, Any] = {"user": "{{ q }}", "chat_template": "[{{ messages[0].content }}]"}
+
+
+def merged_otherwise(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    rewritten(path, path.read_bytes() + b"\n")
+
+
+def stopped_otherwise(folder: Path) -> None:
+    rewritten(folder / "generation_config.json", json.dumps({"bos_token_id": 0, "eos_token_id": [2, 5]}).encode())
+
+
+def asked_otherwise(folder: Path) -> None:
+    path = folder / "chat_template.jinja"
+    rewritten(path, path.read_bytes() + b"{# another #}")
+
+
+CHANGED_MODELS: list[tuple[Callable[[Path], None], list[str]]] = [
+    (requantized, ["model.weights"]),
+    (merged_otherwise, ["model.tokenizer"]),
+    (stopped_otherwise, ["model.generation_config"]),
+    (asked_otherwise, ["model.chat_template"]),
+]
+
+
+@pytest.mark.parametrize(("change", "keys"), CHANGED_MODELS)
+def test_a_model_changed_in_place_is_refused(bench: Bench, change: Callable[[Path], None], keys: list[str]):
+    before = kept(bench)
+    change(bench.model)
+    for line in refused(bench, bench.run(), before, *keys):
+        assert ": the run has sha256 " in line
+        assert ", now it is sha256 " in line
+
+
+def test_another_adapter_under_the_same_name_is_refused(bench: Bench):
+    adapter = write_adapter(bench.model, bench.root / "adapter", "lora")
+    assert bench.run("--overwrite", model={"adapter": str(adapter)}).code == 0
+    before = kept(bench)
+    weights = adapter / "adapters.safetensors"
+    rewritten(weights, weights.read_bytes()[:-4] + b"\0\0\0\0")
+    refused(bench, bench.run(model={"adapter": str(adapter)}), before, "model.adapter")
+    assert refused(bench, bench.run(), before, "model.adapter")[0].endswith(', now it is "none"')
+
+
+def test_another_chat_template_in_the_config_is_refused(bench: Bench):
+    assert bench.run("--overwrite", prompt=CHAT).code == 0
+    before = kept(bench)
+    refused(bench, bench.run(prompt=CHAT | {"chat_template": "({{ messages[0].content }})"}), before, "prompt.chat_template")
+    # The same template in a file is the same template.
+    (bench.root / "chat.jinja").write_text(CHAT["chat_template"])
+    assert bench.run(prompt=CHAT | {"chat_template": str(bench.root / "chat.jinja")}).code == 0
+    args = refused(bench, bench.run(prompt=CHAT | {"chat_template_args": {"a": 1}}), before, "prompt.chat_template_args")
+    assert args == ['prompt.chat_template_args: the run has {}, the config now says {"a": 1}']
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        ({"sampling": {"seed": 1}}, "sampling.seed: the run has 0, the config now says 1"),
+        ({"sampling": {"top_p": 0.5}}, "sampling.top_p: the run has 1.0, the config now says 0.5"),
+        ({"sampling": {"stop": ["."]}}, 'sampling.stop: the run has [], the config now says ["."]'),
+        ({"prompt": {"text": "{{ id }}"}}, 'prompt.text: the run has "{{ q }}", the config now says "{{ id }}"'),
+        ({"data": {"key": "id"}}, 'data.key: the run has null, the config now says "id"'),
+        ({"model": {"dtype": "float16"}}, 'model.dtype: the run has "auto", the config now says "float16"'),
+    ],
+)
+def test_a_setting_that_shapes_results_is_refused(bench: Bench, sections: dict[str, Any], line: str):
+    before = kept(bench)
+    assert refused(bench, bench.run(**sections), before, line.partition(":")[0]) == [line]
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        ({"batch": {"rows_per_shard": 2}}, "batch.rows_per_shard: the run has 1024, the config now says 2"),
+        ({"data": {"keep": "none"}}, 'data.keep: the run has "all", the config now says "none"'),
+        ({"logprobs": {"top": 1}}, "logprobs.top: the run has 0, the config now says 1"),
+        ({"data": {"limit": 3}}, "data.limit: the run covers 5 rows, the config now says 3"),
+    ],
+)
+def test_what_would_cut_the_parts_otherwise_is_refused_for_good(bench: Bench, sections: dict[str, Any], line: str):
+    before = kept(bench)
+    done = bench.run(**sections)
+    assert done.code == 4
+    assert f"  {line}\n" in done.stderr
+    assert "--adopt" not in done.stderr
+    key = line.partition(":")[0]
+    adopted = bench.run("--adopt", key, **sections)
+    assert adopted.code in (2, 4)
+    assert "cannot be adopted: " in adopted.stderr
+    assert kept(bench) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "sections"),
+    [
+        (("--log-level", "debug"), {}),
+        ((), {"batch": {"memory": 0.3, "stall_seconds": 7}}),
+        ((), {"batch": {"rows": 2, "tokens": 64}}),
+        ((), {"output": {"fsync_seconds": 0}}),
+        ((), {"on_error": "fail"}),
+        ((), {"data": {"limit": 5}}),
+    ],
+)
+def test_what_only_steers_may_change(bench: Bench, options: tuple[str, ...], sections: dict[str, Any]):
+    before = kept(bench)
+    done = bench.run(*options, **sections)
+    assert done.code == 0
+    assert "complete already: 5 of 5 rows" in done.last_line
+    assert {name: kept(bench)[name] for name in before if name != "run.json"} == {n: c for n, c in before.items() if n != "run.json"}
+
+
+def test_a_deterministic_run_holds_its_batches_and_its_machine_fast(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    batch = {"deterministic": True, "rows": 2}
+    if bench.run("--overwrite", batch=batch).code == 5:
+        pytest.skip("no slot independence on this device: the mode is refused")
+    before = kept(bench)
+    assert refused(bench, bench.run(batch=batch | {"rows": 4}), before, "batch.rows") == [
+        "batch.rows: the run has 2, the config now says 4"
+    ]
+    monkeypatch.setattr("mlx_bulk.runner.pipeline.run_spec.version", lambda name: "0.99" if name == "mlx" else None)
+    lines = refused(bench, bench.run(batch=batch), before, "mlx", "mlx-lm")
+    assert lines[0].endswith(', this machine now has "0.99"')

@@ -1,0 +1,111 @@
+"""The report's part on rewards: its bars, axes and words, what the functions failed to rate, and how samples are named."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx_bulk.jobs.report.charts import Chart
+from mlx_bulk.jobs.report.distributions import rewards
+from mlx_bulk.jobs.report.sweep_page import shades_of
+from mlx_bulk.jobs.report_data.record_pass import Pass
+from mlx_bulk.jobs.report_data.rollout_groups import Groups
+from mlx_bulk.jobs.statistics.advantages import DEGENERATE
+
+from ..jobs.report.test_report import reported
+from ..jobs.support.bench import ROWS, Bench
+
+
+def found_in(groups: list[tuple[str, list[float | None]]]) -> Pass:
+    """A pass over groups of a policy version and rewards each, by one function ``right``."""
+    found = Groups(["right"])
+    for row, (version, given) in enumerate(groups):
+        values = np.array([np.nan if reward is None else reward for reward in given])
+        who = np.array([(0, row, sample) for sample in range(len(given))], np.int64)
+        found.add(who, np.stack([values, values], axis=1), [version] * len(given))
+    found.finish()
+    return Pass([], groups=found)
+
+
+def charts(found: Pass) -> dict[str, Chart]:
+    section = rewards(found, {})
+    assert section is not None
+    return {chart.name: chart for chart in section.charts}
+
+
+def test_rewards_of_0_and_1_are_two_bars_about_them():
+    spec = charts(found_in([("0", [0.0, 1.0, 1.0])]))["rewards"].spec
+    assert [(round((bar["a"] + bar["b"]) / 2, 9), bar["n"]) for bar in spec["data"]["values"]] == [(0.0, 1), (1.0, 2)]
+    assert spec["encoding"]["x"]["axis"]["values"] == [0.0, 1.0]
+    assert [bar["t"] for bar in spec["data"]["values"]] == ["0: 1 samples", "1: 2 samples"]
+
+
+def test_counts_are_labelled_at_integers():
+    assert charts(found_in([("0", [0.0, 1.0])]))["rewards"].spec["encoding"]["y"]["axis"]["tickMinStep"] == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "places", "heading"),
+    [
+        (["16", "0", "7"], [0, 7, 16], "policy version"),
+        (["base", "a"], [1, 2], "policy version, in order of appearance"),
+    ],
+)
+def test_the_axis_of_versions_is_the_version(names: list[str], places: list[int], heading: str):
+    spec = charts(found_in([(name, [0.0, 1.0]) for name in names]))["versions"].spec
+    axis = spec["encoding"]["x"]["axis"]
+    assert [point["x"] for point in spec["data"]["values"]] == places
+    assert (axis["title"], axis["values"]) == (heading, places)
+
+
+def test_a_curve_of_one_k_is_said_once():
+    assert charts(found_in([("0", [1.0])]))["pass"].words == "right: pass@1 1.000."
+    assert charts(found_in([("0", [1.0, 0.0])]))["pass"].words == "right: pass@1 0.500, pass@2 1.000."
+
+
+def test_groups_that_were_dropped_are_said_and_take_pass_at_k_with_them_where_they_were_alike():
+    found = found_in([("0", [1.0, 0.0])])
+    stale, alike = rewards(found, {"StaleGroup": 2}), rewards(found, {"StaleGroup": 2, DEGENERATE: 1000})
+    assert stale is not None
+    assert alike is not None
+    assert stale.words.endswith("one. Groups that were dropped are in no figure here: 2 StaleGroup.")
+    assert "2 StaleGroup, 1,000 DegenerateGroup. So pass@k is not drawn" in alike.words
+    assert "pass" in {chart.name for chart in stale.charts} - {chart.name for chart in alike.charts}
+
+
+def test_nothing_rated_has_no_mean_of_0():
+    assert charts(found_in([("0", [None, None])])) == {}
+
+
+def test_what_a_function_failed_to_rate_is_told(bench: Bench):
+    source = bench.root / "mine.py"
+    source.write_text("def fails(prompts, completions, **_):\n    raise ValueError('no <b>such</b> thing')\n")
+    rows = [{"id": f"q-{row['id']}", "q": row["q"], "answer": "4"} for row in ROWS]
+    given: list[dict[str, Any]] = [{"fn": "last_number", "args": {"column": "answer"}}, {"fn": f"{source}:fails"}]
+    done = bench.run(job="rollout", rows=rows, data={"key": "id"}, rewards=given, sampling={"max_tokens": 4, "temperature": 1.0, "n": 2})
+    assert done.code in (0, 3), done.stderr
+    page = reported(done.output)
+    text = "".join(page.text.split())
+    assert f"samplesfunctionerrorfirstmessageofthefirst{2 * len(ROWS)}" in text
+    assert "ValueError:no<b>such</b>thing" in text
+    assert f"Notrated{2 * len(ROWS)}rewardsthat1functionfailedtogive" in text
+    record = page.samples["records"][0]
+    facts = dict(record["facts"])
+    assert facts["fails"].startswith("– (exception: ValueError: no <b>such</b> thing")
+    assert not [fact for fact in facts.values() if fact == "None"]
+    assert record["who"].startswith(f"{record['key']} · sample ")
+
+
+def test_shades_go_by_rank_so_that_one_bad_cell_does_not_hide_the_best():
+    assert shades_of([10.0, 11.0, 5_000.0, None], more=False) == [1.0, 0.5, 0.0, None]
+    assert shades_of([10.0, 10.0, 9.0], more=True) == [1.0, 1.0, 0.0]
+    assert shades_of([3.0, 3.0], more=True) == [None, None]
+
+
+def test_the_words_of_an_error_have_a_column_that_breaks_and_its_count_stands_first(bench: Bench):
+    page = reported(bench.run(rows=[{"q": None}]).output)
+    text = "".join(page.text.split())
+    assert "rowsstageclassfirstmessageofthefirst1template" in text
+    cells = [attributes.get("class") for tag, attributes in page.elements if tag == "td"]
+    assert cells == [None, None, None, "prose"]
+    assert "white-space: nowrap" in Path("jobs/page/report.css").read_text().partition(".stacked th, .stacked td {")[2].split("}")[0]

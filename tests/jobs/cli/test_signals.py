@@ -1,0 +1,193 @@
+"""A signal while one step takes for ever: the process ends within 5 seconds, what was finished is safe, the same command goes on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import yaml
+from mlx_bulk.jobs.cli import signals as stopping
+from mlx_bulk.jobs.cli.signals import Stop
+
+from ..support.bench import Bench, Record, table_of
+
+PATIENCE = 60.0  # seconds after which a test that waits for a process has failed
+SOON = 0.2  # of grace, where the test is not about how long it is
+
+BLOCKING = Path(__file__).parent / "blocking.py"
+STEP = "mlx_bulk.runner.engine.engine:Engine._step"
+ROWS: list[Record] = [{"q": "word " * (1 + 7 * row % 13)} for row in range(24)]
+JOB: dict[str, Any] = {"batch": {"rows": 4, "rows_per_shard": 64}, "output": {"fsync_seconds": 3600}}
+
+
+class Blocked:
+    """A command that has come to where it blocks."""
+
+    def __init__(self, config: Path, where: str, after: int, grace: float, options: Sequence[str]):
+        said, theirs = os.pipe()
+        command = [sys.executable, str(BLOCKING), str(theirs), where, str(after), str(grace), "run", str(config), "--no-supervised"]
+        command += options
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[theirs], stdin=subprocess.DEVNULL)
+        os.close(theirs)
+        with os.fdopen(said) as pipe:
+            self.arrived = pipe.readline() == "in there\n"
+
+    def ended(self, *numbers: int) -> tuple[int, list[str], float]:
+        """Exit code, lines on stderr, and seconds since the first of these signals was sent."""
+        assert self.arrived, self.process.communicate(timeout=PATIENCE)
+        begin = monotonic()
+        for number in numbers:
+            self.process.send_signal(number)
+        _, stderr = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, [line for line in stderr.splitlines() if line], monotonic() - begin
+
+
+@contextmanager
+def blocked(config: Path, where: str = STEP, after: int = 6, grace: float = SOON, options: Sequence[str] = ()) -> Generator[Blocked]:
+    child = Blocked(config, where, after, grace, options)
+    try:
+        yield child
+    finally:
+        child.process.kill()
+        child.process.communicate()
+
+
+def sessions(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "sessions.jsonl").read_text().splitlines()]
+
+
+def test_a_step_that_takes_for_ever_does_not_hold_up_the_end(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), grace=stopping.GRACE_SECONDS) as child:
+        code, said, seconds = child.ended(signal.SIGTERM)
+    assert code == 143
+    assert seconds < 5
+    assert said[-2:] == [
+        "mlx-bulk: SIGTERM: finishing this step and saving (again: stop at once)",
+        "mlx-bulk: SIGTERM: the step takes too long and is broken off; finished rows are safe, the same command continues",
+    ]
+    end = sessions(bench.root / "run")[-1]
+    assert (end["event"], end["how"]) == ("end", "stopped")
+    assert 6 <= end["rows"] < 24
+    # Nothing but the watcher's thread can have written them: fsync_seconds is an hour.
+    done = bench.run(rows=ROWS, **JOB)
+    assert (done.code, len(done.records)) == (0, 24)
+    generated = json.loads((bench.root / "run/summary.json").read_text())["session"]["generated_tokens"]
+    assert generated <= 6 * (24 - end["rows"])
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_at_once(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), grace=3600) as child:
+        assert child.arrived
+        child.process.send_signal(signal.SIGINT)
+        assert child.process.stderr is not None
+        while "finishing this step" not in (line := child.process.stderr.readline()):
+            assert line, "the watcher has said nothing"
+        code, said, _ = child.ended(signal.SIGTERM)
+    assert (code, said) == (143, [])
+
+
+@pytest.mark.slow
+def test_quiet_is_told_only_what_went_wrong(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), options=["--quiet"]) as child:
+        code, said, _ = child.ended(signal.SIGINT)
+    assert code == 130
+    assert len(said) == 1  # what could not be finished
+    assert "finishing this step" not in said[0]
+
+
+@pytest.mark.slow
+def test_loading_is_broken_off(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.runner.pipeline.session:fit", after=0) as child:
+        code, said, _ = child.ended(signal.SIGINT)
+    assert code == 130
+    assert said[-1] == "mlx-bulk: interrupted before the first step of this session; nothing was lost, the same command continues"
+    assert bench.run(rows=ROWS, **JOB).code == 0
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_stuck_as_well_does_not_hold_up_the_end(bench: Bench):
+    path = bench.write_config(rows=ROWS, batch={"rows": 4, "rows_per_shard": 64}, output={"fsync_seconds": 0})
+    with blocked(path, "mlx_bulk.runner.store.writer:Writer._flush", after=6) as child:
+        code, said, _ = child.ended(signal.SIGTERM)
+    assert code == 143
+    assert "SIGTERM: neither the step nor the disk got ready; rows finished in the last seconds are done again" in said[-1]
+    assert bench.run(rows=ROWS, batch=JOB["batch"]).code == 0
+
+
+@pytest.mark.slow
+def test_a_report_that_takes_for_ever_does_not_hold_up_the_end_of_a_complete_run(bench: Bench):
+    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.jobs.report.report:rendered", after=0) as child:
+        code, said, _ = child.ended(signal.SIGTERM)
+    assert code == 0
+    assert said[-1] == "mlx-bulk: SIGTERM: the run is complete; its report takes too long and is left out (mlx-bulk report writes it)"
+    assert sessions(bench.root / "run")[-1]["how"] == "complete"
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):
+    base = yaml.safe_load(bench.write_config(rows=ROWS[:8], **JOB).read_text())
+    output = base.pop("output")["path"]
+    path = bench.root / "sweep.yaml"
+    sweep = {"job": "sweep", "base": base, "matrix": {"sampling.max_tokens": [2, 3]}, "output": {"path": output}}
+    path.write_text(yaml.safe_dump(sweep))
+    with blocked(path, after=12) as child:
+        code, said, _ = child.ended(signal.SIGTERM)
+    assert code == 143
+    assert "finished rows are safe" in said[-1]
+    assert bench.command(path).code == 0
+    assert [table_of(cell / "results").num_rows for cell in sorted(Path(output).glob("*/"))] == [8, 8]
+
+
+# ------------------------------------------------------------------------------------------------------- in this process
+
+
+def test_what_was_there_before_is_there_again():
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    wakeup, handlers = signal.set_wakeup_fd(writing), [signal.getsignal(number) for number in stopping.SIGNALS]
+    try:
+        with Stop():
+            assert signal.getsignal(signal.SIGTERM) is not handlers[1]
+        assert [signal.getsignal(number) for number in stopping.SIGNALS] == handlers
+    finally:
+        assert signal.set_wakeup_fd(wakeup) == writing
+        os.close(reading)
+        os.close(writing)
+
+
+def test_signals_are_told(monkeypatch: pytest.MonkeyPatch):
+    told: list[int] = []
+    heard = threading.Event()
+
+    def tell(number: int) -> None:
+        told.append(number)
+        heard.set()
+
+    with Stop(tell) as stop:
+        assert not stop.asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked()
+        assert heard.wait(PATIENCE)
+    assert (told, stop.code) == ([signal.SIGTERM], 143)
+
+
+def test_another_thread_takes_no_signals():
+    ended: Sequence[bool] = []
+
+    def run() -> None:
+        with Stop() as stop:
+            ended.append(stop.asked())  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert list(ended) == [False]

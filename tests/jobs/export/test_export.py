@@ -1,0 +1,273 @@
+"""``mlx-bulk export`` on real runs: what other programs read, in which order, and what is refused."""
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from click import Choice
+from datasets import load_dataset
+from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.jobs.export import table_writers as table_files
+from mlx_bulk.jobs.export.export import FORMATS
+from mlx_bulk.runner.store.commit_log import read_commits
+from mlx_bulk.runner.store.paths import RunPaths
+
+from ..support.bench import Bench, Done, Record
+from ..support.exported_runs import HOSTILE, export, queried
+
+SIDES = ("parquet", "jsonl")
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
+    """A complete run of two shards with a failure, two samples a row, and all logprobs."""
+    done = Bench(tmp_path_factory.mktemp("generated"), model).run(
+        rows=HOSTILE,
+        data={"key": "id"},
+        sampling={"n": 2, "temperature": 1.0},
+        logprobs={"prompt": True, "top": 2},
+        batch={"rows_per_shard": 4},
+    )
+    assert done.code == 3, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def incomplete(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
+    """A run that has committed one shard of three."""
+    done = Bench(tmp_path_factory.mktemp("incomplete"), model).run(batch={"rows_per_shard": 2})
+    commits = RunPaths(done.output).commits
+    commits.write_bytes(b"".join(line for line in commits.read_bytes().splitlines(keepends=True) if b'"shard":0' in line))
+    return done
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Done]:
+    """A run of each shape that scores have."""
+    rows: list[Record] = [{"q": "Is it?", "a": ["yes", "no"]}, {"q": "Was it?", "a": ["no", "never"]}]
+    sections: dict[str, Any] = {
+        "text": {"score": {"text": "{{ q }}"}, "logprobs": {"top": 2}},
+        "choices": {"score": {"choices": "a"}, "prompt": {"text": "{{ q }}"}},
+    }
+    return {name: Bench(tmp_path_factory.mktemp(name), model).score(rows=rows, **given) for name, given in sections.items()}
+
+
+def read_by(reader: str, kind: str, path: Path, cache: Path) -> list[Record]:
+    """The records of a file, as a library reads it."""
+    match reader:
+        case "polars":
+            return (pl.read_parquet(path) if kind == "parquet" else pl.read_ndjson(path)).to_dicts()
+        case "duckdb":
+            return queried(f"from '{path}'").to_pylist()
+        case _:
+            name = "json" if kind == "jsonl" else kind
+            return load_dataset(name, data_files=str(path), split="train", cache_dir=str(cache)).to_list()
+
+
+# ---------------------------------------------------------------------------------------------------- read by others
+
+
+@pytest.mark.parametrize("reader", ["datasets", "polars", "duckdb"])
+@pytest.mark.parametrize("kind", SIDES)
+def test_others_read_what_the_run_holds(generated: Done, tmp_path: Path, kind: str, reader: str):
+    path = tmp_path / f"out.{kind}"
+    export(generated.output, kind, path)
+    read = read_by(reader, kind, path, tmp_path)
+    assert [(record["row"], record["sample"]) for record in read] == [(row, sample) for row in (0, 1, 2, 4, 5, 6) for sample in (0, 1)]
+    exact = ("key", "input", "prompt", "completion", "prompt_ids", "completion_ids", "text_offset", "top_ids", "finish_reason", "seed")
+    for found, stored in zip(read, generated.records, strict=True):
+        assert {name: found[name] for name in exact} == {name: stored[name] for name in exact}
+        assert found["logprobs"] == pytest.approx(stored["logprobs"], rel=1e-7)  # a float32 as nine digits of a float64
+        assert found["prompt_logprobs"][0] is None
+
+
+@pytest.mark.parametrize("reader", ["polars", "duckdb"])
+def test_csv_is_read_with_nested_columns_as_json(generated: Done, tmp_path: Path, reader: str):
+    result = export(generated.output, "csv", tmp_path / "out.csv")
+    path = str(tmp_path / "out.csv")
+    read = pl.read_csv(path).to_dicts() if reader == "polars" else queried(f"from read_csv('{path}')").to_pylist()
+    for found, stored in zip(read, generated.records, strict=True):
+        assert json.loads(found["completion_ids"]) == stored["completion_ids"]
+        assert json.loads(found["input"]) == stored["input"]
+        assert (found["row"], found["sample"], found["completion_tokens"]) == (stored["row"], stored["sample"], stored["completion_tokens"])
+    assert [found["prompt"] for found in read][-2:] == ["'=1+1"] * 2
+    assert "note: " in result.stderr
+    assert "cells that a spreadsheet would run as formulas" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+@pytest.mark.parametrize("name", ["text", "choices"])
+def test_scores_are_exported_too(scored: dict[str, Done], tmp_path: Path, name: str, kind: str):
+    done = scored[name]
+    export(done.output, kind, tmp_path / f"out.{kind}")
+    read = queried(f"from '{tmp_path}/out.{kind}'")
+    assert read.column_names == done.table.column_names
+    assert read["row"].to_pylist() == [0, 1]
+
+
+# --------------------------------------------------------------------------------------------------- files and sums
+
+
+def test_a_folder_holds_results_errors_and_their_sums(generated: Done, tmp_path: Path):
+    result = export(generated.output, "jsonl", f"{tmp_path}/new/")
+    folder = tmp_path / "new"
+    assert sorted(path.name for path in folder.iterdir()) == ["SHA256SUMS", "errors.jsonl", "results.jsonl"]
+    sums = {name: digest for digest, name in (line.split("  ") for line in (folder / "SHA256SUMS").read_text().splitlines())}
+    assert sums == {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("results.jsonl", "errors.jsonl")}
+    assert result.stdout.splitlines() == [f"{sums[name]}  {folder}/{name}" for name in ("results.jsonl", "errors.jsonl")]
+    assert result.stderr == f"exported 12 records and 1 failure -> {folder}/\n"
+    [failure] = [json.loads(line) for line in (folder / "errors.jsonl").read_text().splitlines()]
+    assert failure == generated.errors[0]
+
+
+def test_a_file_leaves_the_failures_out_and_says_so(generated: Done, tmp_path: Path):
+    result = export(generated.output, "parquet", tmp_path / "deep" / "er.parquet")
+    assert result.stdout == f"{hashlib.sha256((tmp_path / 'deep/er.parquet').read_bytes()).hexdigest()}  {tmp_path}/deep/er.parquet\n"
+    assert "note: not in it: 1 quarantined in errors/\n" in result.stderr
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["er.parquet"]
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(generated: Done, tmp_path: Path):
+    file, link, folder = tmp_path / "disk" / "out.jsonl", tmp_path / "link.jsonl", tmp_path / "folder"
+    file.parent.mkdir()
+    folder.mkdir()
+    file.write_text("old")
+    link.symlink_to(file)
+    for name in ("results.jsonl", "errors.jsonl", "SHA256SUMS"):
+        (folder / name).symlink_to(tmp_path / "disk" / name)  # these lead to nothing yet
+    export(generated.output, "jsonl", link, "--overwrite")
+    export(generated.output, "jsonl", folder)
+    assert link.is_symlink()
+    assert len(file.read_text().splitlines()) == 12
+    assert all(path.is_symlink() and path.is_file() for path in folder.iterdir())
+    assert [line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()] == ["results.jsonl", "errors.jsonl"]
+
+
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+def test_only_a_regular_file_is_written(generated: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: tuple[str, ...]):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")
+    Path("folder/results.jsonl").mkdir(parents=True)
+    Path("inward").symlink_to(generated.output / "results")
+    for to, said in (
+        ("-", "--to -: an export appears whole or not at all, which a stream cannot; name a file"),
+        ("fifo", "--to fifo: fifo is there and is no regular file"),
+        ("/dev/null", "/dev/null is there and is no regular file"),
+        ("folder", "--to folder: folder/results.jsonl is there and is no regular file"),
+        ("inward/new.jsonl", "lies in the run directory"),
+    ):
+        result = export(generated.output, "jsonl", to, *overwrite, code=2)
+        assert said in result.stderr
+        assert "--overwrite" not in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fifo", "folder", "inward"]
+
+
+def test_a_format_of_another_job_names_those_that_fit(generated: Done, scored: dict[str, Done], tmp_path: Path):
+    for done, kind, fit in ((generated, "trl", "parquet, jsonl, csv, openai"), (scored["text"], "openai", "parquet, jsonl, csv")):
+        result = export(done.output, kind, tmp_path / "out", code=2)
+        assert result.stderr.rstrip().endswith(f"; use one of {fit}")
+
+
+def test_an_export_is_the_same_bytes_each_time(generated: Done, tmp_path: Path):
+    digests = {kind: {export(generated.output, kind, tmp_path / f"{n}.{kind}").stdout[:64] for n in (1, 2)} for kind in (*SIDES, "openai")}
+    assert [len(found) for found in digests.values()] == [1, 1, 1]
+
+
+def test_what_is_there_is_replaced_only_when_asked_for(generated: Done, scored: dict[str, Done], tmp_path: Path):
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text("precious")
+    refused = export(generated.output, "jsonl", mine, code=2)
+    assert refused.stderr == f"mlx-bulk: --to {mine}: {mine} is there already; --overwrite replaces it\n"
+    assert mine.read_text() == "precious"
+    export(generated.output, "jsonl", mine, "--overwrite")
+    assert len(mine.read_text().splitlines()) == 12
+
+
+def test_an_overwritten_folder_keeps_no_failures_of_an_earlier_export(generated: Done, scored: dict[str, Done], tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    export(generated.output, "jsonl", tmp_path)
+    export(scored["text"].output, "jsonl", tmp_path, "--overwrite")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["SHA256SUMS", "notes.txt", "results.jsonl"]
+
+
+def test_a_failed_export_leaves_what_was_there(generated: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(file: Any, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> list[str]:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setitem(table_files.WRITERS, "jsonl", full)
+    (tmp_path / "out.jsonl").write_text("before")
+    result = export(generated.output, "jsonl", tmp_path / "out.jsonl", "--overwrite", code=6)
+    assert result.stderr.startswith(f"mlx-bulk: --to {tmp_path}/out.jsonl: cannot be written: [Errno 28] No space left on device")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"out.jsonl": "before"}
+
+
+def test_an_interrupted_export_leaves_nothing(generated: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(file: Any, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(table_files.WRITERS, "csv", interrupted)
+    result = export(generated.output, "csv", tmp_path / "out.csv", code=130)
+    assert result.stderr == "mlx-bulk: interrupted; no file was left half written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_formats_are_offered():
+    offered = next(option for option in cli.commands["export"].params if option.name == "kind").type
+    assert isinstance(offered, Choice)
+    assert tuple(offered.choices) == FORMATS
+
+
+def test_a_place_that_cannot_be_written(generated: Done, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    result = export(generated.output, "jsonl", tmp_path / "file" / "out.jsonl", code=5)
+    assert f"--to {tmp_path}/file/out.jsonl: cannot be written" in result.stderr
+
+
+def test_the_run_directory_is_no_place(generated: Done):
+    before = sorted(path.name for path in generated.output.rglob("*"))
+    for to in (f"{generated.output}/", f"{generated.output}/results/x.csv"):
+        assert "lies in the run directory" in export(generated.output, "csv", to, code=2).stderr
+    assert sorted(path.name for path in generated.output.rglob("*")) == before
+
+
+# ------------------------------------------------------------------------------------------------------------ refused
+
+
+def test_an_incomplete_run_is_exported_when_asked_for_only(incomplete: Done, tmp_path: Path):
+    refused = export(incomplete.output, "jsonl", tmp_path / "out.jsonl", code=2)
+    assert refused.stderr.startswith(
+        f"mlx-bulk: {incomplete.output}: is not complete: 2 of 5 rows are committed. Finish it with the command"
+    )
+    assert not (tmp_path / "out.jsonl").exists()
+    done = export(incomplete.output, "jsonl", tmp_path / "out.jsonl", "--partial")
+    assert "note: the run is not complete: 2 of 5 rows are committed" in done.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+
+
+def test_scores_have_no_place_in_openais_format(scored: dict[str, Done], tmp_path: Path):
+    result = export(scored["text"].output, "openai", tmp_path / "out.jsonl", code=2)
+    assert result.stderr == (
+        "mlx-bulk: --format openai: holds completions, and this is a run of job: score; use one of parquet, jsonl, csv\n"
+    )
+
+
+def test_a_run_without_records(bench: Bench, tmp_path: Path):
+    done = bench.run(rows=[{"q": None}])
+    assert read_commits(RunPaths(done.output)).closing is not None
+    assert "has no records to export" in export(done.output, "csv", tmp_path / "out.csv", code=5).stderr
+
+
+def test_what_is_no_run(tmp_path: Path):
+    assert "is not a run directory: it holds no run.json" in export(tmp_path, "csv", tmp_path / "x" / "out.csv", code=5).stderr
+
+
+def test_public_is_for_the_hub(generated: Done, tmp_path: Path):
+    assert "--public: goes with --to hf:owner/name" in export(generated.output, "parquet", tmp_path / "x", "--public", code=2).stderr

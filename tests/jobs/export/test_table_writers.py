@@ -1,0 +1,155 @@
+"""Parquet, JSON lines and CSV as files: what is read back, what is changed and said, and that no more than a part is held."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.jobs.export import table_writers as table_files
+from mlx_bulk.jobs.export.table_writers import WRITERS, Notes, portions, write_csv, write_jsonl, write_parquet
+
+from ..support.exported_runs import queried
+
+RECORDS: list[dict[str, Any]] = [
+    {"row": 0, "text": 'a,"b"\r\nc', "floats": [None, -0.5], "flag": True, "score": -1.5, "seed": 2**63},
+    {"row": 1, "text": None, "floats": None, "flag": None, "score": None, "seed": None},
+    {"row": 2, "text": "", "floats": [], "flag": False, "score": 2.0, "seed": 0},
+]
+SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("text", pa.large_string()),
+        pa.field("floats", pa.list_(pa.float32()), metadata={b"leading_null": b"1"}),
+        ("flag", pa.bool_()),
+        ("score", pa.float64()),
+        ("seed", pa.uint64()),
+    ]
+)
+BATCH = pa.RecordBatch.from_pylist(RECORDS, SCHEMA)
+UNGUARDED = re.compile(r"^'('*[=+\-@＝＋－＠\t\r])")
+
+Write = Callable[[BinaryIO, pa.Schema, Any], Notes]
+
+
+def written(write: Write, *batches: pa.RecordBatch) -> tuple[bytes, Notes]:
+    file = io.BytesIO()
+    notes = write(file, batches[0].schema, iter(batches))
+    assert not file.closed
+    return file.getvalue(), notes
+
+
+def texts(*values: str | None) -> pa.RecordBatch:
+    return pa.record_batch({"row": pa.array(range(len(values))), "text": pa.array(values, pa.large_string())})
+
+
+def test_parquet_keeps_all_types_and_metadata():
+    content, notes = written(write_parquet, BATCH, BATCH.slice(1))
+    table = pq.read_table(io.BytesIO(content))
+    assert table.schema.equals(SCHEMA)
+    assert table.schema.field("floats").metadata == {b"leading_null": b"1"}
+    assert table.to_pylist() == RECORDS + RECORDS[1:]
+    assert notes == []
+
+
+def test_parquet_has_bounded_row_groups_in_zstd(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(table_files, "ROW_GROUP_BYTES", 2 * BATCH.nbytes)
+    about = pq.ParquetFile(io.BytesIO(written(write_parquet, *[BATCH] * 5)[0])).metadata
+    assert [about.row_group(i).num_rows for i in range(about.num_row_groups)] == [6, 6, 3]
+    assert about.row_group(0).column(0).compression == "ZSTD"
+
+
+def test_jsonl_is_an_object_a_line():
+    content, notes = written(write_jsonl, BATCH, BATCH)
+    assert [json.loads(line) for line in content.decode().split("\n")[:-1]] == RECORDS * 2
+    assert notes == []
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_csv])
+def test_numbers_that_json_does_not_know_are_said(write: Write):
+    batch = pa.record_batch({"logprobs": pa.array([[float("-inf"), float("nan"), -1.0]], pa.list_(pa.float32()))})
+    content, notes = written(write, batch)
+    assert b"[null,null,-1.0]" in content
+    assert notes == ["numbers that JSON does not know (NaN, infinities) are null: 2"]
+
+
+def test_csv_tells_null_from_empty_and_nests_json(tmp_path: Path):
+    content, notes = written(write_csv, BATCH)
+    assert notes == []
+    (tmp_path / "a.csv").write_bytes(content)
+    read = pl.read_csv(tmp_path / "a.csv")
+    assert read["text"].to_list() == ['a,"b"\r\nc', None, ""]
+    assert read["floats"].to_list() == ["[null,-0.5]", None, "[]"]
+    assert (read["row"].to_list(), read["score"].to_list()) == ([0, 1, 2], [-1.5, None, 2.0])
+    assert read["seed"].to_list() == [2**63, None, 0]
+    assert queried(f"select flag from '{tmp_path}/a.csv' order by row")["flag"].to_pylist() == [True, None, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("=1+1", "'=1+1"),
+        ("- a list's item", "'- a list's item"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        ("＝1+1", "'＝1+1"),
+        ("'=1", "''=1"),  # so that taking one off gives it back
+        ("-5", "-5"),
+        ("+1.5e-3", "+1.5e-3"),
+        ("'tis", "'tis"),
+        ("a=1", "a=1"),
+    ],
+)
+def test_no_cell_is_a_formula(text: str, cell: str):
+    content, notes = written(write_csv, texts(text, None))
+    assert list(csv.reader(io.StringIO(content.decode(), newline="")))[1:] == [["0", cell], ["1", ""]]
+    assert notes == (["cells that a spreadsheet would run as formulas begin with an apostrophe now: 1"] if cell != text else [])
+
+
+@settings(deadline=None)  # a shared machine is slow at times
+@given(st.lists(st.text(st.sampled_from("'=+-@\t\r\n1.e ,\"a＝é")), min_size=1))
+def test_taking_one_apostrophe_off_gives_back_every_text(values: list[str]):
+    content, _ = written(write_csv, texts(*values))
+    read = [cells[1] for cells in csv.reader(io.StringIO(content.decode(), newline=""))][1:]
+    assert [UNGUARDED.sub(r"\1", cell) for cell in read] == values
+    assert not [cell for cell in read if cell[:1] in tuple("=+-@\t\r＝") and cell and not is_number(cell)]
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_batch_is_written_before_the_next_is_read(kind: str):
+    file, sizes = io.BytesIO(), list[int]()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for _ in range(3):
+            yield BATCH
+            sizes.append(file.tell())
+
+    WRITERS[kind](file, SCHEMA, batches())
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+@settings(deadline=None)  # a shared machine is slow at times
+@given(st.lists(st.integers(0, 9)), st.integers(1, 20))
+def test_portions_are_as_large_as_asked_for_and_in_order(sizes: list[int], size: int):
+    batches = [pa.record_batch({"x": pa.array([0] * count, pa.int8())}) for count in sizes]
+    groups = [list(group) for group in portions(batches, size)]
+    assert [batch for group in groups for batch in group] == batches
+    totals = [sum(batch.nbytes for batch in group) for group in groups]
+    assert all(total >= size for total in totals[:-1])
+    assert all(total - group[-1].nbytes < size for total, group in zip(totals, groups, strict=True))

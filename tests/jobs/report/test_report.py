@@ -1,0 +1,288 @@
+"""``mlx-bulk report``: the page of a run, complete or not; what others wrote stays text in it; what hinders it hinders no run."""
+
+import json
+import os
+import re
+import signal
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from mlx_bulk.configs.load import load
+from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.jobs.report import svg as report_draw
+from mlx_bulk.jobs.report.page import Card, Page, as_json, rendered
+from mlx_bulk.runner.core.host_process import Outside
+from mlx_bulk.runner.files.checked_json import write_document
+from mlx_bulk.runner.models.model_pool import Models
+from mlx_bulk.runner.pipeline.session import run as run_job
+from mlx_bulk.runner.runs.run_dir import Start
+
+from ...runner.support.sessions import flip
+from ..support.bench import ROWS, Bench, Record, table_of
+
+HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \u2028\u2029 \x00\x1b[2J & \" ' ]]> {{ 7 * 7 }} 🙂"
+
+
+class Reader(HTMLParser):
+    """What a page holds: its elements with their attributes, the text that is shown, and the text of its scripts."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += data
+
+    @property
+    def samples(self) -> dict[str, Any]:
+        return json.loads(self.scripts[0])
+
+
+def reported(run: Path, *options: str) -> Reader:
+    """The page that the command writes, read."""
+    result = CliRunner().invoke(cli, ["report", str(run), *options])
+    assert result.exit_code == 0, result.output
+    path = Path(result.stdout.strip())
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+def test_a_generation_with_everything(bench: Bench):
+    sampling: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "n": 2}
+    done = bench.run(sampling=sampling, logprobs={"top": 3, "stats": True, "prompt": True}, data={"key": "id"})
+    page = reported(done.output)
+    assert "Records10results; one a sample" in page.text
+    figures = {attributes["aria-label"] for tag, attributes in page.elements if tag == "figure"}
+    assert figures == {"Prompt length", "Completion length", "Logprobs", "Perplexity by completion", "Finish reasons"}
+    assert len(page.samples["records"]) == 10
+    for shown, record in zip(page.samples["records"], done.records, strict=True):
+        prompt, completion = shown["parts"]
+        assert (shown["name"], shown["key"]) == (f"row {record['row']} · sample {record['sample']}", record["key"])
+        assert "".join(token[0] for token in prompt["tokens"]).endswith(record["prompt"])
+        assert len(completion["tokens"]) == len(record["completion_ids"])
+        for token, logprob, rank, top in zip(
+            completion["tokens"], record["logprobs"], record["ranks"], record["top_logprobs"], strict=True
+        ):
+            assert token[1] == pytest.approx(logprob, abs=6e-4)
+            assert token[2] == rank
+            assert [value for _, value in token[4]] == pytest.approx(top, abs=6e-4)
+            if rank == 1:
+                assert token[4][0][1] == token[1]
+
+
+def test_scores_of_texts_and_of_choices(bench: Bench):
+    texts = bench.score(rows=ROWS, score={"text": "{{ q }}", "group_by": "id"})
+    page = reported(texts.output)
+    assert "Perplexity by document" in page.text
+    assert [["".join(token[0] for token in record["parts"][0]["tokens"]) for record in page.samples["records"]]] == [
+        [f"<|endoftext|>{row['q']}" for row in ROWS]
+    ]
+    choices = bench.score(
+        "--output", str(bench.root / "choices"), rows=ROWS, prompt={"text": "{{ q }}"}, score={"choices": "c", "label": "y"}
+    )
+    assert choices.code == 5
+    rows = [{**row, "c": ["yes", "no"], "y": 0} for row in ROWS]
+    choices = bench.score("--output", str(bench.root / "c"), rows=rows, prompt={"text": "{{ q }}"}, score={"choices": "c", "label": "y"})
+    page = reported(choices.output)
+    assert "Accuracy" in page.text
+    assert ["".join(token[0] for token in part["tokens"]) for part in page.samples["records"][0]["parts"]] == ["yes", "no"]
+    assert any("label" in part["note"] for part in page.samples["records"][0]["parts"])
+
+
+# --------------------------------------------------------------------------------------------------------- text is text
+
+
+def test_what_others_wrote_stays_text(bench: Bench):
+    rows: list[Record] = [{"id": HOSTILE, "q": HOSTILE, "\u2028<b>": HOSTILE}, {"id": "b", "q": None, "\u2028<b>": "x"}]
+    done = bench.run(rows=rows, data={"key": "id"}, prompt={"text": "{{ q }}"})
+    page = reported(done.output)
+    assert [tag for tag, _ in page.elements].count("script") == 2
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert not [tag for tag, _ in page.elements if tag in ("img", "b", "iframe", "object", "form", "base")]
+    record = page.samples["records"][0]
+    assert record["key"] == HOSTILE
+    assert HOSTILE in record["parts"][0]["text"]
+    raw = (done.output / "report.html").read_text(encoding="utf-8")
+    for sign in ("<!--", "alert(1)</script>", "<img", "\x1b", "\x00"):
+        assert sign not in raw, f"{sign!r} is in the page"
+    assert not set("\u2028\u2029<>&") & set(page.scripts[0])
+
+
+def test_text_that_ends_the_script_stays_text():
+    text = as_json({"completion": HOSTILE + "\ud800", "number": 1.5})
+    assert not re.search(r"[<>&\u2028\u2029\x00-\x1f]|[^\x00-\x7f]", text)
+    assert json.loads(text) == {"completion": HOSTILE + "\ud800", "number": 1.5}
+    page = Page(title=HOSTILE, subtitle=HOSTILE + "\ud800", banner=[HOSTILE], cards=[Card(HOSTILE, HOSTILE, HOSTILE)], footer=HOSTILE)
+    page.browser = {"words": HOSTILE, "records": [], "sorts": [[HOSTILE, 1]]}
+    found = Reader(rendered(page).decode("utf-8"))
+    assert [tag for tag, _ in found.elements].count("script") == 2
+    assert not [tag for tag, _ in found.elements if tag == "img"]
+    assert "\\ud800" in found.text
+    assert found.samples["sorts"] == [[HOSTILE, 1]]
+    assert "49" not in found.text
+
+
+def test_nothing_is_fetched(bench: Bench):
+    reported((done := bench.run()).output)
+    raw = (done.output / "report.html").read_text(encoding="utf-8")
+    assert set(re.findall(r"https?://[^\"' <)]+", raw)) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert "default-src 'none'" in raw
+    names = re.findall(r'\bid="([^"]+)"', raw)
+    assert len(names) == len(set(names))
+
+
+# ------------------------------------------------------------------------------------------------- runs that are not whole
+
+
+def test_a_stopped_run_is_drawn_as_far_as_it_is(bench: Bench):
+    bench.write_config(batch={"rows_per_shard": 2, "rows": 1})
+    asked = iter([False] * 24 + [True] * 1000)
+    config: Any = load(bench.root / "config.yaml", [])
+    summary = run_job(config, KINDS["generate"], Start(), Outside(lambda: next(asked)), "nothing", Models())
+    assert 2 <= summary.rows < 5
+    page = reported(bench.root / "run")
+    assert "This run is not complete (stopped): " in page.text
+    assert " of 5 rows are committed and drawn here" in page.text
+    assert len(page.samples["records"]) == len(table_of(bench.root / "run/results")) < 5
+
+
+def test_a_run_without_results(bench: Bench):
+    done = bench.run(rows=[{"q": None}])
+    page = reported(done.output)
+    assert "1quarantined" in page.text.replace("\n", "").replace(" ", "")
+    assert "missing in this row: q" in page.text
+    assert len(page.scripts) == 1
+
+
+def test_another_tokenizer_leaves_ids(bench: Bench):
+    done = bench.run(logprobs={"top": 2})
+    run = json.loads((done.output / "run.json").read_text())
+    del run["check"]
+    run["identity"]["model.tokenizer"] = "another"
+    write_document(done.output / "run.json", run)
+    page = reported(done.output)
+    assert "Tokens are shown by their ids" in page.text
+    alternatives = [text for record in page.samples["records"] for token in record["parts"][-1]["tokens"] for text, _ in token[4]]
+    assert alternatives
+    assert all(re.fullmatch(r"#\d+", text) for text in alternatives)
+
+
+def test_a_damaged_part_is_refused(bench: Bench):
+    done = bench.run()
+    flip(next((done.output / "results").glob("*.arrow")))
+    result = CliRunner().invoke(cli, ["report", str(done.output)])
+    assert result.exit_code == 5
+    assert "is damaged" in result.stderr
+    assert not (done.output / "report.html").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- at the end of a run
+
+
+@pytest.mark.draws
+def test_a_run_writes_it_at_its_end(bench: Bench):
+    done = bench.run()
+    assert f"mlx-bulk: report: {done.output}/report.html\n" in done.stderr
+    assert done.last_line.startswith("complete: 5 of 5 rows")
+    written = (done.output / "report.html").stat().st_mtime_ns
+    assert bench.command(bench.root / "config.yaml").code == 0
+    assert (done.output / "report.html").stat().st_mtime_ns == written
+    verified = CliRunner().invoke(cli, ["verify", str(done.output)])
+    assert verified.exit_code == 0
+    assert "report" not in verified.output
+    (done.output / "report.html").write_text("changed by hand")
+    assert CliRunner().invoke(cli, ["verify", str(done.output)]).exit_code == 0
+    assert bench.command(bench.root / "config.yaml", "--overwrite").code == 0
+    assert not list(done.output.glob(".report*"))
+
+
+@pytest.mark.draws
+def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("mlx_bulk.jobs.report.report.rendered", lambda page: b"new")
+    done = bench.run()
+    assert done.code == 0, done.stderr
+    page = done.output / "report.html"
+    page.write_bytes(b"old")
+    before = (page.parent / "commits.jsonl").stat().st_mtime_ns - 1  # killed between the closing line and the page
+    os.utime(page, ns=(before, before))
+    assert bench.command(bench.root / "config.yaml").code == 0
+    assert page.read_bytes() == b"new"
+    page.write_bytes(b"by hand")
+    assert bench.command(bench.root / "config.yaml").code == 0
+    assert page.read_bytes() == b"by hand"
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import os; os.abort()", "the charts could not be drawn (exit code -6): no message"),
+        (
+            "import vl_convert_is_gone",
+            "the charts could not be drawn (exit code 1): ModuleNotFoundError: No module named 'vl_convert_is_gone'",
+        ),
+        ("raise ImportError(\"No module named 'vl_convert'\")", "charts need vl-convert-python, which is not installed: pip install"),
+        ("import sys; sys.stdin.read(); import threading; threading.Event().wait()", "the charts were not drawn within 1 s"),
+    ],
+)
+def test_what_hinders_it_hinders_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
+    monkeypatch.setattr(report_draw, "_DRAW", code)
+    monkeypatch.setattr(report_draw, "SECONDS", 1.0 if "threading" in code else 60.0)
+    done = bench.run()
+    assert done.code == 0
+    assert f"report.html was not written: {why}" in done.stderr
+    assert f"The run is complete; mlx-bulk report {done.output} writes it." in done.stderr
+    assert done.last_line.startswith("complete: 5 of 5 rows")
+    assert not list(done.output.glob("*report*"))
+
+
+@pytest.mark.draws
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_is_drawn_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int):
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("mlx_bulk.jobs.report.report.rendered", interrupted)
+    done = bench.run()
+    assert done.code == 0
+    assert "report.html was not written: interrupted. The run is complete" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------ where it goes
+
+
+def test_where_it_goes(bench: Bench):
+    done = bench.run()
+    (bench.root / "pages").mkdir()
+    for to, lies in (("one.html", "one.html"), ("pages", "pages/report.html"), ("new/two.html", "new/two.html")):
+        result = CliRunner().invoke(cli, ["report", str(done.output), "--to", str(bench.root / to)])
+        assert result.stdout == f"{bench.root / lies}\n"
+        assert (bench.root / lies).read_text().startswith("<!doctype html>")
+    assert not (done.output / "report.html").exists()
+
+
+@pytest.mark.parametrize("name", ["gone", "empty"])
+def test_what_is_no_run_is_told_in_one_line(bench: Bench, name: str):
+    (bench.root / "empty").mkdir()
+    result = CliRunner().invoke(cli, ["report", str(bench.root / name)])
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (5, "", 1)
+    assert "is not a run directory" in result.stderr

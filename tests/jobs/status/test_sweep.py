@@ -1,0 +1,45 @@
+"""``mlx-bulk status`` on a sweep's folder: a line a cell, those too that no start has come to."""
+
+import json
+import shutil
+from typing import Any
+
+import yaml
+from click.testing import CliRunner
+from mlx_bulk.jobs.cli.main import cli
+
+from ..support.bench import ROWS, Bench
+
+
+def shown(bench: Bench, *options: str) -> str:
+    result = CliRunner().invoke(cli, ["status", str(bench.root / "sweep"), *options])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_sweep_is_told_by_its_cells(bench: Bench):
+    base: dict[str, Any] = yaml.safe_load(bench.write_config(rows=[*ROWS, {"id": "f", "q": None}]).read_text())
+    del base["output"]
+    sweep = {"job": "sweep", "base": base, "matrix": {"sampling.max_tokens": [2, 3]}, "output": {"path": str(bench.root / "sweep")}}
+    path = bench.root / "sweep.yaml"
+    path.write_text(yaml.safe_dump(sweep))
+    assert CliRunner().invoke(cli, ["run", str(path), "--no-supervised"]).exit_code == 3
+    done, left = (cell["name"] for cell in json.loads((bench.root / "sweep/sweep.json").read_text())["cells"])
+    shutil.rmtree(bench.root / "sweep" / left)
+    first, _, heading, complete, waiting = shown(bench).splitlines()
+    assert first == f"sweep     {bench.root / 'sweep'}: 2 cells: 1 complete, 1 waiting"
+    assert heading.split() == ["cell", "state", "rows", "errors"]
+    assert complete.split() == [done, "complete", "6", "of", "6", "(100", "%)", "1"]
+    assert waiting.split() == [left, "waiting"]
+    one, other = json.loads(shown(bench, "--json"))["cells"]
+    assert (one["name"], one["status"]["state"], one["status"]["errors"]) == (done, "complete", 1)
+    assert (other["name"], other["status"]) == (left, None)
+
+
+def test_a_damaged_list_of_cells_is_said(bench: Bench):
+    (bench.root / "sweep").mkdir()
+    (bench.root / "sweep/sweep.json").write_text("{")
+    result = CliRunner().invoke(cli, ["status", str(bench.root / "sweep")])
+    assert result.exit_code == 5
+    assert "sweep.json cannot be read" in result.stderr
+    assert "Run the sweep's command again" in result.stderr

@@ -1,0 +1,63 @@
+"""How a status is drawn: sparklines, lengths of time, and lines that fit the terminal."""
+
+from pathlib import Path
+
+import pytest
+from mlx_bulk.jobs.status.text import duration, sparkline, status_as_text
+from mlx_bulk.jobs.terminal.tables import width_of
+from mlx_bulk.runner.runs.run_dir import RunDir
+from mlx_bulk.runner.runs.status import status
+
+from ..support.run_states import failure, path, point, started, work
+
+__all__ = ["path"]
+
+
+@pytest.mark.parametrize(
+    ("values", "width", "bars"),
+    [
+        ([], 10, ""),
+        ([0.0, 0.0], 10, "▁▁"),
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8], 9, "▁▂▃▄▅▆▇██"),
+        ([5.0], 10, "█"),
+        ([1.0, 3.0, 4.0, 4.0], 2, "▅█"),  # neighbours averaged
+        ([8.0] * 1000 + [0.0] * 1000, 4, "██▁▁"),
+    ],
+)
+def test_sparklines(values: list[float], width: int, bars: str):
+    assert sparkline(values, width) == bars
+
+
+@pytest.mark.parametrize("count", [1, 39, 40, 41, 79, 1000])
+def test_a_sparkline_is_never_wider_than_asked_for(count: int):
+    assert len(sparkline([1.0] * count, 40)) == min(count, 40)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.4, "0 s"),
+        (59.6, "1 min"),
+        (61, "1 min 1 s"),
+        (3600, "1 h"),
+        (3661, "1 h 1 min"),
+        (86_400 + 5, "1 d"),
+        (90_000, "1 d 1 h"),
+    ],
+)
+def test_lengths_of_time(seconds: float, text: str):
+    assert duration(seconds) == text
+
+
+def test_lines_fit_the_terminal_but_for_the_command(path: Path):
+    with RunDir.open(path) as run:
+        work(run, range(4), [failure(4, "long words " * 200), failure(5, "東京" * 100 + "\n\x1b[2J", "read")])
+        started(run, ago=30)
+        for at in range(30):
+            point(run, at % 5, rate=at, ago=30 - at)
+    lines = status_as_text(status(path), 80).splitlines()
+    assert max(width_of(line) for line in lines if not line.startswith("continue")) <= 80
+    assert sum("long words" in line for line in lines) == 4  # and no more
+    assert not [line for line in lines if not line.isprintable()]
+    assert [line.endswith(" …") for line in lines if "long words" in line] == [False, False, False, True]

@@ -1,0 +1,34 @@
+"""Reward functions of a user's, in files of a test's own folder, and a group to rate."""
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.jobs.rewards.functions import find_functions
+from mlx_bulk.jobs.rewards.pool import Group, RewardPool
+from mlx_bulk.runner.pipeline.ratings import Ratings
+
+PAIR = Group("1 + 1?", ["2", "3"], [[5, 1], [6, 1]], {"answer": "2", "level": 3})
+
+
+def written(folder: Path, source: str, name: str = "rewards.py") -> Path:
+    """A file with this source in the folder."""
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(dedent(source), encoding="utf-8")
+    return file
+
+
+def named(*places: str, **settings: Any) -> list[RewardConfig]:
+    """A config's rewards; each is named after its function."""
+    return [RewardConfig(fn=place, **settings) for place in places]
+
+
+def rated(rewards: list[RewardConfig], group: Group = PAIR, processes: int = 1) -> Ratings:
+    """What a pool of these functions says of one group."""
+    pool = RewardPool(find_functions(rewards), processes)
+    try:
+        return pool.rate(group).result(60)
+    finally:
+        pool.close()

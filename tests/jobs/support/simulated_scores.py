@@ -1,0 +1,67 @@
+"""A supervised process without a model: a folder of "rows", each a file once it is done. It does as it is told on the command line.
+
+``python simulated.py FOLDER ROWS BATCH SCRIPT``: SCRIPT is JSON, for example {"killers": [3], "signal": 6}. Its other keys: "times" (of
+dying at most), "stdin" (says that it reads there), "idle" (dies before any row), "wait" (in the first batch, for a signal), "deaf" (to
+signals), "code", "most" (dies with more rows than that in the model), "after" (dies after it has said its code). It keeps a line a
+start in FOLDER/starts, and prints what it does there.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from mlx_bulk.jobs.cli.supervisor_link import Link
+
+folder, rows, batch, script = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+link = Link.inherited()
+assert link is not None
+orders = link.orders(folder)
+with (folder / "starts").open("a") as starts:
+    starts.write(json.dumps({"begun": orders.begun, "apart": orders.apart, "fatal": list(orders.fatal), "halved": orders.halved}) + "\n")
+batch >>= orders.halved
+deaths = len((folder / "starts").read_text().splitlines()) - 1
+
+
+def say(what: str) -> None:
+    os.write(1, what.encode() + b"\n")
+
+
+def die() -> None:
+    if deaths < script.get("times", 1000):
+        os.kill(os.getpid(), script.get("signal", signal.SIGABRT))
+
+
+def take(number: int, _frame: object) -> None:
+    say(f"signal {number}")
+    if link is not None and not script.get("deaf"):
+        link.signalled(number)
+        sys.exit(128 + number)
+
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
+for each in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, take)
+if script.get("stdin"):
+    link.reading_stdin(folder)
+if script.get("idle"):
+    die()
+link.begin(folder, frozen=script.get("frozen", False), positions=rows)
+done = {int(path.name) for path in folder.glob("[0-9]*")} | set(orders.fatal)
+apart = [[row for row in group if row not in done] for group in orders.apart]
+left = [row for row in range(rows) if row not in done and not any(row in group for group in apart)]
+for group in [*filter(None, apart), *(left[at : at + batch] for at in range(0, len(left), batch))]:
+    link.flight(group)
+    while script.get("wait"):
+        say("waiting")
+        signal.pause()
+    if set(group) & set(script.get("killers", [])) or len(group) > script.get("most", batch):
+        die()
+    for row in group:
+        (folder / str(row)).touch()
+link.flight(())
+link.ending(script.get("code", 0))
+if script.get("after"):
+    die()
+sys.exit(script.get("code", 0))

@@ -1,0 +1,98 @@
+"""Blocks of a decoder to call the kernel with: random weights, inputs, caches and masks."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from mlx_bulk.kernels import rope as rotation
+from mlx_bulk.kernels.attention import Mask
+from mlx_bulk.kernels.decoder_block import Block, Constants, Rooms, Weights
+from numpy.typing import NDArray
+
+HELD = 123.0  # in the rooms behind what is used
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a block, and of a call of it."""
+
+    d: int = 48
+    heads: int = 4
+    kv: int = 2
+    width: int = 16
+    half: int = 8  # pairs that are rotated
+    hidden: int = 70
+    biased: bool = False
+    normed: bool = False
+    neighbours: bool = False
+    rows: int = 2
+    t: int = 5
+    used: int = 0
+
+
+@dataclass(slots=True)
+class Case:
+    """Inputs of a block, the same for each shape."""
+
+    weights: Weights
+    constants: Constants
+    x: mx.array
+    keys: mx.array
+    values: mx.array
+    offset: int | mx.array
+
+
+def case(s: Shape, offset: int | mx.array | None = None) -> Case:
+    rng = np.random.default_rng(0)
+
+    def random(*shape: int, by: float = 1.0, around: float = 0.0) -> mx.array:
+        return mx.array((around + by * rng.standard_normal(shape)).astype(np.float32))
+
+    inner, inner_kv = s.heads * s.width, s.kv * s.width
+    outputs = {"q": inner, "k": inner_kv, "v": inner_kv, "o": s.d, "gate": s.hidden, "up": s.hidden, "down": s.d}
+    depths = {"o": inner, "down": s.hidden}
+    arrays = {name: random(n, k := depths.get(name, s.d), by=k**-0.5) for name, n in outputs.items()}
+    arrays |= {f"{name}_bias": random(n) for name, n in outputs.items() if s.biased}
+    arrays |= {name: random(s.d, by=0.3, around=1.0) for name in ("norm", "second_norm")}
+    arrays |= {name: random(s.width, by=0.3, around=1.0) for name in ("q_norm", "k_norm") if s.normed}
+    constants = Constants(s.width, s.width**-0.5, 1e-5, 2e-2, 1e-3, 1e-1, 0.5, s.neighbours)  # each another, so that none stands for one
+    cached = [random(s.rows, s.kv, s.used, s.width) for _ in range(2)]
+    x = random(s.rows, s.t, s.d)
+    weights = Weights(**arrays, frequencies=rotation.frequencies(2 * s.half, 100.0))
+    return Case(weights, constants, x, cached[0], cached[1], s.used if offset is None else offset)
+
+
+def called(c: Case, mask: Mask = None, spare: int = 3) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Its output, and the rooms for keys and values as it leaves them."""
+    (rows, kv, used, width), t = c.keys.shape, c.x.shape[1]
+    arrays = [np.full((rows, kv, used + t + spare, width), HELD, np.float32) for _ in range(2)]
+    for array, held in zip(arrays, (c.keys, c.values), strict=True):
+        array[:, :, :used] = np.array(held)
+    starts = np.array(c.offset, np.int64).reshape(-1)
+    out = Block(c.weights, c.constants)(c.x, rooms_of(arrays[0], arrays[1], used), starts, mask)
+    return np.array(out), arrays[0], arrays[1]
+
+
+def rooms_of(keys: NDArray[np.float32], values: NDArray[np.float32], used: int) -> Rooms:
+    """Rows [K, S, D] of arrays [B, K, S, D], all of which hold as much."""
+    rows = np.arange(len(keys)) * keys[0].nbytes
+    return Rooms(keys.ctypes.data + rows, values.ctypes.data + rows, np.full(len(keys), keys.shape[2]), np.full(len(keys), used))
+
+
+def masks(rows: int, heads: int, t: int, length: int) -> dict[str, Mask]:
+    """One of each kind and shape; each query sees a key."""
+    seen = np.random.default_rng(1).random((rows, heads, t, length)) < 0.5
+    seen[..., 0] = True
+    added = np.where(seen, np.random.default_rng(2).normal(0, 1, seen.shape), -np.inf).astype(np.float32)
+    found: dict[str, NDArray[np.bool_] | NDArray[np.float32]] = {
+        "bool of all": seen,
+        "bool of rows": seen[:, :1],
+        "bool of rows and keys": seen[:, :1, :1],
+        "bool of queries and keys": seen[0, 0],
+        "bool of keys": seen[0, 0, 0],
+        "added to all": added,
+        "added to queries": added[:, :, :, :1] * 0 + 1,
+        "added to queries and keys": added[0, 0],
+        "added to heads": added[:1],
+    }
+    return {"none": None, "causal": "causal"} | {name: mx.array(mask) for name, mask in found.items()}  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,143 @@
+"""A decoder's block in one call against its specification: shapes, rotations, norms, masks, and what it writes to a cache."""
+
+import threading
+from dataclasses import fields, replace
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.kernels import decoder_block as block
+from mlx_bulk.kernels import native
+from mlx_bulk.kernels.attention import Mask
+from mlx_bulk.kernels.decoder_block import Block, Weights
+from numpy.typing import NDArray
+
+from .decoder_blocks import HELD, Case, Shape, called, case, masks, rooms_of
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
+
+ATOL = 1e-5  # of numbers around 1 to 4: rounding of five products in a row
+
+
+def check(c: Case, mask: Mask = None) -> None:
+    """The output, what is written behind what is held, and that nothing else is."""
+    truth = [np.array(x) for x in block.reference(c.x, c.weights, c.constants, c.keys, c.values, c.offset, mask)]
+    out, *rooms = called(c, mask)
+    used, t = c.keys.shape[2], c.x.shape[1]
+    assert np.abs(truth[0]).max() > 1
+    np.testing.assert_allclose(out, truth[0], rtol=0, atol=ATOL)
+    for room, held, right in zip(rooms, (c.keys, c.values), truth[1:], strict=True):
+        assert np.array_equal(room[:, :, :used], np.array(held))
+        np.testing.assert_allclose(room[:, :, used : used + t], right[:, :, used:], rtol=0, atol=ATOL)
+        assert (room[:, :, used + t :] == HELD).all()
+
+
+KINDS = list(masks(1, 1, 1, 1))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.builds(
+        Shape, d=st.sampled_from([24, 48, 65]), hidden=st.sampled_from([31, 70, 128]), biased=st.booleans(), normed=st.booleans(),
+        neighbours=st.booleans(), rows=st.sampled_from([1, 3, 40]), t=st.sampled_from([1, 2, 17]), used=st.sampled_from([0, 1, 50]),
+    ),
+    st.sampled_from([(4, 2), (3, 1), (2, 2), (9, 3)]), st.sampled_from([(16, 8), (16, 3), (20, 10), (20, 4), (64, 32), (64, 20)]),
+    st.sampled_from(KINDS), st.booleans(),
+)  # fmt: skip
+def test_any_shape_agrees_with_the_specification(shape: Shape, heads: tuple[int, int], widths: tuple[int, int], kind: str, apart: bool):
+    shape = replace(shape, heads=heads[0], kv=heads[1], width=widths[0], half=widths[1])
+    offset = mx.arange(shape.rows) - 2 + shape.used if apart else None
+    check(case(shape, offset), masks(shape.rows, shape.heads, shape.t, shape.used + shape.t)[kind])
+
+
+@pytest.mark.parametrize(("rows", "t"), [(1, 193), (3, 150), (40, 17)])
+def test_more_positions_than_are_projected_at_once(rows: int, t: int):
+    shape = Shape(rows=rows, t=t, used=4, biased=True, normed=True)
+    check(case(shape, mx.arange(rows) * 3), "causal")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Weights) if field.name != "frequencies"])
+def test_each_array_enters(name: str):
+    """What a kernel ignores would else go unseen where it is small."""
+    c = case(Shape(biased=True, normed=True, used=3))
+    first = called(c, "causal")
+    c.weights = replace(c.weights, **{name: getattr(c.weights, name) * 1.5})
+    assert max(np.abs(a - b).max() for a, b in zip(first, called(c, "causal"), strict=True)) > 1e-2
+    check(c, "causal")
+
+
+def test_weights_and_inputs_that_are_views():
+    c = case(Shape(used=3))
+    truth = called(c, "causal")
+    turned: dict[str, Any] = {field.name: getattr(c.weights, field.name) for field in fields(Weights)}
+    turned = {name: mx.contiguous(w.T).T if w is not None and w.ndim == 2 else w for name, w in turned.items()}
+    c.weights = Weights(**turned)
+    c.x, c.keys = (mx.contiguous(x.swapaxes(0, 1)).swapaxes(0, 1) for x in (c.x, c.keys))
+    for found, right in zip(called(c, "causal"), truth, strict=True):
+        assert np.array_equal(found, right)
+
+
+def test_a_row_does_not_depend_on_what_its_mates_hold():
+    """Deterministic mode's promise, to the bit; not even NaN."""
+    c = case(Shape(rows=5, t=3, used=20))
+    first = called(c, "causal")
+    c.x[1:], c.keys[1:], c.values[1:] = c.x[1:] * 1e3, mx.nan, 1e30
+    for found, right in zip(called(c, "causal"), first, strict=True):
+        assert np.array_equal(found[0], right[0])
+
+
+def test_nan_stays_in_its_row():
+    c = case(Shape(rows=4, t=6))
+    c.x[2, 3, 5] = mx.nan
+    nan = np.isnan(called(c, "causal")[0])
+    assert nan[2, 3:].all()
+    assert not np.delete(nan, 2, axis=0).any()
+
+
+def test_threads_share_a_block():
+    c = case(Shape(rows=1, t=1))
+    made, calls = Block(c.weights, c.constants), [case(Shape(rows=n, t=2 * n)) for n in (1, 2, 3)]
+
+    def one(c: Case) -> NDArray[np.float32]:
+        keys, values = (np.zeros((*c.keys.shape[:2], 8, 16), np.float32) for _ in range(2))
+        return np.array(made(c.x, rooms_of(keys, values, 0), np.zeros(1, np.int64), "causal"))
+
+    truth, wrong = [one(c) for c in calls], list[int]()
+
+    def many(i: int) -> None:
+        wrong.extend(i for _ in range(1000) if not np.array_equal(one(calls[i]), truth[i]))
+
+    threads = [threading.Thread(target=many, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("what", ["x", "mask"])
+def test_what_is_traced_is_refused_before_anything_is_written(what: str):
+    c = case(Shape(t=1))
+    made, keys, values = Block(c.weights, c.constants), np.zeros((2, 2, 4, 16), np.float32), np.zeros((2, 2, 4, 16), np.float32)
+    starts = np.zeros(1, np.int64)
+
+    def traced(y: mx.array) -> mx.array:
+        x, mask = (y, None) if what == "x" else (c.x, y)
+        return made(x, rooms_of(keys, values, 0), starts, mask)
+
+    with pytest.raises(native.Traced):
+        mx.compile(traced)(c.x if what == "x" else mx.zeros((2, 1, 1, 1)))
+    assert not keys.any()
+
+
+def test_what_is_written_in_place_lies_elsewhere():
+    arrays = [mx.random.normal((4, 4)) for _ in range(3)]
+    places = native.Places(arrays)
+    assert places.hold(arrays)
+    assert not places.hold(arrays[:2])
+    assert not places.hold([*arrays[:2], mx.zeros((4, 4))])
+    arrays[1] += 1
+    assert not places.hold(arrays)

@@ -1,0 +1,76 @@
+"""Rotations of the CPU against their specification and mx's own, at far positions too."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_bulk.kernels import native
+from mlx_bulk.kernels import rope as rotation
+
+pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
+
+ATOL = 2e-6  # of values around 1: roundings of cosines and sines, and of two products
+
+
+def both(x: mx.array, dims: int, offset: Any, base: float = 10000.0, scale: float = 1.0, neighbours: bool = False) -> list[Any]:
+    frequencies = rotation.frequencies(dims, base)
+    theirs = mx.fast.rope(x, dims, traditional=neighbours, base=base, scale=scale, offset=offset)
+    return [
+        np.array(y)
+        for y in (
+            rotation.on_cpu(x, frequencies, offset, scale, neighbours),
+            rotation.reference(x, frequencies, offset, scale, neighbours),
+            theirs,
+        )
+    ]
+
+
+@pytest.mark.parametrize("neighbours", [False, True])
+@pytest.mark.parametrize("dims", [16, 10])
+@pytest.mark.parametrize("offset", [0, 5, 30_000])
+def test_agrees_with_the_specification_and_with_mx(offset: int, dims: int, neighbours: bool):
+    x = mx.random.normal((2, 7, 3, 16)).transpose(0, 2, 1, 3)
+    found, reference, theirs = both(x, dims, offset, neighbours=neighbours)
+    np.testing.assert_allclose(found, reference, rtol=0, atol=ATOL)
+    np.testing.assert_allclose(found, theirs, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize(("base", "scale"), [(1e6, 1.0), (500000.0, 0.125)])
+def test_rows_at_positions_of_their_own(base: float, scale: float):
+    x, offset = mx.random.normal((4, 2, 3, 64)), mx.array([3, 0, 100_000, -2])
+    found, reference, theirs = both(x, 64, offset, base, scale)
+    np.testing.assert_allclose(found, reference, rtol=0, atol=ATOL)
+    np.testing.assert_allclose(found, theirs, rtol=0, atol=ATOL)
+
+
+def test_what_was_rotated_before_does_not_matter():
+    """Angles are kept from call to call: other positions, lengths, frequencies and scales take others."""
+    x = mx.random.normal((2, 2, 3, 16))
+    first: dict[Any, Any] = {}
+    calls: list[Any] = [(16, 0, 1e4, 1.0), (16, 1, 1e4, 1.0), (8, 0, 1e4, 1.0), (16, 0, 1e3, 1.0), (16, 0, 1e4, 2.0)]
+    for _ in range(2):
+        for dims, offset, base, scale in calls:
+            for part in (x, x[:, :, :1], x[:1]):
+                key, found = (dims, offset, base, scale, part.shape), both(part, dims, offset, base, scale)[0]
+                np.testing.assert_array_equal(found, first.setdefault(key, found))
+                np.testing.assert_allclose(found, both(part, dims, offset, base, scale)[2], rtol=0, atol=ATOL)
+
+
+def test_one_position_for_all_rows_is_that_of_each():
+    x = mx.random.normal((3, 2, 1, 16))
+    np.testing.assert_array_equal(both(x, 16, 9)[0], both(x, 16, mx.array([9, 9, 9]))[0])
+
+
+@pytest.mark.parametrize(
+    ("dims", "offset"),
+    [(64, 0), (7, 0), (16, 1.5), (16, True), (16, mx.array([1.0])), (16, mx.array([1, 2, 3])), (16, mx.array([[1], [2]]))],
+)
+def test_what_mlx_refuses_or_knows_better_does_not_suit(dims: int, offset: Any):
+    assert not rotation.suits(mx.zeros((2, 2, 3, 16)), dims, offset)
+
+
+@pytest.mark.parametrize("offset", [0, mx.array(3), mx.array([3]), mx.array([3, 4])])
+def test_an_integer_for_all_or_one_a_row_suits(offset: Any):
+    assert rotation.suits(mx.zeros((2, 2, 3, 16)), 16, offset)
+    assert not rotation.suits(mx.zeros((2, 3, 16)), 16, offset)

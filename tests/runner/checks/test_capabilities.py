@@ -1,0 +1,252 @@
+"""A twin shows what short rows on a model's own weights cannot, and what it has shown is remembered; without one nothing is guessed."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.runner.checks import capabilities as trusting
+from mlx_bulk.runner.checks.capabilities import Trust, shown_by, trust
+from mlx_bulk.runner.checks.engine_setup import fit
+from mlx_bulk.runner.checks.padding_probe import probe
+from mlx_bulk.runner.checks.scoring_check import Shortcuts
+from mlx_bulk.runner.checks.tiny_twin import twin
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.models.checkpoint import Checkpoint
+from mlx_bulk.runner.models.loader import Model
+from mlx_lm.models import gemma3_text, llama, mamba2, qwen3_next
+from mlx_lm.models.base import create_attention_mask
+
+from ..support import tiny
+from ..support.released_configs import CONFIGS, uncomputed
+
+Mask = Callable[..., Any]
+GEMMA = tiny.CONFIGS["gemma3_text"] | {"model_type": "gemma3_text", "sliding_window": 512}
+LLAMA = tiny.CONFIGS["llama"] | {"model_type": "llama"}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's twins are remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "mlx-bulk" / "twins"
+
+
+def of(config: dict[str, Any], network: Any = None, **more: Any) -> Model:
+    network = uncomputed(config) if network is None else network
+    return Model(network, Checkpoint(Path("nowhere"), None, config), more.pop("vocabulary", config["vocab_size"]), "float32", 0, **more)
+
+
+# ------------------------------------------------------------------------------------------------- what a twin sees
+
+
+def _without_padding(mask: Any) -> Any:
+    """A mask as it is for a row that has no pads: what the first row of a batch may see, all see."""
+    return mx.broadcast_to(mask[:1], mask.shape) if isinstance(mask, mx.array) and mask.ndim == 4 else mask
+
+
+def in_decode(h: mx.array, cache: Any = None, **more: Any) -> Any:
+    """Forgets pads in calls of one token."""
+    mask = create_attention_mask(h, cache, **more)
+    return _without_padding(mask) if h.shape[1] == 1 else mask
+
+
+def beyond_the_window(h: mx.array, cache: Any = None, window_size: int | None = None, **more: Any) -> Any:
+    """Forgets pads where the window has begun to slide."""
+    mask = create_attention_mask(h, cache, window_size=window_size, **more)
+    slides = window_size is not None and getattr(cache, "_offset", 0) > window_size
+    return _without_padding(mask) if slides else mask
+
+
+def of_sliding_layers(h: mx.array, cache: Any = None, window_size: int | None = None, **more: Any) -> Any:
+    """Forgets pads in one kind of layer."""
+    mask = create_attention_mask(h, cache, window_size=window_size, **more)
+    return _without_padding(mask) if window_size is not None else mask
+
+
+def of_full_layers(h: mx.array, cache: Any = None, window_size: int | None = None, **more: Any) -> Any:
+    """Forgets pads in the other kind."""
+    mask = create_attention_mask(h, cache, window_size=window_size, **more)
+    return mask if window_size is not None else _without_padding(mask)
+
+
+def no_mask(h: mx.array, cache: Any = None) -> None:
+    """Lets a state take in pads."""
+
+
+def shown(name: str) -> Trust:
+    """By the twin of a model as it is released."""
+    return shown_by(twin(uncomputed(CONFIGS[name]), CONFIGS[name]))
+
+
+without_fault = functools.cache(shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "function", "fault", "way"),
+    [
+        ("Qwen3-Next-80B-A3B", qwen3_next, "create_attention_mask", in_decode, "exact"),
+        ("gemma-3-27b", gemma3_text, "create_attention_mask", in_decode, "exact"),
+        ("gemma-3-27b", gemma3_text, "create_attention_mask", beyond_the_window, "exact"),
+        ("gemma-3-27b", gemma3_text, "create_attention_mask", of_sliding_layers, "exact"),
+        ("gemma-3-27b", gemma3_text, "create_attention_mask", of_full_layers, "exact"),
+        ("Qwen3-Next-80B-A3B", qwen3_next, "create_ssm_mask", no_mask, "joined"),
+        ("mamba2-780m", mamba2, "create_ssm_mask", no_mask, "joined"),
+    ],
+)
+def test_a_fault_of_padded_batches_is_seen(monkeypatch: pytest.MonkeyPatch, name: str, module: Any, function: str, fault: Mask, way: str):
+    assert without_fault(name).way == "padded"
+    monkeypatch.setattr(module, function, fault)
+    found = shown(name)
+    assert found.way == way
+    assert found.reason.startswith("padded batches of a small random twin change logprobs by ")
+
+
+def test_what_acts_beyond_a_window_is_not_seen_in_short_rows_on_the_weights(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
+    network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
+    assert probe(network, tiny.VOCABULARY).way == "padded"
+    _, _, about = fit(of(GEMMA, network), BatchConfig(), Wanted())
+    assert about["probe"]["way"] == "exact"
+    assert about["probe"]["found_on"] == "twin"
+    assert "small random twin" in about["probe"]["reason"]
+
+
+class Half(llama.Model):
+    """Goes wrong in the precision that its weights come in."""
+
+    def __call__(self, inputs: mx.array, *more: Any, **named: Any) -> mx.array:
+        logits = super().__call__(inputs, *more, **named)
+        return logits * (1 + inputs.shape[0]) if logits.dtype != mx.float32 else logits
+
+
+def test_what_the_twin_does_right_is_still_tried_on_the_weights():
+    network = Half(llama.ModelArgs.from_dict(LLAMA))
+    network.set_dtype(mx.bfloat16)
+    assert shown_by(twin(network, LLAMA)).way == "padded"
+    setup, _, about = fit(of(LLAMA, network), BatchConfig(), Wanted(echo=True))
+    assert (about["probe"]["way"], about["probe"]["found_on"], about["probe"]["twin"]["way"]) == ("alone", "weights", "padded")
+    assert setup.limits.rows == 1
+
+
+def test_calls_are_not_cut_where_a_prompt_in_several_calls_is_another(monkeypatch: pytest.MonkeyPatch):
+    def one_too_wide(h: mx.array, cache: Any = None, window_size: int | None = None, **more: Any) -> Any:
+        return create_attention_mask(h, cache, window_size=None if window_size is None else window_size + 1, **more)
+
+    monkeypatch.setattr(gemma3_text, "create_attention_mask", one_too_wide)
+    found = shown("gemma-3-27b")
+    assert (found.way, found.shortcuts.chunked, found.shortcuts.shared) == ("padded", False, False)
+    network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
+    assert not fit(of(GEMMA, network), BatchConfig(), Wanted())[0].chunked
+
+
+# ----------------------------------------------------------------------------------------------------- what is kept
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry a twin that was built."""
+    found: list[int] = []
+
+    def counting(network: Any, config: Any) -> Any:
+        found.append(1)
+        return twin(network, config)
+
+    monkeypatch.setattr(trusting, "twin", counting)
+    return found
+
+
+def test_a_twin_is_tried_once(built: list[int], folder: Path):
+    model = of(LLAMA)
+    first = trust(model)
+    assert trust(model) == trust(of(LLAMA)) == first
+    assert first == Trust("padded", first.difference, "", Shortcuts(True, True, True, True))
+    assert (len(built), len(list(folder.iterdir()))) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: of(LLAMA | {"rope_theta": 5000.0}),
+        lambda model: of(LLAMA, Half(llama.ModelArgs.from_dict(LLAMA))),
+        lambda model: replace(model, substitutes=("attention",)),
+    ],
+    ids=["its config", "its model file", "what computes it"],
+)
+def test_another_model_has_another_twin(built: list[int], change: Callable[[Model], Model]):
+    model = of(LLAMA)
+    trust(model)
+    trust(change(model))
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
+def test_a_damaged_memory_is_none(built: list[int], folder: Path, damage: bytes | None):
+    first = trust(of(LLAMA))
+    (kept,) = folder.iterdir()
+    kept.write_bytes(kept.read_bytes().replace(b'"padded"', b'"alone!"') if damage is None else damage)
+    assert trust(of(LLAMA)) == first
+    assert len(built) == 2
+    assert trust(of(LLAMA)) == first  # written anew
+    assert len(built) == 2
+
+
+# -------------------------------------------------------------------------------------------------- without a twin
+
+
+class OneSize(gemma3_text.Model):
+    """Cannot be built in another size; its window is one that rows of tests pass."""
+
+    def __init__(self, args: gemma3_text.ModelArgs):
+        super().__init__(args)
+        if args.intermediate_size != 128:
+            raise ValueError("kernels for 128 alone")
+
+
+def one_size(window: int | None) -> Model:
+    config = GEMMA | {"sliding_window": window or tiny.WINDOW}
+    network = OneSize(gemma3_text.ModelArgs.from_dict(config))
+    return of(config if window else {k: v for k, v in config.items() if k != "sliding_window"}, network)
+
+
+def test_a_small_model_without_a_twin_goes_through_its_checks_itself(monkeypatch: pytest.MonkeyPatch, folder: Path):
+    found = trust(one_size(12))
+    assert (found.way, found.on, found.no_twin) == ("padded", "weights", "no twin (kernels for 128 alone)")
+    monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
+    found = trust(one_size(12))
+    assert found.way == "exact"
+    assert found.reason.startswith("padded batches change logprobs by")
+    assert not folder.exists()  # the next start's weights may be others
+
+
+def test_a_large_one_with_a_window_runs_rows_of_one_length(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trusting, "WORK", 1e6)
+    setup, _, about = fit(one_size(12), BatchConfig(), Wanted(echo=True))
+    said = "no twin (kernels for 128 alone), and rows longer than 12 tokens take too long to try them on the model itself"
+    assert (about["probe"]["way"], about["probe"]["reason"]) == ("exact", said)
+    assert about["probe"]["twin"] == "no twin (kernels for 128 alone)"
+    assert about["probe"]["scoring"] == {"head": True, "right_padded": False, "shared": False, "reasons": [said]}
+    assert (setup.limits.even, setup.head is not None) == (True, True)
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+def test_without_a_window_that_rows_can_pass_short_rows_show_all(monkeypatch: pytest.MonkeyPatch, window: int | None):
+    monkeypatch.setattr(trusting, "WORK", 1e6)
+    found = trust(one_size(window))
+    assert (found.way, found.on) == ("padded", "weights")
+
+
+def test_what_crashes_beyond_its_window_runs_rows_of_one_length():
+    class Short(OneSize):
+        def __call__(self, inputs: mx.array, *more: Any, **named: Any) -> mx.array:
+            if inputs.shape[1] > 20:
+                raise ValueError("too long for me")
+            return super().__call__(inputs, *more, **named)
+
+    config = GEMMA | {"sliding_window": 12}
+    found = trust(of(config, Short(gemma3_text.ModelArgs.from_dict(config))))
+    assert (found.way, found.reason) == ("exact", "no twin (kernels for 128 alone), and rows longer than 12 tokens crash: too long for me")

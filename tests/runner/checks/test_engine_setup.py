@@ -1,0 +1,93 @@
+"""What a session notes of its models, and what the setup takes over from the probes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.runner.checks.engine_setup import fit, row_check
+from mlx_bulk.runner.core.errors import OutOfRoom
+from mlx_bulk.runner.core.logprob_options import Wanted
+
+from ...checkpoints import loaded, write_checkpoint
+from ..support.tiny import documents, greedy, prompts_of
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("fitting") / "tiny")
+
+
+def test_what_scoring_relies_on_is_tried_where_prompts_are_scored(checkpoint: Path):
+    setup, reference, about = fit(loaded(checkpoint), BatchConfig(), Wanted(echo=True))
+    assert (setup.head is not None, setup.right_padded, setup.shared, reference) == (True, True, True, None)
+    assert about["probe"]["scoring"] == {"head": True, "right_padded": True, "shared": True, "reasons": []}
+
+
+def test_a_reference_is_tried_too_and_both_keep_the_rows_that_fit_beside_each_other(checkpoint: Path):
+    model = loaded(checkpoint)
+    setup, reference, about = fit(model, BatchConfig(), Wanted(echo=True), model)
+    assert reference is not None
+    assert reference.head is not None
+    assert reference.limits == setup.limits
+    alone, _, _ = fit(model, BatchConfig(), Wanted(echo=True))
+    assert setup.limits.token_bytes == 2 * alone.limits.token_bytes
+    assert about["reference"]["probe"]["scoring"]["shared"]
+
+
+def test_a_job_that_scores_no_prompt_tries_none_of_it(checkpoint: Path):
+    setup, _, about = fit(loaded(checkpoint), BatchConfig(), Wanted())
+    assert (setup.head, setup.right_padded, setup.shared) == (None, False, False)
+    assert "scoring" not in about["probe"]
+
+
+def _warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "sliding window" in record.getMessage()]
+
+
+def test_a_window_that_either_model_lacks_is_said_once(checkpoint: Path, caplog: pytest.LogCaptureFixture):
+    setup, reference, _ = fit(loaded(checkpoint), BatchConfig(), Wanted(echo=True), loaded(checkpoint))
+    assert reference is not None
+    check = row_check(setup, {"model_type": "one"}, (reference, {"model_type": "other", "sliding_window": 8}))
+    with caplog.at_level("WARNING", "mlx_bulk"):
+        assert [check(row) for row in documents(prompts_of((8, 9, 10)))] == [None] * 3
+    (said,) = _warned(caplog)
+    assert said.startswith("row 1 can grow to 9 tokens: the reference's config.json asks for a sliding window of 8, which mlx-lm's other")
+    caplog.clear()
+    check = row_check(setup, {"model_type": "one", "sliding_window": 9}, (reference, {"model_type": "other", "sliding_window": 8}))
+    with caplog.at_level("WARNING", "mlx_bulk"):
+        assert [check(row) for row in documents(prompts_of((10, 20)))] == [None] * 2
+    assert [said.partition("window of ")[2][:1] for said in _warned(caplog)] == ["9", "8"]
+
+
+def test_a_row_is_too_large_for_what_both_models_keep_of_it(checkpoint: Path):
+    model = loaded(checkpoint)
+    alone, _, _ = fit(model, BatchConfig(), Wanted(echo=True))
+    both, reference, _ = fit(model, BatchConfig(), Wanted(echo=True), model)
+    assert reference is not None
+    (row,) = documents(prompts_of((20,)))
+    room = alone.limits.kv(1, 20)
+    alone, both = (replace(of, limits=replace(of.limits, kv_bytes=room)) for of in (alone, both))
+    assert row_check(alone, {})(row) is None
+    assert "lower score.context" in (row_check(both, {}, (reference, {}))(row) or "")
+
+
+def test_in_deterministic_mode_a_row_has_to_fit_as_often_as_a_batch_has_rows(checkpoint: Path):
+    setup, _, _ = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), Wanted(echo=True))
+    (row,) = documents(prompts_of((20,)))
+    enough = replace(setup.limits, kv_bytes=setup.limits.kv(4, 20))
+    assert row_check(replace(setup, limits=enough), {})(row) is None
+    with pytest.raises(OutOfRoom, match=r"^row 0: 4 rows of 20 tokens, as many as .*; what was finished is safe.*fewer batch\.rows"):
+        row_check(replace(setup, limits=replace(enough, kv_bytes=enough.kv_bytes - 1)), {})(row)
+
+
+def test_in_deterministic_mode_no_row_is_left_out_for_lack_of_memory(checkpoint: Path):
+    """Its batch would then be another: which rows stand together may not depend on this machine's memory."""
+    setup, _, _ = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), Wanted())
+    (row,) = greedy(prompts_of((20,)), max_tokens=5)
+    enough = replace(setup.limits, kv_bytes=setup.limits.kv(1, 25))
+    assert row_check(replace(setup, limits=enough), {})(row) is None
+    less = replace(setup, limits=replace(enough, kv_bytes=enough.kv_bytes - 1))
+    with pytest.raises(OutOfRoom, match=r"^row 0: 20 prompt tokens and up to 5 more need .* raise batch\.memory .*sampling\.max_tokens"):
+        row_check(less, {})(row)
+    assert "raise batch.memory" in (row_check(replace(less, static=False), {})(row) or "")

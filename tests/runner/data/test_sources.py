@@ -1,0 +1,81 @@
+"""Which files are read: links do not lead out of a folder, and names that a terminal would obey are refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.runner.core.errors import DataError
+from mlx_bulk.runner.data.sources import find_sources
+
+
+def found(path: Path | str, folder: Path) -> list[str]:
+    """The names of the files that ``data.path`` comes to, below ``folder``."""
+    sources = find_sources(DataConfig(path=str(path)), folder / "run")
+    return [os.path.relpath(source.path, folder) for source in sources]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with one file of its own, beside a secret that links in it lead to."""
+    for name in ("in/sub/rows.jsonl", "secret/rows.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(json.dumps({"q": name}) + "\n")
+    return tmp_path / "in"
+
+
+def test_links_out_of_a_folder_are_not_followed_however_they_get_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    secret = folder.parent / "secret"
+    (folder / "file.jsonl").symlink_to(secret / "rows.jsonl")
+    (folder / "relative.jsonl").symlink_to("../secret/rows.jsonl")
+    (folder / "first.jsonl").symlink_to(folder / "second.jsonl")
+    (folder / "second.jsonl").symlink_to(folder / "sub" / "third.jsonl")
+    (folder / "sub" / "third.jsonl").symlink_to(folder / "there" / "rows.jsonl")
+    (folder / "there").symlink_to(secret)
+    (folder / "up").symlink_to("..")
+    (folder / "gone.jsonl").symlink_to("/no/such/place.jsonl")
+    assert found(folder, folder) == ["sub/rows.jsonl"]
+    assert all(f"/{name}" in caplog.text for name in ("file", "relative", "first", "second", "sub/third", "there", "up", "gone"))
+
+
+def test_a_link_to_a_file_of_the_folder_is_read(folder: Path) -> None:
+    (folder / "again.jsonl").symlink_to("sub/rows.jsonl")
+    assert found(folder, folder) == ["again.jsonl", "sub/rows.jsonl"]
+
+
+def test_a_broken_link_within_the_folder_is_named(folder: Path) -> None:
+    (folder / "gone.jsonl").symlink_to("sub/nothing.jsonl")
+    with pytest.raises(DataError, match=r"gone\.jsonl is a link to sub/nothing\.jsonl, which does not exist"):
+        found(folder, folder)
+
+
+def test_links_that_lead_to_each_other_are_named(folder: Path) -> None:
+    (folder / "a.jsonl").symlink_to("b.jsonl")
+    (folder / "b.jsonl").symlink_to("a.jsonl")
+    for path in (folder, folder / "a.jsonl", folder / "*.jsonl"):
+        with pytest.raises(DataError, match=r"[ab]\.jsonl is a link to [ab]\.jsonl, which does not exist|no file matches"):
+            found(path, folder)
+
+
+def test_two_stars_do_not_go_through_links_out_of_where_they_begin(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "there").symlink_to(folder.parent / "secret")
+    assert found(folder / "**" / "*.jsonl", folder) == ["sub/rows.jsonl"]
+    assert "there/rows.jsonl" in caplog.text
+    assert found(folder / "*" / "*.jsonl", folder) == ["sub/rows.jsonl", "there/rows.jsonl"]  # a pattern that names the link itself
+
+
+@pytest.mark.parametrize(
+    "name", ["a\nmlx-bulk: complete.jsonl", "\x1b]0;title\x07.jsonl", "gnp\u202elnosj.jsonl", os.fsdecode(b"\xff.jsonl")]
+)
+def test_names_that_a_terminal_would_obey_are_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text("{}\n")
+    for path in (folder, folder / "*.jsonl"):
+        with pytest.raises(DataError, match=r"holds characters that no terminal shows\. Rename it") as refused:
+            found(path, folder)
+        assert str(refused.value).isprintable()
+
+
+def test_names_in_all_scripts_are_read(folder: Path) -> None:
+    (folder / "データ　1 – naïve.jsonl").write_text("{}\n")
+    assert found(folder / "*.jsonl", folder) == ["データ　1 – naïve.jsonl"]

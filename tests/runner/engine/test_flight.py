@@ -1,0 +1,54 @@
+"""Which rows the model has is told before it takes new ones: a supervisor has to know when the process dies in that step."""
+
+from typing import Any
+
+import pytest
+from mlx_bulk.runner.engine import engine as engines
+from mlx_bulk.runner.engine import scorer as scorers
+from mlx_bulk.runner.engine.scorer import Scorer
+
+from ..support.score_calls import ragged_choices, setup
+from ..support.tiny import build, documents, engine_of, greedy, prompts_of, scored_with, setup_of
+
+
+def test_the_engine_tells_all_rows_of_its_batch_before_it_prefills(monkeypatch: pytest.MonkeyPatch):
+    told: list[set[int]] = []
+    given: list[set[int]] = []
+    prefill = engines.prefill
+
+    def prefilled(setup: Any, requests: Any) -> Any:
+        given.append({request.row for request in requests})
+        assert given[-1] <= told[-1]
+        return prefill(setup, requests)
+
+    monkeypatch.setattr(engines, "prefill", prefilled)
+    engine = engine_of(setup_of(build("llama"), rows=4))
+    engine.progress.flight = lambda rows: told.append(set(rows))
+    requests = greedy(prompts_of())
+    windows = iter([requests, None])
+    ended = set[int]()
+    for outcome in engine.run(lambda wait: next(windows)):
+        assert outcome.row in told[-1]
+        ended.add(outcome.row)
+    assert ended == set().union(*given) == {request.row for request in requests}
+    assert all(len(rows) <= 4 for rows in told)
+    assert any(given[i] < told[i] for i in range(len(told)))  # a group that joins rows which decode
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_scorer_tells_the_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch, shared: bool):
+    told: list[set[int]] = []
+    chunk = scorers.chunk
+
+    def chunked(*arguments: Any) -> int:
+        called.append(told[-1])
+        return chunk(*arguments)
+
+    called: list[set[int]] = []
+    monkeypatch.setattr(scorers, "chunk", chunked)
+    scorer = Scorer(setup("llama", rows=4, right_padded=True, shared=shared))
+    scorer.progress.flight = lambda rows: told.append(set(rows))
+    requests = ragged_choices() if shared else documents(prompts_of((9, 4, 30, 12, 7, 5)))
+    for outcome in scored_with(scorer, requests):
+        assert any(outcome.row in rows for rows in told)
+    assert set().union(*called) == {request.row for request in requests}

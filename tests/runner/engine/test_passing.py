@@ -1,0 +1,125 @@
+"""Calls of which nothing is kept, behind nothing and on top of what all rows begin with: the same numbers as with caches, and no caches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_bulk.kernels import native
+from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
+from mlx_bulk.runner.layers import kv_cache as cache
+from mlx_bulk.runner.layers.kv_cache import Caches, fresh, passes, passing, widened
+from mlx_bulk.runner.layers.lm_head import Head
+from numpy.typing import NDArray
+
+from ..support import kernel_models as served
+from ..support import tiny
+from ..support.score_calls import TEXTS, setup
+from ..support.tiny import documents
+
+pytestmark = pytest.mark.skipif(not native.tiles(), reason="without tiles calls of many tokens are mlx's")
+
+NAMES = ("llama", "qwen3")
+LENGTHS = [64, 5, 30]
+
+
+@pytest.fixture(autouse=True)
+def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with served.originals(monkeypatch):
+        yield
+
+
+def tokens(*shape: int) -> mx.array:
+    return mx.array(np.random.default_rng(0).integers(0, tiny.VOCABULARY, shape))
+
+
+def fed(network: Any, caches: Caches | None) -> list[NDArray[np.float32]]:
+    """Logits of rows of ``LENGTHS`` tokens, without their pads."""
+    with fast_blocks.tokens(LENGTHS):
+        logits = np.array(network(tokens(3, 64), cache=caches))
+    return [logits[row, :n] for row, n in enumerate(LENGTHS)]
+
+
+def held(layer: Any) -> NDArray[np.float32]:
+    """Keys and values of a plain cache [2, 1, K, L, D]."""
+    return np.stack([np.array(array)[:, :, : layer.offset] for array in (layer.keys, layer.values)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("front", [0, 1, 50])
+def test_logits_are_those_with_caches(name: str, front: int):
+    network = served.put(name)
+    assert passes(network)
+    base = fresh(network, 1, padded=False)
+    if front:
+        network(tokens(1, front), cache=base)
+    before = [held(layer) for layer in base] if front else []
+    found = fed(network, passing(base if front else None))
+    truth = fed(network, widened(base, 3) if front else fresh(network, 3, padded=False))
+    for ours, theirs in zip(found, truth, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for layer, left in zip(base, before, strict=False):
+        np.testing.assert_array_equal(held(layer), left)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, monkeypatch: pytest.MonkeyPatch):
+    network = served.put(name)
+    base = fresh(network, 1, padded=False)
+    network(tokens(1, 50), cache=base)
+    truth = fed(network, widened(base, 3))
+    block = fast_blocks._block  # pyright: ignore[reportPrivateUsage]
+    for refused in ([network.layers[1]], network.layers):
+        monkeypatch.setattr(
+            fast_blocks, "_block", lambda layer, refused=refused: None if any(layer is one for one in refused) else block(layer)
+        )
+        for ours, theirs in zip(fed(network, passing(base)), truth, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
+
+
+def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch):
+    network = served.put("llama")
+    monkeypatch.setattr(cache, "serves", lambda layer: layer is not network.layers[1])
+    assert not passes(network)
+
+
+# ------------------------------------------------------------------------------------------------------- through the scorer
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("static", [False, True])
+def test_documents_are_scored_without_caches(name: str, static: bool, monkeypatch: pytest.MonkeyPatch):
+    truth = tiny.scored(setup(name), documents(TEXTS))
+    network = served.put(name)
+    monkeypatch.setattr(fast_blocks, "_hold", lambda *_: pytest.fail("a cache"))
+    found = tiny.scored(setup(name, tokens=10_000, static=static, head=Head(network)), documents(TEXTS))
+    assert_close(found, truth)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatch):
+    (prefix,), behind = tiny.prompts_of((40,)), tiny.prompts_of((20, 26, 3, 1, 22, 30), seed=1)
+    texts = documents([prefix + text for text in behind])
+    truth = tiny.scored(setup(name), texts)
+    network = served.put(name)
+    seen: list[int] = []
+    right = fast_blocks._passing  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(fast_blocks, "_passing", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
+    monkeypatch.setattr("mlx_bulk.runner.engine.scorer.widened", lambda *_: pytest.fail("a copy"))
+    assert_close(tiny.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
+    assert set(seen) == {40}
+
+
+def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch):
+    texts = documents([text for text in TEXTS if len(text) >= 20])
+    truth = tiny.scored(setup("llama"), texts)
+    network = served.put("llama")
+    monkeypatch.setattr(fast_blocks, "_passing", lambda *_: pytest.fail("no cache"))
+    assert_close(tiny.scored(setup("llama", tokens=16, head=Head(network)), texts), truth)
+
+
+def assert_close(found: list[Any], truth: list[Any]):
+    for ours, theirs in zip(found, truth, strict=True):
+        for a, b in zip(ours.scores, theirs.scores, strict=True):
+            np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=0, atol=1e-4)

@@ -1,0 +1,292 @@
+"""Prefixes of earlier runs: found again with the same figures, refused where anything differs, and never too many."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.kernels import native
+from mlx_bulk.runner.checks.engine_setup import fit
+from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.requests import Generated, Request, Sampling
+from mlx_bulk.runner.engine import prefix_disk_cache as keeping
+from mlx_bulk.runner.engine.prefill import Setup, grown
+from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, Base, PrefixCache
+from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.models.loader import Model
+from numpy.typing import NDArray
+
+from ...checkpoints import loaded, write_adapter, write_checkpoint
+from ..support.shared_prompts import naive, prompts, requests
+from ..support.tiny import JOINED, PADDED, assert_same, build, engine_of, prompts_of, request, setup_of
+
+ALL = Wanted(echo=True, top=3, stats=True)
+TEXTS = prompts()
+ASKED = requests(TEXTS)
+
+
+def generated(setup: Setup, asked: Sequence[Request] = ASKED) -> tuple[list[Generated], int]:
+    """Outcomes by row and sample, and the tokens that were computed for prompts."""
+    engine, windows = engine_of(setup), iter([list(asked)])
+    found = [one for one in engine.run(lambda wait: next(windows, None)) if isinstance(one, Generated)]
+    return sorted(found, key=lambda one: (one.row, one.index)), engine.progress.prefilled
+
+
+def of(folder: Path, name: str = "llama", identity: dict[str, Any] | None = None, wanted: Wanted = ALL, **more: Any) -> Setup:
+    """A setup whose prefixes are kept in ``folder``, as of another process."""
+    kept = PrefixCache.opened(folder, identity or {"weights": name})
+    if "most_bytes" in more:
+        kept = replace(kept, most_bytes=more.pop("most_bytes"))
+    way = "joined" if name in JOINED else "padded"
+    return setup_of(build(name), way, rows=6, tokens=1024, wanted=wanted, stems=True, prefix_cache=kept, **more)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def assert_bits(one: Sequence[Generated], other: Sequence[Generated]) -> None:
+    for a, b in zip(one, other, strict=True):
+        assert a.ids.tolist() == b.ids.tolist()
+        assert a.scores.logprobs.tobytes() == b.scores.logprobs.tobytes()
+        assert (a.echo is None) == (b.echo is None)
+        if a.echo is not None and b.echo is not None:
+            assert a.echo.logprobs.tobytes() == b.echo.logprobs.tobytes()
+            for name in ("ranks", "top_ids"):
+                np.testing.assert_array_equal(getattr(a.echo, name), getattr(b.echo, name))
+
+
+@pytest.mark.parametrize("name", [*PADDED, *JOINED])
+def test_a_second_run_computes_less_and_says_the_same(name: str, tmp_path: Path):
+    first, computed = generated(of(tmp_path, name))
+    # two documents behind the system prompt are long enough, what is below 64 tokens is not kept
+    lengths = {len(ids) for ids in PrefixCache.opened(tmp_path, {"weights": name}).known(ALL.echoed)}
+    assert min(lengths) >= LEAST > 40
+    second, less = generated(of(tmp_path, name))
+    assert less < computed < naive(ASKED) / 3
+    assert_bits(first, second)
+    assert_same(generated(replace(of(tmp_path, name), stems=False))[0], second)
+
+
+def test_one_prompt_alone_begins_with_what_an_earlier_run_has_left(tmp_path: Path):
+    start, tails = prompts_of((100,))[0], prompts_of((5, 7, 9, 4), seed=3)
+    rows = [request(i, start + tail, Sampling(max_tokens=4, temperature=0.0)) for i, tail in enumerate(tails)]
+    assert generated(of(tmp_path), rows[:3])[1] == 100 + 4 + 6 + 8
+    alone, computed = generated(of(tmp_path), rows[3:])
+    assert computed == 3
+    assert_same(generated(replace(of(tmp_path), stems=False), rows[3:])[0], alone)
+    # By chance the tails of two rows begin alike: what is known stays what is looked for.
+    more = [request(i, [*start, 7, 7, 7, i], Sampling(max_tokens=4, temperature=0.0)) for i in range(3)]
+    assert generated(of(tmp_path), more)[1] == 3 * 3
+
+
+def test_what_is_kept_of_longer_and_other_prompts_is_not_taken(tmp_path: Path):
+    (text,) = prompts_of((120,))
+    pair = [request(i, [*text, i], Sampling(max_tokens=2)) for i in range(2)]
+    generated(of(tmp_path), pair)
+    for other in ([*text[:100], 5, 6], [(text[0] + 1) % 256, *text[1:], 9], text[:50]):
+        assert generated(of(tmp_path), [request(0, other, Sampling(max_tokens=2))])[1] == len(other) - 1
+
+
+@pytest.mark.parametrize("wanted", [Wanted(), Wanted(echo=True), Wanted(echo=True, top=2, stats=True)], ids=["none", "fewer", "others"])
+def test_an_echo_of_other_figures_is_computed_anew(tmp_path: Path, wanted: Wanted):
+    computed = generated(of(tmp_path))[1]
+    found, again = generated(of(tmp_path, wanted=wanted))
+    assert again == computed
+    assert_bits(found, generated(of(tmp_path, wanted=wanted))[0])
+
+
+def test_another_model_finds_nothing(tmp_path: Path):
+    computed = generated(of(tmp_path))[1]
+    assert generated(of(tmp_path, "qwen3"))[1] == computed
+    assert generated(of(tmp_path, identity={"weights": "llama", "adapter": "x"}))[1] == computed
+
+
+# ------------------------------------------------------------------------------------------------------ damage
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def other_tokens(path: Path) -> None:
+    """Another file's contents under this name."""
+    others = [file for file in files(path.parent) if file.read_bytes() != path.read_bytes()]
+    path.write_bytes(others[0].read_bytes())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flipped,
+        other_tokens,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: path.write_bytes(b"x" * 300),
+        lambda path: mx.save_safetensors(str(path), {"ids": mx.zeros(3)}),
+    ],
+    ids=["a bit", "another's", "empty", "torn", "no safetensors", "of others"],
+)
+def test_a_damaged_file_is_said_once_computed_anew_and_replaced(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    first, computed = generated(of(tmp_path))
+    whole = {path: path.read_bytes() for path in files(tmp_path)}
+    for path in whole:
+        damage(path)
+        if damage is other_tokens:
+            break
+    found, again = generated(of(tmp_path))
+    assert_bits(first, found)
+    assert again <= computed
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert said[0].startswith(f"batch.prefix_cache: {tmp_path}")
+    assert "is not used, and computed anew: " in said[0]
+    assert {path: path.read_bytes() for path in files(tmp_path)} == whole
+
+
+# ------------------------------------------------------------------------------------------------------- bound
+
+
+def stem(seed: int) -> tuple[NDArray[np.int32], Base]:
+    ids = np.array(prompts_of((80,), seed)[0], np.int32)
+    return ids, grown(setup_of(build("llama"), wanted=Wanted()), ids, None)
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path):
+    kept = PrefixCache.opened(tmp_path, {})
+    stems = [stem(seed) for seed in range(4)]
+    path = tmp_path
+    for at, (ids, base) in enumerate(stems[:3]):
+        before = files(tmp_path)
+        kept.save(ids, "", base)
+        (path,) = set(files(tmp_path)) - set(before)
+        os.utime(path, (at, at))
+    small = replace(kept, most_bytes=int(3.5 * path.stat().st_size))
+
+    def has(number: int) -> bool:
+        return small.load(stems[number][0], "", lambda: fresh(build("llama"), 1, padded=False)) is not None
+
+    assert has(0)  # and is used now
+    small.save(stems[3][0], "", stems[3][1])
+    assert [has(number) for number in (0, 2, 3)] == [True] * 3
+    assert not has(1)
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= small.most_bytes
+    assert len(small.known("")) == 3
+
+
+def test_what_a_killed_process_left_goes_too(tmp_path: Path):
+    left = tmp_path / f".{'0' * 64}.safetensors.77.tmp"
+    left.write_bytes(b"x" * 100_000)
+    os.utime(left, (5, 5))
+    ids, base = stem(1)
+    replace(PrefixCache.opened(tmp_path, {}), most_bytes=150_000).save(ids, "", base)
+    assert [path.suffix for path in files(tmp_path)] == [".safetensors"]
+
+
+def test_what_another_run_removes_meanwhile_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    first, computed = generated(of(tmp_path))
+    right = keeping._read  # pyright: ignore[reportPrivateUsage]
+
+    def gone(path: Path) -> Any:
+        path.unlink()
+        return right(path)
+
+    setup = of(tmp_path)
+    monkeypatch.setattr(keeping, "_read", gone)
+    found, again = generated(setup)
+    assert again == computed
+    assert_bits(first, found)
+    assert caplog.records == []
+
+
+def test_other_files_in_the_folder_stay(tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    ids, base = stem(1)
+    replace(PrefixCache.opened(tmp_path, {}), most_bytes=150_000).save(ids, "", base)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_prefix_that_is_larger_than_the_bound_is_not_kept_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    outcomes, computed = generated(of(tmp_path, most_bytes=1000))
+    assert files(tmp_path) == []
+    assert [record.getMessage().split(": ")[0] for record in caplog.records] == ["batch.prefix_cache"]
+    again, as_many = generated(of(tmp_path))
+    assert as_many == computed
+    assert_bits(outcomes, again)
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def refusing(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keeping, "replacing", refusing)
+    assert generated(of(tmp_path))[1] < naive(ASKED)
+    assert ["No space left on device" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_file_in_the_folders_place_is_refused(tmp_path: Path):
+    (tmp_path / "kv").write_text("")
+    with pytest.raises(ModelError, match=r"batch\.prefix_cache: .*kv cannot be used \(File exists\); expected a folder, or null for none"):
+        PrefixCache.opened(tmp_path / "kv", {})
+
+
+# -------------------------------------------------------------------------------------------------------- runs
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("kept") / "tiny")
+
+
+def fitted(model: Model, folder: Path, **more: Any) -> Setup:
+    return fit(model, BatchConfig(prefix_cache=str(folder), **more), Wanted())[0]
+
+
+def test_the_identity_tells_models_adapters_and_precisions_apart(checkpoint: Path, tmp_path: Path):
+    adapter = write_adapter(checkpoint, tmp_path / "adapter", "lora")
+    models = [loaded(checkpoint), loaded(checkpoint, dtype="float16"), loaded(checkpoint, adapter=str(adapter))]
+    found = [fitted(model, tmp_path / "kv").prefix_cache for model in (*models, models[0])]
+    names = [one.identity for one in found if one is not None]
+    assert len(names) == 4
+    assert names[0] == names[3]
+    assert len(set(names)) == 3
+
+
+def test_the_identity_tells_builds_of_the_kernels_apart(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def identity() -> str:
+        kept = fitted(loaded(checkpoint), tmp_path / "kv").prefix_cache
+        assert kept is not None
+        return kept.identity
+
+    before = identity()
+    monkeypatch.setattr(native, "name", lambda: "another build")
+    assert identity() != before
+
+
+def test_where_nothing_is_shared_the_folder_is_not_used_and_that_is_said(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    assert fitted(loaded(checkpoint), tmp_path / "kv", deterministic=True).prefix_cache is None
+    assert [r.getMessage() for r in caplog.records if "prefix_cache" in r.getMessage()] == [
+        f"batch.prefix_cache: {tmp_path / 'kv'} is not used, as prompts of this run share no prefixes (batch.deterministic)"
+    ]
+    assert not (tmp_path / "kv").exists()
+
+
+def test_other_weights_are_never_given_what_is_kept(tmp_path: Path):
+    """A policy's engine begins anew before its first row: from then on nothing is read or written."""
+    computed = generated(of(tmp_path))[1]
+    before = [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]
+    engine, windows = engine_of(of(tmp_path)), iter([ASKED])
+    engine.renew()
+    list(engine.run(lambda wait: next(windows, None)))
+    assert engine.progress.prefilled == computed
+    assert [(path, path.stat().st_mtime_ns) for path in files(tmp_path)] == before

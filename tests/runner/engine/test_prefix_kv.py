@@ -1,0 +1,248 @@
+"""Rows on top of what their prompts share give what they give alone: tokens, logprobs, echo; and no token is prefilled twice."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.requests import Generated, Outcome, Request, Sampling
+from mlx_bulk.runner.engine import engine as engines
+from mlx_bulk.runner.engine import prefill as prefilling
+from mlx_bulk.runner.engine import prefix_kv as keeping
+from mlx_bulk.runner.engine.engine import Engine
+from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.scheduler.limits import Limits, Stem
+
+from ..support.shared_prompts import DOCUMENTS, OTHERS, SYSTEM, TAILS, naive, prompts, requests
+from ..support.small_memory import Refuses, Tight, cached
+from ..support.tiny import (
+    JOINED,
+    PADDED,
+    assert_decode_is_echo,
+    assert_echo_is_naive,
+    assert_greedy_as_alone,
+    assert_same,
+    build,
+    engine_of,
+    prompts_of,
+    request,
+    run,
+    setup_of,
+)
+
+ALL = Wanted(echo=True, top=3, stats=True)
+ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n in OTHERS) + 2 * (TAILS[2] - 1)  # tokens to be fed
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> keeping.Stems:
+    """What the next engine keeps."""
+    found = keeping.Stems()
+    monkeypatch.setattr(engines, "Stems", lambda: found)
+    return found
+
+
+def with_stems(setup: Setup, asked: Sequence[Request]) -> tuple[list[Generated], Engine]:
+    """Outcomes by row and sample, and the engine, which counted."""
+    engine, windows = engine_of(replace(setup, stems=True)), iter([list(asked)])
+    outcomes = list(engine.run(lambda wait: next(windows, None)))
+    done = [one for one in outcomes if isinstance(one, Generated)]
+    assert len(done) == len(outcomes), [one for one in outcomes if not isinstance(one, Generated)]
+    return sorted(done, key=lambda one: (one.row, one.index)), engine
+
+
+@pytest.mark.parametrize("tokens", [40, 1024])
+@pytest.mark.parametrize(("name", "way"), [*((name, "padded") for name in PADDED), *((name, "joined") for name in (*JOINED, "lfm2"))])
+def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
+    network, texts = build(name), prompts()
+    asked = requests(texts)
+    outcomes, engine = with_stems(setup_of(network, way, rows=6, tokens=tokens, wanted=ALL), asked)
+    assert_same(run(setup_of(network, way, rows=6, tokens=tokens, wanted=ALL), asked), outcomes)
+    assert engine.progress.prefilled == ONCE < naive(asked) / 4
+    assert engine.progress.prompt == sum(map(len, texts))
+    every = [texts[one.row] for one in outcomes]
+    assert_greedy_as_alone(network, every, outcomes)
+    assert_echo_is_naive(network, every, outcomes)
+    assert_decode_is_echo(network, every, outcomes)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_the_echo_is_whole_with_its_figures(head: bool):
+    network, asked = build("qwen3"), requests(prompts())
+    more: dict[str, Any] = {} if head else {"head": None}
+    setup = setup_of(network, rows=6, tokens=1024, wanted=ALL, **more)
+    for one, other in zip(run(setup, asked), with_stems(setup, asked)[0], strict=True):
+        assert one.echo is not None
+        assert other.echo is not None
+        assert len(other.echo.logprobs) == len(prompts()[one.row]) - 1
+        for name in ("top_ids", "ranks"):
+            np.testing.assert_array_equal(getattr(one.echo, name), getattr(other.echo, name))
+        for name in ("logprobs", "top_logprobs", "entropies"):
+            np.testing.assert_allclose(getattr(one.echo, name), getattr(other.echo, name), rtol=0, atol=1e-4)
+
+
+def test_drawn_samples_are_the_same_with_and_without():
+    asked = requests(prompts(), temperature=1.0)
+    setup = setup_of(build("llama"), rows=5, tokens=1024, wanted=Wanted())
+    assert_same(run(setup, asked), with_stems(setup, asked)[0])
+
+
+def test_equal_prompts_cost_one_prefill():
+    (text,) = prompts_of((80,))
+    asked = [request(i, text, Sampling(max_tokens=3, temperature=0.0)) for i in range(6)]
+    setup = setup_of(build("gemma3_text"), rows=4, tokens=1024, wanted=ALL)
+    outcomes, engine = with_stems(setup, asked)
+    assert engine.progress.prefilled == 79
+    assert_same(run(setup, asked), outcomes)
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_in_deterministic_mode_and_exact_batches_nothing_is_shared(static: bool):
+    asked = requests(prompts())
+    setup = setup_of(build("llama"), "padded" if static else "exact", static=static, tokens=1024)
+    assert with_stems(setup, asked)[1].progress.prefilled == naive(asked)
+
+
+def test_a_model_whose_prompts_go_through_in_one_call_shares_nothing():
+    asked = requests(prompts())
+    setup = setup_of(build("llama"), chunked=False, tokens=1024)
+    assert with_stems(setup, asked)[1].progress.prefilled == naive(asked)
+
+
+def test_only_stems_that_rows_wait_behind_are_kept(monkeypatch: pytest.MonkeyPatch):
+    kept: list[int] = []
+    keep = keeping.Stems.keep
+
+    def counting(self: keeping.Stems, stems: Sequence[Stem]) -> None:
+        keep(self, stems)
+        kept.append(len(self.kept))
+
+    monkeypatch.setattr(keeping.Stems, "keep", counting)
+    _, engine = with_stems(setup_of(build("llama"), rows=3, tokens=1024), requests(prompts()))
+    assert max(kept) == 2  # the system prompt, and the document of the next row
+    assert kept[-1] == 0
+    assert engine.progress.prefilled == ONCE
+
+
+def test_caches_and_what_is_kept_stay_within_the_budget(kept: keeping.Stems):
+    network, most, seen = build("llama"), 500.0, list[float]()
+    asked = [request(one.row, one.prompt.ids.tolist(), one.work.sampling, range(1 + 11 * (one.row % 2))) for one in requests(prompts())]
+
+    class Watching(Tight):
+        def __call__(self, tokens: Any, cache: Any) -> Any:
+            if tokens.shape[1] == 1:
+                seen.append(sum(base.tokens for base in kept.kept.values()) + tokens.shape[0] * (cached(cache) + 1))
+            return super().__call__(tokens, cache)
+
+    setup = setup_of(Watching(network, lambda *_: False), rows=16, tokens=1024, head=None)
+    outcomes, engine = with_stems(replace(setup, limits=Limits(16, 1024, most, 1.0, 0.0)), asked)
+    assert_same(run(setup_of(network, rows=16, tokens=1024), asked), outcomes)
+    assert 0.9 * most < max(seen) <= most
+    assert engine.progress.prefilled < naive(asked) / 3
+
+
+# ------------------------------------------------------------------------------------------------- begun anew
+
+MOMENTS: dict[str, Refuses] = {
+    "prefill": lambda rows, width, cached: width > 1 and rows > 1,
+    "decode": lambda rows, width, cached: width == 1 and rows > 3,
+    "a long batch": lambda rows, width, cached: rows * cached > 160 and rows > 1,
+    "anything": lambda rows, width, cached: rows > 1,
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature: float):
+    network, asked = Tight(build("llama"), MOMENTS[moment]), requests(prompts(), temperature)
+    outcomes, engine = with_stems(setup_of(network, rows=8, tokens=1024, head=None), asked)
+    assert network.refused
+    assert len(network.refused) <= 6
+    assert network.held == 0
+    assert_same(run(setup_of(build("llama"), rows=8, tokens=1024), asked), outcomes)
+    assert engine.progress.prompt == sum(map(len, prompts()))
+
+
+def test_what_is_kept_goes_before_the_next_try(kept: keeping.Stems):
+    left: list[int] = []
+    network: Tight
+
+    def refuses(rows: int, width: int, cached: int) -> bool:
+        if network.refused and len(left) < 1:
+            left.append(len(kept.kept))
+        return rows > 1 and width == 1 and len(network.refused) < 1
+
+    network = Tight(build("llama"), refuses)
+    with_stems(setup_of(network, rows=4, tokens=1024, head=None), requests(prompts()))
+    assert left == [0]
+
+
+def test_where_a_stem_and_one_row_do_not_fit_together_the_rest_of_the_window_shares_nothing(
+    caplog: pytest.LogCaptureFixture, kept: keeping.Stems
+):
+    """In the first of two windows nothing fits beside a stem that is kept."""
+    asked = requests(prompts())
+    held: list[bool] = []
+
+    def refuses(rows: int, width: int, cached: int) -> bool:
+        held.append(bool(kept.kept))
+        return held[-1] and window == 1
+
+    network = Tight(build("llama"), refuses)
+    engine = engine_of(setup_of(network, rows=8, tokens=1024, head=None, stems=True))
+    window = 0
+
+    def next_window(wait: bool) -> list[Request] | None:
+        nonlocal window
+        window += wait  # the second one when the first is done
+        return asked if wait and window <= 2 else None if window > 2 else []
+
+    found = list[Outcome](engine.run(next_window))
+    done = sorted((one for one in found if isinstance(one, Generated)), key=lambda one: (one.row, one.index))
+    assert len(done) == len(found)
+    assert held.count(True) > len(network.refused)  # in the second one
+    said = [record.getMessage() for record in caplog.records if "without sharing what they begin with" in record.getMessage()]
+    assert len(said) == 1
+    truth = run(setup_of(build("llama"), rows=8, tokens=1024), asked)
+    assert_same([one for one in truth for _ in range(2)], done)
+
+
+def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.Stems):
+    setup = setup_of(build("llama"), stems=True)
+    engine = engine_of(setup)
+    stem = Stem(np.arange(70, dtype=np.int32))
+    kept.kept[stem] = prefilling.grown(setup, stem.ids, None)
+    engine.renew()
+    assert kept.kept == {}
+
+
+# ------------------------------------------------------------------------------------------------------ power
+
+
+def test_a_prefix_that_is_off_by_one_token_is_seen(monkeypatch: pytest.MonkeyPatch):
+    network, asked = build("llama"), requests(prompts())
+    setup = setup_of(network, rows=6, tokens=1024, wanted=ALL)
+    truth, right = run(setup, asked), prefilling.grown
+
+    def shifted(setup: Setup, ids: Any, above: Any) -> Any:
+        return right(setup, np.roll(ids, 1), None)
+
+    monkeypatch.setattr(keeping, "grown", shifted)
+    with pytest.raises(AssertionError):
+        assert_same(truth, with_stems(setup, asked)[0])
+
+
+def test_an_echo_whose_first_token_behind_the_prefix_is_another_rows_is_seen(monkeypatch: pytest.MonkeyPatch):
+    network, asked = build("llama"), requests(prompts())
+    setup = setup_of(network, rows=6, tokens=1024, wanted=ALL)
+    truth, right = run(setup, asked), prefilling.grown
+
+    def earlier(setup: Setup, ids: Any, above: Any) -> Any:
+        base = right(setup, ids, above)
+        return replace(base, last=right(setup, ids[:-1], None).last)
+
+    monkeypatch.setattr(keeping, "grown", earlier)
+    with pytest.raises(AssertionError):
+        assert_same(truth, with_stems(setup, asked)[0])

@@ -1,0 +1,150 @@
+"""A head whose logits are a product is scored without them; one that does more, or is none of ours, is not taken for one."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_bulk.kernels import fused_logprobs as product_scores
+from mlx_bulk.kernels import native
+from mlx_bulk.kernels.logprobs import Scores
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.layers.cpu_layers import FastLinear
+from mlx_bulk.runner.layers.lm_head import Head, Whole
+from numpy.typing import NDArray
+
+from ..support import kernel_models as served
+from ..support import tiny
+from ..support.score_calls import TEXTS, setup
+from ..support.tiny import documents
+
+pytestmark = pytest.mark.skipif(not native.tiles(), reason="it serves processors that multiply in tiles")
+
+STATES = np.random.default_rng(0).normal(0, 1, (5, 64)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with served.originals(monkeypatch):
+        yield
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_what_is_named_is_the_logits_product(name: str):
+    head = Head(served.put(name))
+    found = head.product(mx.array(STATES))
+    assert found is not None
+    assert found.x.shape == (5, 64)
+    logits = product_scores.linear.reference(found.x, found.weight, found.bias)
+    np.testing.assert_allclose(np.array(logits), np.array(head.logits(mx.array(STATES))), rtol=0, atol=3e-5)
+
+
+def test_logits_that_are_capped_are_no_product():
+    network = served.put("gemma2")
+    assert Head(network).product(mx.array(STATES)) is None
+
+
+def test_layers_of_mlx_name_nothing():
+    assert Head(tiny.build("llama")).product(mx.array(STATES)) is None
+
+
+def test_logits_that_stand_before_are_no_product():
+    assert Whole(served.put("llama")).product(mx.zeros((5, tiny.VOCABULARY))) is None
+
+
+class Biased(nn.Module):
+    """A body, and a head with a bias; ``more`` happens to its logits."""
+
+    def __init__(self, more: Callable[[mx.array], mx.array]):
+        super().__init__()
+        self.model, self.lm_head, self.more = nn.Linear(64, 64), FastLinear(64, 300), more
+        self.lm_head.bias = mx.arange(300) / 100
+        self.eval()
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        return self.more(self.lm_head(self.model(tokens)))
+
+
+def test_a_bias_is_part_of_it():
+    network = Biased(lambda logits: logits)
+    found = Head(network).product(mx.array(STATES))
+    assert found is not None
+    assert found.bias is network.lm_head.bias
+
+
+def capped_in_place(logits: mx.array) -> mx.array:
+    logits[...] = mx.tanh(logits / 30) * 30
+    return logits
+
+
+def test_a_cap_is_seen_where_the_first_logits_are_small():
+    network = Biased(capped_in_place)
+    network.lm_head.bias = mx.zeros(300)
+    assert Head(network).product(mx.array(1e-3 * STATES)) is None
+
+
+def scaled_in_place(logits: mx.array) -> mx.array:
+    logits *= 0.5
+    return logits
+
+
+def masked_in_place(logits: mx.array) -> mx.array:
+    logits[..., mx.array([3, 299])] = -mx.inf
+    return logits
+
+
+@pytest.mark.parametrize("more", [lambda logits: 0.5 * logits, scaled_in_place, masked_in_place])
+def test_logits_to_which_more_happens_are_no_product(more: Callable[[mx.array], mx.array]):
+    assert Head(Biased(more)).product(mx.array(STATES)) is None
+
+
+def test_a_state_that_is_none_says_nothing_of_the_next():
+    head = Head(Biased(lambda logits: logits))
+    assert head.product(mx.full((2, 64), mx.nan)) is None
+    assert head.product(mx.array(STATES)) is not None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        (Wanted(), True),
+        (Wanted(greedy=True), True),
+        (Wanted(temperature=1.0), True),
+        (Wanted(temperature=0.7), False),
+        (Wanted(top=2), False),
+        (Wanted(stats=True), False),
+    ],
+)
+def test_figures_that_take_all_logits_get_them(wanted: Wanted, taken: bool):
+    product = Head(served.put("llama")).product(mx.array(STATES))
+    assert product is not None
+    targets = np.arange(5, dtype=np.int32)
+    found = wanted.of_product(product, np.ones(5, np.intp), targets)
+    if not taken:
+        assert found is None
+        return
+    assert found is not None
+    truth = wanted.scores(product_scores.linear.on_cpu(product.x, product.weight), targets)
+    for name in Scores.__slots__:
+        np.testing.assert_array_equal(getattr(found, name), getattr(truth, name))
+
+
+# ------------------------------------------------------------------------------------------------------- through the scorer
+
+
+def scored(of: Setup) -> list[NDArray[np.float32]]:
+    return [outcome.scores[0].logprobs for outcome in tiny.scored(of, documents(TEXTS))]
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_documents_are_scored_without_logits(static: bool, monkeypatch: pytest.MonkeyPatch):
+    truth = scored(setup("llama"))
+    network = served.put("llama")
+    right, seen = Head.logits, list[int]()
+    monkeypatch.setattr(Head, "logits", lambda self, states: seen.append(states.shape[0]) or right(self, states))
+    for ours, theirs in zip(scored(setup("llama", static=static, head=Head(network))), truth, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+    assert seen == [2]  # the trial's states

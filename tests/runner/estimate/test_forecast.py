@@ -1,0 +1,138 @@
+"""What is forecast of a run's work is what the engine and the scorer then count, call by call."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
+from mlx_bulk.runner.engine.engine import Progress
+from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.estimate.forecast import Work, asked, decoding, scoring
+
+from ..support.score_calls import ragged_choices
+from ..support.tiny import build, documents, engine_of, multiple_choice, prompts_of, random_chain, request, setup_of
+
+NETWORK = build("llama")
+SAMPLING = Sampling(temperature=1.0, ignore_eos=True)
+
+
+def counted(progress: Progress, *names: str) -> dict[str, int]:
+    return {name: getattr(progress, name) for name in names}
+
+
+def generated(setup: Setup, windows: Sequence[list[Request]]) -> dict[str, int]:
+    engine, rest = engine_of(setup), iter(windows)
+    for _ in engine.run(lambda wait: next(rest, None)):
+        pass
+    return counted(engine.progress, "prefilled", "padded", "steps", "generated", "places")
+
+
+def to_the_end(asked: Request, _: object) -> int:
+    return asked.work.sampling.max_tokens
+
+
+row = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5))  # prompt tokens, max_tokens, samples
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(row, min_size=1, max_size=24),
+    cut=st.integers(1, 24),
+    limits=st.tuples(st.integers(1, 9), st.integers(2, 130)),
+    way=st.sampled_from(["padded", "joined", "exact", "static"]),
+    kv=st.sampled_from([1e12, 400.0]),
+)
+def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float) -> None:
+    chain = random_chain(64)
+    setup = setup_of(
+        chain, "exact" if way == "exact" else "padded", limits[0], limits[1], Wanted(), static=way == "static", ragged=way != "joined"
+    )
+    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
+    asked = [
+        request(i, [1 + (i + t) % 60 for t in range(prompt)], replace(SAMPLING, max_tokens=most), range(samples))
+        for i, (prompt, most, samples) in enumerate(rows)
+    ]
+    windows = [part for part in (asked[:cut], asked[cut:]) if part]
+    found = decoding(windows, setup, to_the_end)
+    assert counted_work(found) == generated(setup, windows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30), st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=24),
+    cut=st.integers(1, 24),
+    limits=st.tuples(st.integers(1, 9), st.integers(2, 200)),
+    way=st.sampled_from(["padded", "joined"]),
+    kv=st.sampled_from([1e12, 400.0]),
+)
+def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
+    rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
+) -> None:
+    setup = setup_of(random_chain(256), way, limits[0], limits[1], Wanted(), stems=True)
+    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
+    starts = [[1] * 40, [1] * 40 + [2] * 40, [3] * 90]
+    asked = [
+        request(i, starts[start] + [4 + (i + t) % 250 for t in range(tail)], replace(SAMPLING, max_tokens=most), range(samples))
+        for i, (start, tail, most, samples) in enumerate(rows)
+    ]
+    windows = [part for part in (asked[:cut], asked[cut:]) if part]
+    assert counted_work(decoding(windows, setup, to_the_end)) == generated(setup, windows)
+
+
+def counted_work(work: Work) -> dict[str, int]:
+    return {name: getattr(work, name) for name in ("prefilled", "padded", "steps", "generated", "places")}
+
+
+def test_prompts_of_one_and_two_tokens_are_fed_as_wide_as_the_engine_feeds_them():
+    requests = [request(i, [1] * (1 + i % 2), replace(SAMPLING, max_tokens=2)) for i in range(4)]
+    setup = setup_of(random_chain(8), wanted=Wanted())
+    assert counted_work(decoding([requests], setup, to_the_end)) == generated(setup, [requests])
+
+
+def test_completions_that_end_early_make_room_for_others():
+    requests = [request(i, [1, 2, 3], replace(SAMPLING, max_tokens=100)) for i in range(8)]
+    setup = setup_of(random_chain(8), rows=4)
+    work = decoding([requests], setup, lambda request, _: 10 if request.row % 2 else 2)
+    assert work.generated == 4 * 10 + 4 * 2
+    assert work.steps < 30  # one after another, pairs of both kinds would take 4 x 10
+
+
+def test_the_peak_is_what_the_longest_rows_may_hold_together():
+    requests = [request(i, [1] * 10, replace(SAMPLING, max_tokens=30)) for i in range(3)]
+    work = decoding([requests], setup_of(random_chain(8), rows=4), to_the_end)
+    assert (work.rows, work.kv_bytes) == (3, 3 * (40 + 1.0))  # a byte a token, and one a row
+
+
+@pytest.mark.parametrize("way", ["shared", "not shared", "exact", "one by one", "static"])
+@pytest.mark.parametrize("what", ["documents", "choices", "deep choices", "uneven choices"])
+def test_scoring_is_what_the_scorer_does(way: str, what: str):
+    found: dict[str, dict[str, Any]] = {"shared": {}, "not shared": {"shared": False}, "exact": {"right_padded": False, "shared": False}}
+    found |= {"one by one": {"right_padded": False, "shared": False}, "static": {"static": True}}
+    setup = setup_of(NETWORK, "exact" if way == "exact" else "padded", 4, 64, **found[way])
+    prompts = prompts_of((40, 40, 33, 25, 64, 20))
+    requests: dict[str, list[ScoreRequest]] = {
+        "documents": documents(prompts_of((5, 60, 17, 90, 33, 18, 17, 2, 41))),
+        "choices": ragged_choices(),
+        "deep choices": multiple_choice(prompts, [[[1, 2], [1, 3, 4], [5] * 20, [5] * 20 + [6] * 9, [5] * 20 + [7] * 8]] * 6),
+    }
+    requests["uneven choices"] = multiple_choice(prompts_of((40, 40, 40)), [[[1] * 9, [2, 2]], [[1, 1], [2] * 9], [[1] * 9, [2] * 3]])
+    scorer, windows = Scorer(setup), iter([requests[what]])
+    for _ in scorer.run(lambda wait: next(windows, None)):
+        pass
+    work = scoring(requests[what], [setup])
+    names = ("prefilled", "padded", "scored")
+    assert {name: getattr(work, name) for name in names} == counted(scorer.progress, *names)
+    assert asked(requests[what]) >= work.prefilled
+
+
+def test_work_of_a_part_of_the_rows_grows_with_them():
+    work = Work(calls=2, prefilled=10, padded=20, steps=5, rows=4, kv_bytes=7.0)
+    assert work.times(2.5) == Work(calls=5, prefilled=25, padded=50, steps=12, rows=4, kv_bytes=7.0)
+    assert work.padding_waste == 0.5
+    assert np.isclose(Work().padding_waste, 0)

@@ -1,0 +1,190 @@
+"""Blocks with the CPU's kernel against mlx-lm's own: caches that grow, are cut, joined and copied."""
+
+import copy
+import threading
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_bulk.kernels import linear
+from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
+from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers.kv_cache import announce, forked, fresh, joined, merged, select, settle, trim, widened
+from mlx_lm.models.cache import BatchKVCache, KVCache
+from numpy.typing import NDArray
+
+from ..support.kernel_models import needed
+from ..support.kernel_pairs import KINDS, Both, ids
+
+pytestmark = needed
+
+
+@pytest.fixture
+def both() -> Both:
+    return Both()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_prefill_in_several_calls_and_100_steps(kind: str, padded: bool):
+    """Beyond what a cache has room for at first, twice."""
+    both = Both(kind)
+    caches = both.caches(3, padded)
+    for n in (40, 1, 2, 17):
+        both.call(ids(3, n, n), caches)
+    both.steps(3, 100, caches)
+
+
+def test_rows_of_unlike_length_that_leave_and_join(both: Both):
+    caches, late = both.caches(4, padded=True), both.caches(2, padded=True)
+    for parts, lengths in ((caches, [9, 3, 12, 7]), (late, [2, 15])):
+        for each in parts:
+            announce(each, lengths, max(lengths))
+        both.call(ids(len(lengths), max(lengths)), parts, lengths=lengths)
+        for each in parts:
+            settle(each)
+    both.steps(4, 3, caches)
+    for each in caches:
+        select(each, [3, 1], 4, padded=True)
+    both.steps(2, 3, caches)
+    caches = [joined([mine, other]) for mine, other in zip(caches, late, strict=True)]
+    both.steps(4, 3, caches)
+    for each in caches:
+        select(each, [1, 1, 0], 4, padded=True)
+    both.steps(3, 70, caches)
+
+
+def test_a_row_joins_an_empty_batch_and_pads_come_in_the_middle(both: Both):
+    empty, caches = both.caches(1, padded=True), both.caches(2, padded=True)
+    both.call(ids(2, 6), caches)
+    caches = [joined([mine, other]) for mine, other in zip(caches, empty, strict=True)]
+    for each in caches:
+        announce(each, [2, 4, 5], 5)
+    both.call(ids(3, 5), caches, lengths=[2, 4, 5])
+    for each in caches:
+        settle(each)
+    both.steps(3, 3, caches)
+
+
+def test_what_is_trimmed_is_written_anew(both: Both):
+    caches = both.caches(2, padded=False)
+    both.call(ids(2, 20), caches)
+    for n in (1, 5, 19):
+        for each in caches:
+            trim(each, n)
+        both.call(ids(2, n, seed=n), caches)
+    both.steps(2, 2, caches)
+
+
+def test_what_mlx_writes_in_between_is_seen(both: Both):
+    """As many positions as were trimmed: the cache looks as the kernel has left it, and its arrays are the same objects."""
+    caches = both.caches(2, padded=False)
+    both.call(ids(2, 20), caches)
+    kept = copy.deepcopy(caches)  # so that mlx cannot write to the same memory
+    for each in caches:
+        trim(each, 3)
+    with fast_blocks.parts():
+        both.call(ids(2, 3, seed=1), caches, fast=False)
+    both.steps(2, 3, caches)
+    both.steps(2, 3, kept)
+
+
+def test_a_cache_that_is_told_another_position(both: Both):
+    caches = both.caches(2, padded=False)
+    both.call(ids(2, 20), caches)
+    for each in caches:
+        for cache in each:
+            cache.offset -= 5
+    both.steps(2, 3, caches)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_copies_of_a_cache_go_on_apart(both: Both, padded: bool):
+    caches = both.caches(3, padded)
+    both.call(ids(3, 10), caches)
+    copies = [forked(each, [2, 0, 0], 3, padded) for each in caches]
+    deep = copy.deepcopy(caches)
+    for seed in range(3):
+        for i, parts in enumerate((caches, copies, deep)):
+            both.call(ids(3, 1, seed=10 * seed + i), parts)
+    with fast_blocks.parts():
+        both.call(ids(3, 2, seed=51), deep, fast=False)
+    both.steps(3, 2, caches)
+    both.steps(3, 2, deep)
+
+
+def test_one_row_widened_and_rows_merged(both: Both):
+    one, other = both.caches(1, padded=False), both.caches(1, padded=False)
+    both.call(ids(1, 9), one)
+    both.call(ids(1, 4, seed=1), other)
+    wide = [widened(each, 3) for each in one]
+    both.steps(3, 2, wide)
+    for each in wide:
+        select(each, [2, 0], 3, padded=False)
+    both.steps(2, 2, wide)
+    batch = [merged(network, [a, b]) for network, a, b in zip(both.networks, one, other, strict=True)]
+    both.steps(2, 3, batch)
+    both.steps(1, 2, one)
+    both.steps(2, 70, batch)
+
+
+def test_caches_of_another_type_are_mlx_s(both: Both):
+    caches = both.caches(2, padded=False)
+    both.call(ids(2, 8), caches)
+    for each in caches:
+        for cache in each:
+            cache.keys, cache.values = cache.keys.astype(mx.float16), cache.values.astype(mx.float16)
+    fast_layers.taken.clear()
+    results = [each(ids(2, 3), cache=own) for each, own in zip(both.networks, caches, strict=True)]
+    assert "block" not in fast_layers.taken
+    assert {cache.keys.dtype for each in caches for cache in each} == {mx.float16}
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=0.1)  # the new ones are rounded to it too
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rows_that_are_not_the_cache_s_are_mlx_s_to_complain_of(both: Both, rows: int):
+    layer, x = both.networks[1].model.layers[0], mx.random.normal((3, 2, 64))
+    cache = KVCache()
+    layer(x[:rows], None, cache)
+    fast_layers.taken.clear()
+    with pytest.raises(ValueError, match="shape"):
+        mx.eval(layer(x, None, cache))
+    if rows > 1:
+        with pytest.raises(ValueError, match="offset"):
+            mx.eval(layer(x, None, BatchKVCache([0] * rows)))
+    assert "block" not in fast_layers.taken
+
+
+def test_threads_share_a_network(both: Both):
+    _, fast = both.networks
+    prompts = [ids(1 + i, 6 + i, seed=i) for i in range(2)]
+
+    def logits(i: int) -> NDArray[np.float32]:
+        caches = fresh(fast, 1 + i, padded=False)
+        parts = [fast(tokens, cache=caches) for tokens in (prompts[i], *(ids(1 + i, 1, seed=s) for s in range(20)))]
+        return np.array(mx.concatenate(parts, axis=1))
+
+    truth, found = [logits(i) for i in range(2)], dict[int, list[NDArray[np.float32]]]()
+
+    def several(i: int) -> None:
+        with mx.stream(mx.new_stream(mx.cpu)):
+            found[i] = [logits(i) for _ in range(5)]
+
+    threads = [threading.Thread(target=several, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, right in enumerate(truth):
+        for each in found[i]:
+            np.testing.assert_allclose(each, right, rtol=0, atol=1e-5)
+
+
+def test_without_tiles_many_rows_are_mlx_s(both: Both, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fast_blocks.native, "tiles", lambda: False)
+    monkeypatch.setattr(linear, "MOST", 8)
+    caches = both.caches(2, padded=True)
+    both.call(ids(2, 5), caches, fast=False)
+    both.call(ids(2, 4), caches)
+    both.call(ids(2, 9), caches, fast=False)
+    both.steps(2, 2, caches)

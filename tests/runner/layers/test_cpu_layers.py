@@ -1,0 +1,102 @@
+"""Layers with the CPU's kernels: what they are besides their output, which is ``test_substitutes``'s to hold."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx.nn.utils import value_and_grad
+from mlx.utils import tree_flatten
+from mlx_bulk.kernels import linear
+from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
+from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers.kernel_injection import substitute
+from mlx_lm.tuner.utils import linear_to_lora_layers
+
+from ..support import tiny
+from ..support.kernel_models import llama, needed, originals, put
+
+pytestmark = needed
+
+
+@pytest.fixture(autouse=True)
+def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts and ends with mlx-lm's own."""
+    with originals(monkeypatch):
+        yield
+
+
+def test_a_layer_that_trains_has_gradients():
+    x, layer = mx.random.normal((2, 8)), nn.Linear(8, 3)
+
+    def gradient() -> mx.array:
+        def loss(x: mx.array) -> mx.array:
+            return layer(x).square().sum()
+
+        return value_and_grad(layer, loss)(x)[1]["weight"]
+
+    truth = gradient()
+    layer.__class__ = fast_layers.FastLinear
+    np.testing.assert_allclose(gradient(), truth, rtol=1e-5)
+
+
+def test_parameters_stay_those_of_the_checkpoint():
+    network = tiny.build("llama")
+    names = [name for name, _ in tree_flatten(network.parameters())]
+    put("llama")
+    network(mx.array([[1, 2, 3]]))
+    assert [name for name, _ in tree_flatten(network.parameters())] == names
+
+
+def test_what_mlx_compiles_is_computed_by_mlx():
+    """A kernel of ours computes when it is called; while a function is traced there is nothing to compute."""
+    network = put("llama")
+    tokens = mx.array([[1, 2, 3]])
+    np.testing.assert_allclose(mx.compile(network)(tokens), network(tokens), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch, tied: bool):
+    monkeypatch.setattr(fast_layers, "VOCABULARY", tiny.VOCABULARY)
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied})).eval()
+    substitute(network, tiny.VOCABULARY, None)
+    widths: list[int] = []
+    right = linear.on_cpu
+
+    def counted(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+        widths.append(weight.shape[0])
+        return right(x, weight, bias)
+
+    monkeypatch.setattr(linear, "on_cpu", counted)
+    with fast_blocks.parts():
+        named = network(mx.array([[1, 2, 3]]))
+    assert widths
+    assert tiny.VOCABULARY not in widths
+    with fast_layers.all_read():
+        read = network(mx.array([[1, 2, 3]]))
+    assert tiny.VOCABULARY in widths
+    np.testing.assert_allclose(named, read, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_adapter_on_ours_is_that_on_mlx_lm_s(scaled: bool):
+    def adapted(network: Any) -> Any:
+        mx.random.seed(3)
+        linear_to_lora_layers(network, 2, {"rank": 4, "scale": 8.0, "dropout": 0.0})
+        for _, layer in network.named_modules():
+            if "lora_b" in layer:
+                layer["lora_b"] = mx.random.normal(layer["lora_b"].shape) * 0.1
+        return np.array(network(mx.array([[5, 6, 7]])))
+
+    config = {**tiny.CONFIGS["llama"], "model_type": "llama"}
+    if scaled:
+        config["rope_scaling"] = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}
+    networks: list[Any] = []
+    for _ in range(2):
+        mx.random.seed(0)
+        networks.append(llama.Model(llama.ModelArgs.from_dict(config)).eval())
+    truth = adapted(networks[0])
+    assert "linear" in substitute(networks[1], tiny.VOCABULARY, None)
+    np.testing.assert_allclose(adapted(networks[1]), truth, rtol=0, atol=1e-4)

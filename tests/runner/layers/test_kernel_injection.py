@@ -1,0 +1,205 @@
+"""Fast kernels in mlx-lm's models: the same logits before and after, and the originals wherever ours are not made for it."""
+
+import contextlib
+import importlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_bulk.configs.schema import ModelConfig
+from mlx_bulk.kernels import attention, native
+from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers import kernel_injection as substitutes
+from mlx_bulk.runner.layers.kernel_injection import substitute
+from mlx_bulk.runner.models.checkpoint import find
+from mlx_bulk.runner.models.loader import load
+from mlx_lm.models import activations, base
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+from mlx_lm.utils import get_total_parameters
+
+from ...checkpoints import PLENTY, write_checkpoint
+from ..support import tiny
+from ..support.kernel_models import USED, call, llama, needed, originals, put
+
+gemma3_text: Any = importlib.import_module("mlx_lm.models.gemma3_text")
+
+pytestmark = needed
+
+
+@pytest.fixture(autouse=True)
+def as_it_came(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test starts and ends with mlx-lm's own."""
+    with originals(monkeypatch):
+        yield
+
+
+@pytest.mark.parametrize("name", list(USED))
+@pytest.mark.parametrize("length", [1, 9, 70, 150])
+def test_logits_are_those_of_mlx_lm(name: str, length: int):
+    """Rounding alone: 1e-4 of a spread above 1, the contract's for float32."""
+    network = tiny.build(name)
+    tokens = mx.array([tiny.prompts_of([length])[0], tiny.prompts_of([length], seed=1)[0]])
+    truth = np.array(network(tokens))
+    put(name)
+    found = np.array(network(tokens))
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-4 * max(1.0, float(truth.std())))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_decode_on_a_cache_is_that_of_mlx_lm(name: str):
+    """A prefill beyond the window, a chunk on top of it, decode steps."""
+    network, ids = tiny.build(name), tiny.prompts_of([90])[0]
+
+    def stepped() -> Any:
+        caches = make_prompt_cache(network)
+        parts = [network(mx.array([ids[a:b]]), cache=caches) for a, b in ((0, 70), (70, 85), (85, 86), (86, 87), (87, 90))]
+        return np.array(mx.concatenate(parts, axis=1))
+
+    truth = stepped()
+    put(name)
+    np.testing.assert_allclose(stepped(), truth, rtol=0, atol=1e-4 * max(1.0, float(truth.std())))
+
+
+def test_attention_falls_back_on_the_original():
+    put("llama")
+    assert call()[1]
+    assert not call(sinks=mx.zeros(4))[1]
+    halves = {name: mx.zeros((1, heads, 3, 16), mx.float16) for name, heads in (("queries", 4), ("keys", 2), ("values", 2))}
+    found, ours = call(**halves)
+    assert (found.dtype, ours) == (mx.float16, False)
+    cache = QuantizedKVCache(group_size=32, bits=8)
+    keys, values = cache.update_and_fetch(mx.random.normal((1, 2, 3, 32)), mx.random.normal((1, 2, 3, 32)))
+    assert not call(queries=mx.random.normal((1, 4, 3, 32)), keys=keys, values=values, cache=cache)[1]
+
+
+def test_activations_fall_back_on_the_original():
+    put("llama")
+    x = mx.random.normal((3, 8)).astype(mx.bfloat16)
+    found = llama.swiglu(x, x)
+    assert found.dtype == mx.bfloat16
+    assert mx.array_equal(found, activations.swiglu(x, x))
+
+
+def test_only_the_model_files_names_change():
+    put("llama")
+    put("gemma3_text")
+    assert llama.scaled_dot_product_attention is not base.scaled_dot_product_attention
+    assert gemma3_text.nn is not nn
+    assert gemma3_text.nn.Linear is nn.Linear
+    assert nn.gelu_approx is not gemma3_text.nn.gelu_approx
+
+
+def test_what_the_file_of_activations_compiles_stays_mlx_lm_s():
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.activation = activations.XieLU()
+
+    network = tiny.build("llama")
+    network.model.layers[0].mlp.spare = Layer()
+    try:
+        put("llama")
+        assert vars(activations)["nn"] is nn
+    finally:
+        del network.model.layers[0].mlp.spare
+
+
+def test_what_disagrees_is_put_back_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    right = attention.on_cpu
+    monkeypatch.setattr(attention, "on_cpu", lambda q, k, v, scale, mask: right(q, k, v, scale, None))  # pyright: ignore[reportUnknownLambdaType]
+    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+        assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["mlx-lm's own layers stay in place, slower on this CPU"]
+    assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
+    assert llama.swiglu is activations.swiglu
+
+
+def test_what_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    def crash(*arrays: Any) -> Any:
+        raise ValueError("no such shape")
+
+    monkeypatch.setattr(attention, "on_cpu", crash)
+    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+        assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
+    assert "no such shape" in caplog.text
+    assert llama.scaled_dot_product_attention is base.scaled_dot_product_attention
+
+
+def test_small_networks_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    network = tiny.build("llama")
+    monkeypatch.setattr(substitutes, "LEAST", get_total_parameters(network) + 1)
+    assert substitute(network, tiny.VOCABULARY, None) == ()
+    monkeypatch.setattr(substitutes, "LEAST", get_total_parameters(network))
+    assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]
+
+
+def test_without_a_compiler_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
+    assert llama.swiglu is activations.swiglu
+
+
+def test_a_model_in_half_precision_keeps_its_own_and_takes_nothing_from_others():
+    put("llama")
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"})).eval()
+    network.set_dtype(mx.bfloat16)
+    assert substitute(network, tiny.VOCABULARY, None) == ()
+    assert call()[1]  # float32 models of the same file go on with ours
+
+
+def test_quantized_weights_that_stay_quantized_are_served():
+    network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama"})).eval()
+    nn.quantize(network, group_size=32, bits=8)
+    assert substitute(network, tiny.VOCABULARY, None) == ("attention", "norm", "rotation", "swiglu")
+
+
+def test_layers_are_put_back():
+    network = tiny.build("llama")
+    classes = [type(layer) for _, layer in network.named_modules()]
+    put("llama")
+    assert type(network.model.layers[0].mlp.up_proj) is fast_layers.FastLinear
+    assert type(network.model.embed_tokens) is fast_layers.FastEmbedding
+    substitutes.restore(network)
+    assert [type(layer) for _, layer in network.named_modules()] == classes
+
+
+def test_only_inside_a_block():
+    network = put("llama")
+    inside = substitutes.only_inside([network])
+    layer = network.model.layers[0].mlp.up_proj
+    assert type(layer) is nn.Linear
+    with inside():
+        assert type(layer) is fast_layers.FastLinear
+        assert llama.swiglu is not activations.swiglu
+    assert type(layer) is nn.Linear
+    assert llama.swiglu is activations.swiglu
+
+
+REFUSED: list[tuple[str, Any]] = [
+    ("values of another length", {"values": mx.zeros((1, 2, 2, 16))}),
+    ("values of other heads", {"values": mx.zeros((1, 1, 3, 16))}),
+    ("more rows of queries", {"queries": mx.zeros((2, 4, 3, 16))}),
+    ("wider queries", {"queries": mx.zeros((1, 4, 3, 32))}),
+    ("a mask of more keys", {"mask": mx.ones((3, 9), mx.bool_)}),
+    ("no keys", {"keys": mx.zeros((1, 2, 0, 16)), "values": mx.zeros((1, 2, 0, 16)), "mask": None}),
+]
+
+
+@pytest.mark.parametrize(("name", "changed"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dict[str, Any]):
+    put("llama")
+    fast_layers.taken.clear()
+    with contextlib.suppress(ValueError):
+        call(**changed)
+    assert "attention" not in fast_layers.taken
+
+
+def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):
+    config = ModelConfig(path=str(write_checkpoint(tmp_path / "model")))
+    assert load(config, find(config), PLENTY).substitutes == USED["llama"]
+    assert load(config.model_copy(update={"dtype": "float16"}), find(config), PLENTY).substitutes == ()

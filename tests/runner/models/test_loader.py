@@ -1,0 +1,147 @@
+"""Checkpoints loaded: messages, precision, quantization, adapters."""
+
+import importlib
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_bulk.configs.schema import ModelConfig
+from mlx_bulk.kernels import backend
+from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.models.checkpoint import find, fingerprints
+from mlx_lm.utils import load as mlx_lm_load
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+
+from ...checkpoints import LLAMA, VOCABULARY, loaded, logprobs, write_adapter, write_checkpoint, write_quantized
+
+on_cpu = pytest.mark.skipif(backend.device_name() != "cpu", reason="what the CPU does by itself")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+# --------------------------------------------------------------------------------------------- what cannot be loaded
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "martian"}, "mlx-lm has no model type 'martian'; a newer mlx-lm may"),
+        ({"hidden_size": 32}, r"Expected shape \(2048, 32\) but received shape \(2048, 64\)"),
+        ({"num_hidden_layers": 3}, r"Missing 9 parameters:.*more lines; --log-level debug shows them"),
+    ],
+)
+def test_weights_and_config_that_do_not_fit(tmp_path: Path, tiny: Path, change: dict[str, Any], message: str):
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(LLAMA | change))
+    with pytest.raises(ModelError, match=f"^model.path: {folder} cannot be loaded: .*{message}") as caught:
+        loaded(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_file_that_leaves_the_process_is_a_model_that_cannot_be_loaded(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "hf_olmo", None)  # what mlx-lm's olmo.py leaves the process for
+    monkeypatch.delitem(sys.modules, "mlx_lm.models.olmo", raising=False)
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"model_type": "olmo"}))
+    with pytest.raises(ModelError, match="cannot be loaded: mlx-lm's file of the model type 'olmo' gives up; what it has printed says why"):
+        loaded(folder)
+
+
+def test_a_model_that_takes_no_prompt_of_two_tokens_is_not_loaded(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    llama: Any = importlib.import_module("mlx_lm.models.llama")
+    call = llama.Model.__call__
+
+    def one(self: Any, tokens: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        if tokens.shape[1] > 1:
+            raise TypeError("the mask is a word")
+        return call(self, tokens, *args, **kwargs)
+
+    monkeypatch.setattr(llama.Model, "__call__", one)
+    with pytest.raises(ModelError, match="cannot be loaded: the mask is a word"):
+        loaded(tiny)
+
+
+# ---------------------------------------------------------------------------------------------------------- precision
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dtype_is_what_the_weights_have(tiny: Path, dtype: str):
+    model = loaded(tiny, dtype=dtype)
+    assert model.dtype == dtype
+    arrays: Any = [array for _, array in tree_flatten(model.network.parameters())]
+    assert {str(array.dtype) for array in arrays} == {f"mlx.core.{dtype}"}
+    assert model.vocabulary == VOCABULARY
+    assert model.weight_bytes == sum(array.nbytes for array in arrays)
+
+
+@on_cpu
+def test_auto_is_float32_on_the_cpu(tmp_path: Path, tiny: Path):
+    folder = shutil.copytree(tiny, tmp_path / "half")
+    weights: Any = mx.load(str(tiny / "model.safetensors"))
+    mx.save_safetensors(str(folder / "model.safetensors"), {k: v.astype(mx.float16) for k, v in weights.items()}, {"format": "mlx"})
+    assert loaded(folder).dtype == "float32"
+
+
+@on_cpu
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantized_weights_become_float32_where_they_fit(tmp_path: Path, bits: int):
+    folder = write_quantized(tmp_path / "quantized", bits)
+    model = loaded(folder)
+    assert model.dtype == "float32"
+    assert not any(name.endswith("scales") for name, _ in tree_flatten(model.network.parameters()))
+    own = mlx_lm_load(str(folder))[0]
+    own.set_dtype(mx.float32)
+    # The same numbers, multiplied in another order.
+    np.testing.assert_allclose(logprobs(model.network), logprobs(own), rtol=0, atol=1e-4)
+
+
+@on_cpu
+def test_quantized_weights_stay_so_where_they_do_not(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = write_quantized(tmp_path / "quantized")
+    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+        logging.getLogger("mlx_bulk").addHandler(caplog.handler)
+        try:
+            model = loaded(folder, memory=1000)
+        finally:
+            logging.getLogger("mlx_bulk").removeHandler(caplog.handler)
+    assert any(name.endswith("scales") for name, _ in tree_flatten(model.network.parameters()))
+    assert "quantized weights stay so (float32 would take 0.0 GB of 0.0 GB): matrix products are slow" in caplog.text
+    own = mlx_lm_load(str(folder))[0]
+    own.set_dtype(mx.float32)
+    np.testing.assert_allclose(logprobs(model.network), logprobs(own), rtol=0, atol=1e-4)
+
+
+def test_block_float_weights_are_float32_on_the_cpu(tmp_path: Path):
+    """mlx dequantizes mxfp4 to bfloat16, whose noise the probe would have to allow for."""
+    folder = write_checkpoint(tmp_path / "whole")
+    network, config = load_model(folder)
+    network, config = quantize_model(network, config, group_size=32, bits=4, mode="mxfp4")
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    save_model(packed, network)
+    save_config(config, packed / "config.json")
+    assert loaded(packed).dtype == "float32"
+
+
+# ----------------------------------------------------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_an_adapter_is_applied_as_by_mlx_lm(tmp_path: Path, tiny: Path, kind: str):
+    adapter = write_adapter(tiny, tmp_path / kind, kind)
+    ours = loaded(tiny, adapter=str(adapter), dtype="float32")
+    theirs = mlx_lm_load(str(tiny), adapter_path=str(adapter))[0]
+    np.testing.assert_allclose(logprobs(ours.network), logprobs(theirs), rtol=0, atol=1e-5)
+    assert np.abs(logprobs(ours.network) - logprobs(loaded(tiny, dtype="float32").network)).max() > 0.1
+    with_adapter, without = (fingerprints(find(ModelConfig(path=str(tiny), adapter=a))) for a in (str(adapter), None))
+    assert {key for key in without if without[key] != with_adapter[key]} == {"model.adapter"}

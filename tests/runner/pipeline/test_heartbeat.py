@@ -1,0 +1,52 @@
+"""The heartbeat beside a session: a line when it stalls, with what it stalls at, and none when it moves."""
+
+from time import monotonic
+
+import pytest
+from mlx_bulk.runner.engine.engine import Progress
+from mlx_bulk.runner.pipeline import heartbeat
+from mlx_bulk.runner.pipeline.heartbeat import Heartbeat
+
+from .test_progress_display import PATIENCE, heard
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.001)
+
+
+def test_a_stall_says_what_the_engine_is_doing():
+    progress = Progress()
+    progress.doing("prefilling 4 rows of up to 900 tokens")
+    progress.since = monotonic() - 200
+    beat = Heartbeat(stall_seconds=120)
+    beat.progress = progress
+    with heard() as handler, beat:
+        assert handler.first.wait(PATIENCE)
+    assert handler.messages == ["no step for 200 s: still prefilling 4 rows of up to 900 tokens"]  # once, not at every look
+
+
+def test_before_there_is_an_engine_it_says_what_the_session_is_doing():
+    beat = Heartbeat(stall_seconds=0.01)
+    beat.doing("loading the model")
+    with heard() as handler, beat:
+        assert handler.first.wait(PATIENCE)
+    assert handler.messages[0] == "no step for 0 s: still loading the model"
+
+
+def test_a_session_that_moves_is_no_stall(monkeypatch: pytest.MonkeyPatch):
+    looked = 0
+
+    def steps() -> float:
+        nonlocal looked
+        looked += 1
+        return monotonic()
+
+    progress = Progress()
+    beat = Heartbeat(stall_seconds=1000)
+    beat.progress = progress
+    monkeypatch.setattr(heartbeat, "monotonic", steps)
+    with heard() as handler, beat:
+        while looked < 3:
+            progress.doing("decoding 4 rows")
+    assert handler.messages == []

@@ -1,0 +1,261 @@
+"""The plan of a window: every position read once, ancestors put together are the feed, limits held, shared tokens fed once."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.runner.core.requests import Passage, ScoreRequest
+from mlx_bulk.runner.scheduler.limits import Limits
+from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, PORTION, WORTH, Segment, batches, bucket, fed, forest, lone
+
+from ..support.tiny import Ids, documents, multiple_choice, passage, prompts_of
+
+WIDE = Limits(rows=32, tokens=1 << 20, kv_bytes=1e12, token_bytes=1.0, row_bytes=1.0)
+
+
+@st.composite
+def _requests(draw: st.DrawFn) -> list[ScoreRequest]:
+    """Passages over few ids, so that prefixes, duplicates and feeds inside others are common."""
+    stems = draw(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=4))
+    found: list[ScoreRequest] = []
+    for row in range(draw(st.integers(1, 8))):
+        passages: list[Passage] = []
+        for _ in range(draw(st.integers(0, 4))):
+            ids = [*draw(st.sampled_from(stems)), *draw(st.lists(st.integers(0, 2), min_size=2, max_size=6))]
+            positions = sorted(draw(st.sets(st.integers(1, len(ids) - 1))))
+            passages.append(Passage(np.array(ids, np.int32), np.array(positions, np.int32)))
+        found.append(ScoreRequest(row, tuple(passages)))
+    return found
+
+
+_limits = st.builds(
+    Limits,
+    rows=st.integers(1, 9),
+    tokens=st.integers(1, 200),
+    kv_bytes=st.integers(50, 2000),  # the longest of these alone takes 47
+    token_bytes=st.just(1.0),
+    row_bytes=st.just(1.0),
+)
+
+
+def branches(segments: list[Segment], above: tuple[Segment, ...] = ()) -> Iterator[tuple[Segment, ...]]:
+    """Each way from the top to a segment without children."""
+    for segment in segments:
+        way = (*above, segment)
+        yield from branches(segment.children, way) if segment.children else [way]
+
+
+def all_batches(segments: list[Segment], limits: Limits, even: bool, held: float = 0.0) -> Iterator[tuple[list[Segment], float]]:
+    """Every batch that is fed, as the scorer goes through them, with the bytes held beside it."""
+    for batch in batches(segments, limits, even, held):
+        yield batch, held
+        if len(batch) == 1:
+            yield from all_batches(batch[0].children, limits, even, held + limits.kv(1, len(batch[0].feed)))
+        else:
+            for turn in range(max(len(stem.children) for stem in batch)):
+                yield [stem.children[turn] for stem in batch if len(stem.children) > turn], held
+
+
+def read_by(segment: Segment) -> Iterator[tuple[int, int, int]]:
+    """(request, passage, position) of what is read at a segment."""
+    for part in segment.reads:
+        positions = part.passage.positions
+        here = positions[(positions > segment.start) & (positions <= len(segment.feed))]
+        yield from ((*owner, int(p)) for owner in part.owners for p in here)
+
+
+def asked(requests: list[ScoreRequest]) -> list[tuple[int, int, int]]:
+    return sorted((i, j, int(p)) for i, r in enumerate(requests) for j, part in enumerate(r.passages) for p in part.positions)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_requests(), _limits, st.booleans())
+def test_every_position_is_read_once_whatever_is_shared_and_batched(requests: list[ScoreRequest], limits: Limits, shared: bool):
+    top = forest(requests, limits, shared)
+    read = [x for batch, _ in all_batches(top, limits, even=False) for segment in batch for x in read_by(segment)]
+    assert sorted(read) == asked(requests)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_requests(), _limits)
+def test_segments_from_the_top_are_the_feed_of_what_they_read(requests: list[ScoreRequest], limits: Limits):
+    for way in branches(forest(requests, limits, shared=True)):
+        assert [segment.start for segment in way] == [0, *(len(segment.feed) for segment in way[:-1])]
+        assert all(len(segment) for segment in way)
+        for segment in way:
+            np.testing.assert_array_equal(segment.feed, way[-1].feed[: len(segment.feed)])
+            for part in segment.reads:
+                n = min(len(segment.feed), len(fed(part.passage)))
+                np.testing.assert_array_equal(part.passage.ids[:n], segment.feed[:n])
+
+
+@settings(max_examples=150, deadline=None)
+@given(_requests(), _limits, st.booleans())
+def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits, even: bool):
+    top = forest(requests, limits, shared=not even)
+    for batch, held in all_batches(top, limits, even):
+        width, longest = max(len(segment) for segment in batch), max(segment.longest for segment in batch)
+        assert len(batch) <= limits.rows
+        assert len(batch) * width <= limits.tokens or len(batch) == 1 or all(segment.start for segment in batch)
+        assert held + limits.kv(len(batch), longest) <= limits.kv_bytes
+        if even or batch[0].children:
+            assert {len(segment) for segment in batch} == {width}
+        assert len({bool(segment.children) for segment in batch}) == 1
+        assert len({segment.start for segment in batch}) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(_requests(), st.integers(1, 5), st.sampled_from([bucket, int]))
+def test_the_shapes_of_what_stands_alone_are_functions_of_lengths(requests: list[ScoreRequest], rows: int, width: Callable[[int], int]):
+    found = lone(requests, rows, width)
+    assert [len(batch) for batch in found] == [rows] * len(found)
+    for segment, wide in ((segment, len(batch[0])) for batch in found for segment in batch):
+        assert len(segment) == wide == len(segment.feed)
+        for part in segment.reads:
+            feed = fed(part.passage)
+            assert (wide, wide - segment.pads) == (width(len(feed)), len(feed))
+            np.testing.assert_array_equal(segment.feed[: len(feed)], feed)
+    assert sorted(x for batch in found for segment in batch for x in read_by(segment)) == asked(requests)
+
+
+def test_what_stands_alone_keeps_its_order_and_batches_are_filled_up():
+    texts = prompts_of((40, 80, 38, 40, 40))
+    found = lone(documents([*texts, texts[0]]), 4, bucket)
+    owners = [[[part.owners for part in segment.reads] for segment in batch] for batch in found]
+    assert owners == [[[[(1, 0)]], [], [], []], [[[(0, 0)]], [[(2, 0)]], [[(3, 0)]], [[(4, 0)]]], [[[(5, 0)]], [], [], []]]
+    assert [[len(segment) for segment in batch] for batch in found] == [[80] * 4, [40] * 4, [40] * 4]
+    assert [segment.pads for segment in found[1]] == [1, 3, 1, 1]
+
+
+@given(st.integers(1, 1 << 20))
+def test_a_bucket_is_at_most_an_eighth_wider_than_what_stands_in_it(length: int):
+    wide = bucket(length)
+    assert max(8, length) <= wide
+    assert wide == 8 or 8 * (wide - length) <= wide
+    assert any(wide == m << k for m in range(8, 16) for k in range(20))
+
+
+def test_choices_of_one_prompt_share_it_and_prompts_share_their_examples():
+    shots, *questions = prompts_of((60, 30, 25, 32))
+    choices = [prompts_of((4, 3, 5), seed=i) for i in range(3)]
+    top = forest(multiple_choice([shots + q for q in questions], choices), WIDE, shared=True)
+    assert [len(segment) for segment in top] == [60]
+    contexts = top[0].children
+    assert sorted(len(segment) for segment in contexts) == [25, 30, 32]
+    assert all(sorted(len(child) for child in context.children) == [2, 3, 4] for context in contexts)  # the last id is not fed
+
+
+def test_single_token_choices_are_read_at_one_place():
+    prompt = prompts_of((30,))[0]
+    top = forest(multiple_choice([prompt], [[[1], [2], [3]]]), WIDE, shared=True)
+    assert [(len(segment), len(segment.reads), segment.height) for segment in top] == [(30, 3, 0)]
+
+
+def test_a_feed_that_another_begins_with_is_not_fed_apart():
+    long = prompts_of((40,))[0]
+    top = forest(documents([long, long[:10], long[:2]]), WIDE, shared=True)
+    assert [len(segment) for segment in top] == [39]
+    assert len(forest(documents([long, long[:10], long[:2]]), WIDE, shared=False)) == 3
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_same_passage_twice_is_fed_and_read_once(shared: bool):
+    text = prompts_of((20,))[0]
+    (only,) = forest(documents([text, text]), WIDE, shared)
+    assert [part.owners for part in only.reads] == [[(0, 0), (1, 0)]]
+
+
+def test_what_saves_little_is_not_shared():
+    start, *ends = prompts_of((LEAST, 200, 200, 200))
+    assert len(forest(documents([start + end for end in ends]), WIDE, shared=True)) == 3  # 16 of 216
+    start, *ends = prompts_of((LEAST - 1, 2, 2, 2))
+    assert len(forest(documents([start + end for end in ends]), WIDE, shared=True)) == 3  # most of them, but few
+
+
+def test_groups_inside_a_group_that_saves_little_are_found():
+    start, *rest = prompts_of((20, 200, 200, *[10] * 20))
+    subjects, questions = rest[:2], rest[2:]
+    top = forest(documents([start + subjects[i % 2] + q for i, q in enumerate(questions)]), WIDE, shared=True)
+    assert [(len(segment), len(segment.children)) for segment in top] == [(220, 10), (220, 10)]
+
+
+def test_a_prefix_is_not_kept_where_there_is_no_room_for_it_beside_a_row():
+    shots, *questions = prompts_of((60, 20, 20))
+    requests = documents([shots + q for q in questions])
+    assert len(forest(requests, replace(WIDE, kv_bytes=61 + 80), shared=True)) == 1
+    assert len(forest(requests, replace(WIDE, kv_bytes=61 + 79), shared=True)) == 2
+
+
+def test_prompts_of_like_length_are_fed_together_up_to_the_shortest_of_them():
+    prompts = prompts_of((32, 30, 400, 31))
+    top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 4), WIDE, shared=True)
+    found = batches(top, WIDE, even=False)
+    assert [[len(segment) for segment in batch] for batch in found] == [[400], [30, 30, 30]]
+    assert [len(child) for stem in found[1] for child in stem.children] == [3, 3, 3, 2, 2, 2, 1, 1, 1]
+
+
+def test_prompts_are_fed_apart_where_that_costs_less_than_what_they_would_be_fed_twice():
+    def together(longer: int) -> bool:
+        prompts = prompts_of((30 + longer, 30))
+        top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 2), WIDE, shared=True)
+        return len(batches(top, WIDE, even=False)) == 1
+
+    # The longer prompt's last tokens are fed for each of its three choices, twice too often; apart are four calls more.
+    most = (60 // WORTH + 4 * CALL) // 2
+    assert together(most)
+    assert not together(most + 1)
+
+
+def test_documents_in_windows_are_finished_all_along():
+    """What is stopped loses the rows that are not finished: at no time may they be more than a portion and the rows at its ends."""
+    windows, small = 3, replace(WIDE, tokens=40)
+    texts = prompts_of([20] * (windows * 200))
+    requests = [
+        ScoreRequest(row, tuple(passage(text[: 20 - 7 * last]) for last, text in enumerate(texts[windows * row : windows * (row + 1)])))
+        for row in range(200)
+    ]
+    fed_of, whole = [0] * 200, [sum(len(fed(p)) for p in request.passages) for request in requests]
+    most = 0
+    for batch in batches(forest(requests, small, shared=True), small, even=False):
+        for segment in batch:
+            fed_of[segment.reads[0].owners[0][0]] += len(segment)
+        most = max(most, sum(part for part, all_of_it in zip(fed_of, whole, strict=True) if part < all_of_it))
+    assert fed_of == whole
+    assert most <= PORTION * small.tokens + 2 * max(whole)
+    assert PORTION * small.tokens < sum(whole) / 4  # else the bound would say nothing
+
+
+def test_a_prompt_with_many_completions_is_fed_alone():
+    prompts = prompts_of((30, 30))
+    top = forest(multiple_choice(prompts, [[[i, 1] for i in range(20)], [[2, 1], [3, 1]]]), WIDE, shared=True)
+    assert [len(batch) for batch in batches(top, WIDE, even=False)] == [1, 1]
+
+
+def test_an_order_by_bytes_is_one_by_ids():
+    """Ids above 255 do not sort by their first byte."""
+    start: Ids = list(range(300, 320))
+    top = forest(documents([[*start, 256, 1], [*start, 1, 1], [*start, 511, 1]]), WIDE, shared=True)
+    assert [int(child.feed[-1]) for child in reversed(top[0].children)] == [1, 256, 511]
+
+
+def test_nothing_to_score_is_nothing_to_feed():
+    empty = Passage(np.array([1, 2], np.int32), np.zeros(0, np.int32))
+    requests = [ScoreRequest(0, (empty,)), ScoreRequest(1, ())]
+    assert forest(requests, WIDE, shared=True) == []
+    assert lone(requests, 4, bucket) == []
+    assert batches([], WIDE, even=False) == []
+
+
+def test_a_chain_as_long_as_its_texts_are_many_needs_no_stack():
+    texts = [[7] * i + [8, 8] for i in range(1, sys.getrecursionlimit() + 100)]
+    requests = documents(texts)
+    top = forest(requests, WIDE, shared=True)
+    assert sorted(x for batch, _ in all_batches(top, WIDE, even=False) for segment in batch for x in read_by(segment)) == asked(requests)
+
+
+def test_a_passage_is_fed_through_the_last_token_before_what_it_scores():
+    assert fed(passage([1, 2, 3, 4], first=2)).tolist() == [1, 2, 3]

@@ -1,0 +1,165 @@
+"""What prompts share, as properties: each request once, stems that are what they say, the KV budget kept, and the work saved."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby, pairwise
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.runner.core.requests import Request, Sampling
+from mlx_bulk.runner.scheduler.limits import Backlog, Limits, Load, Stem, longest_first
+from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH
+from mlx_bulk.runner.scheduler.prompt_prefixes import fed, like, shared
+
+from ..support import shared_prompts as sharing
+from ..support.tiny import request
+
+WIDE = Limits(64, 1 << 30, 1e12, 1.0, 1.0)
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> list[Request]:
+    """Prompts that begin with one of few texts, which begin alike themselves; some prompts twice."""
+    root = list(range(draw(st.integers(0, 60))))
+    branches = [root + [100 + i] * draw(st.integers(0, 50)) for i in range(3)]
+    shapes = st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(200, 203), st.integers(1, 9), st.integers(1, 3))
+    drawn = draw(st.lists(shapes, max_size=24))
+    return [
+        request(i, branches[of] + [token] * tail, Sampling(max_tokens=most), range(samples))
+        for i, (of, tail, token, most, samples) in enumerate(drawn)
+    ]
+
+
+@st.composite
+def limits(draw: st.DrawFn) -> Limits:
+    return Limits(draw(st.integers(1, 9)), draw(st.integers(1, 200)), draw(st.sampled_from([150.0, 300.0, 900.0, 1e9])), 1.0, 2.0)
+
+
+@given(windows(), limits())
+def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Request], of: Limits):
+    order, stems = shared(asked, of)
+    assert sorted(r.row for r in order) == [r.row for r in asked]
+    behind: dict[Stem, list[Request]] = {}
+    for one in order:
+        if (stem := stems.get(one.row)) is None:
+            continue
+        chain = list(stem.chain)
+        assert one.prompt.ids[: len(stem.ids)].tolist() == stem.ids.tolist()
+        assert len(stem.ids) <= len(fed(one))
+        assert sum(of.kv(1, len(part.ids)) for part in chain) + of.kv(1, one.reach) <= of.kv_bytes
+        for part in chain:
+            behind.setdefault(part, []).append(one)
+    for stem, rows in behind.items():
+        start = len(stem.ids) - stem.own
+        assert stem.own >= LEAST
+        assert stem.own * (len(rows) - 1) >= max(CALL, sum(len(fed(one)) - start for one in rows) / WORTH)
+        places = [order.index(one) for one in rows]
+        assert max(places) - min(places) == len(rows) - 1  # they follow each other
+    assert shared(asked[::-1], of)[0] == order  # the order of the input does not enter
+
+
+@given(windows(), limits())
+def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Request], of: Limits):
+    order, stems = shared(asked, of)
+
+    def path(one: Request) -> list[Stem]:
+        return list(stems[one.row].chain)[::-1] if one.row in stems else []
+
+    def assert_longest_first(rows: list[Request], level: int) -> None:
+        parts = [list(part) for _, part in groupby(rows, lambda one: path(one)[level] if len(path(one)) > level else one)]
+        longest = [max(len(one.prompt.ids) for one in part) for part in parts]
+        assert longest == sorted(longest, reverse=True)
+        for part in parts:
+            if len(path(part[0])) > level:
+                assert_longest_first(part, level + 1)
+
+    assert_longest_first(order, 0)
+
+
+def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[Request], Backlog, Load]]:
+    """Groups until all is taken, and what each was taken beside: ``load``, then nothing."""
+    rest = iter([asked])
+    backlog = Backlog(lambda wait: next(rest, None), shared)
+    while (found := backlog.take(of, load)) or load.rows:
+        if found:
+            yield found, backlog, load
+        load = Load()
+
+
+@given(windows(), limits(), st.builds(Load, rows=st.integers(0, 5), longest=st.integers(0, 60)))
+def test_each_request_is_taken_once_and_stems_have_their_part_of_the_budget(asked: list[Request], of: Limits, load: Load):
+    kept: set[Stem] = set()
+    seen: list[int] = []
+    for found, backlog, beside in taken(asked, of, load):
+        seen += [one.row for one in found]
+        stems = kept | {part for one in found if (stem := backlog.stem(one)) for part in stem.chain}
+        rows = beside.rows + sum(min(len(one.work.samples), of.rows) for one in found)
+        longest = max(beside.longest, *(one.reach for one in found))
+        held = sum(of.kv(1, len(stem.ids)) for stem in stems)
+        alone = len(found) == 1 and not beside.rows  # then it is taken even where its samples must wait for each other
+        assert alone or held + of.kv(rows, longest) <= of.kv_bytes
+        assert held + of.kv(1, max(one.reach for one in found)) <= of.kv_bytes or not stems
+        new = sum(stem.own for stem in stems - kept)
+        own = [len(one.prompt.ids) - len(stem.ids) for one in found if (stem := backlog.stem(one))]
+        assert len(found) == 1 or new + sum(own) <= of.tokens
+        kept = set(backlog.begun)
+        assert kept <= stems
+        assert backlog.room(of).kv_bytes == of.kv_bytes - sum(of.kv(1, len(stem.ids)) for stem in kept)
+    assert sorted(seen) == [one.row for one in asked]
+    assert not kept
+
+
+def test_a_group_holds_rows_behind_several_stems_so_that_no_slot_stays_empty():
+    documents = [[i] * 70 for i in range(8)]
+    asked = [request(3 * i + k, [*text, 100 + k, 7], Sampling(max_tokens=4)) for i, text in enumerate(documents) for k in range(3)]
+    rest = iter([asked])
+    backlog = Backlog(lambda wait: next(rest, None), shared)
+    found = backlog.take(replace(WIDE, rows=10), Load())
+    assert len(found) == 10
+    assert len({backlog.stem(one) for one in found}) == 4
+    assert [len(stem.ids) for stem in backlog.begun] == [71 - 1]  # of the fourth, of which two rows wait
+
+
+def test_a_prompt_that_comes_again_is_fed_once():
+    order, stems = shared([request(i, list(range(40)), Sampling()) for i in range(3)], WIDE)
+    assert {len(stems[one.row].ids) for one in order} == {39}
+    assert len(set(stems.values())) == 1
+
+
+def test_nothing_is_shared_where_it_saves_less_than_a_call_or_has_no_room():
+    pair = [request(i, [*range(CALL - 1), 100 + i, 7], Sampling(max_tokens=5)) for i in range(2)]
+    assert shared(pair, WIDE)[1] == {}
+    pair = [request(i, [*range(CALL), 100 + i, 7], Sampling(max_tokens=5)) for i in range(2)]
+    assert len(shared(pair, WIDE)[1]) == 2
+    need = WIDE.kv(1, CALL) + WIDE.kv(1, CALL + 7)
+    assert len(shared(pair, replace(WIDE, kv_bytes=need))[1]) == 2
+    assert shared(pair, replace(WIDE, kv_bytes=need - 1)) == (longest_first(pair), {})
+
+
+def test_what_is_put_back_begins_anew_and_apart_until_the_next_window():
+    asked = sharing.requests(sharing.prompts())
+    rest = iter([asked, asked])
+    backlog = Backlog(lambda wait: next(rest, None), shared)
+    first = backlog.take(replace(WIDE, rows=3), Load())
+    assert backlog.shares(first[0])
+    backlog.put_back(first)
+    assert backlog.begun == []
+    assert [one.row for one in backlog.take(replace(WIDE, rows=3), Load())] == [one.row for one in first]
+    backlog.put_back(first, apart=True)
+    left = backlog.take(WIDE, Load())
+    assert [one.row for one in left] == [one.row for one in longest_first(asked)]
+    assert not any(backlog.stem(one) for one in left)
+    assert any(backlog.stem(one) for one in backlog.take(WIDE, Load()))
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=30))
+def test_rows_of_like_length_share_a_call(lengths: list[int]):
+    lengths = sorted(lengths, reverse=True)
+    parts = list(like(lengths))
+    assert np.concatenate([np.arange(len(lengths))[part] for part in parts]).tolist() == list(range(len(lengths)))
+    pads = [sum(lengths[part.start] - n for n in lengths[part]) for part in parts]
+    assert max(pads) <= CALL
+    for part, after in pairwise(parts):
+        assert pads[parts.index(part)] + lengths[part.start] - lengths[after.start] > CALL

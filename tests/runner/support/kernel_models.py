@@ -1,0 +1,61 @@
+"""Models that a test puts fast kernels into, and takes them out of again; llama's attention as its layers call it."""
+
+import importlib
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_bulk.kernels import native
+from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers import kernel_injection as substitutes
+from mlx_bulk.runner.layers.kernel_injection import substitute
+from mlx_lm.models.cache import KVCache
+
+from . import tiny
+
+llama: Any = importlib.import_module("mlx_lm.models.llama")
+
+needed = pytest.mark.skipif(native.library() is None, reason="they serve the CPU, with g++")
+
+DENSE = ("linear", "norm", "rotation")
+USED = {
+    "llama": ("attention", "block", *DENSE, "swiglu"),
+    "qwen3": ("attention", "block", *DENSE, "swiglu"),
+    "gemma3_text": ("attention", "gelu", "linear", "rotation"),
+    "qwen3_moe": ("attention", *DENSE, "swiglu"),
+    "mixtral": ("attention", *DENSE, "swiglu"),
+    "mamba": ("linear", "norm", "silu", "swiglu"),
+    "mamba2": ("linear", "norm", "silu", "swiglu"),
+    "lfm2": ("attention", *DENSE, "swiglu"),
+    "gemma2": ("gelu", "linear", "rotation"),
+}
+
+
+@contextmanager
+def originals(patch: pytest.MonkeyPatch) -> Generator[None]:
+    """Before and behind it mlx-lm is as it came; inside it small networks are served too."""
+    patch.setattr(substitutes, "LEAST", 0)
+    networks = [tiny.build(name) for name in USED]
+    for network in networks:
+        substitutes.restore(network.eval())
+    yield
+    for network in networks:
+        substitutes.restore(network)
+
+
+def put(name: str) -> Any:
+    """The tiny network of this name with all that serves it."""
+    network = tiny.build(name)
+    assert substitute(network, tiny.VOCABULARY, tiny.CONFIGS[name].get("sliding_window")) == USED[name]
+    return network
+
+
+def call(**changed: Any) -> tuple[mx.array, bool]:
+    """llama's attention as its layers call it, and whether the substitute computed it."""
+    q, kv = mx.random.normal((1, 4, 3, 16)), mx.random.normal((1, 2, 3, 16))
+    arguments: dict[str, Any] = {"queries": q, "keys": kv, "values": kv, "cache": KVCache(), "scale": 0.25, "mask": "causal"} | changed
+    fast_layers.taken.clear()
+    found = llama.scaled_dot_product_attention(**arguments)
+    return found, "attention" in fast_layers.taken

@@ -1,0 +1,81 @@
+"""A network of mlx-lm's and the same with the kernel, to which the same is done."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_map_with_path
+from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.layer_patching import put_on
+
+from . import tiny
+
+Change = Callable[[Any], Any]
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama with biases and pairs of neighbours": {"attention_bias": True, "mlp_bias": True, "rope_traditional": True},
+    "llama, linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama, llama3 rope": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}},
+    "llama, heads of 20": {"head_dim": 20},
+    "qwen2": {"head_dim": None},
+    "qwen3": {},
+}
+
+
+def network(kind: str = "llama") -> Any:
+    """A tiny network with random weights, the same each time, norms and biases too."""
+    name = kind.partition(" ")[0].strip(",")
+    module = importlib.import_module(f"mlx_lm.models.{name}")
+    mx.random.seed(0)
+    config = {**tiny.CONFIGS["llama"], "num_hidden_layers": 2, **KINDS[kind], "model_type": name}
+    found = module.Model(module.ModelArgs.from_dict({key: value for key, value in config.items() if value is not None}))
+
+    def spread(_: str, w: mx.array) -> mx.array:
+        return w * 3 if w.ndim == 2 else w + 0.3 * mx.random.normal(w.shape)
+
+    found.update(tree_map_with_path(spread, found.parameters()))
+    mx.eval(found.parameters())
+    return found.eval()
+
+
+def ids(rows: int, n: int, seed: int = 0) -> mx.array:
+    return mx.array(np.random.default_rng(seed).integers(0, tiny.VOCABULARY, (rows, n)).astype(np.int32))
+
+
+def close(found: mx.array, truth: mx.array) -> None:
+    """Rounding alone: 1e-4 of a spread above 1, the contract's for float32."""
+    right = np.array(truth)
+    assert right.std() > 1
+    np.testing.assert_allclose(np.array(found), right, rtol=0, atol=1e-4 * float(right.std()))
+
+
+class Both:
+    """A network of mlx-lm's and one with the kernel, to which the same is done. Logits of each call are held against each other."""
+
+    def __init__(self, kind: str = "llama"):
+        self.networks = [network(kind), network(kind)]
+        put_on(self.networks[1])
+
+    def caches(self, rows: int, padded: bool) -> list[Any]:
+        """Of each network, one a layer."""
+        return [fresh(each, rows, padded) for each in self.networks]
+
+    def call(self, tokens: mx.array, caches: list[Any], fast: bool = True, lengths: Sequence[int] | None = None) -> None:
+        """Pads behind the first ``lengths`` tokens of a row are nobody's."""
+        truth = self.networks[0](tokens, cache=caches[0])
+        fast_layers.taken.clear()
+        found = self.networks[1](tokens, cache=caches[1])
+        assert ("block" in fast_layers.taken) == fast
+        rows = [slice(None)] * len(tokens) if lengths is None else [slice(n) for n in lengths]
+        close(*(mx.concatenate([row[own] for row, own in zip(logits, rows, strict=True)]) for logits in (found, truth)))
+
+    def steps(self, rows: int, n: int, caches: list[Any], seed: int = 7) -> None:
+        for i in range(n):
+            self.call(ids(rows, 1, seed + i), caches)
+
+    def each(self, change: Change) -> None:
+        for each in self.networks:
+            change(each)

@@ -1,0 +1,196 @@
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.configs.schema import PromptConfig
+from mlx_bulk.runner.core.errors import DataError, RowError
+from mlx_bulk.runner.data.column_paths import lookup
+from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value
+
+
+def _text(template: str, row: dict[str, Any], columns: list[str] | None = None) -> str:
+    rendered = compile_prompt(PromptConfig(text=template), columns or list(row))(row)
+    assert isinstance(rendered, Text)
+    return rendered.text
+
+
+def _messages(row: dict[str, Any], path: str = "m") -> list[dict[str, Any]]:
+    rendered = compile_prompt(PromptConfig(messages=path), list(row))(row)
+    assert isinstance(rendered, Chat)
+    return rendered.messages
+
+
+def test_lookup_prefers_the_name_as_it_stands() -> None:
+    row = {"a": {"b": {"c": 1}, "b.c": 2}, "a.b": {"c": 3}, "x": None}
+    assert lookup(row, "a.b") == {"c": 3}
+    assert lookup(row, "a.b.c") == 2
+    assert [lookup(row, path) for path in ("x", "x.y", "a.z", "a.b.c.d", "")] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ q }}\n", "<söme> & q\n"),
+        ("{{ q | tojson }}", '"<söme> & q"'),
+        ("{{ n }} {{ m.items }} {{ m.x[0] }}", "3 kept 1"),
+        ("{{ gone | default('none given') }}", "none given"),
+        ("{% if gone %}a{% else %}b{% endif %}{{ gone is defined }}{{ gone is none }}{{ gone or 'c' }}", "bFalseTruec"),
+        ("{% for i in range(n) %}{{ loop.index }}{% endfor %}", "123"),
+        ("{% set y = q %}{{ y | length }}", "10"),
+    ],
+)
+@pytest.mark.parametrize("absent", [{"gone": None}, {}])
+def test_templates(template: str, expected: str, absent: dict[str, Any]) -> None:
+    row = {"q": "<söme> & q", "n": 3, "m": {"items": "kept", "x": [1]}, **absent}
+    assert _text(template, row, ["q", "n", "m", "gone"]) == expected
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["{{ 7*7 }}", "{% raw %}", "{# x #}", "{{ self }}"]))
+def test_what_columns_hold_is_never_run(value: str) -> None:
+    assert _text("a{{ q }}b", {"q": value}) == f"a{value}b"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ q }}", "null or missing in this row: q"),
+        ("{{ q.x }}", "null or missing in this row: q"),
+        ("{% for i in q %}{% endfor %}", "null or missing in this row: q"),
+        ("{{ m.x }}", "a value is null"),
+        ("{{ m.nope }}", "no attribute 'nope'"),
+        ("{{ m.__class__.__mro__ }}", "may not do this"),
+        ("{{ m.update({}) }}", "may not do this"),
+        ("{{ s.strip }}", "is a function"),
+        ("{{ s / 2 }}", "TypeError"),
+        ("{{ range(10 ** 9) | list }}", "OverflowError"),
+        ("{{ l }}", r"prompt.text: 'l' is a list; write {{ l \| join }} or {{ l \| tojson }}$"),
+        ("{{ m }}", r"'m' is a mapping; write {{ m.key }} or {{ m \| tojson }}"),
+        ("{{ l[:1] }}", r"a value is a list; write {{ value \| join }}"),
+        ("{{ l | map('upper') }}", r"a value is a sequence; write {{ value \| join }}"),
+    ],
+)
+def test_a_template_that_fails_costs_its_row(template: str, message: str) -> None:
+    with pytest.raises(RowError, match=message) as caught:
+        _text(template, {"q": None, "m": {"x": None}, "s": "x", "l": ["B", "C"]})
+    assert caught.value.stage == "template"
+    assert "prompt.text" in str(caught.value)
+
+
+def test_lists_that_are_joined_or_written_as_json() -> None:
+    row = {"l": ["B", "é"], "m": {"x": 1}}
+    assert _text("{{ l | join }}{{ l | map('lower') | join('-') }}{{ l | tojson }}{{ m | tojson }}", row) == 'Béb-é["B", "é"]{"x": 1}'
+
+
+def test_a_scoring_jobs_list_may_be_choices() -> None:
+    with pytest.raises(RowError, match=r"write \{\{ a \| join \}\} or \{\{ a \| tojson \}\}, or use score.choices"):
+        compile_template("{{ a }}", "score.completion", ["a"])({"a": ["B"]})
+
+
+@pytest.mark.parametrize("option", ["text", "user", "system", "prefill"])
+def test_a_columns_name_where_a_template_is_expected(option: str) -> None:
+    config = PromptConfig.model_validate(({} if option in ("text", "user") else {"user": "{{ q }}"}) | {option: "question"})
+    with pytest.raises(DataError) as refused:
+        compile_prompt(config, ["q", "question"])
+    said = "found \"question\", which is a column's name; a template writes it {{ question }}, and the word itself {{ 'question' }}"
+    assert str(refused.value) == f"prompt.{option}: {said}"
+    compile_prompt(config, ["q", "questions"])
+    compile_prompt(config, [])
+
+
+@pytest.mark.parametrize(("template", "line"), [("a\n{{ q", 2), ("{% if %}", 1), ("a\n\n{{ q | nope }}", 3)])
+def test_a_template_that_cannot_be_parsed(template: str, line: int) -> None:
+    with pytest.raises(ConfigError, match=rf"prompt\.user, line {line}: "):
+        compile_prompt(PromptConfig(user=template), ["q"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "option"),
+    [
+        ({"text": "{{ qestion }}"}, "prompt.text"),
+        ({"messages": "qestion.x"}, "prompt.messages"),
+        ({"user": "a", "prefill": "{{ qestion }}"}, "prefill"),
+    ],
+)
+def test_a_column_no_row_has(prompt: dict[str, Any], option: str) -> None:
+    config = PromptConfig.model_validate(prompt)
+    with pytest.raises(DataError, match=rf"{option}: no row has a column 'qestion.*Did you mean 'question'\?.*: question, answer\."):
+        compile_prompt(config, ["answer", "question"])
+    compile_prompt(config, [])  # an empty dataset is legal
+
+
+def test_turns_and_prefill() -> None:
+    prompt = PromptConfig(user="{{ q }}?", system="Be {{ how }}.", prefill="{{ q }}:")
+    row = {"q": "Why", "how": "brief"}
+    assert compile_prompt(prompt, list(row))(row) == Chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}], "Why:"
+    )
+    assert compile_prompt(PromptConfig(user="x"), [])({}) == Chat([{"role": "user", "content": "x"}], None)
+
+
+def test_messages_are_read_from_lists_parts_and_json() -> None:
+    given_ = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "image": None}],
+            "name": "Al",
+            "tool_calls": None,
+        },
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "content": ""},
+    ]
+    expected = [
+        {"role": "user", "content": "ab", "name": "Al"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "tool", "content": ""},
+    ]
+    assert _messages({"m": given_}) == expected
+    assert _messages({"m": json.dumps(given_)}) == expected
+    assert _messages({"d": {"m": given_}}, "d.m") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "null or missing"),
+        ([], "at least one"),
+        ({}, "holds {}"),
+        ("hello", "not the JSON"),
+        ("[" * 100_000, "not the JSON"),
+        ('[{"role": "user", "content": "\\ud800"}]', "surrogates not allowed"),
+        ('"hello"', 'holds "hello"'),
+        ([1], r"m\[0\] is 1"),
+        ([{"content": "x"}], "the role as a string"),
+        ([{"role": "user"}], r"m\[0\]\.content is null"),
+        ([{"role": "user", "content": 5}], "content is 5"),
+        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], r"content\[0\] is .*image.*only parts"),
+    ],
+)
+def test_messages_of_the_wrong_shape(value: Any, message: str) -> None:
+    with pytest.raises(RowError, match=message) as caught:
+        _messages({"m": value})
+    assert caught.value.stage == "template"
+
+
+PIECES = (
+    "{{ }} {% %} {# #} q for in if endif endfor | tojson ( ) [ ] . ~ * 'a' 1 set = macro endmacro f() raw block include import as extends"
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES.split()), max_size=14).map(" ".join) | st.text(max_size=20))
+def test_whatever_stands_in_a_template_it_is_one_or_refused(template: str) -> None:
+    for compiled in (compile_template, compile_value):
+        rendered: object = ""
+        with suppress(ConfigError, DataError, RowError):
+            rendered = compiled(template, "prompt.text", ["q"])({"q": "a"})
+        assert compiled is compile_value or isinstance(rendered, str)
+
+
+@pytest.mark.parametrize("template", ["{{ " + "(" * 2000 + ")" * 2000 + " }}", "{% for i in q %}" * 30 + "{% endfor %}" * 30])
+def test_a_template_that_is_too_deep_is_refused(template: str) -> None:
+    with pytest.raises(ConfigError, match=r"prompt\.text: the template cannot be compiled: .*; write it simpler"):
+        compile_template(template, "prompt.text", [])
