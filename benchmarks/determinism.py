@@ -17,9 +17,9 @@ from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.core.host_process import Outside
 from mlx_bulk.runner.models.model_pool import Models
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import Start
-from mlx_bulk.runner.store.part_file import read_results
+from mlx_bulk.runner.store.results import read_results
 from options import QUESTIONS, options
 
 Found = tuple[float, list[tuple[list[int], list[float]]]]
@@ -29,7 +29,7 @@ def run(config: Path, models: Models, **batch: Any) -> Found:
     """Seconds of a run, and each row's token ids and logprobs."""
     loaded: Any = load(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
     began = time.perf_counter()
-    summary = pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
+    summary = session.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
     took = time.perf_counter() - began
     assert summary.complete, summary
     batches = read_results(Path(loaded.output.path), ["completion_ids", "logprobs"])

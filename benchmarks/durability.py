@@ -24,7 +24,7 @@ from mlx_bulk.configs.load import load  # noqa: E402
 from mlx_bulk.jobs.kinds import KINDS  # noqa: E402
 from mlx_bulk.runner.core.host_process import Outside  # noqa: E402
 from mlx_bulk.runner.models.model_pool import Models  # noqa: E402
-from mlx_bulk.runner.pipeline import session as pipeline  # noqa: E402
+from mlx_bulk.runner.pipeline import session  # noqa: E402
 from mlx_bulk.runner.runs.run_dir import Start  # noqa: E402
 from mlx_bulk.runner.store.arrow_builder import record_batch  # noqa: E402
 from mlx_bulk.runner.store.writer import Writer  # noqa: E402
@@ -97,10 +97,10 @@ def job(folder: Path, model: str, data: Path | None, rows: int, tokens: int) -> 
 
 def seconds(config: Path, writer: Any, models: Models) -> float:
     """One whole run's wall time."""
-    pipeline.Writer = writer
+    session.Writer = writer
     loaded: Any = load(config)
     began = time.perf_counter()
-    pipeline.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
+    session.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
     return time.perf_counter() - began
 
 

@@ -10,7 +10,7 @@ from completing import Completing
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import Generate, Generated, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.engine import Engine
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 
 Ids = list[int]
 

@@ -25,9 +25,9 @@ from mlx_bulk.jobs.generate.generate import GenerateJob
 from mlx_bulk.runner.core.host_process import Outside
 from mlx_bulk.runner.core.requests import Outcome, Request
 from mlx_bulk.runner.engine.engine import Engine
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.models.model_pool import Models
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import Start
 from options import options
 
@@ -91,7 +91,7 @@ def write(path: Path, lengths: list[int], choice: list[str]) -> None:
 def run(config: Any, models: Models) -> dict[str, float]:
     """One run: the share of its working phase outside the engine, that phase's seconds, and those before it."""
     begun = time.perf_counter()
-    summary = pipeline.run(config, TimedJob, Start(overwrite=True), Outside(), "nothing", models)
+    summary = session.run(config, TimedJob, Start(overwrite=True), Outside(), "nothing", models)
     ended = time.perf_counter()
     assert summary.complete, summary
     working = ended - Timed.began

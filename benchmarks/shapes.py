@@ -19,8 +19,8 @@ from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
 from mlx_bulk.runner.core.logprob_options import Wanted  # noqa: E402
 from mlx_bulk.runner.core.requests import Generated, Request, Scored, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.engine.engine import Engine  # noqa: E402
-from mlx_bulk.runner.engine.prefill import Setup  # noqa: E402
 from mlx_bulk.runner.engine.scorer import Scorer  # noqa: E402
+from mlx_bulk.runner.engine.setup import Setup  # noqa: E402
 from mlx_bulk.runner.models.checkpoint import find  # noqa: E402
 from mlx_bulk.runner.models.loader import load  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402

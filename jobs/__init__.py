@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from ..kernels import backend
 
 if TYPE_CHECKING:
-    from ..runner.pipeline.in_memory import Rollouts
+    from .generate.trainer_api import Rollouts
 
 __all__ = ["Rollouts"]
 
@@ -15,7 +15,7 @@ backend.prepare()
 def __getattr__(name: str) -> object:
     """Imports what takes long when it is asked for: ``mlx-bulk --help`` answers at once."""
     if name == "Rollouts":
-        from ..runner.pipeline.in_memory import Rollouts
+        from .generate.trainer_api import Rollouts
 
         return Rollouts
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""What every test shares: the fast BLAS, which is opened before any test imports mlx, a cache folder of its own for what is
-remembered of files and models, and the rule for the oracle tests.
+"""What every test shares: the rule for oracle tests, a cache folder of its own, a tiny model and a bench to run jobs on it.
 
-Those run where their libraries are, and always where CI asks for them.
+The fast BLAS is opened before any test imports mlx. What mlx-bulk remembers of files and models goes to a folder of this session.
+Oracle tests run where their libraries are, and always where CI asks for them.
 """
 
 import gc
@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,10 @@ backend.prepare()
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
 _remembered = tempfile.TemporaryDirectory(prefix="mlx-bulk-cache-")
 os.environ["XDG_CACHE_HOME"] = _remembered.name
+
+# These import mlx, and so come behind the backend.
+from .checkpoints import loaded, write_checkpoint  # noqa: E402
+from .jobs.support.bench import Bench  # noqa: E402
 
 
 def pytest_collection_finish() -> None:
@@ -59,3 +64,18 @@ def _log_of_no_command_before() -> None:
     log.handlers.clear()
     log.setLevel(logging.NOTSET)
     log.propagate = True
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def network(model: Path) -> Any:
+    return loaded(model).network
+
+
+@pytest.fixture
+def bench(tmp_path: Path, model: Path) -> Bench:
+    return Bench(tmp_path, model)

@@ -1,164 +1,206 @@
-"""Who may import whom: across the folders by direction, within a folder by the order of its list.
+"""The order of rooms: who may import whom, which modules are public, and which rooms must start without mlx.
 
-The lists below are the order, line by line. A file stands behind everything that it imports; ``__init__`` and ``__main__`` stand last.
+A room imports rooms above it in ``ORDER``, and its own files without a circle. A folder reaches into another folder's room
+through the modules that the room's docstring lists as public. docs/contributing.md says what each room is for.
 """
 
 import ast
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 
-MAY_IMPORT = {
-    "configs": set[str](),
-    "kernels": set[str](),
-    "runner": {"kernels", "configs"},
-    "jobs": {"runner", "kernels", "configs"},
-}
+ROOMS = """
+    configs kernels
+    runner runner/core runner/files runner/data runner/text runner/scheduler runner/layers runner/models runner/engine runner/checks
+    runner/store runner/runs runner/policies runner/pipeline runner/estimate
+    jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/export jobs/sweep jobs/status
+    jobs/plan jobs/compare jobs/report_data jobs/report jobs/verify jobs/cli
+"""
+ORDER = ROOMS.split()
 
-ORDER = {
-    folder: files.split()
-    for folder, files in {
-        "configs": """
-            visible
-            errors fields
-            schema score rollout sweep eval jobs
-            parse explain load cells
-        """,
-        "kernels": """
-            backend native
-            logprobs tempered divergence edits sampling
-            activations attention linear norms rotation block product_scores
-        """,
-        "runner": """
-            errors policy records
-            durable documents locking columns
-            journal drift layout paths ordering ledger commits parts
-            dropped refused reasons committing adoption reopening recovery
-            sources manifest
-            column_types record_batch writer
-            collected lines csv_lines tables entries inputs keys
-            scan reader
-            recount shard_count account
-            template_bounds prompts
-            offsets stop_strings chat_spans tokenizer_difference template_trial tokenizer windows
-            planner memory shortage adapters prefixes sharing
-            wanted fast_layers on_top row_cache fast_blocks cache head rope
-            shrinking hashes checkpoint wearing substitutes model
-            run_tokenizer reference loaded twin probes
-            slots prefix_cache prefill stems engine
-            batch_check stem_check opened
-            scorer ref_logprobs forecast shortcuts lacking_window
-            trust fitting
-            stats ratings watched policy_store updates begun
-            job policy_engine known
-            overwriting groups recording preparing apart
-            pace watch heartbeat outside summary pipeline
-        """,
-        "jobs": """
-            aligned advantages reward_builtins reward_worker reward_process reward_functions reward_pool rewarding
-            rollout_stats rollout_closing
-            score_sums measures measure_table
-            prompting completions generate rollout rollouts
-            score_tokens continuations choices score_requests score_records score
-            kinds
-            harness_model harness_requests harness evaluate
-            ending stopping suspects supervised supervise
-            stored sweep sweep_table
-            pair_rewards pairs compare side_by_side differences
-            rescore_records rescored_model rescore replay verify_policies verify
-            json_texts table_files trainer_columns openai_logprobs openai_lines export_source export_files
-            hub_card hub export
-            init history status status_text status_sweep
-            plan_rows plan_disk plan_output plan_time plan plan_chart plan_text plan_sweep
-            report_bins report_lowest report_groups report_pass report_tokens report_samples
-            report_charts report_draw report_page report_distributions report_series report_run report_sweep report_pair report
-            edge commands cli
-        """,
-    }.items()
-}
+FOLDERS = {"configs": set[str](), "kernels": set[str](), "runner": {"kernels", "configs"}, "jobs": {"runner", "kernels", "configs"}}
+# `python -m mlx_bulk.jobs` is the command: this one file of jobs/ stands above all its rooms.
+ENTRY_POINTS = {"jobs/__main__"}
+MOST_FILES = 14  # of a room, besides __init__ and __main__
+# Rooms whose modules answer before a model is loaded: importing any of them loads no mlx.
+WITHOUT_MLX = ["runner/core/errors", "runner/core/shard_layout", "runner/files", "runner/runs", "jobs/terminal", "jobs/status"]
 
-FILES = sorted(path for folder in ORDER for path in (ROOT / folder).glob("*.py"))
+Module = tuple[str, ...]
 
 
-def imported(source: str, folder: str) -> Iterator[tuple[int, str, str | None]]:
-    """Line, folder and module of each import of ours in a file of ``folder``; module is None for a folder as a whole."""
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import of ours: the line it stands on and the module that it names, as parts below the root."""
+
+    line: int
+    module: Module
+
+
+def sources() -> list[Path]:
+    """Every Python file of the four folders but the demo model's training script, which is data."""
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "demo" not in path.parts)
+
+
+def module_of(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def room_of(module: Module) -> str:
+    """The room in which a module lies: the longest entry of ``ORDER`` that it begins with."""
+    inner = "/".join(module[:2])
+    return inner if inner in ORDER else module[0]
+
+
+def is_module(module: Module) -> bool:
+    path = ROOT.joinpath(*module)
+    return path.with_suffix(".py").is_file() or path.is_dir()
+
+
+def imports(source: str, package: Module) -> Iterator[Import]:
+    """The imports of ours in a file that lies in ``package``. An absolute one is given as a module that no room has."""
     for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.ImportFrom(level=1, module=None, names=names):
-                yield from ((node.lineno, folder, name.name) for name in names)
-            case ast.ImportFrom(level=1, module=str(module)):
-                yield node.lineno, folder, module.split(".")[0]
-            case ast.ImportFrom(level=2, module=None, names=names):
-                yield from ((node.lineno, name.name, None) for name in names)
-            case ast.ImportFrom(level=2, module=str(module), names=names):
-                other, _, inner = module.partition(".")
-                yield from ((node.lineno, other, inner.split(".")[0] or name.name) for name in names)
-            case ast.ImportFrom(level=0, module=str(module)) if module.split(".")[0] in {"mlx_bulk", *ORDER}:
-                yield node.lineno, module, "an absolute import"
-            case ast.Import(names=names):
-                yield from (
-                    (node.lineno, name.name, "an absolute import") for name in names if name.name.split(".")[0] in {"mlx_bulk", *ORDER}
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = (*base, *(node.module.split(".") if node.module else ()))
+            for name in node.names:
+                inner = (*target, name.name)
+                yield Import(node.lineno, inner if is_module(inner) else target)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in {"mlx_bulk", *FOLDERS}:
+            yield Import(node.lineno, ("absolute", node.module or ""))
+        elif isinstance(node, ast.Import):
+            absolute = [name.name for name in node.names if name.name.split(".")[0] in {"mlx_bulk", *FOLDERS}]
+            yield from (Import(node.lineno, ("absolute", name)) for name in absolute)
+
+
+@cache
+def public_modules(room: str) -> frozenset[str] | None:
+    """The modules that a room's docstring lists behind ``Public:``; None where it says "all"."""
+    text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    listed = re.search(r"Public: ([^.]*)\.", text)
+    assert listed is not None, (
+        f"{room}/__init__.py: its docstring says which modules are public, as 'Public: a, b.', 'Public: all.' or 'none'"
+    )
+    names = re.sub(r"\(.*?\)", "", listed[1])
+    words = {word.strip() for word in names.split(",")}
+    return None if words == {"all"} else frozenset(words - {"none"})
+
+
+def broken_rules(source: str, module: Module, package: Module) -> list[str]:
+    """What a file with this source does that the rules forbid, as readable lines."""
+    room, broken = room_of(module), list[str]()
+    for found in imports(source, package):
+        target, place = found.module, f"{'/'.join(module)}.py:{found.line}"
+        if target[0] == "absolute":
+            broken.append(f"{place} imports {target[1]}; imports of ours are relative")
+            continue
+        other = room_of(target)
+        if target[0] not in {module[0], *FOLDERS[module[0]]}:
+            broken.append(
+                f"{place} imports {'/'.join(target)}; {module[0]} may import {', '.join(sorted(FOLDERS[module[0]])) or 'nothing'}"
+            )
+        elif "/".join(module) not in ENTRY_POINTS and ORDER.index(other) > ORDER.index(room):
+            broken.append(f"{place} imports {'/'.join(target)}; {other} stands below {room} in ORDER")
+        elif target[0] != module[0] and "/" in other and len(target) > 2:
+            public = public_modules(other)
+            if public is not None and target[2] not in public:
+                broken.append(
+                    f"{place} imports {'/'.join(target)}, which is not public; {other} offers {', '.join(sorted(public)) or 'nothing'}"
                 )
-            case ast.ImportFrom(level=level) if level > 2:
-                yield node.lineno, "." * level, "an import from outside the package"
-            case _:
-                pass
+    return broken
 
 
-def broken_rules(source: str, folder: str, name: str) -> list[str]:
-    """What a file ``folder/name.py`` with this source does that the rules forbid, as readable lines."""
-    order = ORDER[folder]
-    # Package and entry point files may import all of their folder, and nothing in it imports them.
-    above = order if name in ("__init__", "__main__") else order[: order.index(name)]
-    found: list[str] = []
-    for line, other, module in imported(source, folder):
-        place = f"{folder}/{name}.py:{line}"
-        if module is not None and " " in module:
-            found.append(f"{place} has {module} of {other}; imports of ours are relative")
-        elif other != folder and other not in MAY_IMPORT[folder]:
-            found.append(f"{place} imports {other}; {folder} may import {', '.join(sorted(MAY_IMPORT[folder])) or 'no other folder'}")
-        elif other == folder and module not in above:
-            found.append(f"{place} imports {module}, which does not stand above {name} in ORDER[{folder!r}]")
-    return found
+def packages_of(path: Path) -> Module:
+    return path.relative_to(ROOT).parent.parts
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_go_one_way(path: Path) -> None:
-    folder, name = path.parent.name, path.stem
-    listed = [*ORDER[folder], "__init__", "__main__"]
-    assert name in listed, f"add {name!r} to ORDER[{folder!r}] in {Path(__file__).name}, behind the files that it imports"
-    assert broken_rules(path.read_text(encoding="utf-8"), folder, name) == []
+    assert broken_rules(path.read_text(encoding="utf-8"), module_of(path), packages_of(path)) == []
 
 
-@pytest.mark.parametrize("folder", ORDER)
-def test_folders_hold_no_packages_that_the_rules_would_miss(folder: str) -> None:
-    nested = {path.parent.name for path in (ROOT / folder).glob("*/**/*.py")}
-    # The script that trained the demo model imports nothing of ours.
-    assert nested <= {"demo"}
-    assert all(not list(imported(path.read_text(encoding="utf-8"), folder)) for path in (ROOT / folder).glob("*/**/*.py"))
+def circle_in(arrows: dict[Module, Iterable[Module]]) -> list[Module]:
+    """The modules of a circle of imports, or none."""
+    try:
+        list(TopologicalSorter(arrows).static_order())
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_file_imports_itself_in_a_circle() -> None:
+    arrows = {
+        module_of(path): {found.module for found in imports(path.read_text(encoding="utf-8"), packages_of(path))} for path in sources()
+    }
+    # A package may import its own modules (harness does, to register its model).
+    assert (
+        circle_in({module: {target for target in targets if module[: len(target)] != target} for module, targets in arrows.items()}) == []
+    )
+
+
+def test_every_folder_with_python_is_a_room() -> None:
+    folders = {"/".join(packages_of(path)) for path in sources()}
+    assert folders == set(ORDER)
+
+
+@pytest.mark.parametrize("room", ORDER)
+def test_a_room_is_small_and_says_what_it_is_for(room: str) -> None:
+    files = [path for path in (ROOT / room).glob("*.py") if path.stem not in {"__init__", "__main__"}]
+    if room != "configs":  # its files are one a section of the config
+        assert len(files) <= MOST_FILES, f"{room} has {len(files)} files; a room with a second purpose becomes two rooms"
+    if "/" in room:
+        text = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        assert "Public: " in text
+        stems = {path.stem for path in files}
+        assert (public_modules(room) or set()) - {"the package itself"} <= stems
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", WITHOUT_MLX)
+def test_rooms_that_start_at_once_load_no_mlx(room: str) -> None:
+    path = ROOT / room
+    names = [module_of(file) for file in sorted(path.glob("*.py"))] if path.is_dir() else [tuple(room.split("/"))]
+    modules = ["mlx_bulk." + ".".join(name) for name in names]
+    script = f"import importlib, sys; [importlib.import_module(name) for name in {modules}]; print('mlx.core' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")
 
 
 @pytest.mark.parametrize(
-    ("folder", "name", "source", "broken"),
+    ("module", "source", "broken"),
     [
-        ("configs", "load", "from .schema import RunConfig", False),
-        ("configs", "schema", "from .load import load", True),
-        ("configs", "schema", "from . import load", True),
-        ("configs", "load", "from ..runner.errors import DataError", True),
-        ("kernels", "backend", "def f():\n    from ..configs import errors", True),
-        ("runner", "engine", "from ..kernels.sampling import draw", False),
-        ("runner", "engine", "from ..kernels import sampling", False),
-        ("runner", "engine", "from .. import jobs", True),
-        ("runner", "engine", "from ..jobs.cli import main", True),
-        ("jobs", "cli", "import mlx_bulk.runner.engine.engine", True),
-        ("jobs", "cli", "from kernels import sampling", True),
-        ("jobs", "__main__", "from .cli import main", False),
-        ("jobs", "generate", "from . import __main__", True),
-        ("jobs", "cli", "import json\nfrom mlx_lm import load", False),
+        ("configs/load", "from .schema import RunConfig", False),
+        ("configs/load", "from ..runner.core.errors import DataError", True),
+        ("kernels/backend", "def f():\n    from ..configs import errors", True),
+        ("runner/engine/engine", "from ...kernels.sampling import draw", False),
+        ("runner/engine/engine", "from ...kernels import sampling", False),
+        ("runner/engine/engine", "from ..layers.kv_cache import fresh", False),
+        ("runner/engine/engine", "from ..checks import engine_setup", True),
+        ("runner/engine/engine", "from ... import jobs", True),
+        ("runner/engine/engine", "from ...jobs.cli.main import main", True),
+        ("jobs/cli/main", "import mlx_bulk.runner.engine.engine", True),
+        ("jobs/cli/main", "from kernels import sampling", True),
+        ("jobs/cli/main", "import json\nfrom mlx_lm import load", False),
+        ("jobs/cli/main", "from ...runner.pipeline import session", False),
+        ("jobs/cli/main", "from ...runner.store import journal", True),
+        ("jobs/__main__", "from .cli.main import main", False),
+        ("jobs/kinds", "from .cli.main import main", True),
     ],
 )
-def test_the_rules_see_what_they_forbid(folder: str, name: str, source: str, broken: bool) -> None:
-    assert bool(broken_rules(source, folder, name)) == broken
+def test_the_rules_see_what_they_forbid(module: str, source: str, broken: bool) -> None:
+    parts = tuple(module.split("/"))
+    assert bool(broken_rules(source, parts, parts[:-1])) == broken
+
+
+def test_a_circle_is_seen() -> None:
+    assert set(circle_in({("a",): [("b",)], ("b",): [("a",)]})) == {("a",), ("b",)}
+    assert circle_in({("a",): [("b",)], ("b",): []}) == []

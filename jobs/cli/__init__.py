@@ -1,4 +1,4 @@
-"""The command line: words and options, signals, the supervised second process. Entry point mlx_bulk.jobs.cli.main:main. evaluate stays out of harness/: it says so where lm-eval is missing.
+"""The command line: options, signals, the supervised second process.
 
-Public: main.
+Knows every command and computes nothing. The entry point is ``mlx_bulk.jobs.cli.main:main``. Public: main.
 """

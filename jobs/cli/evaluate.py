@@ -50,7 +50,7 @@ def evaluate(config: EvalConfig) -> Evaluated:
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
         from lm_eval.utils import make_table  # pyright: ignore[reportMissingImports]
 
-        from ..harness import lm as harness
+        from .. import harness  # noqa: F401  # pyright: ignore[reportUnusedImport]  (it registers the model)
         from ..harness.requests import check_settings
     except ModuleNotFoundError as error:
         raise ConfigError(

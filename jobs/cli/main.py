@@ -223,11 +223,11 @@ def _run(
         return _run_sweep(cells(loaded, str(config)), Path(loaded.output.path), start, outside, show)
     ready()
     from ...runner.models.model_pool import Models
-    from ...runner.pipeline import session as pipeline
+    from ...runner.pipeline import session
     from ...runner.runs.run_dir import Start
     from ..kinds import KINDS
 
-    summary = pipeline.run(loaded, KINDS[loaded.job], Start(**start), outside, show, Models())
+    summary = session.run(loaded, KINDS[loaded.job], Start(**start), outside, show, Models())
     code = QUARANTINED if summary.errors else 0
     drawable = summary.complete and summary.records > 0
     finished = summary.output if drawable and (summary.worked or not _is_drawn(summary.output)) else None

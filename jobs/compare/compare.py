@@ -10,13 +10,12 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.score import ScoreConfig
-from ...runner.runs.drift import COLUMN, total_rows
+from ...runner.core.shard_layout import total_rows
+from ...runner.runs.drift import COLUMN
 from ...runner.runs.run_files import notes_on, stored_run, stored_statistics
 from ...runner.store.commit_log import read_commits
 from ...runner.store.paths import RunPaths
-from ..statistics import completion_stats as completions
-from ..statistics import rollout_stats
-from ..statistics import score_stats as measures
+from ..statistics import completion_stats, rollout_stats, score_stats
 from .paired_records import Paired, paired
 
 _STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
@@ -176,8 +175,8 @@ def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
 def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
     """The statistics of what is committed."""
     if side.kind == "generate":
-        return completions.statistics(side.path, None, None)
+        return completion_stats.statistics(side.path, None, None)
     if side.kind == "rollout":
         return rollout_stats.statistics(side.path)
-    table = measures.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
+    table = score_stats.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
     return table.drop_columns(["prefix", "bos_every_window", "context"])

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...runner.store.part_file import read_results
+from ...runner.store.results import read_results
 from ..statistics.standard_errors import clustered_error, through_exp
-from .pair_rewards import error_by_document, reward_figures
+from .paired_rewards import error_by_document, reward_figures
 
 Ints = NDArray[np.int64]
 Doubles = NDArray[np.float64]

@@ -16,8 +16,9 @@ from ...configs.errors import BulkError, ConfigError
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig
 from ...runner.core.errors import OutOfRoom
-from ...runner.files.atomic import replacing, sha256
-from ...runner.store.part_file import read_errors, read_results
+from ...runner.files.atomic import replacing
+from ...runner.files.file_stamp import sha256
+from ...runner.store.results import read_errors, read_results
 from .source import Exported, Source, opened, told
 from .table_writers import WRITERS, Notes, write_parquet
 from .trainer_columns import TRAINERS, Mapped

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ...configs.errors import BulkError, ConfigError
-from ...runner.files.atomic import sha256
+from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
-from ...runner.store.part_file import read_results
+from ...runner.store.results import read_results
 from .hub_card import card
 from .source import Exported, Source, opened
 from .table_writers import portions, write_parquet

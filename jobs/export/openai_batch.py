@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.schema import GenerateConfig
-from ...runner.files.atomic import read_lines
 from ...runner.files.checked_json import digest
-from ...runner.store.part_file import read_errors, read_results
+from ...runner.files.checked_lines import read_lines
 from ...runner.store.paths import RunPaths
+from ...runner.store.results import read_errors, read_results
 from .openai_logprobs import Json, Spelled, chat_logprobs, completion_logprobs
 
 _ALWAYS = ["row", "key", "sample", "prompt", "completion", "finish_reason", "prompt_tokens", "completion_tokens"]

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ...configs.errors import ConfigError
 from ...runner.core.errors import RunDirError
-from ...runner.runs.drift import total_rows
+from ...runner.core.shard_layout import total_rows
 from ...runner.runs.failures import committed_drops
 from ...runner.runs.run_files import notes_on, stored_run
 from ...runner.store.commit_log import read_commits

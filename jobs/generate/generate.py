@@ -23,7 +23,7 @@ from ...runner.core.logprob_options import Wanted
 from ...runner.core.requests import Generate, Generated, Ids, Outcome, Prompt, Request, Row, Sample, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.engine.engine import Engine
-from ...runner.engine.prefill import Setup
+from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Grouping, Parts
 from ...runner.store.arrow_builder import LEADING_NULL
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt

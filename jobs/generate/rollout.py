@@ -15,12 +15,11 @@ import pyarrow as pa
 
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig
+from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import Wanted
 from ...runner.core.requests import Failure, Generated, Request, Row
 from ...runner.pipeline.group_rating import failed
-from ...runner.pipeline.job import Judge
-from ...runner.pipeline.ratings import Ratings
-from ...runner.store.part_file import DROP
+from ...runner.pipeline.job import Judge, Ratings
 from ..rewards.functions import RewardFunction, find_functions, fingerprints, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool

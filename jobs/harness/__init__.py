@@ -1,4 +1,8 @@
-"""lm-evaluation-harness on our engine. Its `__init__` imports lm (that registers the model); `__main__` keeps `-m mlx_bulk.jobs.harness`.
+"""lm-evaluation-harness on our engine. Importing this package registers the model ``mlx-bulk`` with lm-eval.
 
-Public: the package itself, requests.
+Knows no tasks and no metrics: those are lm-eval's. Public: the package itself (``BulkLM``), requests.
 """
+
+from .lm import BulkLM
+
+__all__ = ["BulkLM"]

@@ -229,9 +229,3 @@ def _answer(outcome: Scored | Failure) -> Answer:
 
 def _message(outcome: Scored | Failure) -> str:
     return outcome.message if isinstance(outcome, Failure) else "scored, where text was asked for"
-
-
-if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
-
-    cli_evaluate()

@@ -19,11 +19,12 @@ from ...configs.explain import problems, shown
 from ...configs.fields import Section, nearest
 from ...configs.schema import BatchConfig
 from ...kernels import backend
-from ...runner.checks.engine_setup import fit, row_check
+from ...runner.checks.engine_setup import fit
+from ...runner.checks.row_limits import row_check
 from ...runner.core.errors import ModelError
 from ...runner.core.logprob_options import Wanted
 from ...runner.core.requests import AnyRequest
-from ...runner.engine.prefill import Setup
+from ...runner.engine.setup import Setup
 from ...runner.models.checkpoint import Checkpoint, find
 from ...runner.models.loader import load
 from ...runner.text.tokenizer import Tokenizer

@@ -12,8 +12,7 @@ from ...configs.visible import visible
 from ...runner.estimate.plan import Plan
 from ...runner.runs.throughput import duration
 from ...runner.scheduler.prefix_tree import LEAST
-from ..status.text import folded
-from ..terminal.tables import counted
+from ..terminal.tables import counted, folded
 from .histogram import histogram
 
 _LABEL = 10

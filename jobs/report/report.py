@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 
 from ...configs.errors import BulkError
-from ...runner.files.atomic import atomic_write, make_folder, room_on
+from ...runner.files.atomic import atomic_write, make_folder
+from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import is_sweep
 from ...runner.store.paths import RunPaths
 from .compare_page import pair_page

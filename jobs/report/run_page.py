@@ -14,10 +14,10 @@ import yaml
 
 from ...configs.errors import BulkError
 from ...configs.jobs import ROW_JOBS
+from ...runner.core.errors import DROP
 from ...runner.models.run_tokenizer import tokenizer_of
 from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, status
-from ...runner.store.part_file import DROP
 from ...runner.store.paths import RunPaths
 from ...runner.text.tokenizer import Tokenizer
 from ..report_data.record_pass import Pass, passed

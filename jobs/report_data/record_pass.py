@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ...runner.store.part_file import read_results
+from ...runner.store.results import read_results
 from .bins import Bins
 from .lowest import Lowest, shuffled
 from .rollout_groups import Groups

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...runner.store.part_file import read_results
+from ...runner.store.results import read_results
 from ...runner.text.tokenizer import Tokenizer
 from ..terminal.tables import cut
 from .lowest import Lowest

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from ...runner.files.atomic import read_lines
+from ...runner.files.checked_lines import read_lines
 from ...runner.runs.history import History
 from ...runner.store.paths import RunPaths
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from ...runner.core.requests import Generated, Request, Row
-from ...runner.pipeline.ratings import Ratings
+from ...runner.pipeline.job import Ratings
 from ...runner.text.prompt_templates import Chat, Columns, Message, Rendered
 from .pool import Group, RewardPool
 

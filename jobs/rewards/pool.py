@@ -15,7 +15,7 @@ from typing import Any
 
 from ...configs.visible import visible
 from ...runner.core.errors import DataError
-from ...runner.pipeline.ratings import Ratings
+from ...runner.pipeline.job import Ratings
 from .functions import RESERVED, RewardFunction
 from .worker_process import Worker, WorkerDied, WorkerHangs
 

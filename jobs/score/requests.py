@@ -20,6 +20,11 @@ class TextRequest(ScoreRequest):
 
     tokens: Tokens
 
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the text that is scored, however many windows it is cut into."""
+        return len(self.tokens.ids)
+
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ChoicesRequest(ScoreRequest):
@@ -28,7 +33,6 @@ class ChoicesRequest(ScoreRequest):
     choices: tuple[str, ...]
     prompt_tokens: int
     label: int | None
-    truncated: bool
 
     @property
     def choice_ids(self) -> list[Ids]:
@@ -39,7 +43,7 @@ class ChoicesRequest(ScoreRequest):
 def of_document(row: int, tokens: Tokens, windows: Iterable[Window], bos: int | None) -> TextRequest:
     """A document, a passage a window; ``bos`` is put before each that does not start where the document does, None for nothing."""
     passages = tuple(_window(tokens.ids, window, bos) for window in windows)
-    return TextRequest(row=row, passages=passages, tokens=tokens)
+    return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
 
 
 def _window(ids: Ids, window: Window, bos: int | None) -> Passage:
@@ -52,7 +56,7 @@ def _window(ids: Ids, window: Window, bos: int | None) -> Passage:
 def of_text(row: int, tokens: Tokens) -> TextRequest:
     """A text in one passage; in none where nothing of it is scored."""
     passages = (_passage(tokens),) if tokens.scored.any() else ()
-    return TextRequest(row=row, passages=passages, tokens=tokens)
+    return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
 
 
 def of_choices(row: int, choices: tuple[str, ...], continued: Continued, label: int | None) -> ChoicesRequest:

@@ -18,8 +18,8 @@ from ...runner.core.logprob_options import Wanted
 from ...runner.core.requests import Outcome, Row, Scored, ScoreRequest
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.data.type_inference import json_text
-from ...runner.engine.prefill import Setup
 from ...runner.engine.scorer import Scorer
+from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
 from ..generate.prompt_encoding import require_chat_template, require_known, require_top

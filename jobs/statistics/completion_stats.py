@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...runner.store.part_file import read_results
+from ...runner.store.results import read_results
 from .standard_errors import list_sum, perplexity
 
 COUNTS = (

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...runner.store.part_file import DROP, read_errors, read_results
+from ...runner.core.errors import DROP
+from ...runner.store.results import read_errors, read_results
 from .advantages import DEGENERATE, is_degenerate
 from .standard_errors import clustered_error
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...configs.score import ScoreConfig
-from ...runner.store.part_file import read_results
+from ...runner.store.results import read_results
 
 Lines = NDArray[Any]  # of one of the dtypes below
 Floats = NDArray[np.float32]

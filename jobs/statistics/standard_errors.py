@@ -5,7 +5,6 @@ neither files nor records: D documents are arrays of their sums.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,16 +94,3 @@ def list_sum(lists: pa.ChunkedArray | pa.Array) -> tuple[float, int]:
     flat = lists.flatten() if isinstance(lists, pa.Array) else pa.chunked_array([c.flatten() for c in lists.chunks], lists.type.value_type)
     values = flat.drop_null().to_numpy()
     return math.fsum(values.astype(np.float64)), len(values)
-
-
-def figures(table: pa.Table) -> dict[str, Any]:
-    """The first row of a table of statistics, that over all, as summary.json holds it.
-
-    JSON knows no infinity, so that is null (``minus_infinity`` says why).
-    """
-    row: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-        if name not in ("of", "group")
-    }

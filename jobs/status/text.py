@@ -4,24 +4,20 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...configs.visible import visible
+from ...runner.core.errors import DROP
 from ...runner.runs.history import TOKENS
 from ...runner.runs.status import ErrorKind, Status
 from ...runner.runs.throughput import duration
-from ...runner.store.part_file import DROP
-from ..statistics import rollout_table as rollout_closing
-from ..statistics import score_table as measure_table
-from ..terminal.tables import counted, cut, width_of
+from ..statistics import rollout_table, score_table
+from ..terminal.tables import counted, cut, folded, sparkline
 
-_BARS = "▁▂▃▄▅▆▇█"
 _LABEL = 10
 _SPARKS = 40
 _KINDS = 5
-_PIECES = 4  # lines of a message
 _OLD_SECONDS = 90  # three intervals of metrics
 _MEANING = {
     "running": "running",
@@ -52,9 +48,9 @@ def _came_out(found: Status, width: int) -> str:
         return ""
     match found.config["job"]:
         case "score":
-            return measure_table.closing_within(found.statistics, width)
+            return score_table.closing_within(found.statistics, width)
         case "rollout":
-            return rollout_closing.closing(found.statistics)
+            return rollout_table.closing(found.statistics)
         case _:
             return ""
 
@@ -97,30 +93,6 @@ def as_values(found: Status) -> dict[str, Any]:
         "command": _command(found),
         "notes": found.notes,
     }
-
-
-def folded(text: str, width: int) -> list[str]:
-    """The text on lines of at most ``width`` columns, broken between words, and within one that is longer; the rest is cut off."""
-    lines = [""]
-    for word in text.split(" "):
-        if width_of(f"{lines[-1]} {word}") <= width:
-            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
-            continue
-        lines += [""] * bool(lines[-1])
-        for character in word:
-            if width_of(lines[-1] + character) > width:
-                lines.append("")
-            lines[-1] += character
-    return lines if len(lines) <= _PIECES else [*lines[: _PIECES - 1], cut(f"{lines[_PIECES - 1]} …", width)]
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as bars above zero, the highest full; more than ``width`` are averaged, neighbours together."""
-    if len(values) > width:
-        edges = [round(at * len(values) / width) for at in range(width + 1)]
-        values = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
-    top = max(values, default=0.0)
-    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] if top else _BARS[0] for value in values)
 
 
 def _lines(found: Status) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.cells import Overrides, plain
-from ...runner.files.atomic import replacing, room_on
+from ...runner.files.atomic import replacing
 from ...runner.files.checked_json import read_document
+from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.paths import RunPaths
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes

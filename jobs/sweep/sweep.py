@@ -16,11 +16,12 @@ from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import JobConfig
 from ...runner.core.errors import RunDirError
 from ...runner.core.host_process import Outside
-from ...runner.files.atomic import make_folder, room_on
+from ...runner.files.atomic import make_folder
 from ...runner.files.checked_json import write_document
+from ...runner.files.disk_space import room_on
 from ...runner.files.folder_lock import lock, refuse_strangers, unlock
 from ...runner.models.model_pool import Models
-from ...runner.pipeline import session as pipeline
+from ...runner.pipeline import session
 from ...runner.pipeline.job import Kind
 from ...runner.pipeline.progress_display import Show
 from ...runner.runs.run_dir import RunDir, Start
@@ -91,7 +92,7 @@ def run(
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(
                 cell,
-                lambda cell=cell: pipeline.run(cell.config, kinds[cell.config.job], start, outside, show, models),
+                lambda cell=cell: session.run(cell.config, kinds[cell.config.job], start, outside, show, models),
                 continuing(start.overwrite),
             )
             tell(list(ended.values()))

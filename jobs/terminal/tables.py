@@ -5,8 +5,10 @@ import os
 import sys
 import unicodedata
 from collections.abc import Sequence
+from itertools import pairwise
 
 NO_TERMINAL = 100  # columns, where stderr goes to a file or a pipe
+_FOLDED_LINES = 4  # of one message
 
 
 def terminal_width() -> int:
@@ -117,3 +119,30 @@ def _set_right(cells: list[str]) -> list[str]:
     cells = [heading, *(f"{value} ± {error:<{widest}}" if error else value + room for value, _, error in pieces)]
     width = max(map(width_of, cells))
     return [" " * (width - width_of(cell)) + cell for cell in cells]
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def folded(text: str, width: int) -> list[str]:
+    """The text on lines of at most ``width`` columns, broken between words, and within one that is longer; the rest is cut off."""
+    lines = [""]
+    for word in text.split(" "):
+        if width_of(f"{lines[-1]} {word}") <= width:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+            continue
+        lines += [""] * bool(lines[-1])
+        for character in word:
+            if width_of(lines[-1] + character) > width:
+                lines.append("")
+            lines[-1] += character
+    return lines if len(lines) <= _FOLDED_LINES else [*lines[: _FOLDED_LINES - 1], cut(f"{lines[_FOLDED_LINES - 1]} …", width)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The values as bars above zero, the highest full; more than ``width`` are averaged, neighbours together."""
+    if len(values) > width:
+        edges = [round(at * len(values) / width) for at in range(width + 1)]
+        values = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
+    top = max(values, default=0.0)
+    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * len(_BARS)))] if top else _BARS[0] for value in values)

@@ -14,13 +14,14 @@ from tqdm import tqdm
 
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig
-from ...runner.checks.engine_setup import fit, row_check
+from ...runner.checks.engine_setup import fit
+from ...runner.checks.row_limits import row_check
 from ...runner.core.errors import RowError, RunDirError
 from ...runner.core.requests import AnyRequest, BadRow, Generated, Outcome, Row
 from ...runner.core.shard_layout import Layout
 from ...runner.data.reader import read_rounds
 from ...runner.data.rescan import without_stdin
-from ...runner.engine.prefill import Setup
+from ...runner.engine.setup import Setup
 from ...runner.layers.lm_head import Head
 from ...runner.pipeline.run_spec import Known
 from ...runner.pipeline.stored_model import RunModel, run_model

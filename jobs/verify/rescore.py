@@ -14,9 +14,10 @@ from tqdm import tqdm
 from ...runner.checks.engine_setup import fit
 from ...runner.core.logprob_options import Wanted
 from ...runner.core.requests import Floats, Scored
-from ...runner.engine.prefill import Setup, chunk
+from ...runner.engine.prefill import chunk
 from ...runner.engine.reference_logprobs import asked
 from ...runner.engine.scorer import Scorer
+from ...runner.engine.setup import Setup
 from ...runner.layers.kv_cache import evaluate, fresh
 from ...runner.layers.lm_head import Head
 from ...runner.pipeline.stored_model import run_model

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from ...configs.schema import GenerateConfig
 from ...runner.core.requests import Floats, Ids
-from ...runner.store.part_file import read_results
+from ...runner.policies.recorded_policies import policy_names
+from ...runner.store.results import read_results
 
 FIGURES = ("logprobs", "tempered_logprobs", "sampled_logprobs")
 EDITS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
@@ -48,18 +49,6 @@ def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Ite
             batch = batch.filter(pa.array(np.array(policy_names(batch)) == policy))  # noqa: PLW2901
         if batch.num_rows:
             yield [_stored(values, config) for values in batch.to_pylist()]
-
-
-def policies_of(run: Path) -> list[str]:
-    """The policies of a rollout's records, by ``Policy.name``, the oldest first."""
-    found = {name for batch in read_results(run, ["policy_version", "policy_sha"]) for name in policy_names(batch)}
-    return sorted(found, key=lambda name: (int(name.split("-")[0]), name))
-
-
-def policy_names(batch: pa.RecordBatch) -> list[str]:
-    """``Policy.name`` of each record's."""
-    versions, shas = batch.column("policy_version").to_pylist(), batch.column("policy_sha").to_pylist()
-    return [f"{version}-{str(sha)[:12]}" for version, sha in zip(versions, shas, strict=True)]
 
 
 def _stored(values: dict[str, Any], config: GenerateConfig) -> Stored:

@@ -12,10 +12,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ...configs.visible import visible
-from ...runner.core.errors import RunDirError
+from ...runner.core.errors import DROP, RunDirError
 from ...runner.runs.audit import Account, account, described_run
 from ...runner.runs.run_files import is_sweep, notes_on
-from ...runner.store.part_file import DROP
 from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import counted
 from .logprob_diff import Comparison, as_json, as_text

@@ -17,8 +17,9 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.utils import get_total_parameters
 
-from ...kernels import backend
-from ..engine.oom_backoff import first_line
+from ... import kernels, runner
+from ...kernels import backend, native
+from ..core.errors import first_line
 from ..files.checked_json import digest, read_document
 from ..files.hash_cache import cache_folder, remember
 from ..layers.lm_head import Head
@@ -133,6 +134,7 @@ def _key(model: Model, config: Config) -> str:
             "code": code(model.network),
             "device": backend.device_name(),
             "blas": str(backend.prepare()),
+            "kernels": native.name(),
             "substitutes": model.substitutes,
         }
     )
@@ -143,9 +145,14 @@ def code(network: nn.Module) -> str:
     classes = {cls for module in network.modules() for cls in type(module).__mro__}
     methods = (vars(cls).get(name) for cls in classes for name in ("__init__", "__call__"))
     files = {Path(method.__code__.co_filename) for method in methods if isinstance(method, FunctionType)}
-    sources = [(Path(__file__).parents[1] / package).glob(kind) for package in ("runner", "kernels") for kind in ("*.py", "*.cpp")]
-    files |= {file for found in sources for file in found}
+    files |= own_sources()
     whole = sha256()
     for file in sorted(file for file in files if file.is_file()):
         whole.update(sha256(file.read_bytes()).digest())
     return whole.hexdigest()
+
+
+def own_sources() -> set[Path]:
+    """Every file of ours that has a part in what a model computes: the Python and C++ of runner and kernels."""
+    packages = [Path(package.__path__[0]) for package in (kernels, runner)]
+    return {file for package in packages for kind in ("*.py", "*.h", "*.cpp") for file in package.rglob(kind)}

@@ -16,7 +16,7 @@ from ...kernels.logprobs import score
 from ..core.logprob_options import Wanted
 from ..core.requests import Generate, Generated, Ids, Outcome, Prompt, Request, Sample, Sampling
 from ..engine.engine import Engine
-from ..engine.prefill import Setup
+from ..engine.setup import Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
 from ..scheduler.limits import Limits

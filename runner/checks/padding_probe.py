@@ -14,7 +14,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..engine.oom_backoff import first_line
+from ..core.errors import first_line
 from ..layers.kv_cache import Caches, announce, announce_call, fresh, growth, joined, select, settle
 
 Way = Literal["padded", "joined", "exact", "alone"]

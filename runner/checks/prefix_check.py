@@ -15,7 +15,8 @@ from ...kernels.logprobs import score
 from ..core.logprob_options import Wanted
 from ..core.requests import Ids, Request, Sampling
 from ..engine.engine import Engine
-from ..engine.prefill import Setup, grown, prefill
+from ..engine.prefill import grown, prefill
+from ..engine.setup import Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
 from ..scheduler.limits import Limits

@@ -12,11 +12,11 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.errors import first_line
 from ..core.logprob_options import Wanted
 from ..core.requests import Passage, Scored, ScoreRequest
-from ..engine.oom_backoff import first_line
-from ..engine.prefill import Setup
 from ..engine.scorer import Scorer
+from ..engine.setup import Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
 from ..scheduler.limits import Limits

@@ -17,7 +17,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
-from ..engine.oom_backoff import first_line
+from ..core.errors import first_line
 from ..layers.kv_cache import fresh
 from ..layers.layer_patching import put_on, worn
 from .tiny_config import VOCABULARY, Config, shrinks, shrunken

@@ -36,3 +36,12 @@ class RowError(Exception):
     def __init__(self, stage: str, message: str):
         super().__init__(message)
         self.stage = stage
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough for a line of the log."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= 200 else f"{lines[0][:199]}…"
+
+
+DROP = "drop"  # the stage of what is left out on purpose: it is no error, though it stands in errors/

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels import fused_logprobs as product_scores
+from ...kernels import fused_logprobs
 from ...kernels.fused_logprobs import Product
 from ...kernels.logprobs import Scores, score
 from ...kernels.temperature_logprobs import tempered
@@ -43,9 +43,9 @@ class Wanted:
 
     def of_product(self, product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32]) -> Scores | None:
         """The same of ``targets`` [M] under logits [N, V] that are a product, ``counts`` [N] a row; None where it takes the logits."""
-        if self.top or self.stats or self.temperature not in (None, 0.0, 1.0) or not product_scores.suits(product):
+        if self.top or self.stats or self.temperature not in (None, 0.0, 1.0) or not fused_logprobs.suits(product):
             return None
-        found = product_scores.on_cpu(product, counts, targets, self.greedy)
+        found = fused_logprobs.on_cpu(product, counts, targets, self.greedy)
         return found if self.temperature is None else replace(found, tempered=found.logprobs)
 
     @property

@@ -158,11 +158,17 @@ class ScoreRequest:
     row: int
     passages: tuple[Passage, ...]
     samples: tuple[int, ...] = (0,)
+    truncated: bool = False  # the text was cut to fit the context
 
     @property
     def reach(self) -> int:
         """Tokens of the longest passage."""
         return max((len(passage.ids) for passage in self.passages), default=0)
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the text that is scored, however many windows it is cut into."""
+        return self.reach
 
     def without(self, done: set[int]) -> Self:
         """The same, with nothing asked for where it is ``done``."""

@@ -6,8 +6,6 @@ A shard is within one round, so in a shard an input row stands once. Knows count
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..runs.drift import covered_rows, rounds_of
-
 
 @dataclass(slots=True, frozen=True)
 class Layout:
@@ -76,3 +74,19 @@ class Layout:
     def has(self, position: int) -> bool:
         """Whether a row of the run stands at ``position``."""
         return position >= 0 and self.row_of(position) in self.rows_of(self.shard_of(position))
+
+
+def rounds_of(run: dict[str, Any]) -> int:
+    """How many passes over its input a run makes, by its run.json."""
+    return int(run["config"].get("rounds", 1))
+
+
+def covered_rows(inputs: dict[str, Any]) -> int:
+    """How many rows the inputs give under their limit."""
+    rows = sum(source["rows"] for source in inputs["sources"])
+    return rows if inputs["limit"] is None else min(rows, inputs["limit"])
+
+
+def total_rows(run: dict[str, Any]) -> int:
+    """How many rows a run has in all its rounds, by its run.json."""
+    return covered_rows(run["inputs"]) * rounds_of(run)

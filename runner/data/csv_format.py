@@ -12,7 +12,8 @@ from typing import Any
 
 from ...configs.visible import visible
 from ..core.errors import DataError
-from .line_formats import EVERY, Entry, UnreadableError, raw_lines
+from .entry import EVERY, Entry, UnreadableError
+from .line_formats import raw_lines
 from .sources import Source, naming, open_stream
 
 MAX_CELL = 1 << 26  # csv's own limit, 131072 characters, is less than a long document; none at all lets one quote eat the file

@@ -9,7 +9,8 @@ from typing import Any
 from ...configs.schema import DataConfig
 from .column_paths import lookup
 from .csv_format import csv_entries
-from .line_formats import EVERY, Entry, UnreadableError, line_entries
+from .entry import EVERY, Entry, UnreadableError
+from .line_formats import line_entries
 from .sources import Source
 from .table_formats import table_entries
 

@@ -8,38 +8,18 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import DataError
+from .entry import EVERY, Entry, UnreadableError
 from .sources import Source, naming, open_stream
 
 BOM = b"\xef\xbb\xbf"
 MAX_DEPTH = 200  # deeper values overflow the stack of json.dumps when they are written out again
-EVERY = (range(sys.maxsize),)
-
-
-class UnreadableError(ValueError):
-    """This entry is no row; the message says why, ``text`` is what stood there."""
-
-    def __init__(self, message: str, text: str):
-        super().__init__(message)
-        self.text = text
-
-
-@dataclass(slots=True, frozen=True)
-class Entry:
-    """One row as it stands in its source: the 1-based line it starts on (None in tables), and how to parse it.
-
-    ``parse`` returns the columns as plain Python values, or raises UnreadableError.
-    """
-
-    line: int | None
-    parse: Callable[[], dict[str, Any]]
 
 
 def line_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:

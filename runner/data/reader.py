@@ -13,8 +13,8 @@ from ...configs.schema import DataConfig
 from ..core.errors import DataError
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout
+from .entry import Entry, UnreadableError
 from .formats import entries, place, row_key
-from .line_formats import Entry, UnreadableError
 from .scan_result import Scan, Scanned, unchanged
 from .type_inference import json_text
 

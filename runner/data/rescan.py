@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.schema import DataConfig
-from ..files.atomic import sha256
+from ..files.file_stamp import sha256
 from .formats import entries
 from .scan_result import Scan, Scanned, stamp
 from .sources import SPOOL_NAMES, Source, find_sources, naming

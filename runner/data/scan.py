@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from ...configs.schema import DataConfig
 from ..core.errors import DataError
-from ..files.atomic import sha256
+from ..files.file_stamp import sha256
 from .column_paths import column_of, require_column
+from .entry import UnreadableError
 from .formats import TABLES, entries, place, row_key
-from .line_formats import UnreadableError
 from .scan_result import Scan, Scanned, stamp, surely_unchanged
 from .sources import Source, find_sources, keep, naming
 from .table_formats import batch_rows, hub_sha256, open_table

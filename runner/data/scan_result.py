@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from ..core.errors import DataError
-from ..files.atomic import Stamp, settled, stamp_of
 from ..files.checked_json import read_document, write_document
+from ..files.file_stamp import Stamp, settled, stamp_of
 from .column_paths import missing_column
 from .sources import Source
 from .type_inference import JSON_METADATA

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from ...configs.schema import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
-from .line_formats import EVERY, Entry, UnreadableError
+from .entry import EVERY, Entry, UnreadableError
 from .sources import Source, naming, open_stream
 
 BATCH_ROWS = 1024

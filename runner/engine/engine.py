@@ -8,9 +8,8 @@ memory runs out, rows start again from their prompts in smaller batches: their r
             . . . k l m|x     a group joins where rows have left
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from time import monotonic
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -18,44 +17,22 @@ from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores
 from ...kernels.sampling import draw
+from ..core.errors import first_line
 from ..core.requests import Failure, Generated, Outcome, Request, Sample, Sampling
 from ..layers.cpu_layers import all_read
 from ..layers.kv_cache import Caches, forked, select
 from ..layers.lm_head import Head
 from ..models.device_memory import is_out_of_memory
-from ..scheduler.limits import Backlog, Limits, Load
-from .oom_backoff import Room, first_line
-from .prefill import Prefilled, Setup, prefill
+from ..scheduler.limits import Limits, Load
+from ..scheduler.request_queue import Backlog
+from .interface import Progress
+from .oom_backoff import Room
+from .prefill import Prefilled, prefill
 from .prefix_kv import Stems
+from .setup import Setup
 from .slots import Active, Slots, Stopper
 
 CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the system
-
-
-@dataclass(slots=True)
-class Progress:
-    """Counts since the start, in tokens but for ``steps`` (of decoding) and ``places`` (rows x steps there was room for).
-
-    ``prefilled`` are the tokens that went through the model in prefills, ``padded`` the same with pads. ``scored`` are tokens
-    of passages that have got their logprob. Rows that start again, as memory ran out, count once in ``prompt``, ``generated`` and
-    ``scored``; the others hold all work, what is thrown away too. ``flight`` is called with all rows that the model has, before it
-    takes new ones.
-    """
-
-    prompt: int = 0
-    prefilled: int = 0
-    padded: int = 0
-    generated: int = 0
-    scored: int = 0
-    steps: int = 0
-    places: int = 0
-    flight: Callable[[Iterable[int]], None] = lambda rows: None
-    now: str = "waiting for input"
-    since: float = field(default_factory=monotonic)
-
-    def doing(self, what: str) -> None:
-        """Says what the engine does from now on; the heartbeat prints it when nothing else happens for long."""
-        self.now, self.since = what, monotonic()
 
 
 class Engine:

@@ -79,9 +79,3 @@ class Room:
 
 def _fewer(tokens: int) -> int:
     return min(tokens, max(tokens // 2, LEAST_TOKENS))
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, short enough for a line of the log."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= 200 else f"{lines[0][:199]}…"

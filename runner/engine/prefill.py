@@ -7,87 +7,23 @@ does, chunks are cut so that one chunk's logits stay within a stated bound: no [
              e f h                     e f . .               f h
 """
 
-import math
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores, join
-from ..core.logprob_options import Wanted
 from ..core.requests import Request, Sample
 from ..layers.kv_cache import Caches, announce, announce_call, evaluate, forked, fresh, joined, merged, select, settle
-from ..layers.lm_head import Head, Reader, Whole, read
-from ..models.adapters import Adapters
-from ..scheduler.limits import Limits
+from ..layers.lm_head import read
 from ..scheduler.prompt_prefixes import like
-from .prefix_disk_cache import Base, PrefixCache
+from .prefix_disk_cache import Base
+from .setup import Setup
 
 LEAST_CHUNK = 8  # tokens of a call whose logits are not to be had apart
-LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many take half as long again a token
-
-
-@dataclass(slots=True, frozen=True)
-class Setup:
-    """A model and how it is run. ``padded``: rows of unlike length share a batch (the probe allows it); ``ragged``: a prefill too.
-
-    ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits that
-    the echo and the scorer read at once. What the probes found for them: ``head`` is the network split in two (None: it
-    cannot be), ``right_padded``: rows of unlike length share a batch of plain caches, pads behind them; ``shared``: rows
-    can be fed on top of copies of another row's caches, ``chunked``: a row's tokens may go through in several calls.
-    ``stems``: prompts that begin alike are prefilled on top of copies of what they begin with, which ``prefix_cache`` keeps for other
-    runs. ``adapters`` puts other adapters and weights on the model.
-    """
-
-    model: Any
-    vocabulary: int
-    limits: Limits
-    wanted: Wanted
-    padded: bool
-    static: bool = False
-    logit_bytes: int = 32 << 20
-    head: Head | None = None
-    right_padded: bool = False
-    shared: bool = False
-    chunked: bool = True
-    ragged: bool = True
-    stems: bool = False
-    prefix_cache: PrefixCache | None = None
-    adapters: Adapters | None = None
-
-    @property
-    def reader(self) -> Reader:
-        """What makes logits in two steps."""
-        return self.head or Whole(self.model)
-
-    @property
-    def logit_rows(self) -> int:
-        """Positions whose logits may stand at once."""
-        return max(LEAST_ROWS, self.logit_bytes // (4 * self.vocabulary))
-
-    @property
-    def joins(self) -> bool:
-        """True when a prefilled group can join a batch that decodes."""
-        return self.padded and not self.static
-
-    @property
-    def shares(self) -> bool:
-        """True when what prompts begin with alike is prefilled once: where rows of unlike length can stand in a batch."""
-        return self.stems and self.joins and self.chunked
-
-    @property
-    def group_limits(self) -> Limits:
-        """Limits of a group: one that nothing can join is as large as its batch, whatever its tokens.
-
-        A static batch is made by rows alone: its rows must not depend on the memory that this machine has.
-        """
-        limits = self.limits if self.joins else replace(self.limits, tokens=sys.maxsize)
-        return replace(limits, kv_bytes=math.inf) if self.static else limits
 
 
 @dataclass(slots=True)

@@ -9,10 +9,11 @@ from functools import partial
 
 from ..core.requests import Request
 from ..layers.kv_cache import fresh
-from ..scheduler.limits import Arrange, Stem, nothing_shared
 from ..scheduler.prompt_prefixes import shared
-from .prefill import Setup, grown
+from ..scheduler.request_queue import Arrange, Stem, nothing_shared
+from .prefill import grown
 from .prefix_disk_cache import Base
+from .setup import Setup
 
 
 class Stems:

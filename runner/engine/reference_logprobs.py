@@ -12,8 +12,8 @@ import numpy as np
 from ..core.logprob_options import Wanted
 from ..core.requests import Failure, Generated, Ids, Passage, Request, Scored, ScoreRequest
 from ..layers.lm_head import Head
-from .prefill import Setup
 from .scorer import Scorer
+from .setup import Setup
 
 SHARE = 0.25  # of the memory for caches: the rest is the decoding batch's
 

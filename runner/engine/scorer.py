@@ -18,16 +18,19 @@ from numpy.typing import NDArray
 
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
+from ..core.errors import first_line
 from ..core.requests import Failure, Outcome, ScoreRequest
 from ..layers.cpu_blocks import tokens as tokens_of
 from ..layers.kv_cache import Caches, evaluate, forked, fresh, passes, passing, select, trim, trimmable, widened
 from ..layers.lm_head import read
 from ..models.device_memory import is_out_of_memory
-from ..scheduler.prefix_tree import Owner, Read, Segment, batches, bucket, fed, forest, lone
-from .engine import Progress
-from .oom_backoff import Room, first_line
+from ..scheduler.prefix_tree import Owner, Read, Segment, bucket, fed, forest
+from ..scheduler.score_batches import batches, lone
+from .interface import Progress
+from .oom_backoff import Room
 from .partial_scores import Opened
-from .prefill import Setup, chunk
+from .prefill import chunk
+from .setup import Setup
 
 
 @dataclass(slots=True)

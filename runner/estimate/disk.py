@@ -16,8 +16,7 @@ from ..core.logprob_options import Wanted
 from ..core.policy import Policy
 from ..core.requests import AnyRequest, Failure, Generated, Ids, Outcome, Request, Row, Sample, Scored, ScoreRequest
 from ..engine.partial_scores import NO_DIVERGENCE
-from ..pipeline.job import Grouping, Job
-from ..pipeline.ratings import Ratings
+from ..pipeline.job import Grouping, Job, Ratings
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import ERRORS_SCHEMA
 from .forecast import Lengths

@@ -10,10 +10,12 @@ from heapq import heappop, heappush
 from typing import Self
 
 from ..core.requests import Request, Sample, ScoreRequest
-from ..engine.prefill import Setup
-from ..scheduler.limits import Arrange, Backlog, Limits, Load, Stem, nothing_shared
-from ..scheduler.prefix_tree import Segment, batches, bucket, fed, forest, lone
+from ..engine.setup import Setup
+from ..scheduler.limits import Limits, Load
+from ..scheduler.prefix_tree import Segment, bucket, fed, forest
 from ..scheduler.prompt_prefixes import like, shared
+from ..scheduler.request_queue import Arrange, Backlog, Stem, nothing_shared
+from ..scheduler.score_batches import batches, lone
 
 Lengths = Callable[[Request, Sample], int]
 

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from ...configs.schema import JobConfig
 from ..core.errors import RunDirError
+from ..core.shard_layout import rounds_of
 from ..files.folder_lock import holder, refuse_strangers
 from ..pipeline.run_spec import Known
-from ..runs.drift import identity_drift, inputs_drift, rounds_drift, rounds_of
+from ..runs.drift import identity_drift, inputs_drift, rounds_drift
 from ..runs.run_dir import MARK
 from ..runs.run_files import stored_run
 from ..runs.status import status

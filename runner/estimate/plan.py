@@ -13,7 +13,7 @@ from ...configs.schema import JobConfig
 from ...kernels import backend
 from ..checks.engine_setup import foreseen
 from ..data.sources import reads_stdin
-from ..engine.prefill import Setup
+from ..engine.setup import Setup
 from ..models.loader import Model, outline
 from ..models.model_pool import Models, rooms
 from ..pipeline.job import Kind

@@ -12,17 +12,17 @@ from tqdm import tqdm
 
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
-from ...jobs.score.requests import ChoicesRequest, TextRequest
-from ..checks.engine_setup import row_check
+from ..checks.row_limits import row_check
 from ..core.errors import RowError
 from ..core.requests import AnyRequest, BadRow, Failure, Generate, Ids, Prompt, Request, Row, ScoreRequest
+from ..core.shard_layout import rounds_of
 from ..data.reader import read
 from ..data.type_inference import json_text
-from ..engine.prefill import Setup
+from ..engine.setup import Setup
 from ..pipeline.io_threads import WINDOW_ROWS
 from ..pipeline.run_spec import Known
-from ..runs.drift import rounds_of
-from ..scheduler.limits import Arrange, Limits, Stem, Stems
+from ..scheduler.limits import Limits
+from ..scheduler.request_queue import Arrange, Stem, Stems
 from .forecast import Work, arrangement, asked, scoring
 
 SAMPLED_ROWS = 200_000
@@ -191,8 +191,7 @@ def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], c
         found.lengths.append(tokens_of(request))
         found.positions.append(request.row)
         found.full += isinstance(request, Request) and request.reach == context
-        found.cut += isinstance(request, ChoicesRequest) and request.truncated
-        found.cut += isinstance(request, TextRequest) and request.tokens.truncated
+        found.cut += isinstance(request, ScoreRequest) and request.truncated
     prompts = [request for request in requests if isinstance(request, Request)]
     for request in prompts:
         found.common = request.prompt.ids if found.common is None else _alike(found.common, request.prompt.ids)
@@ -207,9 +206,7 @@ def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], c
 
 def tokens_of(request: AnyRequest) -> int:
     """A prompt's tokens; of what is scored, the text's, or the prompt's with its longest choice."""
-    if isinstance(request, Request):
-        return len(request.prompt.ids)
-    return len(request.tokens.ids) if isinstance(request, TextRequest) else request.reach
+    return len(request.prompt.ids) if isinstance(request, Request) else request.text_tokens
 
 
 def _alike(a: Ids, b: Ids) -> Ids:

@@ -15,10 +15,9 @@ from ...configs.schema import JobConfig
 from ..checks.engine_setup import fit
 from ..core.requests import AnyRequest, Failure, Generated, Request, Row, Sample
 from ..data.reader import read
-from ..engine.engine import Progress
-from ..engine.prefill import Setup
+from ..engine.interface import Progress, Runs
+from ..engine.setup import Setup
 from ..models.model_pool import Models
-from ..pipeline.job import Runs
 from ..pipeline.run_spec import Known, memory_for
 from ..policies.policy_engine import sampling_limits
 from .forecast import Work

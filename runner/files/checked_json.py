@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .atomic import atomic_write, checksum
+from .atomic import atomic_write
+from .checked_lines import checksum
 
 _CHECK = re.compile(rb'"check": "([0-9a-f]{16})"\n}\n$')
 _CLOSE = b'"\n}\n'

@@ -10,8 +10,8 @@ from time import time_ns
 from typing import Any
 
 from ...kernels.backend import cache_folder
-from .atomic import Stamp, settled, sha256, stamp_of
 from .checked_json import read_document, write_document
+from .file_stamp import Stamp, settled, sha256, stamp_of
 
 REMEMBERED_BYTES = 64 << 20
 

@@ -10,9 +10,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from ...kernels import linear, native
-from ...kernels import rms_norm as norms
-from ...kernels import rope as rotation
+from ...kernels import linear, native, rms_norm, rope
 from ...kernels.fused_logprobs import Product
 
 VOCABULARY = 8192  # outputs of a projection that makes logits: some are named and never read
@@ -103,9 +101,9 @@ class FastRMSNorm(nn.RMSNorm):
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., D] -> the same shape."""
         weight = self["weight"]
-        if self.training or not norms.suits(x, weight):
+        if self.training or not rms_norm.suits(x, weight):
             return super().__call__(x)
-        return or_else("norm", lambda: norms.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x))
+        return or_else("norm", lambda: rms_norm.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x))
 
 
 class FastRoPE(nn.RoPE):
@@ -113,11 +111,11 @@ class FastRoPE(nn.RoPE):
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """x [B, H, T, D] -> the same shape."""
-        if self.training or not rotation.suits(x, self.dims, offset):
+        if self.training or not rope.suits(x, self.dims, offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
         return or_else(
             "rotation",
-            lambda: rotation.on_cpu(x, rotation.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
+            lambda: rope.on_cpu(x, rope.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
             lambda: super(FastRoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
         )
 
@@ -127,11 +125,11 @@ class FastLlama3RoPE(Llama3RoPE):
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """x [B, H, T, D] -> the same shape."""
-        if self.training or not rotation.suits(x, 2 * len(self._freqs), offset):
+        if self.training or not rope.suits(x, 2 * len(self._freqs), offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
         return or_else(
             "rotation",
-            lambda: rotation.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),
+            lambda: rope.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),
             lambda: super(FastLlama3RoPE, self).__call__(x, offset),  # pyright: ignore[reportArgumentType]
         )
 

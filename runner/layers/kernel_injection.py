@@ -23,7 +23,7 @@ from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...kernels import activations, attention, native
-from . import cpu_blocks as fast_blocks
+from . import cpu_blocks
 from .cpu_layers import or_else, taken
 from .kv_cache import fresh
 from .layer_patching import put_on, take_off
@@ -86,7 +86,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     taken.clear()
     reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
     if reason is None and "block" in taken:
-        with fast_blocks.parts():
+        with cpu_blocks.parts():
             reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
     if reason is None:
         return tuple(sorted(taken))

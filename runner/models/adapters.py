@@ -17,8 +17,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
-from ..core.errors import ModelError
-from ..engine.oom_backoff import first_line
+from ..core.errors import ModelError, first_line
 
 CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
 TRIAL = (0, 1, 0, 0, 1, 1, 0, 1)  # ids that every vocabulary has

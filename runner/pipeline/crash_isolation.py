@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ..core.requests import BadRow, Outcome, Row
+from ..engine.interface import Runs
 from .io_threads import Desk
-from .job import Runs
 
 
 def picked(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) -> list[list[Row | BadRow]]:

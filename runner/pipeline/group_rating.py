@@ -10,8 +10,7 @@ from typing import Any
 
 from ..core.requests import Failure, Generated, Request, Row
 from ..data.type_inference import json_text
-from .job import Grouping
-from .ratings import Ratings
+from .job import Grouping, Ratings
 
 RATED_AT_ONCE = 64  # groups: the model waits when so many are not rated yet
 

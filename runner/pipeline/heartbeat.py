@@ -7,7 +7,7 @@ import logging
 import threading
 from time import monotonic
 
-from ..engine.engine import Progress
+from ..engine.interface import Progress
 
 log = logging.getLogger("mlx_bulk")
 

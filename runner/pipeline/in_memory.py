@@ -1,7 +1,7 @@
 """Rollouts for a trainer in the same process: groups as they come, policies handed over, no run directory.
 
 The same job, rows, engine and reward functions as in a run of the command, with nothing kept: a crash costs all. The model
-belongs to the thread that makes a ``Rollouts``: all is to be called there.
+belongs to the thread that makes an ``InMemoryRollouts``: all is to be called there.
 """
 
 import json
@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from ...configs.errors import ConfigError
 from ...configs.rollout import RolloutConfig
-from ...jobs.generate.rollout import RolloutJob
-from ..checks.engine_setup import fit, row_check
+from ..checks.engine_setup import fit
+from ..checks.row_limits import row_check
+from ..core.errors import DROP
 from ..core.policy import Policy
 from ..core.requests import Request
 from ..core.shard_layout import Layout
@@ -33,9 +34,9 @@ from ..policies.policy_engine import full_fits, under
 from ..policies.policy_source import Offered
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import Updates
-from ..store.part_file import DROP
 from ..store.recovery import Recovered
 from .io_threads import WINDOW_ROWS, Desk
+from .job import Kind
 from .run_spec import Known, memory_for
 from .sinks import Collected
 
@@ -44,7 +45,7 @@ log = logging.getLogger("mlx_bulk")
 _NOTHING_DONE = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
 
 
-class Rollouts:
+class InMemoryRollouts:
     """The groups of a rollout job. A context manager; iterating it samples all rows in all rounds, from the first on.
 
     Each item is a group: a ``pa.RecordBatch`` of one record a sample, n rows, in the columns of ``results/*.arrow`` (``schema``).
@@ -54,10 +55,10 @@ class Rollouts:
     Nothing is written to ``output.path``. Raises a BulkError where the command would end with one.
     """
 
-    def __init__(self, config: RolloutConfig):
+    def __init__(self, config: RolloutConfig, kind: Kind):
         if config.policy.watch is not None:
             raise ConfigError("policy.watch: expected null, since policies come from update() here; remove it")
-        self.config = config
+        self.config, self._kind = config, kind
         self.errors: list[dict[str, Any]] = []
         self._iterating: ReferenceType[Generator[pa.RecordBatch]] | None = None
         self._scratch = TemporaryDirectory(prefix="mlx-bulk-")
@@ -69,8 +70,8 @@ class Rollouts:
 
     def _load(self, folder: Path) -> None:
         config = self.config
-        RolloutJob.check(config, [])
-        self._known = known = Known.of(config, folder, RolloutJob, True)
+        self._kind.check(config, [])
+        self._known = known = Known.of(config, folder, self._kind, True)
         model, *others = Models().get(known.models(config), memory_for(config))
         other = others[0] if others else None
         self._setup, self._reference, _ = fit(model, config.batch, known.job.wanted, other)

@@ -1,6 +1,6 @@
 """What a job kind is: row -> requests, outcome -> record, records -> statistics. A new kind fulfils this and nothing else changes."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,9 @@ import pyarrow as pa
 from ...configs.schema import JobConfig
 from ..core.logprob_options import Wanted
 from ..core.requests import Failure, Generated, Outcome, Request, Row
-from ..engine.engine import Progress
-from ..engine.prefill import Setup
+from ..engine.interface import Runs
+from ..engine.setup import Setup
 from ..text.tokenizer import Tokenizer
-from .ratings import Ratings
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,17 +37,16 @@ class Parts:
     eos: frozenset[int]
 
 
-class Runs(Protocol):
-    """What runs requests through a model: the engine for completions, the scorer for logprobs."""
+@dataclass(slots=True, frozen=True)
+class Ratings:
+    """A group's rewards by the functions' names, in the order of the config; each list has a place a sample, in their order.
 
-    @property
-    def progress(self) -> Progress:
-        """Counts since the start."""
-        ...
+    rewards: None where the function left the sample out, or could not rate it; errors: in the second case why, as
+    "kind: text", else None. Kinds are exception, timeout, length, type, nan, infinite, died, start.
+    """
 
-    def run(self, next_window: Callable[[bool], list[Any] | None], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        """Outcomes of all windows' requests, in the order in which they finish; ends early when ``stopped``."""
-        ...
+    rewards: dict[str, list[float | None]]
+    errors: dict[str, list[str | None]]
 
 
 class Judge(Protocol):

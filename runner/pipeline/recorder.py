@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ...configs.visible import visible
-from ..core.errors import DataError
+from ..core.errors import DROP, DataError
 from ..core.requests import AnyRequest, Failure, Generated, Outcome, Request, Row
 from ..core.shard_layout import Layout
 from ..data.type_inference import json_text
-from ..store.part_file import DROP
 from ..store.recovery import Recovered
 from .group_rating import RATED_AT_ONCE, Groups, placed
 from .job import Job

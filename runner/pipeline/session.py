@@ -15,9 +15,9 @@ from typing import get_args
 import pyarrow as pa
 
 from ...configs.schema import BatchConfig, JobConfig, free
-from ...jobs.statistics.standard_errors import figures
 from ...kernels import backend
-from ..checks.engine_setup import fit, row_check
+from ..checks.engine_setup import fit
+from ..checks.row_limits import row_check
 from ..core.errors import OutOfRoom
 from ..core.host_process import Orders, Outside
 from ..core.logprob_options import Wanted
@@ -26,10 +26,11 @@ from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, take_in
 from ..data.sources import drop_waiting, reads_stdin
-from ..engine.engine import Progress
-from ..engine.prefill import Setup
-from ..files.atomic import replacing, require_room, room_on
-from ..files.atomic import sha256 as file_sha256
+from ..engine.interface import Progress
+from ..engine.setup import Setup
+from ..files.atomic import replacing
+from ..files.disk_space import require_room, room_on
+from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import is_out_of_memory, peak_bytes
 from ..models.loader import Model
 from ..models.model_pool import Models
@@ -38,11 +39,11 @@ from ..runs.failures import dropped
 from ..runs.reasons import reasons
 from ..runs.refused import refused
 from ..runs.run_dir import RunDir, Start
-from ..runs.summary import SESSION_FIGURES, Summary
+from ..runs.summary import SESSION_FIGURES, Summary, figures
 from ..runs.throughput import Counts
 from ..store.recovery import Recovered
 from ..store.writer import Writer
-from . import crash_isolation as apart
+from . import crash_isolation
 from .heartbeat import Heartbeat
 from .io_threads import WINDOW_ROWS, Desk
 from .job import Job, Kind
@@ -138,7 +139,7 @@ class _Session:
         known.found.save(run_dir.root / SCAN_FILE)
         recovered = run_dir.recover(layout, known.job.schema, self.start.retry_errors)
         self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
-        writer = Writer(run_dir, known.job.schema, layout, recovered, config.output.fsync_seconds)
+        writer = Writer(run_dir, run_dir.identity, known.job.schema, layout, recovered, config.output.fsync_seconds)
         statistics = None
         progress, complete, worked = Progress(), True, len(recovered.committed) < layout.shards
         with self.outside.saving(lambda: self._save(writer)), closing(writer):
@@ -182,7 +183,7 @@ class _Session:
         def rows() -> Iterator[Row | BadRow]:
             return read_rounds(found, config.data, layout, (shard for shard in range(layout.shards) if shard not in recovered.committed))
 
-        first = apart.picked(rows(), groups)
+        first = crash_isolation.picked(rows(), groups)
         stopped = self.outside.stopped
         desk = self.desk = Desk(
             job,
@@ -206,7 +207,7 @@ class _Session:
 
         try:
             with Watch(engine.progress, counts, self.run_dir.add_metrics, self.show):
-                self._feed(apart.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed), desk)
+                self._feed(crash_isolation.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed), desk)
         except BaseException as error:
             if is_out_of_memory(error):
                 cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"

@@ -9,12 +9,12 @@ from typing import Any
 from ...configs.jobs import ROW_JOBS
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig
-from ...jobs.verify.stored_records import policies_of
 from ..core.errors import ModelError, RunDirError
 from ..models import checkpoint as checkpoints
 from ..models.loader import Model
 from ..models.model_pool import Models
 from ..policies.policy_store import PolicyStore
+from ..policies.recorded_policies import policies_of
 from ..runs.audit import described_run
 from ..store.paths import RunPaths
 from .run_spec import memory_for

@@ -1,4 +1,4 @@
 """The policy that samples: offered by a trainer, kept, swapped, named in each record.
 
-Public: policy_audit.
+Public: policy_audit, recorded_policies.
 """

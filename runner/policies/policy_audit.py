@@ -6,11 +6,11 @@ Full weights that the trainer has removed are passed over: they were never the r
 from collections.abc import Iterator
 from pathlib import Path
 
-from ...jobs.verify.stored_records import policies_of
 from ..core.errors import ModelError, RunDirError
 from ..runs.audit import Problem
 from ..store.paths import RunPaths
 from .policy_store import Moved, PolicyStore
+from .recorded_policies import policies_of
 
 
 def policy_problems(run: Path, weights: str) -> Iterator[Problem]:

@@ -16,11 +16,11 @@ from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
 from ..core.requests import Failure, Generated, Outcome, Request
 from ..core.shard_layout import Layout
-from ..engine.engine import Engine, Progress
-from ..engine.prefill import Setup
+from ..engine.engine import Engine
+from ..engine.interface import Progress, Runs
 from ..engine.reference_logprobs import SHARE, Finished, Reference
+from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint
-from ..pipeline.job import Runs
 from ..scheduler.limits import Limits
 from ..store.paths import RunPaths
 from .policy_source import Watched

@@ -17,8 +17,9 @@ from typing import Any
 
 from ..core.errors import ModelError
 from ..core.policy import Policy, policy_sha
-from ..files.atomic import append_line, fsync_folder, make_folder, read_lines, sync_file
+from ..files.atomic import fsync_folder, make_folder, sync_file
 from ..files.checked_json import read_document, write_document
+from ..files.checked_lines import append_line, read_lines
 from ..files.folder_lock import now
 from ..files.hash_cache import folder_sha256
 from ..models.adapters import CONFIG, TENSORS, Refused, is_full

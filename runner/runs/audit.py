@@ -12,14 +12,15 @@ from typing import Any
 
 from ...configs.schema import DataConfig
 from ..core.errors import BulkError, RunDirError
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, covered_rows
 from ..data.rescan import recount
-from ..files.atomic import damaged_lines, read_lines, sha256
 from ..files.checked_json import read_document
+from ..files.checked_lines import damaged_lines, read_lines
+from ..files.file_stamp import sha256
 from ..store import journal
 from ..store.commit_log import Commit, CommitLog, read_commits
 from ..store.paths import RunPaths, part_of
-from .drift import INPUTS, covered_rows, inputs_drift
+from .drift import INPUTS, inputs_drift
 from .run_dir import SCHEMA_VERSION
 from .shard_audit import DamageError, count_shard
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
+from ..core.shard_layout import covered_rows, rounds_of
 
 COLUMN = "column "
 INPUTS = "data.path"
@@ -162,22 +163,6 @@ def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference
         cure = f"; a run of several rounds cannot grow: set data.limit to {old}, or start a new run" if new > old else ""
         return [Difference("rounds", f"the run has {had} rounds of {old} rows, the input now gives {new}{cure}")]
     return []
-
-
-def rounds_of(run: dict[str, Any]) -> int:
-    """How many passes over its input a run makes, by its run.json."""
-    return int(run["config"].get("rounds", 1))
-
-
-def total_rows(run: dict[str, Any]) -> int:
-    """How many rows a run has in all its rounds, by its run.json."""
-    return covered_rows(run["inputs"]) * rounds_of(run)
-
-
-def covered_rows(inputs: dict[str, Any]) -> int:
-    """How many rows the inputs give under their limit."""
-    rows = sum(source["rows"] for source in inputs["sources"])
-    return rows if inputs["limit"] is None else min(rows, inputs["limit"])
 
 
 def inputs_content(inputs: dict[str, Any]) -> list[Any]:

@@ -8,11 +8,12 @@ from contextlib import suppress
 
 import pyarrow as pa
 
+from ..core.errors import DROP
 from ..store import journal
 from ..store.commit_log import read_commits
 from ..store.journal import Journal
-from ..store.part_file import DROP, read_errors
 from ..store.paths import RunPaths
+from ..store.results import read_errors
 
 
 def dropped(paths: RunPaths) -> int:

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from ..files.atomic import read_lines
+from ..files.checked_lines import read_lines
 from ..store.paths import RunPaths
 
 _RECENT = 20  # lines, ten minutes: what the time that is left is judged by

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...configs.visible import visible
-from ..store.part_file import DROP, read_errors
+from ..core.errors import DROP
+from ..store.results import read_errors
 
 SHOWN = 3
 _MESSAGE = 300  # characters shown

@@ -1,6 +1,6 @@
 """How many policies of a run were refused, by the lines that were written of each. Knows no network, and no reasons."""
 
-from ..files.atomic import read_lines
+from ..files.checked_lines import read_lines
 from ..store.paths import RunPaths
 
 REFUSED = "refused"

@@ -18,27 +18,17 @@ from typing import Any, Self
 import pyarrow as pa
 
 from ..core.errors import DriftError, RunDirError
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, covered_rows, rounds_of
 from ..data.sources import SPOOL_NAMES, WAITING
-from ..files.atomic import append_line, atomic_write, fsync_folder, make_folder, read_lines, room_on, salvage_lines
+from ..files.atomic import atomic_write, fsync_folder, make_folder
 from ..files.checked_json import digest, read_document, write_document
+from ..files.checked_lines import append_line, read_lines, salvage_lines
+from ..files.disk_space import room_on
 from ..files.folder_lock import lock, now, refuse_strangers, unlock
 from ..store.commit_log import read_commits
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
-from .drift import (
-    INPUTS,
-    Difference,
-    covered_rows,
-    identity_drift,
-    inputs_content,
-    inputs_drift,
-    refusal,
-    require_adoptable,
-    rounds_drift,
-    rounds_of,
-    values_at,
-)
+from .drift import INPUTS, Difference, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, rounds_drift, values_at
 
 log = logging.getLogger("mlx_bulk")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from ..files.atomic import sha256
+from ..files.file_stamp import sha256
 from ..store.commit_log import Commit
 from ..store.part_file import read_part
 from ..store.paths import RunPaths

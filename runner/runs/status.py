@@ -14,15 +14,14 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ...jobs.terminal.tables import counted
-from ..core.errors import RunDirError
-from ..files.atomic import damaged_lines
+from ..core.errors import DROP, RunDirError
+from ..core.shard_layout import total_rows
+from ..files.checked_lines import damaged_lines
 from ..files.folder_lock import Holder, holder
 from ..store import journal
 from ..store.commit_log import CommitLog, read_commits
-from ..store.part_file import DROP, read_errors
 from ..store.paths import RunPaths
-from .drift import total_rows
+from ..store.results import read_errors
 from .history import History, Session, history
 from .refused import refused
 from .run_files import stored_run, stored_statistics
@@ -93,15 +92,11 @@ def status(run: Path) -> Status:
     stored = _stored(paths, working is not None, notes)
     for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
         if damaged := damaged_lines(path):
-            notes.append(
-                f"{path.name}: left out here, as they are damaged: {counted(len(damaged), 'line')}; the next start sets them aside"
-            )
+            notes.append(f"{path.name}: damaged lines, which are left out here: {len(damaged):,}; the next start sets them aside")
     if paths.doomed.exists():
         notes.append("what lies here is an older run, which --overwrite is to remove; the next start does that")
     if log.retries:
-        notes.append(
-            f"the errors of {counted(len(log.retries), 'shard')} are to be done again, as --retry-errors asked; any start does that"
-        )
+        notes.append(f"shards whose errors are to be done again, as --retry-errors asked: {len(log.retries):,}; any start does that")
     of = None if stored is None else total_rows(stored)
     state = _state(working, log, of, past)
     rows, errors = _resolved(state, log, past)

@@ -1,7 +1,11 @@
 """What a run has come to, in figures: for the last line, for summary.json, and for the table of a sweep."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 SESSION_FIGURES = (
     "prompt_tokens",
@@ -43,3 +47,16 @@ class Summary:
     worked: bool
     reasons: tuple[str, ...]
     closing: str
+
+
+def figures(table: pa.Table) -> dict[str, Any]:
+    """The first row of a table of statistics, that over all, as summary.json holds it.
+
+    JSON knows no infinity, so that is null (``minus_infinity`` says why).
+    """
+    row: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in row.items()
+        if name not in ("of", "group")
+    }

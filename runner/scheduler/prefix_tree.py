@@ -8,7 +8,7 @@ Pure and deterministic; knows nothing of models or text. In deterministic mode n
 shapes (``lone``), so that no row's figures depend on what the others contain.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -22,7 +22,6 @@ LEAST = 16  # tokens: a shorter prefix saves less than the call and the copy of 
 CALL = 64  # tokens that take as long as what a call costs besides its tokens: the weights are read, on a CPU packed, in each
 WORTH = 8  # a prefix is fed apart where that saves at least an eighth of the tokens: its batches are smaller ones
 
-PORTION = 32  # batches in which what is begun is finished: rows are saved all along, and lengths still vary enough to match
 
 Owner = tuple[int, int]
 
@@ -74,36 +73,14 @@ def fed(passage: Passage) -> Ids:
     return passage.ids[: passage.positions[-1]]
 
 
-def lone(requests: Sequence[ScoreRequest], rows: int, width: Callable[[int], int]) -> list[list[Segment]]:
-    """Batches for deterministic mode, widest first: the shape of a passage's batch is a function of its length alone.
-
-        width 10   a b c d e f g h i .     rows 3: always as many, where passages are missing dummies stand
-                   k l m n o p q r s t
-                   0 0 0 0 0 0 0 0 0 0
-
-    ``width``: tokens that a feed of so many is padded to; those of one width stand together, in the order of the input.
-    Nothing that passages contain enters, and the same passage twice is fed twice.
-    """
-    buckets: dict[int, list[Segment]] = {}
-    for passage, owner in _passages(requests):
-        feed = fed(passage)
-        wide = width(len(feed))
-        segment = Segment(np.pad(feed, (0, wide - len(feed))), 0, [Read(passage, [owner])], pads=wide - len(feed))
-        buckets.setdefault(wide, []).append(segment)
-    found: list[list[Segment]] = []
-    for wide, segments in sorted(buckets.items(), reverse=True):
-        dummy = Segment(np.zeros(wide, np.int32), pads=wide)
-        found += [[*some, *[dummy] * (rows - len(some))] for some in (segments[at : at + rows] for at in range(0, len(segments), rows))]
-    return found
-
-
 def bucket(length: int) -> int:
     """The least m · 2^k that holds ``length`` tokens, where m is one of 8 … 15: at most an eighth of pads, but for fewer than 8."""
     step = 1 << max(0, (length - 1).bit_length() - 4)
     return max(8, -(-length // step) * step)
 
 
-def _passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owner]]:
+def owned_passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owner]]:
+    """All passages, each with the index of its request and its own index within it."""
     return [(p, (i, j)) for i, request in enumerate(requests) for j, p in enumerate(request.passages) if len(p.positions)]
 
 
@@ -189,7 +166,7 @@ def _pays(limits: Limits, saved: int, lengths: NDArray[np.int64], longest: int, 
 def _feeds(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], list[list[Read]]]:
     """What has to be fed, in the order of its ids, and what is read there. ``merged``: not what begins the next feed."""
     reads: dict[tuple[int, bytes, bytes], Read] = {}
-    for passage, owner in _passages(requests):
+    for passage, owner in owned_passages(requests):
         read = reads.setdefault(_key(passage), Read(passage, []))
         read.owners.append(owner)
     feeds: list[Ids] = []
@@ -209,77 +186,3 @@ def _common(a: Ids, b: Ids) -> int:
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
     return int(differ.argmax()) if differ.any() else n
-
-
-def batches(segments: Sequence[Segment], limits: Limits, even: bool, held: float = 0.0) -> list[list[Segment]]:
-    """Which segments are fed together: those with children, then the others in portions, longest first. ``held``: bytes of the
-    caches that they stand on.
-
-    A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the tokens is fed alone, in chunks. ``even``:
-    only segments of one length stand together. Segments with children always are of one length: what a batch of them exceeds
-    its shortest by is fed by the children. Trees of more than two levels are fed alone.
-    """
-    found: list[list[Segment]] = []
-    together: _Together | None = None
-    for stem in sorted((s for s in segments if s.children), key=lambda s: (-min(s.height, 2), -len(s))):
-        if together is None or not together.takes(stem, limits, held):
-            together = _Together()
-            found.append(together.stems)
-        together.add(stem)
-    found = [[stem.shortened(len(batch[-1])) for stem in batch] if len(batch) > 1 else batch for batch in found]
-    for portion in _portions([s for s in segments if not s.children], PORTION * limits.tokens):
-        open_batch: list[Segment] = []
-        for leaf in portion:
-            first = open_batch[0] if open_batch else leaf
-            fits = _fits(len(open_batch) + 1, len(first), len(first.feed), limits, held)
-            if not open_batch or not fits or (even and len(leaf) != len(first)):
-                open_batch = []
-                found.append(open_batch)
-            open_batch.append(leaf)
-    return found
-
-
-def _portions(leaves: list[Segment], tokens: int) -> Iterator[list[Segment]]:
-    """The leaves in portions of about ``tokens``, each longest first; a request's own stand together, or in two portions that follow."""
-    portion: list[Segment] = []
-    room = tokens
-    for leaf in sorted(leaves, key=lambda s: s.reads[0].owners[0]):
-        if portion and len(leaf) > room:
-            yield sorted(portion, key=lambda s: -len(s))
-            portion, room = [], tokens
-        portion.append(leaf)
-        room -= len(leaf)
-    if portion:
-        yield sorted(portion, key=lambda s: -len(s))
-
-
-@dataclass(slots=True)
-class _Together:
-    """Segments with children, longest first, that are fed in one call up to the end of the shortest."""
-
-    stems: list[Segment] = field(default_factory=list[Segment])
-    longest: int = 0  # tokens of the longest branch
-    apart: bool = False  # it is a tree of more levels
-    others: int = 0  # children less one, of all
-    tokens: int = 0  # that would be fed again if the stems had no tokens of their own: for each child but one
-
-    def takes(self, new: Segment, limits: Limits, held: float) -> bool:
-        """Whether ``new`` is fed with these: where little has to be fed twice. The children's turns may need copies of the caches."""
-        rows, width, longest = len(self.stems) + 1, len(new), max(self.longest, new.longest)
-        if self.apart or new.height > 1 or 2 * max(len(new.children), len(self.stems[0].children)) > limits.rows:
-            return False
-        twice = self.tokens - self.others * width
-        saved = CALL * (1 + len(new.children))  # with a batch of its own, it would be fed in as many calls
-        return twice <= rows * width / WORTH + saved and _fits(rows, width, longest, limits, held + limits.kv(rows, longest))
-
-    def add(self, new: Segment) -> None:
-        """One more."""
-        self.stems.append(new)
-        self.longest, self.apart = max(self.longest, new.longest), self.apart or new.height > 1
-        self.others += len(new.children) - 1
-        self.tokens += (len(new.children) - 1) * len(new)
-
-
-def _fits(rows: int, width: int, longest: int, limits: Limits, held: float) -> bool:
-    """Whether so many rows of which ``width`` tokens are fed, and that become ``longest``, are one batch."""
-    return rows <= limits.rows and rows * width <= limits.tokens and held + limits.kv(rows, longest) <= limits.kv_bytes

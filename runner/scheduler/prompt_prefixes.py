@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from ..core.requests import Ids, Request
-from .limits import Arranged, Limits, Stem, longest_first
+from .limits import Limits
 from .prefix_tree import CALL, Prefix, in_order, prefixes
+from .request_queue import Arranged, Stem, longest_first
 
 Place = tuple[tuple[int, int], ...]
 

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ..files.atomic import Stamp, append_line, read_lines, salvage_lines, stamp_of
+from ..files.checked_lines import append_line, read_lines, salvage_lines
+from ..files.file_stamp import Stamp, stamp_of
 from .paths import RunPaths, part_name
 
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from ..core.errors import DriftError
 from ..core.shard_layout import Layout
-from ..files.atomic import Stamp, fsync_folder, sha256, stamp_of
+from ..files.atomic import fsync_folder
+from ..files.file_stamp import Stamp, sha256, stamp_of
 from . import journal
 from .commit_log import Commit, CommitLog, append_retry, append_void, mend_commits, read_commits
 from .journal import Header, Journal

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ..core.errors import DROP
 from . import journal
 from .commit_log import Commit, CommitLog
 from .journal import Header, Journal
-from .part_file import DROP
 from .paths import OWN_JOURNALS, RunPaths
 from .row_order import positions
 from .shard_commit import base_batches

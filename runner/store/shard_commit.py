@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from ..core.errors import RunDirError
-from ..files.atomic import fsync_folder, require_room, sha256
+from ..files.atomic import fsync_folder
+from ..files.disk_space import require_room
+from ..files.file_stamp import sha256
 from . import journal
 from .commit_log import Commit, append_commit
 from .journal import Header, Journal

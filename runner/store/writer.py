@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from ..core.requests import Failure
 from ..core.shard_layout import Layout
-from ..files.atomic import room_on
-from ..runs.run_dir import RunDir
+from ..files.disk_space import room_on
 from . import journal
 from .arrow_builder import record_batch, record_bytes
 from .commit_log import Commit, append_closing, read_commits
 from .journal import Header
 from .part_file import errors_schema
+from .paths import RunPaths
 from .recovery import Recovered
 from .shard_commit import commit_shard
 from .shard_ledger import Ledger
@@ -57,14 +57,15 @@ class _OpenShard:
 class Writer:
     """Writes the records of a run; ``admit``, ``add``, ``add_group``, ``fail`` and ``close`` are for one thread.
 
+    identity: hex digest of the run's identity, which each part declares.
     Rows come by their position in the run's ``layout``; what is written has their place in the input, and their round.
     What the writer's thread raises (OSError; OutOfRoom for a full volume; ValueError for a record that does not fit the
     schema, or is there already) is raised by the next call, and by ``close``.
     """
 
-    def __init__(self, run: RunDir, schema: pa.Schema, layout: Layout, recovered: Recovered, fsync_seconds: float) -> None:
+    def __init__(self, run: RunPaths, identity: str, schema: pa.Schema, layout: Layout, recovered: Recovered, fsync_seconds: float) -> None:
         self.rows, self.records, self.errors = recovered.rows, recovered.records, recovered.errors
-        self._run_dir, self._schema = run, schema
+        self._paths, self._identity, self._schema = run, identity, schema
         self._layout = layout
         self._generations = dict(recovered.generations)
         self._committed = set(recovered.committed)
@@ -127,10 +128,10 @@ class Writer:
         """Closes, and declares the run complete in commits.jsonl. Raises RuntimeError where rows are not resolved."""
         self.close()
         if missing := sorted(set(range(self._layout.shards)) - self._committed):
-            raise RuntimeError(f"{self._run_dir.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
-        with room_on(self._run_dir.root):
-            if read_commits(self._run_dir).closing is None:
-                append_closing(self._run_dir, self.rows, self.records, self.errors)
+            raise RuntimeError(f"{self._paths.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
+        with room_on(self._paths.root):
+            if read_commits(self._paths).closing is None:
+                append_closing(self._paths, self.rows, self.records, self.errors)
 
     def _put(self, change: Callable[[], None]) -> None:
         self._raise_failure()
@@ -151,7 +152,7 @@ class Writer:
                 return
             if self._failure is None:
                 try:
-                    with room_on(self._run_dir.root):
+                    with room_on(self._paths.root):
                         change()
                 except BaseException as error:
                     self._failure = error
@@ -181,12 +182,12 @@ class Writer:
         if done := [sample for sample in records if shard.ledger.has(row, sample)]:
             raise ValueError(f"row {row}, sample {done[0]} is finished already")
         with self._settling(number, shard):
-            shard.hold(shard.results, [record | self._identity(position, sample) for sample, record in records.items()])
+            shard.hold(shard.results, [record | self._place_of(position, sample) for sample, record in records.items()])
             for sample in records:
                 shard.ledger.add_result(row, sample)
             self.records += len(records)
 
-    def _identity(self, position: int, sample: int) -> dict[str, int]:
+    def _place_of(self, position: int, sample: int) -> dict[str, int]:
         """The columns that tell a record from all others, those that the schema has."""
         found = {"row": self._layout.row_of(position), "round": self._layout.round_of(position), "sample": sample}
         return {name: value for name, value in found.items() if name in self._schema.names}
@@ -237,12 +238,12 @@ class Writer:
 
     def _commit(self, number: int, shard: _OpenShard) -> None:
         self._write_frames(number, shard)
-        commit_shard(self._run_dir, self._run_dir.identity, self._schema, shard.header, shard.base, shard.ledger)
+        commit_shard(self._paths, self._identity, self._schema, shard.header, shard.base, shard.ledger)
         self._committed.add(number)
         del self._open[number]
 
     def _write_frames(self, number: int, shard: _OpenShard) -> None:
-        path = self._run_dir.journal_of(number)
+        path = self._paths.journal_of(number)
         if not shard.begun:
             journal.begin(path, shard.header)
             shard.begun = True
@@ -263,7 +264,7 @@ class Writer:
     def _save(self, number: int, shard: _OpenShard) -> None:
         if not shard.synced:
             self._write_frames(number, shard)
-            journal.sync(self._run_dir.journal_of(number))
+            journal.sync(self._paths.journal_of(number))
             shard.synced = True
 
     def _save_the_rest(self) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from mlx_bulk.runner.files.atomic import read_lines
+from mlx_bulk.runner.files.checked_lines import read_lines
 
 from ..jobs.support.bench import ROWS, Bench, Record
 from ..jobs.support.drifted_runs import bench as bench

@@ -8,8 +8,7 @@ from mlx_bulk.configs.schema import JobConfig, ModelConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.models.checkpoint import find
 from mlx_bulk.runner.models.loader import size
-from mlx_bulk.runner.pipeline import run_spec as known
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import run_spec, session
 
 from ..checkpoints import PLENTY, write_quantized
 from ..jobs.support.bench import Bench
@@ -30,8 +29,8 @@ def make_memory_small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def small(_: JobConfig) -> int:
         return need - 1
 
-    monkeypatch.setattr(known, "memory_for", small)
-    monkeypatch.setattr(pipeline, "memory_for", small)
+    monkeypatch.setattr(run_spec, "memory_for", small)
+    monkeypatch.setattr(session, "memory_for", small)
 
 
 def noted(bench: Bench) -> list[bool]:

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.files.atomic import read_lines
+from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.runs.run_dir import RunDir
 
 from ..jobs.support.bench import ROWS, Bench, Record

@@ -9,10 +9,9 @@ from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.host_process import Orders, Outside, Supervisor
-from mlx_bulk.runner.files.atomic import read_lines
+from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.models.model_pool import Models
-from mlx_bulk.runner.pipeline import run_spec as known
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import run_spec, session
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.runs.summary import Summary
 
@@ -47,7 +46,7 @@ class Knowing(Supervisor):
 def run(bench: Bench, orders: Orders, start: Start, **sections: Any) -> tuple[Summary, Knowing]:
     config: Any = load(bench.write_config(rows=ROWS, **sections))
     supervisor = Knowing(orders)
-    return pipeline.run(config, KINDS["generate"], start, Outside(supervisor=supervisor), "nothing", Models()), supervisor
+    return session.run(config, KINDS["generate"], start, Outside(supervisor=supervisor), "nothing", Models()), supervisor
 
 
 def parts(bench: Bench) -> list[bytes]:
@@ -103,10 +102,10 @@ def test_rows_from_stdin_are_told_before_any_is_read(bench: Bench, monkeypatch: 
         told.append(list(supervisor.reading))
         raise DataError("read enough")
 
-    monkeypatch.setattr(known, "scan", scanned)
+    monkeypatch.setattr(run_spec, "scan", scanned)
     config: Any = load(bench.write_config(data={"path": ["-"]}))
     with pytest.raises(DataError, match="read enough"):
-        pipeline.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), "nothing", Models())
+        session.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), "nothing", Models())
     assert told == [[bench.root / "run"]]
 
 
@@ -114,5 +113,5 @@ def test_a_caller_who_asks_for_another_way_of_showing_is_told_so(bench: Bench):
     config: Any = load(bench.write_config(rows=ROWS))
     wrong: Any = True
     with pytest.raises(ValueError, match="show: found True; expected one of 'progress', 'json', 'nothing'"):
-        pipeline.run(config, KINDS["generate"], Start(), Outside(), wrong, Models())
+        session.run(config, KINDS["generate"], Start(), Outside(), wrong, Models())
     assert not (bench.root / "run").exists()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.runner.files.atomic import read_lines
 from mlx_bulk.runner.files.checked_json import read_document
+from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.layers.kernel_injection import restore
 
 from ..adapters import write_adapter

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.requests import Ids
-from mlx_bulk.runner.engine import prefix_kv as stems
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine import prefix_kv
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, Base
+from mlx_bulk.runner.engine.setup import Setup
 
 from ..checkpoints import write_checkpoint
 from ..jobs.support.bench import Bench, Done, Record
@@ -24,14 +24,14 @@ ECHO = {"prompt": True}
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prefixes that runs compute; those of the probe are shorter."""
     found: list[int] = []
-    right = stems.grown
+    right = prefix_kv.grown
 
     def counting(setup: Setup, ids: Ids, above: Base | None) -> Base:
         if len(ids) >= LEAST and above is None:
             found.append(len(ids))
         return right(setup, ids, above)
 
-    monkeypatch.setattr(stems, "grown", counting)
+    monkeypatch.setattr(prefix_kv, "grown", counting)
     return found
 
 

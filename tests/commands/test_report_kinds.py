@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.report.sweep_page import bits_of
 from mlx_bulk.jobs.report_data.speed_series import intervals
-from mlx_bulk.runner.files.atomic import append_line
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs.history import history
 from mlx_bulk.runner.store.paths import RunPaths
 

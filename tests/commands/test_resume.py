@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlx_bulk.runner.pipeline import run_spec as known
+from mlx_bulk.runner.pipeline import run_spec
 
 from ..jobs.support.bench import Bench, Done, Record, table_of
 
@@ -177,7 +177,7 @@ def test_a_signal_before_the_first_step_breaks_off_at_once(bench: Bench, monkeyp
         os.kill(os.getpid(), number)
         raise AssertionError("the signal was not taken")
 
-    monkeypatch.setattr(known, "scan", signalled)
+    monkeypatch.setattr(run_spec, "scan", signalled)
     done = bench.run()
     assert done.code == code
     assert done.stderr == "mlx-bulk: interrupted before the first step of this session; nothing was lost, the same command continues\n"

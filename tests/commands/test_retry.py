@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mlx_bulk.jobs.verify.verify import exit_code
 from mlx_bulk.runner.core.requests import Failure, Generated, Outcome
-from mlx_bulk.runner.files.atomic import sha256
+from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.pipeline.io_threads import Desk
 from mlx_bulk.runner.runs.audit import account
 from mlx_bulk.runner.runs.status import status

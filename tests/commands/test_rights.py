@@ -13,7 +13,7 @@ from time import time_ns
 
 import pytest
 import yaml
-from mlx_bulk.runner.files import hash_cache as hashes
+from mlx_bulk.runner.files import hash_cache
 from mlx_bulk.runner.runs.run_dir import RunDir
 
 from ..jobs.support.bench import Bench
@@ -52,8 +52,8 @@ def rights(*roots: Path) -> dict[str, int]:
 @pytest.mark.parametrize("bits", [0o027, 0o000])
 def test_everything_that_a_run_makes_has_the_users_umask(bench: Bench, model: Path, monkeypatch: pytest.MonkeyPatch, bits: int):
     copy = Path(shutil.copytree(model, bench.root / "model"))
-    monkeypatch.setattr(hashes, "REMEMBERED_BYTES", 0)
-    monkeypatch.setattr(hashes, "time_ns", lambda: time_ns() + 3600 * 10**9)  # the model is not written just now
+    monkeypatch.setattr(hash_cache, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(hash_cache, "time_ns", lambda: time_ns() + 3600 * 10**9)  # the model is not written just now
     monkeypatch.setenv("XDG_CACHE_HOME", str(bench.root / "cache"))
     rows = "".join(f'{{"q": "{text}"}}\n' for text in "abc") + "{\n"
     output = bench.root / "deep/run"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from mlx import nn
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.runner.models import model_pool as loaded
+from mlx_bulk.runner.models import model_pool
 from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.models.loader import Model
 from mlx_lm.models.base import create_attention_mask
@@ -157,7 +157,7 @@ def load_scale(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Mode
 @pytest.fixture
 def scale(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose model weighs its context."""
-    monkeypatch.setattr(loaded, "load", load_scale)
+    monkeypatch.setattr(model_pool, "load", load_scale)
     return bench
 
 

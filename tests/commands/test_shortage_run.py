@@ -4,11 +4,12 @@ import re
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.checks import engine_setup as fitting
+from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.core.requests import Failure, Outcome, Request
 from mlx_bulk.runner.engine import engine
-from mlx_bulk.runner.engine.prefill import Prefilled, Setup, prefill
-from mlx_bulk.runner.files.atomic import sha256
+from mlx_bulk.runner.engine.prefill import Prefilled, prefill
+from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.pipeline.io_threads import Desk
 
 from ..jobs.support.bench import Bench, Done, Record
@@ -72,7 +73,7 @@ def test_deterministic_batches_do_not_depend_on_the_memory_of_the_machine_that_c
         assert stopped.code == 5
         assert [path.name for path in (stopped.output / "journal").iterdir()] == ["00000000"]
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "kv_bytes", lambda *_, **__: 10_000)  # pyright: ignore
+        patch.setattr(engine_setup, "kv_bytes", lambda *_, **__: 10_000)  # pyright: ignore
         less = bench.run(rows=ROWS, **frozen)
     assert less.code == 6
     assert "row 2: " in less.last_line

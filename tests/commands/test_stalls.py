@@ -4,10 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.pipeline import heartbeat
-from mlx_bulk.runner.pipeline import io_threads as preparing
-from mlx_bulk.runner.pipeline import run_spec as known
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import heartbeat, io_threads, run_spec, session
 from mlx_bulk.runner.store import writer
 
 from ..jobs.support.bench import Bench, Record
@@ -36,7 +33,7 @@ def test_a_stall_is_told_whatever_it_is(bench: Bench, monkeypatch: pytest.Monkey
     disk, closing = "waiting for finished rows to be written", "writing the last records"
     said = Said(scanning, loading, disk, closing)
     owner: Any = writer.Writer
-    scan, fit, add, close = known.scan, pipeline.fit, owner._add, owner.close
+    scan, fit, add, close = run_spec.scan, session.fit, owner._add, owner.close
 
     def scanned(*arguments: Any) -> Any:
         said.wait(scanning)
@@ -56,10 +53,10 @@ def test_a_stall_is_told_whatever_it_is(bench: Bench, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(heartbeat, "log", said)
     monkeypatch.setattr(heartbeat, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(preparing, "OUTCOMES", 2)
+    monkeypatch.setattr(io_threads, "OUTCOMES", 2)
     monkeypatch.setattr(writer, "_QUEUE_ITEMS", 1)
-    monkeypatch.setattr(known, "scan", scanned)
-    monkeypatch.setattr(pipeline, "fit", fitted)
+    monkeypatch.setattr(run_spec, "scan", scanned)
+    monkeypatch.setattr(session, "fit", fitted)
     monkeypatch.setattr(owner, "_add", added)
     monkeypatch.setattr(owner, "close", closed)
     done = bench.run(rows=ROWS, batch={"rows": 24, "stall_seconds": 0.01})

@@ -14,7 +14,7 @@ from mlx_bulk.jobs.sweep import sweep
 from mlx_bulk.jobs.sweep.results_table import closing_table
 from mlx_bulk.runner.core.host_process import Outside
 from mlx_bulk.runner.files.folder_lock import lock
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import RunDir, Start
 
 from ..jobs.support.bench import ROWS, Bench
@@ -52,14 +52,14 @@ def test_a_cell_whose_base_changed_is_that_cells_failure_alone(bench: Bench):
 
 
 def test_any_exception_is_the_cells_own(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    real = pipeline.run
+    real = session.run
 
     def broken(config: Any, *rest: Any) -> Any:
         if config.data.limit == 1:
             raise RuntimeError("a library's fault")
         return real(config, *rest)
 
-    monkeypatch.setattr(pipeline, "run", broken)
+    monkeypatch.setattr(session, "run", broken)
     done = run(bench, matrix={"data.limit": [1, 2]})
     assert done.code == 5
     assert "[1] RuntimeError: a library's fault (exit code 5)" in done.stderr
@@ -134,14 +134,14 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
 
 
 def test_sigint_ends_the_sweep_with_its_code(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    real = pipeline.run
+    real = session.run
 
     def interrupted(config: Any, kind: Any, start: Any, stopped: Any, show: Any, models: Any) -> Any:
         summary = real(config, kind, start, stopped, show, models)
         os.kill(os.getpid(), signal.SIGINT)
         return summary
 
-    monkeypatch.setattr(pipeline, "run", interrupted)
+    monkeypatch.setattr(session, "run", interrupted)
     path = written(bench, base_of(bench), matrix={"data.limit": [1, 2, 3]})
     result = CliRunner().invoke(cli, ["run", str(path), "--no-supervised"])
     assert result.exit_code == 130
@@ -167,7 +167,7 @@ def test_an_overwritten_sweep_that_is_stopped_takes_no_old_run_for_its_own(bench
     cells = [bench.root / "out" / cell.name for cell in opened(path)]
     for cell in cells:  # something by which the old runs are known
         (cell / "metrics.jsonl").write_text("")
-    real = pipeline.run
+    real = session.run
 
     def interrupted(*arguments: Any) -> Any:
         summary = real(*arguments)
@@ -175,7 +175,7 @@ def test_an_overwritten_sweep_that_is_stopped_takes_no_old_run_for_its_own(bench
         return summary
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "run", interrupted)
+        patch.setattr(session, "run", interrupted)
         assert CliRunner().invoke(cli, ["run", str(path), "--no-supervised", "--overwrite"]).exit_code == 130
     assert [(cell / ".overwrite").exists() for cell in cells] == [False, True, True]
     done = bench.command(path)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.policy import Policy
-from mlx_bulk.runner.files.atomic import read_lines
 from mlx_bulk.runner.files.checked_json import read_document
+from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.policies.policy_store import PolicyStore
 from mlx_bulk.runner.store import journal
-from mlx_bulk.runner.store.part_file import read_results
 from mlx_bulk.runner.store.paths import RunPaths
+from mlx_bulk.runner.store.results import read_results
 
 from ..adapters import write_adapter
 from ..checkpoints import loaded

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from mlx_bulk.runner.store import journal
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import read_results
 from mlx_bulk.runner.store.paths import RunPaths
+from mlx_bulk.runner.store.results import read_results
 
 from .points import RECORD, Point
 from .tiny_runs import THOROUGH, TinyRun, parts

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
-from mlx_bulk.kernels import rope as rotation
+from mlx_bulk.kernels import rope
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.decoder_block import Block, Constants, Rooms, Weights
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ def case(s: Shape, offset: int | mx.array | None = None) -> Case:
     constants = Constants(s.width, s.width**-0.5, 1e-5, 2e-2, 1e-3, 1e-1, 0.5, s.neighbours)  # each another, so that none stands for one
     cached = [random(s.rows, s.kv, s.used, s.width) for _ in range(2)]
     x = random(s.rows, s.t, s.d)
-    weights = Weights(**arrays, frequencies=rotation.frequencies(2 * s.half, 100.0))
+    weights = Weights(**arrays, frequencies=rope.frequencies(2 * s.half, 100.0))
     return Case(weights, constants, x, cached[0], cached[1], s.used if offset is None else offset)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import decoder_block as block
-from mlx_bulk.kernels import native
+from mlx_bulk.kernels import decoder_block, native
 from mlx_bulk.kernels.attention import Mask
 from mlx_bulk.kernels.decoder_block import Block, Weights
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ ATOL = 1e-5  # of numbers around 1 to 4: rounding of five products in a row
 
 def check(c: Case, mask: Mask = None) -> None:
     """The output, what is written behind what is held, and that nothing else is."""
-    truth = [np.array(x) for x in block.reference(c.x, c.weights, c.constants, c.keys, c.values, c.offset, mask)]
+    truth = [np.array(x) for x in decoder_block.reference(c.x, c.weights, c.constants, c.keys, c.values, c.offset, mask)]
     out, *rooms = called(c, mask)
     used, t = c.keys.shape[2], c.x.shape[1]
     assert np.abs(truth[0]).max() > 1

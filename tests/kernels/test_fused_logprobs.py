@@ -5,8 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import fused_logprobs as product_scores
-from mlx_bulk.kernels import linear, logprobs, native
+from mlx_bulk.kernels import fused_logprobs, linear, logprobs, native
 from mlx_bulk.kernels.fused_logprobs import Product
 from mlx_bulk.kernels.logprobs import Scores
 from numpy.typing import NDArray
@@ -48,7 +47,7 @@ def test_bits_are_those_of_logits_that_are_kept(rows: int, vocabulary: int, dept
     targets[-2:] = 0, vocabulary - 1
     for bias in (None, normal(vocabulary)):
         of = product(normal(rows, depth), normal(vocabulary, depth, seed=1), bias)
-        assert_equal(product_scores.on_cpu(of, counts, targets, greedy=True), kept(of, at, targets))
+        assert_equal(fused_logprobs.on_cpu(of, counts, targets, greedy=True), kept(of, at, targets))
 
 
 def test_a_large_vocabulary_loses_no_precision():
@@ -59,10 +58,10 @@ def test_a_large_vocabulary_loses_no_precision():
     logits = x.astype(np.float64) @ weight.T.astype(np.float64)
     truth = logits[np.arange(rows), targets] - np.log(np.exp(logits).sum(axis=1))
     of = product(x, weight)
-    found = product_scores.on_cpu(of, np.ones(rows, np.intp), targets, greedy=True)
+    found = fused_logprobs.on_cpu(of, np.ones(rows, np.intp), targets, greedy=True)
     np.testing.assert_allclose(found.logprobs, truth, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(found.greedy, logits.argmax(axis=1) == targets)  # pyright: ignore[reportArgumentType]
-    reference = product_scores.reference(of, targets, greedy=True)
+    reference = fused_logprobs.reference(of, targets, greedy=True)
     np.testing.assert_allclose(found.logprobs, reference.logprobs, rtol=0, atol=3e-5)
     np.testing.assert_array_equal(found.greedy, reference.greedy)  # pyright: ignore[reportArgumentType]
 
@@ -71,9 +70,9 @@ def test_a_large_vocabulary_loses_no_precision():
 def test_a_row_without_numbers_comes_out_as_nan_and_spares_the_others(odd: float):
     x, weight = normal(40, 8), normal(600, 8, seed=1)
     targets, ones = np.arange(40, dtype=np.int32), np.ones(40, np.intp)
-    truth = product_scores.on_cpu(product(x, weight), ones, targets)
+    truth = fused_logprobs.on_cpu(product(x, weight), ones, targets)
     x[[3, 39], 2] = odd
-    found = product_scores.on_cpu(product(x, weight), ones, targets)
+    found = fused_logprobs.on_cpu(product(x, weight), ones, targets)
     assert np.isnan(found.logprobs[[3, 39]]).all()
     others = np.delete(np.arange(40), [3, 39])
     np.testing.assert_array_equal(found.logprobs[others], truth.logprobs[others])
@@ -86,7 +85,7 @@ def test_ids_that_a_bias_makes_no_numbers_of(ids: list[int], odd: float):
     bias[ids] = odd
     of = product(normal(7, 8), normal(600, 8, seed=1), bias)
     targets = np.array([0, 5, 255, 256, 511, 598, 599], np.int32)
-    found = product_scores.on_cpu(of, np.ones(7, np.intp), targets, greedy=True)
+    found = fused_logprobs.on_cpu(of, np.ones(7, np.intp), targets, greedy=True)
     assert_equal(found, kept(of, np.arange(7), targets))
     if odd == -np.inf and len(ids) < 600:
         np.testing.assert_array_equal(np.isneginf(found.logprobs), np.isin(targets, ids))
@@ -98,17 +97,17 @@ def test_equals_go_to_the_lower_id():
     weight = np.tile(normal(1, 8), (700, 1))
     of = product(np.abs(normal(5, 8)), weight)
     targets = np.array([0, 1, 0, 256, 699], np.int32)
-    assert product_scores.on_cpu(of, np.ones(5, np.intp), targets, greedy=True).greedy.tolist() == [True, False, True, False, False]  # pyright: ignore[reportOptionalMemberAccess]
+    assert fused_logprobs.on_cpu(of, np.ones(5, np.intp), targets, greedy=True).greedy.tolist() == [True, False, True, False, False]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @pytest.mark.parametrize(("field", "value"), [("x", mx.zeros((2, 8), mx.float16)), ("weight", mx.zeros((9, 7))), ("bias", mx.zeros(8))])
 def test_what_it_is_not_made_for_is_left_to_others(field: str, value: mx.array):
     given: dict[str, Any] = {"x": mx.zeros((2, 8)), "weight": mx.zeros((9, 8)), "bias": mx.zeros(9)}
-    assert product_scores.suits(Product(**given))
-    assert not product_scores.suits(Product(**(given | {field: value})))
+    assert fused_logprobs.suits(Product(**given))
+    assert not fused_logprobs.suits(Product(**(given | {field: value})))
 
 
 @pytest.mark.parametrize("target", [-1, 9])
 def test_a_target_that_is_no_column_is_an_error(target: int):
     with pytest.raises(IndexError, match="in logits of 9"):
-        product_scores.on_cpu(product(normal(2, 8), normal(9, 8)), np.ones(2, np.intp), np.array([0, target], np.int32))
+        fused_logprobs.on_cpu(product(normal(2, 8), normal(9, 8)), np.ones(2, np.intp), np.array([0, target], np.int32))

@@ -5,8 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import native
-from mlx_bulk.kernels import rope as rotation
+from mlx_bulk.kernels import native, rope
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
@@ -14,13 +13,13 @@ ATOL = 2e-6  # of values around 1: roundings of cosines and sines, and of two pr
 
 
 def both(x: mx.array, dims: int, offset: Any, base: float = 10000.0, scale: float = 1.0, neighbours: bool = False) -> list[Any]:
-    frequencies = rotation.frequencies(dims, base)
+    frequencies = rope.frequencies(dims, base)
     theirs = mx.fast.rope(x, dims, traditional=neighbours, base=base, scale=scale, offset=offset)
     return [
         np.array(y)
         for y in (
-            rotation.on_cpu(x, frequencies, offset, scale, neighbours),
-            rotation.reference(x, frequencies, offset, scale, neighbours),
+            rope.on_cpu(x, frequencies, offset, scale, neighbours),
+            rope.reference(x, frequencies, offset, scale, neighbours),
             theirs,
         )
     ]
@@ -67,10 +66,10 @@ def test_one_position_for_all_rows_is_that_of_each():
     [(64, 0), (7, 0), (16, 1.5), (16, True), (16, mx.array([1.0])), (16, mx.array([1, 2, 3])), (16, mx.array([[1], [2]]))],
 )
 def test_what_mlx_refuses_or_knows_better_does_not_suit(dims: int, offset: Any):
-    assert not rotation.suits(mx.zeros((2, 2, 3, 16)), dims, offset)
+    assert not rope.suits(mx.zeros((2, 2, 3, 16)), dims, offset)
 
 
 @pytest.mark.parametrize("offset", [0, mx.array(3), mx.array([3]), mx.array([3, 4])])
 def test_an_integer_for_all_or_one_a_row_suits(offset: Any):
-    assert rotation.suits(mx.zeros((2, 2, 3, 16)), 16, offset)
-    assert not rotation.suits(mx.zeros((2, 3, 16)), 16, offset)
+    assert rope.suits(mx.zeros((2, 2, 3, 16)), 16, offset)
+    assert not rope.suits(mx.zeros((2, 3, 16)), 16, offset)

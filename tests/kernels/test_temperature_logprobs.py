@@ -6,8 +6,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import sampling
-from mlx_bulk.kernels import temperature_logprobs as tempered
+from mlx_bulk.kernels import sampling, temperature_logprobs
 from mlx_bulk.kernels.logits_processors import Edits
 from mlx_bulk.kernels.sampling import Drawn, Parameters
 from mlx_bulk.runner.core.requests import Sampling
@@ -110,9 +109,9 @@ def test_both_versions_agree_at_a_large_vocabulary():
     ids, temperature = rng.integers(0, 152_000, 6).astype(np.int32), np.array([0, 0.3, 0.7, 1, 1.3, 2], np.float32)
     truth = x.astype(np.float64) / np.where(temperature == 0, 1, temperature)[:, None]
     truth = truth[np.arange(6), ids] - np.log(np.exp(truth - truth.max(1, keepdims=True)).sum(1)) - truth.max(1)
-    np.testing.assert_allclose(tempered.on_cpu(x, ids, temperature), truth, rtol=0, atol=2e-5)
-    np.testing.assert_allclose(np.array(tempered.reference(mx.array(x), mx.array(ids), temperature)), truth, rtol=0, atol=2e-5)
-    np.testing.assert_allclose(tempered.tempered(mx.array(x), ids, temperature), truth, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(temperature_logprobs.on_cpu(x, ids, temperature), truth, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(np.array(temperature_logprobs.reference(mx.array(x), mx.array(ids), temperature)), truth, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(temperature_logprobs.tempered(mx.array(x), ids, temperature), truth, rtol=0, atol=2e-5)
 
 
 def test_at_temperature_one_and_zero_they_are_the_models_own_to_the_bit():

@@ -13,7 +13,7 @@ from typing import Any
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import Wanted
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.models.checkpoint import find
 from mlx_bulk.runner.models.loader import Model, load
 

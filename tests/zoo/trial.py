@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import fresh
 from numpy.typing import NDArray
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from mlx_bulk.configs.load import load_eval
 from mlx_bulk.jobs.cli.main import cli
 
-TASKS = Path(__file__).parent / "tasks"
+TASKS = Path(__file__).parents[1] / "support" / "tasks"
 
 oracle = pytest.mark.oracle
 
@@ -218,8 +218,8 @@ def test_a_failure_inside_of_lm_eval_is_one_line(tmp_path: Path, model: Path):
 @oracle
 def test_lm_eval_s_own_command_line_runs_the_model(tmp_path: Path, model: Path):
     options = ["run", "--model", "mlx-bulk", "--model_args", f"pretrained={model}", "--tasks", str(TASKS / "sums.yaml"), "--limit", "2"]
-    # As `python -m mlx_bulk.jobs.harness.lm` does it, but for the tasks that lm-eval comes with.
-    module = "runpy.run_module('mlx_bulk.jobs.harness.lm', run_name='__main__', alter_sys=True)"
+    # As `python -m mlx_bulk.jobs.harness` does it, but for the tasks that lm-eval comes with.
+    module = "runpy.run_module('mlx_bulk.jobs.harness.__main__', run_name='__main__', alter_sys=True)"
     tasks = "lm_eval.tasks.TaskManager = functools.partial(lm_eval.tasks.TaskManager, include_defaults=False)"
     code = f"import functools, runpy, sys, lm_eval.tasks; {tasks}; sys.argv[1:] = {[*options, '--batch_size', 'auto']}; {module}"
     environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "datasets"), "HF_HUB_OFFLINE": "1"}

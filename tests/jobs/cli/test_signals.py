@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from mlx_bulk.jobs.cli import signals as stopping
+from mlx_bulk.jobs.cli import signals
 from mlx_bulk.jobs.cli.signals import Stop
 
 from ..support.bench import Bench, Record, table_of
@@ -22,7 +22,7 @@ from ..support.bench import Bench, Record, table_of
 PATIENCE = 60.0  # seconds after which a test that waits for a process has failed
 SOON = 0.2  # of grace, where the test is not about how long it is
 
-BLOCKING = Path(__file__).parent / "blocking.py"
+BLOCKING = Path(__file__).parents[1] / "support" / "blocking_rewards.py"
 STEP = "mlx_bulk.runner.engine.engine:Engine._step"
 ROWS: list[Record] = [{"q": "word " * (1 + 7 * row % 13)} for row in range(24)]
 JOB: dict[str, Any] = {"batch": {"rows": 4, "rows_per_shard": 64}, "output": {"fsync_seconds": 3600}}
@@ -65,7 +65,7 @@ def sessions(run: Path) -> list[dict[str, Any]]:
 
 
 def test_a_step_that_takes_for_ever_does_not_hold_up_the_end(bench: Bench):
-    with blocked(bench.write_config(rows=ROWS, **JOB), grace=stopping.GRACE_SECONDS) as child:
+    with blocked(bench.write_config(rows=ROWS, **JOB), grace=signals.GRACE_SECONDS) as child:
         code, said, seconds = child.ended(signal.SIGTERM)
     assert code == 143
     assert seconds < 5
@@ -153,11 +153,11 @@ def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):
 def test_what_was_there_before_is_there_again():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    wakeup, handlers = signal.set_wakeup_fd(writing), [signal.getsignal(number) for number in stopping.SIGNALS]
+    wakeup, handlers = signal.set_wakeup_fd(writing), [signal.getsignal(number) for number in signals.SIGNALS]
     try:
         with Stop():
             assert signal.getsignal(signal.SIGTERM) is not handlers[1]
-        assert [signal.getsignal(number) for number in stopping.SIGNALS] == handlers
+        assert [signal.getsignal(number) for number in signals.SIGNALS] == handlers
     finally:
         assert signal.set_wakeup_fd(wakeup) == writing
         os.close(reading)

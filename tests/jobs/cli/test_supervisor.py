@@ -23,7 +23,7 @@ from ...runner.pipeline.test_progress_display import heard
 from ..support.bench import Bench, Record, table_of
 
 PATIENCE = 60.0  # seconds after which a test that waits for a process has failed
-SIMULATED, ABORTING = (str(Path(__file__).with_name(name)) for name in ("simulated.py", "aborting.py"))
+SIMULATED, ABORTING = (str(Path(__file__).parents[1] / "support" / name) for name in ("simulated_scores.py", "aborting_jobs.py"))
 # Supervises the command behind it, in a process that signals can be sent to.
 SUPERVISOR = "import sys; from mlx_bulk.jobs.cli.supervisor import supervise; sys.exit(supervise(sys.argv[1:]))"
 ROWS: list[Record] = [{"q": "word " * (1 + row % 5)} for row in range(10)]

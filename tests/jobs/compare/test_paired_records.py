@@ -36,7 +36,7 @@ def write(folder: Path, schema: pa.Schema, records: Sequence[Record]) -> Path:
     rows = max((record["row"] for record in records), default=-1) + 1
     with RunDir.open(folder) as run:
         run.bind({"config": {}, "identity": {}, "inputs": {"limit": None, "sources": []}})
-        writer = Writer(run, schema, Layout(rows, 4), run.recover(Layout(rows, 4), schema), 5.0)
+        writer = Writer(run, run.identity, schema, Layout(rows, 4), run.recover(Layout(rows, 4), schema), 5.0)
         for row in range(rows):
             mine = [record for record in records if record["row"] == row]
             if not mine:

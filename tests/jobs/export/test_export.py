@@ -14,7 +14,7 @@ import pytest
 from click import Choice
 from datasets import load_dataset
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.jobs.export import table_writers as table_files
+from mlx_bulk.jobs.export import table_writers
 from mlx_bulk.jobs.export.export import FORMATS
 from mlx_bulk.runner.store.commit_log import read_commits
 from mlx_bulk.runner.store.paths import RunPaths
@@ -202,7 +202,7 @@ def test_a_failed_export_leaves_what_was_there(generated: Done, tmp_path: Path, 
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setitem(table_files.WRITERS, "jsonl", full)
+    monkeypatch.setitem(table_writers.WRITERS, "jsonl", full)
     (tmp_path / "out.jsonl").write_text("before")
     result = export(generated.output, "jsonl", tmp_path / "out.jsonl", "--overwrite", code=6)
     assert result.stderr.startswith(f"mlx-bulk: --to {tmp_path}/out.jsonl: cannot be written: [Errno 28] No space left on device")
@@ -213,7 +213,7 @@ def test_an_interrupted_export_leaves_nothing(generated: Done, tmp_path: Path, m
     def interrupted(file: Any, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(table_files.WRITERS, "csv", interrupted)
+    monkeypatch.setitem(table_writers.WRITERS, "csv", interrupted)
     result = export(generated.output, "csv", tmp_path / "out.csv", code=130)
     assert result.stderr == "mlx-bulk: interrupted; no file was left half written\n"
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from httpx2 import Request, Response
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from mlx_bulk.jobs.export import hub
-from mlx_bulk.runner.store.part_file import read_results
+from mlx_bulk.runner.store.results import read_results
 
 from ...runner.support.sessions import flip
 from ..support.bench import Bench, Done

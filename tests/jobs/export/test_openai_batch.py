@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from mlx_bulk.configs.schema import GenerateConfig
-from mlx_bulk.jobs.export import openai_batch as openai_lines
+from mlx_bulk.jobs.export import openai_batch
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
@@ -120,11 +120,11 @@ def test_a_row_that_failed_in_part_has_both_a_response_and_an_error(bench: Bench
     done = bench.run(sampling={"n": 3, "temperature": 1.0}, logprobs={"tokens": False})
     kept = done.table.to_batches()[0].slice(0, 3)
     failed = [{"row": 0, "key": "0", "sample": 1, "stage": "generate", "message": "no number"}]
-    monkeypatch.setattr(openai_lines, "read_results", lambda *_: iter([kept.take([0, 2])]))
-    monkeypatch.setattr(openai_lines, "read_errors", lambda *_: iter([kept.from_pylist(failed)]))
+    monkeypatch.setattr(openai_batch, "read_results", lambda *_: iter([kept.take([0, 2])]))
+    monkeypatch.setattr(openai_batch, "read_errors", lambda *_: iter([kept.from_pylist(failed)]))
     stored: dict[str, Any] = json.loads((done.output / "run.json").read_text())
     config = GenerateConfig.model_validate(stored["config"])
-    [line] = map(json.loads, openai_lines.openai_lines(done.output, stored, config, None))
+    [line] = map(json.loads, openai_batch.openai_lines(done.output, stored, config, None))
     assert [choice["index"] for choice in line["response"]["body"]["choices"]] == [0, 2]
     assert line["error"] == {"code": "generate", "message": "sample 1: no number"}
 

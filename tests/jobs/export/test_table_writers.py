@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.jobs.export import table_writers as table_files
+from mlx_bulk.jobs.export import table_writers
 from mlx_bulk.jobs.export.table_writers import WRITERS, Notes, portions, write_csv, write_jsonl, write_parquet
 
 from ..support.exported_runs import queried
@@ -61,7 +61,7 @@ def test_parquet_keeps_all_types_and_metadata():
 
 
 def test_parquet_has_bounded_row_groups_in_zstd(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(table_files, "ROW_GROUP_BYTES", 2 * BATCH.nbytes)
+    monkeypatch.setattr(table_writers, "ROW_GROUP_BYTES", 2 * BATCH.nbytes)
     about = pq.ParquetFile(io.BytesIO(written(write_parquet, *[BATCH] * 5)[0])).metadata
     assert [about.row_group(i).num_rows for i in range(about.num_row_groups)] == [6, 6, 3]
     assert about.row_group(0).column(0).compression == "ZSTD"

@@ -128,7 +128,7 @@ def test_logits_that_are_no_numbers_give_nan_and_say_so(model: Path, caplog: pyt
 
 
 def lm(model: Path, **arguments: Any) -> Any:
-    from mlx_bulk.jobs.harness.lm import BulkLM
+    from mlx_bulk.jobs.harness import BulkLM
 
     ours: Any = BulkLM
     return ours(pretrained=str(model), **arguments)

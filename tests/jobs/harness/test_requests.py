@@ -14,9 +14,9 @@ BOS = 99
 
 @pytest.fixture
 def cuts() -> ModuleType:
-    from mlx_bulk.jobs.harness import requests as harness_requests
+    from mlx_bulk.jobs.harness import requests
 
-    return harness_requests
+    return requests
 
 
 def asked(gen_kwargs: dict[str, Any], ids: int = 5, max_length: int = 64, **checkpoint: Any) -> Sampling:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mlx_bulk.configs.load import load
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.kinds import KINDS
-from mlx_bulk.jobs.report import svg as report_draw
+from mlx_bulk.jobs.report import svg
 from mlx_bulk.jobs.report.page import Card, Page, as_json, rendered
 from mlx_bulk.runner.core.host_process import Outside
 from mlx_bulk.runner.files.checked_json import write_document
@@ -245,8 +245,8 @@ def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypa
     ],
 )
 def test_what_hinders_it_hinders_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
-    monkeypatch.setattr(report_draw, "_DRAW", code)
-    monkeypatch.setattr(report_draw, "SECONDS", 1.0 if "threading" in code else 60.0)
+    monkeypatch.setattr(svg, "_DRAW", code)
+    monkeypatch.setattr(svg, "SECONDS", 1.0 if "threading" in code else 60.0)
     done = bench.run()
     assert done.code == 0
     assert f"report.html was not written: {why}" in done.stderr

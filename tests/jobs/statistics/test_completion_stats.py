@@ -42,7 +42,7 @@ def written(folder: Path, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
     """The statistics of a run whose rows have these records, a context of 10 and a max_tokens of 4."""
     with RunDir.open(folder) as run:
         run.bind({"config": {}, "identity": {}, "inputs": {"limit": None, "sources": []}})
-        writer = Writer(run, SCHEMA, Layout(len(rows), 2), run.recover(Layout(len(rows), 2), SCHEMA), 5.0)
+        writer = Writer(run, run.identity, SCHEMA, Layout(len(rows), 2), run.recover(Layout(len(rows), 2), SCHEMA), 5.0)
         for row, records in enumerate(rows):
             writer.admit(row, len(records))
             for sample, one in enumerate(records):

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.jobs.statistics.rollout_stats import pass_at_k, statistics
 from mlx_bulk.jobs.statistics.rollout_table import closing
+from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.store.part_file import DROP
 from mlx_bulk.runner.store.writer import Writer
 
 BARE = [("row", pa.int64()), ("round", pa.int32()), ("sample", pa.int32()), ("truncated", pa.bool_()), ("completion_tokens", pa.int32())]
@@ -54,7 +54,7 @@ def written(folder: Path, groups: Sequence[list[dict[str, Any]]], rounds: int = 
     layout = Layout(len(groups) // rounds, 2, rounds)
     with RunDir.open(folder) as run:
         run.bind({"identity": {}, "config": {"rounds": rounds}, "inputs": {"limit": None, "sources": []}})
-        writer = Writer(run, schema, layout, run.recover(layout, schema), 5.0)
+        writer = Writer(run, run.identity, schema, layout, run.recover(layout, schema), 5.0)
         for number, records in enumerate(groups):
             position = layout.position(number // layout.rows, number % layout.rows)
             if "dropped" in records[0]:

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from mlx_bulk.jobs.statistics.score_stats import KL_PERCENTILES
-from mlx_bulk.jobs.statistics.standard_errors import figures
+from mlx_bulk.runner.runs.summary import figures
 from numpy.typing import NDArray
 
 from ..support.score_runs import document, measured, overall, random_records

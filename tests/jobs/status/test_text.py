@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from mlx_bulk.jobs.status.text import duration, sparkline, status_as_text
-from mlx_bulk.jobs.terminal.tables import width_of
+from mlx_bulk.jobs.status.text import duration, status_as_text
+from mlx_bulk.jobs.terminal.tables import sparkline, width_of
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.status import status
 

@@ -27,7 +27,7 @@ class Pair:
 def pair(folder: Path) -> Pair:
     """Both models of a checkpoint, in float32 and in batches of four."""
     from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
-    from mlx_bulk.jobs.harness.lm import BulkLM
+    from mlx_bulk.jobs.harness import BulkLM
 
     hf: Any = HFLM
     theirs = hf(pretrained=str(folder), dtype="float32", device="cpu", batch_size=4)

@@ -7,7 +7,7 @@ from typing import Any
 from mlx_bulk.configs.rollout import RewardConfig
 from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.pool import Group, RewardPool
-from mlx_bulk.runner.pipeline.ratings import Ratings
+from mlx_bulk.runner.pipeline.job import Ratings
 
 PAIR = Group("1 + 1?", ["2", "3"], [[5, 1], [6, 1]], {"answer": "2", "level": 3})
 

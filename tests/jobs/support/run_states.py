@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.files.atomic import append_line
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.writer import Writer
@@ -36,7 +36,7 @@ def work(run: RunDir, done: range, failures: list[Failure] | None = None) -> Rec
     """Does rows, four to a shard, one sample each; what is done of a shard that is not is in its journal."""
     run.bind(RUN)
     recovered = run.recover(Layout(ROWS, 4), SCHEMA)
-    writer = Writer(run, SCHEMA, Layout(ROWS, 4), recovered, 0.0)
+    writer = Writer(run, run.identity, SCHEMA, Layout(ROWS, 4), recovered, 0.0)
     for row in done:
         writer.admit(row, 1)
         writer.add(row, 0, record(row, 0))

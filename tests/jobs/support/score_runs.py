@@ -11,7 +11,7 @@ import pyarrow as pa
 from mlx_bulk.configs.score import ScoreConfig
 from mlx_bulk.jobs.score.records import CHOICES, text_columns
 from mlx_bulk.jobs.statistics.score_stats import statistics
-from mlx_bulk.runner.files.atomic import sha256
+from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.store.commit_log import Commit, PartFile, append_commit
 from mlx_bulk.runner.store.paths import RunPaths
 

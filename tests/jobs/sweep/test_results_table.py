@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.jobs.sweep.results_table import closing_table, sweep_table
 from mlx_bulk.jobs.sweep.sweep import Ended
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import session
 
 from ...checkpoints import LLAMA, write_checkpoint
 from ...runner.support.sessions import flip
@@ -123,7 +123,7 @@ def test_what_a_reference_says_stands_before_what_follows_from_perplexity(bench:
 
 def test_each_cell_leaves_a_table_of_how_far_all_are(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     seen: list[list[tuple[str, int | None]]] = []
-    real = pipeline.run
+    real = session.run
 
     def looked(*arguments: Any) -> Any:
         if (bench.root / "out/sweep.arrow").exists():
@@ -131,7 +131,7 @@ def test_each_cell_leaves_a_table_of_how_far_all_are(bench: Bench, monkeypatch: 
             seen.append(list(zip(found.column("state").to_pylist(), found.column("exit_code").to_pylist(), strict=True)))
         return real(*arguments)
 
-    monkeypatch.setattr(pipeline, "run", looked)
+    monkeypatch.setattr(session, "run", looked)
     assert run(bench, matrix={"data.limit": [1, 2, 3]}).code == 0
     waiting, complete = ("waiting", None), ("complete", 0)
     assert seen == [[complete, waiting, waiting], [complete, complete, waiting]]

@@ -11,7 +11,7 @@ from mlx_bulk.configs.cells import Cell
 from mlx_bulk.configs.cells import cells as cells_of
 from mlx_bulk.configs.sweep import SweepConfig
 from mlx_bulk.jobs.sweep.sweep import in_loading_order
-from mlx_bulk.runner.models import model_pool as loaded
+from mlx_bulk.runner.models import model_pool
 
 from ...checkpoints import LLAMA, write_checkpoint
 from ..support.bench import Bench, table_of
@@ -26,13 +26,13 @@ def listed(bench: Bench) -> list[dict[str, Any]]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is loaded from here on, by path and precision."""
     seen: list[str] = []
-    real = loaded.load
+    real = model_pool.load
 
     def counted(config: Any, checkpoint: Any, memory: int) -> Any:
         seen.append(f"{Path(config.path).name} {config.dtype}")
         return real(config, checkpoint, memory)
 
-    monkeypatch.setattr(loaded, "load", counted)
+    monkeypatch.setattr(model_pool, "load", counted)
     return seen
 
 

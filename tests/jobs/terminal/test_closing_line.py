@@ -11,8 +11,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.runner.files import atomic as durable
-from mlx_bulk.runner.pipeline import crash_isolation as apart
+from mlx_bulk.runner.files import disk_space
+from mlx_bulk.runner.pipeline import crash_isolation
 from mlx_bulk.runner.pipeline import session as pipeline
 
 from ..support.bench import Bench
@@ -31,7 +31,7 @@ ONE_BY_ONE: dict[str, Any] = {"batch": {"rows": 1}}
 
 def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
     """The process sends itself SIGINT when the model has done its ``nth`` row."""
-    real, done = apart.outcomes, itertools.count(1)
+    real, done = crash_isolation.outcomes, itertools.count(1)
 
     def signalling(*arguments: Any) -> Iterator[Any]:
         for outcome in real(*arguments):
@@ -39,7 +39,7 @@ def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
             yield outcome
 
-    patch.setattr(apart, "outcomes", signalling)
+    patch.setattr(crash_isolation, "outcomes", signalling)
 
 
 def signal_in_statistics(patch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_a_volume_that_stays_full_costs_no_model_load(bench: Bench, monkeypatch:
     def load(*_: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(durable.shutil, "disk_usage", lambda volume: Usage(100 << 20, 99 << 20, 1 << 20))
+    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda volume: Usage(100 << 20, 99 << 20, 1 << 20))
     monkeypatch.setattr(pipeline, "fit", load)
     done = bench.run()
     assert done.code == 6

@@ -12,7 +12,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, Comparison, Difference, as_json, as_text
 from mlx_bulk.jobs.verify.verify import exit_code
-from mlx_bulk.runner.pipeline import stored_model as rescored_model
+from mlx_bulk.runner.pipeline import stored_model
 from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_bulk.runner.policies.policy_store import PolicyStore
 from mlx_bulk.runner.runs.audit import Account
@@ -141,12 +141,12 @@ def test_a_replay_of_two_versions_stays_within_the_bounds(bench: Bench):
 def test_a_replay_notices_other_weights(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     assert bench.run(sampling=FILTERED, batch={"deterministic": True, "rows": 3, "rows_per_shard": 3}).code == 0
 
-    def turned(run: rescored_model.RunModel) -> Iterator[tuple[str | None, str]]:
+    def turned(run: stored_model.RunModel) -> Iterator[tuple[str | None, str]]:
         network = run.model.network
         network.update({"lm_head": {"weight": network.lm_head.weight * (1 + 2.0**-12)}})
         yield None, "the model"
 
-    monkeypatch.setattr(rescored_model.RunModel, "policies", turned)
+    monkeypatch.setattr(stored_model.RunModel, "policies", turned)
     code, found = anew(bench, "--replay")
     assert (code, found["passed"]) == (5, False)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
-from mlx_bulk.runner.checks.engine_setup import fit, row_check
+from mlx_bulk.runner.checks.engine_setup import fit
+from mlx_bulk.runner.checks.row_limits import row_check
 from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.core.logprob_options import Wanted
 

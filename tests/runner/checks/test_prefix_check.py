@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
-from mlx_bulk.runner.checks import engine_setup as fitting
+from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.checks.capabilities import shown_by, trust
 from mlx_bulk.runner.checks.decode_check import Alone
 from mlx_bulk.runner.checks.engine_setup import fit, foreseen
@@ -140,7 +140,7 @@ def test_deterministic_mode_shares_nothing(checkpoint: Path):
 def test_what_the_twin_or_the_weights_refuse_is_not_taken(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
     model = loaded(checkpoint)
     assert trust(model).unshared == ""
-    monkeypatch.setattr(fitting, "refused_by_weights", lambda *_: "they differ")
+    monkeypatch.setattr(engine_setup, "refused_by_weights", lambda *_: "they differ")
     setup, _, about = fit(model, BatchConfig(), Wanted())
     assert not setup.shares
     assert about["probe"]["prefixes"] == {"shared": False, "reason": "they differ"}

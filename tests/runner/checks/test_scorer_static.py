@@ -8,8 +8,8 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import Wanted
-from mlx_bulk.runner.engine.prefill import Setup
 from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.engine.setup import Setup
 
 from ...checkpoints import DEMO, loaded
 from ..support.score_calls import TEXTS, Calls, as_bytes, ragged_choices, setup

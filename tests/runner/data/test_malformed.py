@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import BadRow, Row
-from mlx_bulk.runner.data.line_formats import UnreadableError, line_entries
+from mlx_bulk.runner.data.entry import UnreadableError
+from mlx_bulk.runner.data.line_formats import line_entries
 from mlx_bulk.runner.data.reader import read
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.data.sources import Source

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import Row
-from mlx_bulk.runner.data import reader
-from mlx_bulk.runner.data import table_formats as tables
+from mlx_bulk.runner.data import reader, table_formats
 from mlx_bulk.runner.data.reader import read
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.data.scan_result import Scan
@@ -55,7 +54,7 @@ def _ranges(cuts: list[int]) -> list[range]:
 def test_the_rows_that_are_wanted_are_those_of_all_rows(
     mixed: Scan, monkeypatch: pytest.MonkeyPatch, wanted: list[range], batch_rows: int
 ) -> None:
-    monkeypatch.setattr(tables, "BATCH_ROWS", batch_rows)
+    monkeypatch.setattr(table_formats, "BATCH_ROWS", batch_rows)
     config = DataConfig.model_validate(mixed.config)
     positions = [position for span in wanted for position in span]
     every = list(read(mixed, config, [range(150)]))

@@ -7,14 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
-from mlx_bulk.runner.layers import kv_cache as cache
+from mlx_bulk.runner.layers import cpu_blocks, kv_cache
 from mlx_bulk.runner.layers.kv_cache import Caches, fresh, passes, passing, widened
 from mlx_bulk.runner.layers.lm_head import Head
 from numpy.typing import NDArray
 
-from ..support import kernel_models as served
-from ..support import tiny
+from ..support import kernel_models, tiny
 from ..support.score_calls import TEXTS, setup
 from ..support.tiny import documents
 
@@ -26,7 +24,7 @@ LENGTHS = [64, 5, 30]
 
 @pytest.fixture(autouse=True)
 def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with served.originals(monkeypatch):
+    with kernel_models.originals(monkeypatch):
         yield
 
 
@@ -36,7 +34,7 @@ def tokens(*shape: int) -> mx.array:
 
 def fed(network: Any, caches: Caches | None) -> list[NDArray[np.float32]]:
     """Logits of rows of ``LENGTHS`` tokens, without their pads."""
-    with fast_blocks.tokens(LENGTHS):
+    with cpu_blocks.tokens(LENGTHS):
         logits = np.array(network(tokens(3, 64), cache=caches))
     return [logits[row, :n] for row, n in enumerate(LENGTHS)]
 
@@ -49,7 +47,7 @@ def held(layer: Any) -> NDArray[np.float32]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("front", [0, 1, 50])
 def test_logits_are_those_with_caches(name: str, front: int):
-    network = served.put(name)
+    network = kernel_models.put(name)
     assert passes(network)
     base = fresh(network, 1, padded=False)
     if front:
@@ -65,22 +63,22 @@ def test_logits_are_those_with_caches(name: str, front: int):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, monkeypatch: pytest.MonkeyPatch):
-    network = served.put(name)
+    network = kernel_models.put(name)
     base = fresh(network, 1, padded=False)
     network(tokens(1, 50), cache=base)
     truth = fed(network, widened(base, 3))
-    block = fast_blocks._block  # pyright: ignore[reportPrivateUsage]
+    block = cpu_blocks._block  # pyright: ignore[reportPrivateUsage]
     for refused in ([network.layers[1]], network.layers):
         monkeypatch.setattr(
-            fast_blocks, "_block", lambda layer, refused=refused: None if any(layer is one for one in refused) else block(layer)
+            cpu_blocks, "_block", lambda layer, refused=refused: None if any(layer is one for one in refused) else block(layer)
         )
         for ours, theirs in zip(fed(network, passing(base)), truth, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
 def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch):
-    network = served.put("llama")
-    monkeypatch.setattr(cache, "serves", lambda layer: layer is not network.layers[1])
+    network = kernel_models.put("llama")
+    monkeypatch.setattr(kv_cache, "serves", lambda layer: layer is not network.layers[1])
     assert not passes(network)
 
 
@@ -91,8 +89,8 @@ def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("static", [False, True])
 def test_documents_are_scored_without_caches(name: str, static: bool, monkeypatch: pytest.MonkeyPatch):
     truth = tiny.scored(setup(name), documents(TEXTS))
-    network = served.put(name)
-    monkeypatch.setattr(fast_blocks, "_hold", lambda *_: pytest.fail("a cache"))
+    network = kernel_models.put(name)
+    monkeypatch.setattr(cpu_blocks, "_hold", lambda *_: pytest.fail("a cache"))
     found = tiny.scored(setup(name, tokens=10_000, static=static, head=Head(network)), documents(TEXTS))
     assert_close(found, truth)
 
@@ -102,10 +100,10 @@ def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.Monke
     (prefix,), behind = tiny.prompts_of((40,)), tiny.prompts_of((20, 26, 3, 1, 22, 30), seed=1)
     texts = documents([prefix + text for text in behind])
     truth = tiny.scored(setup(name), texts)
-    network = served.put(name)
+    network = kernel_models.put(name)
     seen: list[int] = []
-    right = fast_blocks._passing  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(fast_blocks, "_passing", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
+    right = cpu_blocks._passing  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(cpu_blocks, "_passing", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
     monkeypatch.setattr("mlx_bulk.runner.engine.scorer.widened", lambda *_: pytest.fail("a copy"))
     assert_close(tiny.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
     assert set(seen) == {40}
@@ -114,8 +112,8 @@ def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.Monke
 def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch):
     texts = documents([text for text in TEXTS if len(text) >= 20])
     truth = tiny.scored(setup("llama"), texts)
-    network = served.put("llama")
-    monkeypatch.setattr(fast_blocks, "_passing", lambda *_: pytest.fail("no cache"))
+    network = kernel_models.put("llama")
+    monkeypatch.setattr(cpu_blocks, "_passing", lambda *_: pytest.fail("no cache"))
     assert_close(tiny.scored(setup("llama", tokens=16, head=Head(network)), texts), truth)
 
 

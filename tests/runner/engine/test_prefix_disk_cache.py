@@ -16,8 +16,9 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling
 from mlx_bulk.runner.engine import prefix_disk_cache as keeping
-from mlx_bulk.runner.engine.prefill import Setup, grown
+from mlx_bulk.runner.engine.prefill import grown
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, Base, PrefixCache
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import fresh
 from mlx_bulk.runner.models.loader import Model
 from numpy.typing import NDArray

@@ -12,8 +12,9 @@ from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.engine import prefill as prefilling
 from mlx_bulk.runner.engine import prefix_kv as keeping
 from mlx_bulk.runner.engine.engine import Engine
-from mlx_bulk.runner.engine.prefill import Setup
-from mlx_bulk.runner.scheduler.limits import Limits, Stem
+from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.scheduler.limits import Limits
+from mlx_bulk.runner.scheduler.request_queue import Stem
 
 from ..support.shared_prompts import DOCUMENTS, OTHERS, SYSTEM, TAILS, naive, prompts, requests
 from ..support.small_memory import Refuses, Tight, cached

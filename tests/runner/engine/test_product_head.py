@@ -7,17 +7,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx_bulk.kernels import fused_logprobs as product_scores
-from mlx_bulk.kernels import native
+from mlx_bulk.kernels import fused_logprobs, native
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.logprob_options import Wanted
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.cpu_layers import FastLinear
 from mlx_bulk.runner.layers.lm_head import Head, Whole
 from numpy.typing import NDArray
 
-from ..support import kernel_models as served
-from ..support import tiny
+from ..support import kernel_models, tiny
 from ..support.score_calls import TEXTS, setup
 from ..support.tiny import documents
 
@@ -28,22 +26,22 @@ STATES = np.random.default_rng(0).normal(0, 1, (5, 64)).astype(np.float32)
 
 @pytest.fixture(autouse=True)
 def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with served.originals(monkeypatch):
+    with kernel_models.originals(monkeypatch):
         yield
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_what_is_named_is_the_logits_product(name: str):
-    head = Head(served.put(name))
+    head = Head(kernel_models.put(name))
     found = head.product(mx.array(STATES))
     assert found is not None
     assert found.x.shape == (5, 64)
-    logits = product_scores.linear.reference(found.x, found.weight, found.bias)
+    logits = fused_logprobs.linear.reference(found.x, found.weight, found.bias)
     np.testing.assert_allclose(np.array(logits), np.array(head.logits(mx.array(STATES))), rtol=0, atol=3e-5)
 
 
 def test_logits_that_are_capped_are_no_product():
-    network = served.put("gemma2")
+    network = kernel_models.put("gemma2")
     assert Head(network).product(mx.array(STATES)) is None
 
 
@@ -52,7 +50,7 @@ def test_layers_of_mlx_name_nothing():
 
 
 def test_logits_that_stand_before_are_no_product():
-    assert Whole(served.put("llama")).product(mx.zeros((5, tiny.VOCABULARY))) is None
+    assert Whole(kernel_models.put("llama")).product(mx.zeros((5, tiny.VOCABULARY))) is None
 
 
 class Biased(nn.Module):
@@ -119,7 +117,7 @@ def test_a_state_that_is_none_says_nothing_of_the_next():
     ],
 )
 def test_figures_that_take_all_logits_get_them(wanted: Wanted, taken: bool):
-    product = Head(served.put("llama")).product(mx.array(STATES))
+    product = Head(kernel_models.put("llama")).product(mx.array(STATES))
     assert product is not None
     targets = np.arange(5, dtype=np.int32)
     found = wanted.of_product(product, np.ones(5, np.intp), targets)
@@ -127,7 +125,7 @@ def test_figures_that_take_all_logits_get_them(wanted: Wanted, taken: bool):
         assert found is None
         return
     assert found is not None
-    truth = wanted.scores(product_scores.linear.on_cpu(product.x, product.weight), targets)
+    truth = wanted.scores(fused_logprobs.linear.on_cpu(product.x, product.weight), targets)
     for name in Scores.__slots__:
         np.testing.assert_array_equal(getattr(found, name), getattr(truth, name))
 
@@ -142,7 +140,7 @@ def scored(of: Setup) -> list[NDArray[np.float32]]:
 @pytest.mark.parametrize("static", [False, True])
 def test_documents_are_scored_without_logits(static: bool, monkeypatch: pytest.MonkeyPatch):
     truth = scored(setup("llama"))
-    network = served.put("llama")
+    network = kernel_models.put("llama")
     right, seen = Head.logits, list[int]()
     monkeypatch.setattr(Head, "logits", lambda self, states: seen.append(states.shape[0]) or right(self, states))
     for ours, theirs in zip(scored(setup("llama", static=static, head=Head(network))), truth, strict=True):

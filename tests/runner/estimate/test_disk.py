@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.runner.estimate import survey as plan_rows
+from mlx_bulk.runner.estimate import survey
 
 from ...jobs.support.bench import Bench
 
@@ -60,5 +60,5 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_plan_knows_the_size_of(job: dict[str, Any], bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan_rows, "KEPT", 50)  # of 100 rows: those weighed stand for the others
+    monkeypatch.setattr(survey, "KEPT", 50)  # of 100 rows: those weighed stand for the others
     check(bench, job)

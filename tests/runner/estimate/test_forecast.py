@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.engine import Progress
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.interface import Progress
 from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.estimate.forecast import Work, asked, decoding, scoring
 
 from ..support.score_calls import ragged_choices

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.runner.estimate import survey as plan_rows
+from mlx_bulk.runner.estimate import survey
 from mlx_bulk.runner.estimate.survey import sampled, window_rows
 
 from ...jobs.support.bench import ROWS, Bench
@@ -159,8 +159,8 @@ def test_a_large_input_is_sampled_in_whole_windows(bench: Bench, monkeypatch: py
     rows = [{"q": "one two three " * (1 + i % 5)} for i in range(400)]
     config = bench.write_config(rows, batch={"rows_per_shard": 10}, sampling={"ignore_eos": True, "max_tokens": 3})
     whole = plan(config)
-    monkeypatch.setattr(plan_rows, "WINDOW_ROWS", 20)
-    monkeypatch.setattr(plan_rows, "SAMPLED_ROWS", 100)
+    monkeypatch.setattr(survey, "WINDOW_ROWS", 20)
+    monkeypatch.setattr(survey, "SAMPLED_ROWS", 100)
     part = plan(config)
     assert (part["rows"], part["rows_read"]) == (400, 100)
     for name in ("sum", "mean", "max"):

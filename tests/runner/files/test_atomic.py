@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.configs.errors import BulkError
 from mlx_bulk.runner.core.errors import OutOfRoom, RunDirError
-from mlx_bulk.runner.files import atomic as durable
+from mlx_bulk.runner.files import atomic, checked_lines, disk_space
 
 VALUES = [{"shard": 0, "name": "é\n\u2028"}, {}, {"shard": 2, "nested": {"a": [1, None, 2.5]}}]
 
 
 def write(path: Path) -> bytes:
     for value in VALUES:
-        durable.append_line(path, value)
+        checked_lines.append_line(path, value)
     return path.read_bytes()
 
 
 def test_lines_round_trip(tmp_path: Path):
     content = write(tmp_path / "lines")
-    assert durable.read_lines(tmp_path / "lines") == VALUES
+    assert checked_lines.read_lines(tmp_path / "lines") == VALUES
     assert content.count(b"\n") == len(VALUES)
-    assert durable.read_lines(tmp_path / "missing") == []
+    assert checked_lines.read_lines(tmp_path / "missing") == []
 
 
 def test_a_torn_tail_is_left_by_reading_and_cut_by_salvaging(tmp_path: Path):
@@ -35,13 +35,13 @@ def test_a_torn_tail_is_left_by_reading_and_cut_by_salvaging(tmp_path: Path):
     for length in range(len(content) + 1):
         whole = sum(end <= length for end in ends)
         path.write_bytes(content[:length])
-        assert durable.read_lines(path) == VALUES[:whole]
+        assert checked_lines.read_lines(path) == VALUES[:whole]
         assert path.stat().st_size == length
-        assert durable.damaged_lines(path) == []
-        assert durable.salvage_lines(path) == (VALUES[:whole], 0)
+        assert checked_lines.damaged_lines(path) == []
+        assert checked_lines.salvage_lines(path) == (VALUES[:whole], 0)
         assert path.stat().st_size == ([0, *ends])[whole]
-        durable.append_line(path, {"after": 1})
-        assert durable.read_lines(path) == [*VALUES[:whole], {"after": 1}]
+        checked_lines.append_line(path, {"after": 1})
+        assert checked_lines.read_lines(path) == [*VALUES[:whole], {"after": 1}]
 
 
 @given(st.data())
@@ -50,12 +50,12 @@ def test_a_flipped_bit_never_passes_for_a_value(tmp_path_factory: pytest.TempPat
     content = bytearray(write(path))
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(content)
-    found = durable.read_lines(path)
+    found = checked_lines.read_lines(path)
     assert len(found) in (1, 2)  # two lines are lost where the flip was in the end of the first
     assert [value for value in VALUES if value in found] == found
-    assert durable.salvage_lines(path)[0] == found
-    durable.append_line(path, {"after": 1})
-    assert durable.salvage_lines(path) == ([*found, {"after": 1}], 0)
+    assert checked_lines.salvage_lines(path)[0] == found
+    checked_lines.append_line(path, {"after": 1})
+    assert checked_lines.salvage_lines(path) == ([*found, {"after": 1}], 0)
 
 
 def test_damaged_lines_are_taken_out_and_the_file_is_kept_beside(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -64,11 +64,11 @@ def test_damaged_lines_are_taken_out_and_the_file_is_kept_beside(tmp_path: Path,
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = b"".join([lines[0], lines[1].replace(b"check", b"chuck"), b"\xff\r\n", lines[2]])
     path.write_bytes(damaged)
-    assert durable.read_lines(path) == [VALUES[0], VALUES[2]]
-    assert durable.damaged_lines(path) == [2, 3]
+    assert checked_lines.read_lines(path) == [VALUES[0], VALUES[2]]
+    assert checked_lines.damaged_lines(path) == [2, 3]
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
-        assert durable.salvage_lines(path) == ([VALUES[0], VALUES[2]], 2)
-        assert durable.salvage_lines(path) == ([VALUES[0], VALUES[2]], 0)
+        assert checked_lines.salvage_lines(path) == ([VALUES[0], VALUES[2]], 2)
+        assert checked_lines.salvage_lines(path) == ([VALUES[0], VALUES[2]], 0)
     assert caplog.messages == [
         f"{path}: 2 damaged lines (their checksums do not fit) are taken out; the file as it was is commits.jsonl.damaged"
     ]
@@ -78,9 +78,9 @@ def test_damaged_lines_are_taken_out_and_the_file_is_kept_beside(tmp_path: Path,
 
 def test_a_line_refuses_what_it_could_not_give_back(tmp_path: Path):
     with pytest.raises(ValueError, match="check"):
-        durable.append_line(tmp_path / "lines", {"check": 1})
+        checked_lines.append_line(tmp_path / "lines", {"check": 1})
     with pytest.raises(ValueError, match="JSON"):
-        durable.append_line(tmp_path / "lines", {"loss": float("nan")})
+        checked_lines.append_line(tmp_path / "lines", {"loss": float("nan")})
     assert not (tmp_path / "lines").exists()
 
 
@@ -96,16 +96,16 @@ def test_a_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: 
         return real(descriptor, piece[:3])
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OutOfRoom, match=r"volume .+ has [\d.,]+ MB free"), durable.room_on(tmp_path):
-        durable.append_line(path, {"shard": 3})
+    with pytest.raises(OutOfRoom, match=r"volume .+ has [\d.,]+ MB free"), disk_space.room_on(tmp_path):
+        checked_lines.append_line(path, {"shard": 3})
     assert calls
     assert path.read_bytes() == content
 
 
 def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path):
-    with pytest.raises(FileNotFoundError), durable.room_on(tmp_path):
+    with pytest.raises(FileNotFoundError), disk_space.room_on(tmp_path):
         (tmp_path / "missing").read_bytes()
-    with pytest.raises(PermissionError), durable.room_on(tmp_path / "run"):
+    with pytest.raises(PermissionError), disk_space.room_on(tmp_path / "run"):
         raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "weights"))
 
 
@@ -119,7 +119,7 @@ def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path):
     ],
 )
 def test_what_may_not_be_written_is_named_with_the_way_out(tmp_path: Path, number: int, kind: type[BulkError], code: int, said: str):
-    with pytest.raises(kind) as caught, durable.room_on(tmp_path):
+    with pytest.raises(kind) as caught, disk_space.room_on(tmp_path):
         raise OSError(number, os.strerror(number), str(tmp_path / "results"))
     assert caught.value.exit_code == code
     assert str(caught.value).startswith(f"{tmp_path}/results: ")
@@ -128,18 +128,18 @@ def test_what_may_not_be_written_is_named_with_the_way_out(tmp_path: Path, numbe
 
 def test_atomic_write_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "run.json"
-    durable.atomic_write(path, b"old")
+    atomic.atomic_write(path, b"old")
     (tmp_path / ".run.json.tmp").write_bytes(b"left by a killed process, longer than what comes")
-    durable.atomic_write(path, b"new")
+    atomic.atomic_write(path, b"new")
     assert path.read_bytes() == b"new"
 
     def failing(descriptor: int) -> None:
         raise OSError(errno.EIO, f"descriptor {descriptor}")
 
     monkeypatch.setattr(os, "fsync", failing)
-    monkeypatch.setattr(durable.sys, "platform", "linux")
+    monkeypatch.setattr(atomic.sys, "platform", "linux")
     with pytest.raises(OSError, match="descriptor"):
-        durable.atomic_write(path, b"newer")
+        atomic.atomic_write(path, b"newer")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -147,8 +147,8 @@ def test_atomic_write_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
 def test_files_follow_the_users_umask(tmp_path: Path):
     before = os.umask(0o027)
     try:
-        durable.atomic_write(tmp_path / "a", b"")
-        durable.append_bytes(tmp_path / "b", b"x")
+        atomic.atomic_write(tmp_path / "a", b"")
+        atomic.append_bytes(tmp_path / "b", b"x")
     finally:
         os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [0o640, 0o640]
@@ -158,15 +158,15 @@ def test_salvaging_says_what_it_cut(tmp_path: Path, caplog: pytest.LogCaptureFix
     path = tmp_path / "lines"
     path.write_bytes(write(path) + b'{"torn')
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
-        durable.salvage_lines(path)
+        checked_lines.salvage_lines(path)
     assert caplog.messages == [f"{path}: cut off 6 bytes behind the last whole line"]
 
 
 def test_writers_without_a_lock_do_not_write_into_each_others_file(tmp_path: Path):
     path = tmp_path / "page"
-    with durable.replacing(path, ".1") as first:
+    with atomic.replacing(path, ".1") as first:
         first.write(b"one")
-        durable.atomic_write(path, b"another", ".2")
+        atomic.atomic_write(path, b"another", ".2")
         first.write(b" whole")
     assert path.read_bytes() == b"one whole"
     assert [file.name for file in tmp_path.iterdir()] == ["page"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.runner.core.errors import RunDirError
-from mlx_bulk.runner.files import folder_lock as locking
+from mlx_bulk.runner.files import folder_lock
 from mlx_bulk.runner.files.folder_lock import holder, lock, refuse_strangers, unlock
 
 MARK = "mlx-bulk run"
@@ -69,7 +69,7 @@ def test_a_holder_whose_words_are_damaged_is_one_all_the_same(tmp_path: Path):
 def test_a_look_in_the_same_moment_does_not_refuse_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     looking = os.open(tmp_path / ".lock", os.O_RDONLY | os.O_CREAT)
     fcntl.flock(looking, fcntl.LOCK_SH)
-    monkeypatch.setattr(locking, "sleep", lambda _: os.close(looking))  # the look is over by then
+    monkeypatch.setattr(folder_lock, "sleep", lambda _: os.close(looking))  # the look is over by then
     held = lock(tmp_path, MARK)
     assert holder(tmp_path) is not None
     unlock(held)
@@ -125,7 +125,7 @@ def test_a_volume_without_locks_is_one_clear_line(tmp_path: Path, monkeypatch: p
 def test_a_start_that_stops_while_it_signs_leaves_the_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str):
     (tmp_path / "results").mkdir()
     unlock(lock(tmp_path, MARK))
-    monkeypatch.setattr(locking.socket, "gethostname", lambda: "h")  # shorter words than those that stand there
+    monkeypatch.setattr(folder_lock.socket, "gethostname", lambda: "h")  # shorter words than those that stand there
 
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import time_ns
 
 import pytest
-from mlx_bulk.runner.files import hash_cache as hashes
+from mlx_bulk.runner.files import hash_cache
 from mlx_bulk.runner.files.hash_cache import file_sha256
 
 LONG_AGO = 10**18  # ns since 1970
@@ -28,9 +28,9 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return of(path.read_bytes())
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(hashes, "REMEMBERED_BYTES", 0)
-    monkeypatch.setattr(hashes, "sha256", counted)
-    monkeypatch.setattr(hashes, "time_ns", lambda: LATER)
+    monkeypatch.setattr(hash_cache, "REMEMBERED_BYTES", 0)
+    monkeypatch.setattr(hash_cache, "sha256", counted)
+    monkeypatch.setattr(hash_cache, "time_ns", lambda: LATER)
     return found
 
 
@@ -50,7 +50,7 @@ def test_a_large_file_is_read_once(tmp_path: Path, reads: list[Path]):
 
 def test_a_small_file_is_read_each_time(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
     path = write(tmp_path / "a", b"weights")
-    monkeypatch.setattr(hashes, "REMEMBERED_BYTES", 8)
+    monkeypatch.setattr(hash_cache, "REMEMBERED_BYTES", 8)
     assert [file_sha256(path), file_sha256(path)] == [of(b"weights")] * 2
     assert reads == [path, path]
     assert not (tmp_path / "cache").exists()
@@ -76,20 +76,20 @@ def test_a_changed_file_is_read_again(tmp_path: Path, reads: list[Path], change:
 def test_a_file_written_just_now_is_not_remembered(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
     """It may be written again under the same times, as some file systems count in two seconds."""
     path = write(tmp_path / "a", b"weights")
-    monkeypatch.setattr(hashes, "time_ns", lambda: path.stat().st_ctime_ns + 1_900_000_000)
+    monkeypatch.setattr(hash_cache, "time_ns", lambda: path.stat().st_ctime_ns + 1_900_000_000)
     assert file_sha256(path) == of(b"weights")
     inode = path.stat().st_ino
     write(path, b"other!!")
     assert path.stat().st_ino == inode
     assert file_sha256(path) == of(b"other!!")
-    monkeypatch.setattr(hashes, "time_ns", lambda: path.stat().st_ctime_ns + 2_100_000_000)
+    monkeypatch.setattr(hash_cache, "time_ns", lambda: path.stat().st_ctime_ns + 2_100_000_000)
     assert [file_sha256(path), file_sha256(path)] == [of(b"other!!")] * 2
     assert len(reads) == 3
 
 
 def test_a_file_written_while_it_is_read_is_not_remembered(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
     path = write(tmp_path / "a", b"weights")
-    counted = hashes.sha256
+    counted = hash_cache.sha256
 
     def written_meanwhile(place: Path) -> str:
         found = counted(place)
@@ -97,7 +97,7 @@ def test_a_file_written_while_it_is_read_is_not_remembered(tmp_path: Path, reads
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(hashes, "sha256", written_meanwhile)
+        patch.setattr(hash_cache, "sha256", written_meanwhile)
         file_sha256(path)
     assert file_sha256(path) == of(b"other!!")
     assert len(reads) == 2
@@ -117,7 +117,7 @@ def test_a_damaged_memory_is_not_believed(tmp_path: Path, reads: list[Path], con
 
 def test_what_another_process_remembers_meanwhile_is_kept(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
     mine, theirs = write(tmp_path / "mine", b"weights"), write(tmp_path / "theirs", b"adapter")
-    counted = hashes.sha256
+    counted = hash_cache.sha256
 
     def interrupted(place: Path) -> str:
         if place == mine:
@@ -125,7 +125,7 @@ def test_what_another_process_remembers_meanwhile_is_kept(tmp_path: Path, reads:
         return counted(place)
 
     with monkeypatch.context() as patch:
-        patch.setattr(hashes, "sha256", interrupted)
+        patch.setattr(hash_cache, "sha256", interrupted)
         file_sha256(mine)
     reads.clear()
     assert (file_sha256(mine), file_sha256(theirs)) == (of(b"weights"), of(b"adapter"))

@@ -10,8 +10,7 @@ from mlx import nn
 from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
-from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
-from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
 from mlx_bulk.runner.layers.kv_cache import fresh
 from mlx_bulk.runner.layers.layer_patching import take_off
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -95,9 +94,9 @@ def test_a_network_that_trains_has_mlx_s_gradients(both: Both):
 
     both.call(ids(2, 8), both.caches(2, padded=False))
     both.each(lambda network: network.train())
-    fast_layers.taken.clear()
+    cpu_layers.taken.clear()
     truth, found = (dict(tree_flatten(value_and_grad(each, loss)(each, ids(2, 12))[1])) for each in both.networks)
-    assert not fast_layers.taken
+    assert not cpu_layers.taken
     for name, gradient in truth.items():
         np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-4 * float(mx.abs(gradient).max()))
     both.each(lambda network: network.eval())
@@ -113,18 +112,18 @@ def test_what_mlx_compiles_is_mlx_s(both: Both):
             caches = fresh(each, 2, padded=False)
             return mx.concatenate([each(tokens, cache=caches), each(tokens[:, :1], cache=caches)], axis=1)
 
-        fast_layers.taken.clear()
+        cpu_layers.taken.clear()
         results.append(mx.compile(call)(ids(2, 5)))
-        assert not fast_layers.taken
+        assert not cpu_layers.taken
     close(results[1], results[0])
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_half_precision_is_mlx_s_to_the_bit(both: Both, dtype: mx.Dtype):
     both.each(lambda network: network.set_dtype(dtype))
-    fast_layers.taken.clear()
+    cpu_layers.taken.clear()
     truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)
-    assert not fast_layers.taken
+    assert not cpu_layers.taken
     assert mx.array_equal(truth, found)
     both.each(lambda network: network.model.embed_tokens.set_dtype(mx.float32))  # float32 goes in, weights stay
     truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)
@@ -149,7 +148,7 @@ def test_a_projection_of_another_class_is_its_own(both: Both):
 def test_nothing_of_the_weights_is_held_once_the_classes_are_taken_off(both: Both):
     both.call(ids(1, 3), both.caches(1, padded=False))
     fast = both.networks[1]
-    assert all(fast_blocks.MADE in vars(layer) for layer in fast.model.layers)
+    assert all(cpu_blocks.MADE in vars(layer) for layer in fast.model.layers)
     take_off(fast)
-    assert not any(fast_blocks.MADE in vars(layer) for layer in fast.model.layers)
+    assert not any(cpu_blocks.MADE in vars(layer) for layer in fast.model.layers)
     both.call(ids(1, 3), both.caches(1, padded=False), fast=False)

@@ -10,8 +10,7 @@ from mlx import nn
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten
 from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
-from mlx_bulk.runner.layers import cpu_layers as fast_layers
+from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -38,7 +37,7 @@ def test_a_layer_that_trains_has_gradients():
         return value_and_grad(layer, loss)(x)[1]["weight"]
 
     truth = gradient()
-    layer.__class__ = fast_layers.FastLinear
+    layer.__class__ = cpu_layers.FastLinear
     np.testing.assert_allclose(gradient(), truth, rtol=1e-5)
 
 
@@ -59,7 +58,7 @@ def test_what_mlx_compiles_is_computed_by_mlx():
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest.MonkeyPatch, tied: bool):
-    monkeypatch.setattr(fast_layers, "VOCABULARY", tiny.VOCABULARY)
+    monkeypatch.setattr(cpu_layers, "VOCABULARY", tiny.VOCABULARY)
     network = llama.Model(llama.ModelArgs.from_dict({**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied})).eval()
     substitute(network, tiny.VOCABULARY, None)
     widths: list[int] = []
@@ -70,11 +69,11 @@ def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest
         return right(x, weight, bias)
 
     monkeypatch.setattr(linear, "on_cpu", counted)
-    with fast_blocks.parts():
+    with cpu_blocks.parts():
         named = network(mx.array([[1, 2, 3]]))
     assert widths
     assert tiny.VOCABULARY not in widths
-    with fast_layers.all_read():
+    with cpu_layers.all_read():
         read = network(mx.array([[1, 2, 3]]))
     assert tiny.VOCABULARY in widths
     np.testing.assert_allclose(named, read, rtol=0, atol=1e-4)

@@ -13,8 +13,7 @@ import pytest
 from mlx import nn
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import attention, native
-from mlx_bulk.runner.layers import cpu_layers as fast_layers
-from mlx_bulk.runner.layers import kernel_injection as substitutes
+from mlx_bulk.runner.layers import cpu_layers, kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.models.checkpoint import find
 from mlx_bulk.runner.models.loader import load
@@ -132,9 +131,9 @@ def test_what_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 def test_small_networks_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
     network = tiny.build("llama")
-    monkeypatch.setattr(substitutes, "LEAST", get_total_parameters(network) + 1)
+    monkeypatch.setattr(kernel_injection, "LEAST", get_total_parameters(network) + 1)
     assert substitute(network, tiny.VOCABULARY, None) == ()
-    monkeypatch.setattr(substitutes, "LEAST", get_total_parameters(network))
+    monkeypatch.setattr(kernel_injection, "LEAST", get_total_parameters(network))
     assert substitute(network, tiny.VOCABULARY, None) == USED["llama"]
 
 
@@ -162,19 +161,19 @@ def test_layers_are_put_back():
     network = tiny.build("llama")
     classes = [type(layer) for _, layer in network.named_modules()]
     put("llama")
-    assert type(network.model.layers[0].mlp.up_proj) is fast_layers.FastLinear
-    assert type(network.model.embed_tokens) is fast_layers.FastEmbedding
-    substitutes.restore(network)
+    assert type(network.model.layers[0].mlp.up_proj) is cpu_layers.FastLinear
+    assert type(network.model.embed_tokens) is cpu_layers.FastEmbedding
+    kernel_injection.restore(network)
     assert [type(layer) for _, layer in network.named_modules()] == classes
 
 
 def test_only_inside_a_block():
     network = put("llama")
-    inside = substitutes.only_inside([network])
+    inside = kernel_injection.only_inside([network])
     layer = network.model.layers[0].mlp.up_proj
     assert type(layer) is nn.Linear
     with inside():
-        assert type(layer) is fast_layers.FastLinear
+        assert type(layer) is cpu_layers.FastLinear
         assert llama.swiglu is not activations.swiglu
     assert type(layer) is nn.Linear
     assert llama.swiglu is activations.swiglu
@@ -193,10 +192,10 @@ REFUSED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "changed"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dict[str, Any]):
     put("llama")
-    fast_layers.taken.clear()
+    cpu_layers.taken.clear()
     with contextlib.suppress(ValueError):
         call(**changed)
-    assert "attention" not in fast_layers.taken
+    assert "attention" not in cpu_layers.taken
 
 
 def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):

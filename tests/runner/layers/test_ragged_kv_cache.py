@@ -8,16 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.runner.layers import cpu_blocks as fast_blocks
-from mlx_bulk.runner.layers import kv_cache as cache
+from mlx_bulk.runner.layers import cpu_blocks, kv_cache
 from mlx_bulk.runner.layers.kv_cache import Caches, fresh, joined, merged, select, settle
 from mlx_bulk.runner.layers.ragged_kv_cache import STEP, RowCache
 from numpy.typing import NDArray
 
-from ..support import kernel_models as served
-from ..support import tiny
+from ..support import kernel_models, tiny
 
-pytestmark = served.needed
+pytestmark = kernel_models.needed
 
 NAMES = ("llama", "qwen3")
 Logits = NDArray[np.float32]
@@ -25,7 +23,7 @@ Logits = NDArray[np.float32]
 
 @pytest.fixture(autouse=True)
 def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with served.originals(monkeypatch):
+    with kernel_models.originals(monkeypatch):
         yield
 
 
@@ -112,7 +110,7 @@ def on_top_of_bases(network: Any) -> Logits:
 )
 def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], Logits]):
     truth = story(tiny.build(name))
-    network = served.put(name)
+    network = kernel_models.put(name)
     assert type(fresh(network, 1, padded=True)[0]) is RowCache
     np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
@@ -121,18 +119,18 @@ def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], 
 @pytest.mark.parametrize("story", [a_long_decode, rows_that_leave_and_join, forks_of_forks, copies_that_go_on_apart])
 def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, story: Callable[[Any], Logits], monkeypatch: pytest.MonkeyPatch):
     truth = story(tiny.build(name))
-    network = served.put(name)
-    monkeypatch.setattr(cache, "serves", lambda layer: True)
-    block = fast_blocks._block  # pyright: ignore[reportPrivateUsage]
+    network = kernel_models.put(name)
+    monkeypatch.setattr(kv_cache, "serves", lambda layer: True)
+    block = cpu_blocks._block  # pyright: ignore[reportPrivateUsage]
     for refused in (network.layers[1], *network.layers):  # one layer of them, then all
-        monkeypatch.setattr(fast_blocks, "_block", lambda layer, refused=refused: None if layer is refused else block(layer))
+        monkeypatch.setattr(cpu_blocks, "_block", lambda layer, refused=refused: None if layer is refused else block(layer))
         np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
 
 @pytest.mark.skipif(not native.tiles(), reason="in vectors up to four rows are another sum")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_s_bits_are_the_same_in_any_batch(name: str):
-    network = served.put(name)
+    network = kernel_models.put(name)
     prompts, ids = [tokens(n, seed=n) for n in (3, 17, 40, 8)], tokens(4, STEP, seed=9)
     together = decoded(network, prefilled(network, prompts), ids)
     for row, prompt in enumerate(prompts):
@@ -140,7 +138,7 @@ def test_a_row_s_bits_are_the_same_in_any_batch(name: str):
 
 
 def test_rows_that_stay_are_neither_copied_nor_padded():
-    network = served.put("llama")
+    network = kernel_models.put("llama")
     caches = prefilled(network, [tokens(n, seed=n) for n in (30, 5, 12)])
     rows: Any = caches[0]
     before = rows.slabs[1]
@@ -153,7 +151,7 @@ def test_rows_that_stay_are_neither_copied_nor_padded():
 
 
 def test_rows_that_are_forked_begin_with_one_copy_and_no_other_is_touched():
-    network = served.put("llama")
+    network = kernel_models.put("llama")
     caches = prefilled(network, [tokens(9), tokens(12)])
     rows: Any = caches[0]
     first, second = rows.slabs
@@ -167,7 +165,7 @@ def test_rows_that_are_forked_begin_with_one_copy_and_no_other_is_touched():
 
 
 def test_a_fork_of_a_fork_begins_with_one_copy_of_all():
-    network = served.put("llama")
+    network = kernel_models.put("llama")
     caches = prefilled(network, [tokens(9)])
     rows: Any = caches[0]
     select(caches, [0, 0], 1, padded=True)
@@ -182,7 +180,7 @@ def test_a_fork_of_a_fork_begins_with_one_copy_of_all():
 
 
 def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch):
-    network = served.put("llama")
+    network = kernel_models.put("llama")
     attn = network.layers[0].self_attn
     with monkeypatch.context() as patch:  # the layer is in its place again before the classes of ours are taken off
         patch.setitem(attn, "q_proj", type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape)))

@@ -8,8 +8,8 @@ import pytest
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.errors import OutOfRoom
-from mlx_bulk.runner.layers import kernel_injection as substitutes
-from mlx_bulk.runner.models import model_pool as loaded
+from mlx_bulk.runner.layers import kernel_injection
+from mlx_bulk.runner.models import model_pool
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find
 from mlx_bulk.runner.models.loader import size
 from mlx_bulk.runner.models.model_pool import Models, Wanted, dequantized, rooms
@@ -42,13 +42,13 @@ def test_a_model_is_loaded_once_and_another_precision_is_another_model(pair: tup
 
 def test_what_is_not_needed_is_dropped_before_anything_is_loaded(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     budgets: list[int] = []
-    load = loaded.load
+    load = model_pool.load
 
-    def counting(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> loaded.Model:
+    def counting(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> model_pool.Model:
         budgets.append(memory)
         return load(config, checkpoint, memory)
 
-    monkeypatch.setattr(loaded, "load", counting)
+    monkeypatch.setattr(model_pool, "load", counting)
     models = Models()
     [first] = models.get([wanted(pair[0])], PLENTY)
     models.get([wanted(pair[1])], PLENTY)  # the first has made room
@@ -84,7 +84,7 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
     """Its kernels stand before the adapter does; and where the second one's trial fails, they are taken out of the file for both."""
     config = ModelConfig(path=str(pair[0]), adapter=str(write_adapter(tmp_path / "first", base_of(pair[0]), kind)))
     models = Models()
-    substitutes.restore(base_of(pair[0]))  # as in a new process
+    kernel_injection.restore(base_of(pair[0]))  # as in a new process
     [model] = models.get([(config, find(config))], PLENTY)
     assert model.adapters is not None
     with model.adapters.off():
@@ -92,7 +92,7 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
     model.adapters.put_on(write_adapter(tmp_path / "later", base_of(pair[0]), kind, seed=2))
     with monkeypatch.context() as patched:
         if not fits:
-            patched.setattr(substitutes, "_disagreement", lambda truth, found: "logits move")
+            patched.setattr(kernel_injection, "_disagreement", lambda truth, found: "logits move")
         [_, second] = models.get([(config, find(config)), wanted(pair[1])], PLENTY)
     assert fits or second.substitutes == ()
     with model.adapters.off():

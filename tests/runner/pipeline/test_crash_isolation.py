@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.requests import BadRow, Generated, Row, Sample
-from mlx_bulk.runner.engine.engine import Progress
+from mlx_bulk.runner.engine.interface import Progress
 from mlx_bulk.runner.pipeline.crash_isolation import outcomes, picked
 
 from ..support.made_up_jobs import Written, desk_of, outcome, rows_of

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.engine.engine import Progress
-from mlx_bulk.runner.pipeline import progress_display as watch
+from mlx_bulk.runner.engine.interface import Progress
+from mlx_bulk.runner.pipeline import progress_display
 from mlx_bulk.runner.pipeline.progress_display import Show, Watch
 from mlx_bulk.runner.runs.throughput import Counts
 
@@ -46,7 +46,7 @@ def heard() -> Generator[Heard]:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "REDRAW_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "REDRAW_SECONDS", 0.001)
 
 
 def counts() -> Counts:
@@ -72,7 +72,7 @@ def watched(show: Show, lines: int) -> list[dict[str, Any]]:
 
 
 def test_lines_and_metrics_an_interval(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.001)
     with heard() as handler:
         line = watched("progress", 3)[0]
     assert handler.messages[0] == "3 of 10 rows (30.0 %), 0 tok/s, 1 error, 90 tokens"
@@ -83,15 +83,15 @@ def test_lines_and_metrics_an_interval(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("show", ["nothing", "json"])
 def test_no_plain_lines_where_nothing_or_json_is_asked_for(show: Show, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.001)
     with heard() as handler:
         assert len(watched(show, 3)) >= 3
     assert handler.messages == []
 
 
 def test_json_has_a_line_an_interval_and_one_at_each_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.001)
-    monkeypatch.setattr(watch, "JSON_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "JSON_SECONDS", 0.001)
     watched("json", 3)
     first, *between, last = map(json.loads, capsys.readouterr().err.splitlines())
     assert (first["state"], last["state"]) == ("running", "stopped")  # 3 of 10 rows
@@ -142,9 +142,9 @@ class Gone(io.StringIO):
 def test_a_reader_that_goes_ends_nothing(monkeypatch: pytest.MonkeyPatch, show: Show, terminal: bool):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", Gone(terminal))
-    monkeypatch.setattr(watch, "_columns", lambda: 80)
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.001)
-    monkeypatch.setattr(watch, "JSON_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "_columns", lambda: 80)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "JSON_SECONDS", 0.001)
     assert len(watched(show, 3)) >= 3
 
 
@@ -160,13 +160,13 @@ def terminal_of(monkeypatch: pytest.MonkeyPatch, term: str) -> Terminal:
     found = Terminal()
     monkeypatch.setenv("TERM", term)
     monkeypatch.setattr(sys, "stderr", found)
-    monkeypatch.setattr(watch, "_columns", lambda: 80)
+    monkeypatch.setattr(progress_display, "_columns", lambda: 80)
     return found
 
 
 def test_a_terminal_gets_one_bar_that_is_redrawn_in_place(monkeypatch: pytest.MonkeyPatch):
     terminal = terminal_of(monkeypatch, "xterm")
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.001)
     with heard() as handler:
         watched("progress", 3)
     drawn = terminal.getvalue()
@@ -177,7 +177,7 @@ def test_a_terminal_gets_one_bar_that_is_redrawn_in_place(monkeypatch: pytest.Mo
 
 def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch: pytest.MonkeyPatch):
     terminal = terminal_of(monkeypatch, "dumb")
-    monkeypatch.setattr(watch, "LINE_SECONDS", 0.001)
+    monkeypatch.setattr(progress_display, "LINE_SECONDS", 0.001)
     with heard() as handler:
         watched("progress", 3)
     assert handler.messages

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.rollout import RolloutConfig
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.policies.policy_engine import full_fits, under
 from mlx_bulk.runner.policies.policy_source import Offered, Source
 from mlx_bulk.runner.policies.policy_updater import Updates

@@ -8,8 +8,8 @@ import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.data.rescan import recount
-from mlx_bulk.runner.files.atomic import append_line
 from mlx_bulk.runner.files.checked_json import write_document
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs import audit as accounts
 from mlx_bulk.runner.runs.audit import Account, account
 from mlx_bulk.runner.runs.run_dir import SCHEMA_VERSION

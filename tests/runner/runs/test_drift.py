@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.runner.core.shard_layout import covered_rows
 from mlx_bulk.runner.runs import drift
-from mlx_bulk.runner.runs.drift import covered_rows, inputs_content, refusal, require_adoptable, values_at
+from mlx_bulk.runner.runs.drift import inputs_content, refusal, require_adoptable, values_at
 
 OLD, MORE = b'{"a":1}\n{"a":2}\n', b'{"a":3}\n'
 

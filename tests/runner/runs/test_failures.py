@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from mlx_bulk.runner.files.atomic import sha256
+from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.runs import reasons as module
 from mlx_bulk.runner.runs.reasons import reasons
 from mlx_bulk.runner.store.commit_log import Commit, PartFile, append_commit

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.files.atomic import append_line
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs.history import History, history
 from mlx_bulk.runner.store.paths import RunPaths
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.files import atomic as durable
+from mlx_bulk.runner.files import atomic, checked_lines
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store import journal
 from mlx_bulk.runner.store.commit_log import append_closing
@@ -96,7 +96,9 @@ def appears(folder: str, name: str) -> list[str]:
 
 def test_a_part_is_durable_before_its_line_and_the_line_before_the_journal_goes(tmp_path: Path, calls: Recorded):
     with opened(tmp_path) as run:
-        out = Writer(run, SCHEMA, Layout(PER_SHARD, PER_SHARD), run.recover(Layout(PER_SHARD, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        out = Writer(
+            run, run.identity, SCHEMA, Layout(PER_SHARD, PER_SHARD), run.recover(Layout(PER_SHARD, PER_SHARD), SCHEMA), fsync_seconds=3600
+        )
         for row in range(1, PER_SHARD):
             out.fail(failure(row))
         out.admit(0, SAMPLES)
@@ -122,7 +124,7 @@ def test_a_part_is_durable_before_its_line_and_the_line_before_the_journal_goes(
 def test_an_old_generation_goes_when_the_line_of_the_new_one_is_durable(tmp_path: Path, calls: Recorded):
     work(tmp_path, rows=3)
     with opened(tmp_path) as run:
-        out = Writer(run, SCHEMA, Layout(4, PER_SHARD), run.recover(Layout(4, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        out = Writer(run, run.identity, SCHEMA, Layout(4, PER_SHARD), run.recover(Layout(4, PER_SHARD), SCHEMA), fsync_seconds=3600)
         calls.clear()
         out.fail(failure(3))
         out.close()
@@ -141,7 +143,9 @@ def test_an_old_generation_goes_when_the_line_of_the_new_one_is_durable(tmp_path
 
 def test_a_flush_leaves_the_journal_and_its_name_on_the_medium(tmp_path: Path, calls: Recorded):
     with opened(tmp_path) as run:
-        out = Writer(run, SCHEMA, Layout(PER_SHARD, PER_SHARD), run.recover(Layout(PER_SHARD, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        out = Writer(
+            run, run.identity, SCHEMA, Layout(PER_SHARD, PER_SHARD), run.recover(Layout(PER_SHARD, PER_SHARD), SCHEMA), fsync_seconds=3600
+        )
         out.fail(failure(0))
         calls.clear()
         out.close()
@@ -149,7 +153,7 @@ def test_a_flush_leaves_the_journal_and_its_name_on_the_medium(tmp_path: Path, c
     calls.require_whole(tmp_path / "journal/00000000")
 
 
-@pytest.mark.parametrize("make", [lambda path: journal.begin(path, Header(0, 1)), lambda path: durable.atomic_write(path, b"{}")])
+@pytest.mark.parametrize("make", [lambda path: journal.begin(path, Header(0, 1)), lambda path: atomic.atomic_write(path, b"{}")])
 def test_a_file_appears_whole_and_durable(tmp_path: Path, calls: Recorded, make: Callable[[Path], None]):
     make(tmp_path / "file")
     assert calls == ["sync .file.tmp", "rename file", "sync ."]
@@ -168,7 +172,7 @@ def test_each_line_is_on_the_medium_when_it_is_said_to_be(tmp_path: Path, calls:
 def test_a_torn_tail_is_cut_off_on_the_medium_before_more_is_appended(tmp_path: Path, calls: Recorded):
     path = tmp_path / "lines"
     path.write_bytes(b"torn")
-    durable.salvage_lines(path)
+    checked_lines.salvage_lines(path)
     assert calls == ["write lines", "sync lines"]
     journal.begin(tmp_path / "00000000", Header(0, 1))
     with (tmp_path / "00000000").open("ab") as file:

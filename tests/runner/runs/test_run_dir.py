@@ -10,8 +10,8 @@ import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.core.errors import DriftError, RunDirError
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.files.atomic import read_lines
 from mlx_bulk.runner.files.checked_json import digest, read_document, write_document
+from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.runs.run_dir import RunDir
 
 from ..support.run_dirs import INPUTS, LONGER, OF_TEN, OTHER, RUN, SOURCE, finish, tree

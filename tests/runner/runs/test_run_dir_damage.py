@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.errors import RunDirError
-from mlx_bulk.runner.files.atomic import read_lines
 from mlx_bulk.runner.files.checked_json import read_document
+from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.runs.run_dir import RunDir
 
 from ..support.run_dirs import LONGER, OTHER, RUN, tree

@@ -179,7 +179,8 @@ def test_errors_of_open_shards_are_among_them(path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_neither_needs_nor_disturbs_the_lock(path: Path):
-    code = "import sys, pathlib; from mlx_bulk.runner.files.folder_lock import lock; lock(pathlib.Path(sys.argv[1]), 'mlx-bulk run'); print(flush=True)"
+    held = "lock(pathlib.Path(sys.argv[1]), 'mlx-bulk run'); print(flush=True)"
+    code = f"import sys, pathlib; from mlx_bulk.runner.files.folder_lock import lock; {held}"
     with RunDir.open(path) as run:
         work(run, range(3))
         started(run)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store import journal, writer
-from mlx_bulk.runner.store.part_file import DROP, read_errors, read_results
+from mlx_bulk.runner.store.results import read_errors, read_results
 from mlx_bulk.runner.store.writer import Writer
 
 SCHEMA = pa.schema([("row", pa.int64()), ("round", pa.int32()), ("sample", pa.int32()), ("completion", pa.large_string())])
@@ -18,7 +19,7 @@ GROUP: dict[int, dict[str, Any]] = {sample: {"completion": f"text {sample}"} for
 
 
 def open_writer(run: RunDir) -> Writer:
-    return Writer(run, SCHEMA, LAYOUT, run.recover(LAYOUT, SCHEMA), fsync_seconds=3600.0)
+    return Writer(run, run.identity, SCHEMA, LAYOUT, run.recover(LAYOUT, SCHEMA), fsync_seconds=3600.0)
 
 
 def dropped(position: int) -> Failure:

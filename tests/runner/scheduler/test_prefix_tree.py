@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.scheduler.limits import Limits
-from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, PORTION, WORTH, Segment, batches, bucket, fed, forest, lone
+from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH, Segment, bucket, fed, forest
+from mlx_bulk.runner.scheduler.score_batches import PORTION, batches, lone
 
 from ..support.tiny import Ids, documents, multiple_choice, passage, prompts_of
 

@@ -8,11 +8,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
-from mlx_bulk.runner.scheduler.limits import Backlog, Limits, Load, Stem, longest_first
+from mlx_bulk.runner.scheduler.limits import Limits, Load
 from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH
 from mlx_bulk.runner.scheduler.prompt_prefixes import fed, like, shared
+from mlx_bulk.runner.scheduler.request_queue import Backlog, Stem, longest_first
 
-from ..support import shared_prompts as sharing
+from ..support import shared_prompts
 from ..support.tiny import request
 
 WIDE = Limits(64, 1 << 30, 1e12, 1.0, 1.0)
@@ -138,7 +139,7 @@ def test_nothing_is_shared_where_it_saves_less_than_a_call_or_has_no_room():
 
 
 def test_what_is_put_back_begins_anew_and_apart_until_the_next_window():
-    asked = sharing.requests(sharing.prompts())
+    asked = shared_prompts.requests(shared_prompts.prompts())
     rest = iter([asked, asked])
     backlog = Backlog(lambda wait: next(rest, None), shared)
     first = backlog.take(replace(WIDE, rows=3), Load())

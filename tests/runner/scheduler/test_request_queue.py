@@ -6,7 +6,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
-from mlx_bulk.runner.scheduler.limits import Backlog, Limits, Load, group, longest_first
+from mlx_bulk.runner.scheduler.limits import Limits, Load
+from mlx_bulk.runner.scheduler.request_queue import Backlog, group, longest_first
 
 from ..support.tiny import request
 

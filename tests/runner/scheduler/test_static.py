@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import Generated, Sampling
-from mlx_bulk.runner.scheduler.limits import Load, group, longest_first
+from mlx_bulk.runner.scheduler.limits import Load
+from mlx_bulk.runner.scheduler.request_queue import group, longest_first
 
 from ..support.tiny import assert_same, build, greedy, prompts_of, request, run, setup_of
 

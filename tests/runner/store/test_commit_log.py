@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.files.atomic import append_line
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.store.commit_log import (
     Commit,
     PartFile,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.store.part_file import read_results
+from mlx_bulk.runner.store.results import read_results
 from mlx_bulk.runner.store.writer import Writer
 
 from ..support.sessions import NEVER, SCHEMA, opened, record
@@ -13,14 +13,14 @@ LAYOUT = Layout(rows=2, rows_per_shard=2)
 
 def test_a_sample_that_is_not_asked_for_any_more_stands_beside_those_that_are(tmp_path: Path):
     with opened(tmp_path / "run") as run:
-        out = Writer(run, SCHEMA, LAYOUT, run.recover(LAYOUT, SCHEMA), NEVER)
+        out = Writer(run, run.identity, SCHEMA, LAYOUT, run.recover(LAYOUT, SCHEMA), NEVER)
         out.admit(0, 4)
         out.add(0, 3, record(0, 3))
         out.close()
     with opened(tmp_path / "run") as run:
         recovered = run.recover(LAYOUT, SCHEMA)
         assert recovered.done[0].samples_of(0) == {3}
-        out = Writer(run, SCHEMA, LAYOUT, recovered, NEVER)
+        out = Writer(run, run.identity, SCHEMA, LAYOUT, recovered, NEVER)
         for row in (0, 1):
             out.admit(row, 2)
             for sample in (1, 0):

@@ -94,7 +94,7 @@ def test_a_part_that_does_not_validate_is_set_aside(tmp_path: Path, whole: Parts
 
 
 def lines(path: Path) -> list[dict[str, object]]:
-    from mlx_bulk.runner.files.atomic import read_lines
+    from mlx_bulk.runner.files.checked_lines import read_lines
 
     return read_lines(path / "commits.jsonl")
 

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.errors import RunDirError
-from mlx_bulk.runner.files.atomic import sha256, stamp_of
-from mlx_bulk.runner.store import part_file as parts
+from mlx_bulk.runner.files.file_stamp import sha256, stamp_of
+from mlx_bulk.runner.store import results
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import Declared, check_part, read_errors, read_part, read_results, write_part
+from mlx_bulk.runner.store.part_file import Declared, check_part, read_part, write_part
 from mlx_bulk.runner.store.paths import RunPaths
+from mlx_bulk.runner.store.results import read_errors, read_results
 
 from ..support.sessions import flip, work
 
@@ -179,18 +180,18 @@ def test_a_damaged_part_that_was_redone_meanwhile_is_read_in_its_new_generation(
     path = tmp_path / "run"
     work(path)
     whole = pa.Table.from_batches(read_results(path)).to_pylist()
-    real, logs = parts.read_commits, [read_commits(RunPaths(path))]
+    real, logs = results.read_commits, [read_commits(RunPaths(path))]
     flip(path / "results/part-00000001.arrow")
     damaged = (path / "results/part-00000001.arrow").read_bytes()
     work(path)
     (path / "results/part-00000001.arrow").write_bytes(damaged)  # as it stood when the reader came there
-    monkeypatch.setattr(parts, "read_commits", lambda paths: logs.pop() if logs else real(paths))
+    monkeypatch.setattr(results, "read_commits", lambda paths: logs.pop() if logs else real(paths))
     assert pa.Table.from_batches(read_results(path)).to_pylist() == whole
 
 
 def test_readers_hash_the_parts_of_a_copied_run_once_and_others_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     hashed: list[Path] = []
-    monkeypatch.setattr(parts, "sha256", lambda part: (hashed.append(part), sha256(part))[1])
+    monkeypatch.setattr(results, "sha256", lambda part: (hashed.append(part), sha256(part))[1])
     work(tmp_path / "run")
     whole = list(read_results(tmp_path / "run"))
     assert hashed == []
@@ -202,8 +203,8 @@ def test_readers_hash_the_parts_of_a_copied_run_once_and_others_never(tmp_path: 
 def test_a_reader_of_errors_that_a_retry_has_moved_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "run"
     work(path)
-    real, logs = parts.read_commits, [read_commits(RunPaths(path))]
+    real, logs = results.read_commits, [read_commits(RunPaths(path))]
     work(path, retry=True, failing=frozenset())
-    monkeypatch.setattr(parts, "read_commits", lambda paths: logs.pop() if logs else real(paths))
+    monkeypatch.setattr(results, "read_commits", lambda paths: logs.pop() if logs else real(paths))
     assert list(read_errors(path)) == []
     assert not logs

@@ -14,8 +14,8 @@ from mlx_bulk.runner.core.errors import OutOfRoom, RunDirError
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.store import recovery, writer
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import read_results
 from mlx_bulk.runner.store.paths import RunPaths
+from mlx_bulk.runner.store.results import read_results
 from mlx_bulk.runner.store.writer import Writer
 
 from ..support.sessions import FAILING, PER_SHARD, ROWS, SCHEMA, check, content, failure, flip, forks, kills, opened, orphans, record, work
@@ -194,7 +194,7 @@ def test_a_journal_that_cannot_be_read_is_done_again(tmp_path: Path, whole: Part
 def test_journaled_rows_that_the_input_lost_are_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "run"
     with opened(path) as run:
-        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=0.0)
+        out = Writer(run, run.identity, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=0.0)
         out.add(9, 0, record(9, 0))
         out.close()
     work(path, rows=9)
@@ -206,7 +206,7 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
     path = tmp_path / "run"
     work(path, stop_after=3)
     with opened(path) as run, monkeypatch.context() as patch:
-        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=0.0)
+        out = Writer(run, run.identity, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=0.0)
 
         def full(*arguments: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.failures import dropped
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import DROP, read_errors
 from mlx_bulk.runner.store.paths import RunPaths
+from mlx_bulk.runner.store.results import read_errors
 from mlx_bulk.runner.store.writer import Writer
 
 from ..support.sessions import NEVER, SCHEMA, failure, opened, record
@@ -22,7 +23,7 @@ def recorded(run: RunDir, rows: range, *, retry: bool = False, fails: bool = Tru
     """A session over these rows; those that it did."""
     recovered = run.recover(LAYOUT, SCHEMA, retry)
     assert 0 <= dropped(run) <= recovered.errors
-    out, did = Writer(run, SCHEMA, LAYOUT, recovered, NEVER), list[int]()
+    out, did = Writer(run, run.identity, SCHEMA, LAYOUT, recovered, NEVER), list[int]()
     for row in rows:
         ledger = recovered.done.get(LAYOUT.shard_of(row))
         if LAYOUT.shard_of(row) in recovered.committed or (ledger is not None and ledger.is_resolved(row)):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 from mlx_bulk.runner.core.errors import OutOfRoom, RunDirError
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.files import atomic as durable
+from mlx_bulk.runner.files import disk_space
 from mlx_bulk.runner.store import journal, writer
 from mlx_bulk.runner.store.arrow_builder import record_batch
 from mlx_bulk.runner.store.commit_log import read_commits
@@ -29,8 +29,8 @@ def test_a_part_that_has_no_room_is_not_begun_and_nothing_is_lost(tmp_path: Path
     """The volume has room for journals, and not for the spare beside a part: also what other shards hold is saved."""
     path = tmp_path / "run"
     with opened(path) as run, monkeypatch.context() as patch:
-        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=3600)
-        patch.setattr(durable.shutil, "disk_usage", lambda volume: Usage(100 << 20, 99 << 20, 1 << 20))
+        out = Writer(run, run.identity, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        patch.setattr(disk_space.shutil, "disk_usage", lambda volume: Usage(100 << 20, 99 << 20, 1 << 20))
         out.admit(8, 2)
         out.add(8, 0, record(8, 0))
         for row in range(PER_SHARD):
@@ -46,7 +46,7 @@ def test_a_part_that_has_no_room_is_not_begun_and_nothing_is_lost(tmp_path: Path
         recovered = run.recover(Layout(ROWS, PER_SHARD), SCHEMA)
         assert (recovered.records, recovered.errors) == (1, PER_SHARD)
         assert recovered.done[0].left == 0
-        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), recovered, fsync_seconds=3600)
+        out = Writer(run, run.identity, SCHEMA, Layout(ROWS, PER_SHARD), recovered, fsync_seconds=3600)
         out.close()
         assert set(read_commits(run).commits) == {0}
 
@@ -65,7 +65,7 @@ def test_what_was_appended_before_an_error_is_not_appended_again(tmp_path: Path,
     """Results reach the journal, the errors behind them do not: saving the rest writes the errors alone."""
     path = tmp_path / "run"
     with opened(path) as run, monkeypatch.context() as patch:
-        out = Writer(run, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        out = Writer(run, run.identity, SCHEMA, Layout(ROWS, PER_SHARD), run.recover(Layout(ROWS, PER_SHARD), SCHEMA), fsync_seconds=3600)
         real, failed = journal.append, list[bytes]()
 
         def once(file: Path, kind: bytes, batch: Any) -> None:
@@ -91,7 +91,7 @@ def test_a_base_that_was_damaged_while_the_run_went_on_is_not_parsed(tmp_path: P
     path = tmp_path / "run"
     work(path, rows=6)
     with opened(path) as run:
-        out = Writer(run, SCHEMA, Layout(8, PER_SHARD), run.recover(Layout(8, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        out = Writer(run, run.identity, SCHEMA, Layout(8, PER_SHARD), run.recover(Layout(8, PER_SHARD), SCHEMA), fsync_seconds=3600)
         flip(path / "results/part-00000001.arrow")
         for row in (6, 7):
             out.fail(failure(row))
@@ -107,7 +107,7 @@ def test_a_row_and_sample_that_is_there_twice_is_not_committed(tmp_path: Path):
         twice = [{**record(0, 0), "row": 0, "sample": 0}, {**record(0, 1), "row": 0, "sample": 1}, {**record(0, 0), "row": 0, "sample": 0}]
         journal.begin(run.journal_of(0), Header(0, 1))
         journal.append(run.journal_of(0), journal.RESULTS, record_batch(SCHEMA, twice))
-        out = Writer(run, SCHEMA, Layout(1, PER_SHARD), run.recover(Layout(1, PER_SHARD), SCHEMA), fsync_seconds=3600)
+        out = Writer(run, run.identity, SCHEMA, Layout(1, PER_SHARD), run.recover(Layout(1, PER_SHARD), SCHEMA), fsync_seconds=3600)
         out.admit(0, 2)
         with pytest.raises(RunDirError, match=r"journal/00000000: holds a row and sample twice\. Remove this file"):
             out.close()

@@ -10,10 +10,9 @@ from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.store import row_order as ordering
-from mlx_bulk.runner.store import writer
+from mlx_bulk.runner.store import row_order, writer
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import read_results
+from mlx_bulk.runner.store.results import read_results
 from mlx_bulk.runner.store.writer import Writer
 
 SCHEMA = pa.schema([("row", pa.int64()), ("key", pa.string()), ("sample", pa.int32()), ("completion", pa.large_string())])
@@ -28,7 +27,7 @@ def failure(row: int, message: str = "no") -> Failure:
 
 def open_writer(run: RunDir, rows: int = ROWS, per_shard: int = PER_SHARD) -> Writer:
     """A writer that syncs on commits and on close alone."""
-    return Writer(run, SCHEMA, Layout(rows, per_shard), run.recover(Layout(rows, per_shard), SCHEMA), fsync_seconds=3600.0)
+    return Writer(run, run.identity, SCHEMA, Layout(rows, per_shard), run.recover(Layout(rows, per_shard), SCHEMA), fsync_seconds=3600.0)
 
 
 def test_flush_decides_what_close_keeps(tmp_path: Path):
@@ -54,7 +53,7 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         assert (out.rows, out.records, out.errors) == (rows, rows, 0)
     assert [batch.num_rows for batch in read_results(tmp_path / "run")] == [1024, 1024, 452]
     assert [row for batch in read_results(tmp_path / "run", ["row"]) for row in batch.column(0).to_pylist()] == list(range(rows))
-    monkeypatch.setattr(ordering, "_BATCH_BYTES", 1 << 14)
+    monkeypatch.setattr(row_order, "_BATCH_BYTES", 1 << 14)
     with RunDir.open(tmp_path / "small") as run:
         out = open_writer(run, rows=400, per_shard=400)
         for row in range(400):

@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.runner.layers import cpu_layers as fast_layers
-from mlx_bulk.runner.layers import kernel_injection as substitutes
+from mlx_bulk.runner.layers import cpu_layers, kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_lm.models.cache import KVCache
 
@@ -36,13 +35,13 @@ USED = {
 @contextmanager
 def originals(patch: pytest.MonkeyPatch) -> Generator[None]:
     """Before and behind it mlx-lm is as it came; inside it small networks are served too."""
-    patch.setattr(substitutes, "LEAST", 0)
+    patch.setattr(kernel_injection, "LEAST", 0)
     networks = [tiny.build(name) for name in USED]
     for network in networks:
-        substitutes.restore(network.eval())
+        kernel_injection.restore(network.eval())
     yield
     for network in networks:
-        substitutes.restore(network)
+        kernel_injection.restore(network)
 
 
 def put(name: str) -> Any:
@@ -56,6 +55,6 @@ def call(**changed: Any) -> tuple[mx.array, bool]:
     """llama's attention as its layers call it, and whether the substitute computed it."""
     q, kv = mx.random.normal((1, 4, 3, 16)), mx.random.normal((1, 2, 3, 16))
     arguments: dict[str, Any] = {"queries": q, "keys": kv, "values": kv, "cache": KVCache(), "scale": 0.25, "mask": "causal"} | changed
-    fast_layers.taken.clear()
+    cpu_layers.taken.clear()
     found = llama.scaled_dot_product_attention(**arguments)
-    return found, "attention" in fast_layers.taken
+    return found, "attention" in cpu_layers.taken

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from mlx_bulk.kernels.logprobs import Scores
+from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import Failure, Generate, Generated, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.pipeline.io_threads import Desk
-from mlx_bulk.runner.pipeline.ratings import Ratings
-from mlx_bulk.runner.store.part_file import DROP
+from mlx_bulk.runner.pipeline.job import Ratings
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 

@@ -11,9 +11,9 @@ from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.interface import Runs
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.pipeline.io_threads import Desk
-from mlx_bulk.runner.pipeline.job import Runs
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from mlx_bulk.runner.core.logprob_options import Wanted
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling
-from mlx_bulk.runner.engine.prefill import Setup
 from mlx_bulk.runner.engine.reference_logprobs import Reference
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.policies.policy_engine import PolicyEngine, full_fits
 from mlx_bulk.runner.policies.policy_source import Offered, Watched
 from mlx_bulk.runner.policies.policy_store import PolicyStore

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.store.part_file import read_errors, read_results
+from mlx_bulk.runner.store.results import read_errors, read_results
 
 from .sessions import content, work
 

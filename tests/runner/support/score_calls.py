@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 from mlx_bulk.runner.core.requests import Scored, ScoreRequest
-from mlx_bulk.runner.engine.prefill import Setup
+from mlx_bulk.runner.engine.setup import Setup
 
 from .tiny import EXACT, LENGTHS, Network, build, multiple_choice, prompts_of, setup_of
 

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.files.atomic import sha256
+from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import read_errors, read_results
 from mlx_bulk.runner.store.paths import RunPaths, part_of
+from mlx_bulk.runner.store.results import read_errors, read_results
 from mlx_bulk.runner.store.writer import Writer
 
 SCHEMA = pa.schema(
@@ -78,7 +78,7 @@ def work(
     """One session: does what is not done yet, in an order of its own; finishes the run unless it stops before. What it did."""
     with opened(path) as run:
         recovered = run.recover(Layout(rows, PER_SHARD), SCHEMA, retry)
-        out = Writer(run, SCHEMA, Layout(rows, PER_SHARD), recovered, fsync_seconds)
+        out = Writer(run, run.identity, SCHEMA, Layout(rows, PER_SHARD), recovered, fsync_seconds)
         left: list[Place] = []
         for row in (row for row in range(rows) if row // PER_SHARD not in recovered.committed):
             ledger = recovered.done.get(row // PER_SHARD)

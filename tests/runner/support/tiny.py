@@ -29,8 +29,8 @@ from mlx_bulk.runner.core.requests import (
     ScoreRequest,
 )
 from mlx_bulk.runner.engine.engine import Engine
-from mlx_bulk.runner.engine.prefill import Setup
 from mlx_bulk.runner.engine.scorer import Scorer
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_lm.generate import generate_step

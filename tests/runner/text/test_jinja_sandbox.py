@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import RowError
-from mlx_bulk.runner.text import jinja_sandbox as template_bounds
+from mlx_bulk.runner.text import jinja_sandbox
 from mlx_bulk.runner.text.prompt_templates import Text, compile_prompt, compile_value
 
 HUGE = 10**10
@@ -54,7 +54,7 @@ def test_a_template_that_is_one_expression_is_bounded_as_well():
 
 
 def test_a_text_is_given_up_as_soon_as_it_is_too_long(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(template_bounds, "CHARACTERS", 1000)
+    monkeypatch.setattr(jinja_sandbox, "CHARACTERS", 1000)
     loops = "{% for i in range(n) %}{% for j in range(n) %}x{% endfor %}{% endfor %}"
     assert rendered(loops, n=31) == "x" * 961
     with pytest.raises(RowError, match="grows beyond 1,000 characters"):

@@ -1,0 +1,67 @@
+"""TODO"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..core.errors import OutOfRoom
+from ..core.requests import AnyRequest, Request
+from ..engine.setup import Setup
+from .window_check import lacking_window
+
+log = logging.getLogger("mlx_bulk")
+
+
+def row_check(
+    setup: Setup, config: dict[str, Any], reference: tuple[Setup, dict[str, Any]] | None = None
+) -> Callable[[AnyRequest], str | None]:
+    """Says why a request cannot run even alone, or None; warns once of a row beyond a window that a model lacks.
+
+    It raises OutOfRoom instead of saying so in deterministic mode. ``reference``: setup and config.json of the second model,
+    whose limits are the first one's.
+    """
+    windows = [("config.json", lacking_window(setup.model, config), config)]
+    if reference is not None:
+        windows.append(("the reference's config.json", lacking_window(reference[0].model, reference[1]), reference[1]))
+    lacking = [(name, window, config.get("model_type")) for name, window, config in windows if window is not None]
+
+    def check(request: AnyRequest) -> str | None:
+        for found in [found for found in lacking if request.reach > found[1]]:
+            lacking.remove(found)
+            log.warning(
+                "row %d can grow to %d tokens: %s asks for a sliding window of %d, which mlx-lm's %s does not have; "
+                "logprobs beyond it are not the trained model's",
+                *(request.row, request.reach, *found),
+            )
+        return _too_large(request, setup)
+
+    return check
+
+
+def _too_large(request: AnyRequest, setup: Setup) -> str | None:
+    """Why a request cannot run even alone, or None. In deterministic mode what is scored stands in a full batch.
+
+    Raises OutOfRoom in that mode: a row left out changes its batch, which must not depend on this machine's memory.
+    """
+    limits = setup.limits
+    scored = not isinstance(request, Request)
+    rows = limits.rows if scored and setup.static else 1
+    need = limits.kv(rows, request.reach)
+    if need <= limits.kv_bytes:
+        return None
+    if scored:
+        asked, cure, other = f"{request.reach} tokens", "lower score.context", "a lower score.context"
+    else:
+        asked = f"{len(request.prompt.ids)} prompt tokens and up to {request.work.sampling.max_tokens} more"
+        cure, other = "shorten the prompt, lower sampling.max_tokens", "shorter prompts or a lower sampling.max_tokens"
+    if rows > 1:
+        asked = f"{rows} rows of {asked}, as many as batch.deterministic fills each batch up to,"
+        other = f"fewer batch.rows or {other}"
+    room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
+    if not setup.static:
+        return f"{asked} {room}; {cure}, or raise batch.memory"
+    raise OutOfRoom(
+        f"row {request.row}: {asked} {room}; what was finished is safe. With batch.deterministic no row is left out for lack of memory, "
+        f"its batch would become another: raise batch.memory and continue with the same command (without --overwrite), "
+        f"or start another run with {other}"
+    )

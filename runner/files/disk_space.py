@@ -1,0 +1,62 @@
+"""TODO"""
+
+import errno
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..core.errors import OutOfRoom, RunDirError
+
+RESERVE_BYTES = 8 << 20  # kept free on the volume for what is written beside a part: lines, metrics, the next journals
+
+
+_MAKE_ROOM = "What was finished is safe: make room there, then continue with the same command (without --overwrite)."
+
+
+@contextmanager
+def room_on(folder: Path) -> Generator[None]:
+    """Turns what the operating system refuses to write within the block into errors that name the place and the fix.
+
+    "No room" and a read-only volume become OutOfRoom, which names the volume and what is free; missing rights to ``folder`` or
+    what is in it become RunDirError. What has to do with other files stays OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = error.filename or folder
+        match error.errno:
+            case errno.EROFS:
+                raise OutOfRoom(f"{place}: is on a read-only volume. Make it writable, or choose another --output.") from error
+            case errno.ENOSPC | errno.EDQUOT:
+                volume = _volume(folder)
+                raise OutOfRoom(
+                    f"{place}: {error.strerror}. The volume {volume} has {_megabytes(shutil.disk_usage(volume).free)} free. {_MAKE_ROOM}"
+                ) from error
+            case errno.EACCES | errno.EPERM if Path(os.fsdecode(place)).is_relative_to(folder):
+                raise RunDirError(
+                    f"{place}: cannot be written ({error.strerror}). Give this user the right to write there, or choose another --output."
+                ) from error
+            case _:
+                raise
+
+
+def require_room(path: Path, size: int = 0) -> None:
+    """Raises OutOfRoom where the volume of ``path`` has no room for ``size`` bytes more and RESERVE_BYTES beside them."""
+    volume = _volume(path)
+    if (free := shutil.disk_usage(volume).free) < size + RESERVE_BYTES:
+        own = f"{_megabytes(size)} for this file and " if size else ""
+        raise OutOfRoom(
+            f"{path}: the volume {volume} has {_megabytes(free)} free, needed are {own}{_megabytes(RESERVE_BYTES)} in reserve, "
+            f"for what else the run writes. {_MAKE_ROOM}"
+        )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def _volume(folder: Path) -> Path:
+    """Where the volume that ``folder`` lies on is mounted."""
+    return next(mount for mount in (folder.absolute(), *folder.absolute().parents) if mount.is_mount())

@@ -1,0 +1,86 @@
+"""The committed records of a run: each shard's current part is checked against the commit log, then read.
+
+Knows no columns; a part that is replaced meanwhile is read in its newer generation.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from ..core.errors import RunDirError
+from ..files.file_stamp import Stamp, sha256, stamp_of
+from .commit_log import Commit, PartFile, read_commits
+from .part_file import part_batches
+from .paths import RunPaths
+
+_AGAIN = "Start that run again, with its own mlx-bulk run command (without --overwrite): it does the shard again."
+
+
+def read_results(run: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The committed results of the run directory ``run``, in input order, as views of the parts' memory maps.
+
+    ``columns``: only these, in the schema's order. A part that has not the stamp of its commit is hashed before it is parsed, once a
+    process. Takes no lock; what is committed while it reads may be left out. Raises RunDirError where a committed part is missing,
+    damaged, or has no such column.
+    """
+    return _committed(RunPaths(run), _results_of, columns)
+
+
+def read_errors(run: Path, columns: list[str] | None = None, without: Collection[int] = ()) -> Iterator[pa.RecordBatch]:
+    """The committed failures of the run directory ``run``, by ``errors_schema``, less the shards ``without``; else as ``read_results``."""
+    return _committed(RunPaths(run), _errors_of, columns, without)
+
+
+def _results_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
+    return next(commit.files(paths))
+
+
+def _errors_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
+    return next(islice(commit.files(paths), 1, None), None)
+
+
+def _committed(
+    paths: RunPaths,
+    part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None],
+    columns: list[str] | None,
+    without: Collection[int] = (),
+) -> Iterator[pa.RecordBatch]:
+    for shard, commit in sorted(read_commits(paths).commits.items()):
+        if shard not in without and (part := _current(paths, commit, part_of)) is not None:
+            with part[1] as file:
+                yield from part_batches(part[0], file, columns)
+
+
+def _current(
+    paths: RunPaths, commit: Commit, part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None]
+) -> tuple[Path, pa.MemoryMappedFile] | None:
+    """The commit's part, checked and opened; where a process has replaced it since the log was read, that of the commit in force."""
+    while (found := part_of(paths, commit)) is not None:
+        part, file = found
+        try:
+            if _is_whole(part, file):
+                return part, pa.memory_map(str(part))
+            problem = "is damaged (its sha256 is not the one committed)"
+        except FileNotFoundError:
+            problem = "commits.jsonl says it is there, but it is not"
+        newest = read_commits(paths).commits.get(commit.shard)
+        if newest is None or newest.generation == commit.generation:
+            raise RunDirError(f"{part}: {problem}. {_AGAIN}")
+        commit = newest
+    return None
+
+
+def _is_whole(part: Path, file: PartFile) -> bool:
+    """Whether the part has the bytes that were committed. Raises OSError."""
+    found = part.stat()
+    size, stamp = found.st_size, stamp_of(found)
+    return size == file.bytes and (stamp == file.stamp or _sha256(part.absolute(), stamp) == file.sha256)
+
+
+@cache
+def _sha256(part: Path, stamp: Stamp) -> str:
+    """Of a part as it lies there under this stamp: a copied run has no stamp of its commits, and is read several times over."""
+    return sha256(part)
