@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from durability import job
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
-from mlx_bulk.runner.core.host_process import Outside
-from mlx_bulk.runner.models.model_pool import Models
+from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.store.results import read_results
@@ -25,11 +25,11 @@ from options import QUESTIONS, options
 Found = tuple[float, list[tuple[list[int], list[float]]]]
 
 
-def run(config: Path, models: Models, **batch: Any) -> Found:
+def run(config: Path, models: ModelPool, **batch: Any) -> Found:
     """Seconds of a run, and each row's token ids and logprobs."""
-    loaded: Any = load(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
+    loaded: Any = load_config(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
     began = time.perf_counter()
-    summary = session.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
+    summary = session.run_job(loaded, KINDS["generate"], Start(overwrite=True), HostProcess(), "nothing", models)
     took = time.perf_counter() - began
     assert summary.complete, summary
     batches = read_results(Path(loaded.output.path), ["completion_ids", "logprobs"])
@@ -50,7 +50,7 @@ def main() -> None:
             shapes.save(folder / "model", shapes.LLAMA_135M)
             model = str(folder / "model")
         config = job(folder, model, args.data, args.rows, args.tokens)
-        models = Models()
+        models = ModelPool()
         _, alone = run(config, models, rows=1)
         differ: dict[str, float] = {}
         largest = 0.0

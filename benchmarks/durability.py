@@ -20,10 +20,10 @@ from options import QUESTIONS, options
 load_mlx()
 
 import pyarrow as pa  # noqa: E402
-from mlx_bulk.configs.load import load  # noqa: E402
+from mlx_bulk.configs.load import load_config  # noqa: E402
 from mlx_bulk.jobs.kinds import KINDS  # noqa: E402
-from mlx_bulk.runner.core.host_process import Outside  # noqa: E402
-from mlx_bulk.runner.models.model_pool import Models  # noqa: E402
+from mlx_bulk.runner.core.host_process import HostProcess  # noqa: E402
+from mlx_bulk.runner.models.model_pool import ModelPool  # noqa: E402
 from mlx_bulk.runner.pipeline import session  # noqa: E402
 from mlx_bulk.runner.runs.run_dir import Start  # noqa: E402
 from mlx_bulk.runner.store.arrow_builder import record_batch  # noqa: E402
@@ -95,12 +95,12 @@ def job(folder: Path, model: str, data: Path | None, rows: int, tokens: int) -> 
     return config
 
 
-def seconds(config: Path, writer: Any, models: Models) -> float:
+def seconds(config: Path, writer: Any, models: ModelPool) -> float:
     """One whole run's wall time."""
     session.Writer = writer
-    loaded: Any = load(config)
+    loaded: Any = load_config(config)
     began = time.perf_counter()
-    session.run(loaded, KINDS["generate"], Start(overwrite=True), Outside(), "nothing", models)
+    session.run_job(loaded, KINDS["generate"], Start(overwrite=True), HostProcess(), "nothing", models)
     return time.perf_counter() - began
 
 
@@ -110,7 +110,7 @@ def main() -> None:
     logging.getLogger("mlx_bulk").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory(dir=".") as name:
         config = job(Path(name), "demo", args.data, args.rows, args.tokens)
-        models = Models()
+        models = ModelPool()
         seconds(config, Timed, models)
         took: dict[str, list[float]] = {"journal": [], "memory": []}
         shares: list[float] = []

@@ -18,11 +18,11 @@ os.environ["XDG_CACHE_HOME"] = remembered.name  # nothing is known of any model 
 
 import shapes  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
-from mlx_bulk.runner.checks.capabilities import trust  # noqa: E402
+from mlx_bulk.runner.checks.capabilities import capabilities_of  # noqa: E402
 from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
-from mlx_bulk.runner.core.logprob_options import Wanted  # noqa: E402
-from mlx_bulk.runner.models.checkpoint import find  # noqa: E402
-from mlx_bulk.runner.models.loader import Model, load  # noqa: E402
+from mlx_bulk.runner.core.logprob_options import LogprobOptions  # noqa: E402
+from mlx_bulk.runner.models.checkpoint import find_checkpoint  # noqa: E402
+from mlx_bulk.runner.models.loader import Model, load_model  # noqa: E402
 
 
 def timed(name: str, work: Callable[[], Any]) -> float:
@@ -39,15 +39,15 @@ def cost(name: str, path: str) -> dict[str, float]:
     config = ModelConfig(path=path)
 
     def loaded() -> Model:
-        return load(config, find(config), memory=1 << 40)
+        return load_model(config, find_checkpoint(config), memory=1 << 40)
 
     def fitted(model: Model, echo: bool) -> None:
-        fit(model, BatchConfig(), Wanted(echo=echo))
+        fit(model, BatchConfig(), LogprobOptions(echo=echo))
 
     model = loaded()
     return {
-        "twin": timed(f"{name}: twin, never seen before", lambda: trust(model)),
-        "remembered": timed(f"{name}: twin, remembered", lambda: trust(model)),
+        "twin": timed(f"{name}: twin, never seen before", lambda: capabilities_of(model)),
+        "remembered": timed(f"{name}: twin, remembered", lambda: capabilities_of(model)),
         "generate": timed(f"{name}: tried on the weights, to generate", lambda: fitted(model, False)),
         "score": timed(f"{name}: tried on the weights, to score", lambda: fitted(model, True)),
         "load": timed(f"{name}: reading the weights, with substitutes", loaded),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import shapes
 from completing import Completing
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generate, Generated, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.setup import Setup
@@ -44,7 +44,7 @@ def found(outcomes: list[Generated]) -> dict[str, Any]:
 
 def generate(folder: Path, work: Completing) -> Callable[[], dict[str, Any]]:
     """Through the engine, ``work.rows`` rows at once."""
-    setup, asked = shapes.setup(folder, Wanted(), work.rows), requests(work)
+    setup, asked = shapes.setup(folder, LogprobOptions(), work.rows), requests(work)
     return lambda: found(shapes.generated(engine(setup), asked))
 
 

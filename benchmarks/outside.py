@@ -20,13 +20,13 @@ import numpy as np
 import shapes
 from about import about, table
 from lengths import texts
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.generate.generate import GenerateJob
-from mlx_bulk.runner.core.host_process import Outside
+from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.core.requests import Outcome, Request
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.models.model_pool import Models
+from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import Start
 from options import options
@@ -88,10 +88,10 @@ def write(path: Path, lengths: list[int], choice: list[str]) -> None:
     path.write_text("".join(json.dumps({"question": " " + " ".join(rng.choice(choice, length))}) + "\n" for length in lengths))
 
 
-def run(config: Any, models: Models) -> dict[str, float]:
+def run(config: Any, models: ModelPool) -> dict[str, float]:
     """One run: the share of its working phase outside the engine, that phase's seconds, and those before it."""
     begun = time.perf_counter()
-    summary = session.run(config, TimedJob, Start(overwrite=True), Outside(), "nothing", models)
+    summary = session.run_job(config, TimedJob, Start(overwrite=True), HostProcess(), "nothing", models)
     ended = time.perf_counter()
     assert summary.complete, summary
     working = ended - Timed.began
@@ -113,7 +113,7 @@ def main() -> None:
         asked = texts(args.data, args.prompts, 2048)
         write(folder / "rows.jsonl", list(map(len, asked.questions)), words(folder))
         (folder / "job.yaml").write_text(CONFIG.format(folder=folder, new=args.new, rows=args.rows))
-        config, models = load(folder / "job.yaml"), Models()
+        config, models = load_config(folder / "job.yaml"), ModelPool()
         runs = [run(config, models) for _ in range(args.rounds + 1)][1:]
     figures = {figure: round(statistics.median(each[figure] for each in runs), 4) for figure in runs[0]}
     table({figure: [value] for figure, value in figures.items()}, [f"{args.prompts} prompts, {args.new} new tokens each"])

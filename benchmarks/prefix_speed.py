@@ -82,10 +82,10 @@ def samples(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
     """Draws ``SAMPLES`` completions a prompt, from one prefill or from one each; of the latter the first has the prompt as it is."""
     import ours
     import shapes
-    from mlx_bulk.runner.core.logprob_options import Wanted
+    from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
     work, vocabulary = Completing.load(folder), json.loads((folder / "config.json").read_text())["vocab_size"]
-    setup = shapes.setup(folder, Wanted(), work.rows)
+    setup = shapes.setup(folder, LogprobOptions(), work.rows)
     if peer == "apart":
         work = replace(work, prompts=[_other(ids, index, vocabulary) for ids in work.prompts for index in range(SAMPLES)])
     requests = ours.requests(work, SAMPLES if peer == "shared" else 1)

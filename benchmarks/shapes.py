@@ -16,13 +16,13 @@ import mlx_bulk.configs  # noqa: E402
 from mlx.utils import tree_flatten  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
 from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
-from mlx_bulk.runner.core.logprob_options import Wanted  # noqa: E402
+from mlx_bulk.runner.core.logprob_options import LogprobOptions  # noqa: E402
 from mlx_bulk.runner.core.requests import Generated, Request, Scored, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.engine.engine import Engine  # noqa: E402
 from mlx_bulk.runner.engine.scorer import Scorer  # noqa: E402
 from mlx_bulk.runner.engine.setup import Setup  # noqa: E402
-from mlx_bulk.runner.models.checkpoint import find  # noqa: E402
-from mlx_bulk.runner.models.loader import load  # noqa: E402
+from mlx_bulk.runner.models.checkpoint import find_checkpoint  # noqa: E402
+from mlx_bulk.runner.models.loader import load_model  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
@@ -88,10 +88,10 @@ def gflop(shape: dict[str, Any], tokens: int, keys: int, logits: int) -> float:
     return 2e-9 * (layers * weights * tokens + 2 * layers * hidden * keys + hidden * shape["vocab_size"] * logits)
 
 
-def setup(folder: Path, wanted: Wanted = Wanted(echo=True, greedy=True), rows: int | None = None) -> Setup:  # noqa: B008 - frozen
+def setup(folder: Path, wanted: LogprobOptions = LogprobOptions(echo=True, greedy=True), rows: int | None = None) -> Setup:  # noqa: B008 - frozen
     """The project's own way of running the checkpoint, probes and all; by default to score. ``rows`` decode at once."""
     config = ModelConfig(path=str(folder))
-    return fit(load(config, find(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted)[0]
+    return fit(load_model(config, find_checkpoint(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted)[0]
 
 
 def generated(engine: Engine, requests: list[Request]) -> list[Generated]:

@@ -18,7 +18,7 @@ import shapes
 from about import about, table
 from completing import Completing
 from lengths import draw
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generate, Generated, Request, Sampling
 from mlx_bulk.runner.engine.engine import Engine
 
@@ -64,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         shapes.save(Path(name), shapes.LLAMA_5M)
-        engine = ours.engine(shapes.setup(Path(name), Wanted(), args.rows))
+        engine = ours.engine(shapes.setup(Path(name), LogprobOptions(), args.rows))
     began = time.perf_counter()
     before, whole = filled(engine, asked(args.count, shapes.LLAMA_5M["vocab_size"]), args.rows)
     seconds = time.perf_counter() - began

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import cast
 
 from .errors import ConfigError
-from .explain import Problem, shown
+from .explain import SettingProblem, shown
 from .fields import nearest
 from .jobs import ROW_JOBS
 from .load import Values, checked, either, line, put, refuse_unknown
@@ -66,7 +66,7 @@ def cells(config: SweepConfig, source: str) -> list[Cell]:
         raise ConfigError(f"{source}: matrix: no cell is left; expected a key with a list of values, or cells in include")
     keys = list(dict.fromkeys(key for overrides in every for key in overrides))
     folder = Path(config.output.path)
-    problems: dict[Problem, list[Overrides]] = {}
+    problems: dict[SettingProblem, list[Overrides]] = {}
     found: list[Cell] = []
     for overrides in every:
         name = name_of(overrides)
@@ -150,7 +150,7 @@ def _refuse_twins(found: Sequence[Cell], source: str) -> None:
             raise ConfigError(f"{source}: the cells {pair} have the same settings, so one would stand twice; remove one of the two")
 
 
-def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[JobConfig], source: str) -> JobConfig | list[Problem]:
+def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[JobConfig], source: str) -> JobConfig | list[SettingProblem]:
     """The base with ``overrides`` on top as a config whose run directory is ``path``."""
     values = cast(Values, copy.deepcopy(config.base))
     for key, value in overrides.items():
@@ -158,7 +158,7 @@ def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[J
     values["output"] = {"path": path, "fsync_seconds": config.output.fsync_seconds}
     made = checked(values, model)
     if not isinstance(made, list) and made.data.path in ("-", ["-"]):
-        return [Problem("data.path", "found -; a sweep reads its input once a cell, and stdin can be read once: give a file")]
+        return [SettingProblem("data.path", "found -; a sweep reads its input once a cell, and stdin can be read once: give a file")]
     return made
 
 
@@ -175,7 +175,7 @@ def _value(base: Mapping[str, object], overrides: Overrides, made: JobConfig, ke
     return None
 
 
-def _line(problem: Problem, where: Sequence[Overrides], cells: int) -> str:
+def _line(problem: SettingProblem, where: Sequence[Overrides], cells: int) -> str:
     """A problem with the cells that have it; one that all ``cells`` have, of a setting that none changes, is the base's."""
     key = problem.key
     changing = [cell for cell in where if any(key == name or f"{key}[".startswith((f"{name}.", f"{name}[")) for name in cell)]

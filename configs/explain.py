@@ -19,7 +19,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingProblem:
     """One setting that is wrong: its dotted key, and the rest of the line."""
 
     key: str
@@ -66,7 +66,7 @@ def holds_keys(field: FieldInfo) -> bool:
     return any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Section)) for kind in kinds)
 
 
-def unknown(key: str, valid: Sequence[str], root: type[Section]) -> Problem:
+def unknown(key: str, valid: Sequence[str], root: type[Section]) -> SettingProblem:
     """A key that does not exist beside the ``valid`` ones in a config of the kind ``root``: the nearest is suggested, or all are listed."""
     prefix, _, name = key.rpartition(".")
     near = nearest(name, valid)
@@ -79,7 +79,7 @@ def unknown(key: str, valid: Sequence[str], root: type[Section]) -> Problem:
         fix = f"it belongs to job: {' or '.join(others)}; remove it, or expected one of {', '.join(valid)}"
     else:
         fix = f"expected one of {', '.join(valid)}"
-    return Problem(key, f"no such key; {fix}")
+    return SettingProblem(key, f"no such key; {fix}")
 
 
 def _keys(model: type[Section]) -> set[str]:
@@ -87,9 +87,9 @@ def _keys(model: type[Section]) -> set[str]:
     return {*settings(model), *model.model_fields}
 
 
-def problems(error: ValidationError, values: object, root: type[Section]) -> list[Problem]:
+def problems(error: ValidationError, values: object, root: type[Section]) -> list[SettingProblem]:
     """One problem a setting, in the order of the schema's checks. ``values`` is what was validated by ``root``."""
-    found: dict[str, Problem] = {}
+    found: dict[str, SettingProblem] = {}
     for detail in error.errors(include_url=False):
         setting, problem = _problem(detail, values, root)
         # A union reports each of its branches; the one that reaches deepest names the offending element.
@@ -98,22 +98,22 @@ def problems(error: ValidationError, values: object, root: type[Section]) -> lis
     return list(found.values())
 
 
-def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple[str, Problem]:
+def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple[str, SettingProblem]:
     model, names, field, rest = _walk(detail["loc"], root)
     key = ".".join(names)
     match detail["type"]:
         case "contradiction":
             context = detail.get("ctx", {})
             key = ".".join(part for part in (key, context["key"]) if part)
-            return key, Problem(key, context["text"])
+            return key, SettingProblem(key, context["text"])
         case "missing":
-            return key, Problem(key, f"missing; expected {_expected(field, root)}")
+            return key, SettingProblem(key, f"missing; expected {_expected(field, root)}")
         case "extra_forbidden" | "invalid_key" if model is not None:
             key = ".".join([*names, str(rest[0])])
             return key, unknown(key, list(model.model_fields), root)
         case _:
             element, value = _descend(names, rest, values)
-            return key, Problem(element, f"found {shown(value)}; expected {_expected(field, root)}{_fix(field, value)}")
+            return key, SettingProblem(element, f"found {shown(value)}; expected {_expected(field, root)}{_fix(field, value)}")
 
 
 def _walk(

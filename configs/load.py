@@ -15,7 +15,7 @@ from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from .errors import ConfigError
 from .eval import EvalConfig
-from .explain import Problem, holds_keys, problems, section_of, shown, unknown
+from .explain import SettingProblem, holds_keys, problems, section_of, shown, unknown
 from .fields import Section, nearest
 from .jobs import JOBS
 from .parse import Scalar, Value, parse
@@ -34,7 +34,7 @@ _PATHS = (
 )
 
 
-def load(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> JobConfig | SweepConfig:
+def load_config(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> JobConfig | SweepConfig:
     """The config in the YAML file ``path`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``paths``.
 
     paths: model.path, data.path and output.path as they are; in a sweep the first two are its base's.
@@ -71,7 +71,7 @@ def _whole(values: Values, model: type[Checked], overridden: Sequence[str], path
     return config
 
 
-def checked(values: Values, model: type[Checked]) -> Checked | list[Problem]:
+def checked(values: Values, model: type[Checked]) -> Checked | list[SettingProblem]:
     """``values`` (whose paths are expanded in place) as a config of the kind ``model``, or all that is wrong with them."""
     for name, field in model.model_fields.items():
         # A section that is left out or left empty holds its defaults, and names what it lacks.
@@ -206,9 +206,9 @@ def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> No
         model = section
 
 
-def _expand_paths(values: Values) -> list[Problem]:
+def _expand_paths(values: Values) -> list[SettingProblem]:
     """Expands the settings that are paths in place, and returns what could not be expanded."""
-    found: list[Problem] = []
+    found: list[SettingProblem] = []
     for key in _PATHS:
         *sections, name = key.split(".")
         place: Value = values
@@ -222,14 +222,14 @@ def _expand_paths(values: Values) -> list[Problem]:
         try:
             place[name] = _expand(key, value) if isinstance(value, str) else [_expand(key, item) for item in value]
         except ConfigError as error:
-            found.append(Problem(key, str(error)))
+            found.append(SettingProblem(key, str(error)))
     rewards = values.get("rewards")
     for index, reward in enumerate(rewards if isinstance(rewards, list) else []):
         if isinstance(reward, dict) and isinstance(fn := reward.get("fn"), str):
             try:
                 reward["fn"] = _expand("fn", fn)
             except ConfigError as error:
-                found.append(Problem(f"rewards[{index}].fn", str(error)))
+                found.append(SettingProblem(f"rewards[{index}].fn", str(error)))
     return found
 
 
@@ -262,7 +262,7 @@ def _source(key: str, overridden: Sequence[str], path: Path) -> str:
     return "--set" if any(f"{key}.".startswith(f"{name}.") or f"{key}[".startswith(f"{name}[") for name in overridden) else str(path)
 
 
-def line(problem: Problem) -> str:
+def line(problem: SettingProblem) -> str:
     """A problem as a message shows it, behind where it was found."""
     key = problem.key if problem.key.isprintable() else shown(problem.key)
     return f"{key}: {problem.text}" if key else problem.text

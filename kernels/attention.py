@@ -53,7 +53,7 @@ def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:
 def on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
     """``reference`` by the library, computed now; in memory it is [B, T, H, E], as the next projection takes it."""
     kind, seen = kind_of(mask)
-    native.evaluate(q, k, v, *([] if seen is None else [seen]))
+    native.evaluate_arrays(q, k, v, *([] if seen is None else [seen]))
     q, k, v = (x if _by_numbers(x) else native.dense(x) for x in (q, k, v))
     b, h, t, _ = q.shape
     out = native.empty((b, t, h, v.shape[-1]))

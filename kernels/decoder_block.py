@@ -139,7 +139,7 @@ class Block:
         call, made = _Call.from_buffer_copy(self._call), native.view(out)  # a call's own: threads compute with one block at once
         call.kind, call.mask = kind, None
         if seen is not None:
-            native.evaluate(seen)
+            native.evaluate_arrays(seen)
             over = native.view(seen)
             call.mask = over.ctypes.data
             call.ms[:] = [stride // over.itemsize if n > 1 else 0 for stride, n in zip(over.strides, over.shape, strict=True)]

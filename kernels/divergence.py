@@ -50,7 +50,7 @@ def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32]) -
     return Divergence(*(np.array(part) for part in parts))
 
 
-def join(parts: list[Divergence]) -> Divergence:
+def join_divergences(parts: list[Divergence]) -> Divergence:
     """One ``Divergence`` of consecutive ones."""
     return Divergence(
         np.concatenate([part.kls for part in parts]),
@@ -84,7 +84,7 @@ def on_cpu(logits: NDArray[np.float32], reference: NDArray[np.float32], targets:
     """``specification`` by NumPy: logits [N, V], reference [N, V], targets [N]."""
     rows = max(1, CHUNK_BYTES // (4 * logits.shape[1]))
     starts = range(0, max(1, len(logits)), rows)
-    return join([_chunk(logits[at : at + rows], reference[at : at + rows], targets[at : at + rows]) for at in starts])
+    return join_divergences([_chunk(logits[at : at + rows], reference[at : at + rows], targets[at : at + rows]) for at in starts])
 
 
 def _chunk(x: NDArray[np.float32], r: NDArray[np.float32], targets: NDArray[np.int32]) -> Divergence:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import linear, logprobs, native
-from .logprobs import Scores, Sums
+from .logprobs import Scores, SoftmaxSums
 
 
 @dataclass(slots=True, frozen=True)
@@ -45,7 +45,7 @@ def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32
     bias = None if product.bias is None else native.dense(product.bias)
     n = x.shape[0]
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    sums, found = Sums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32)), np.empty(len(targets), np.float32)
+    sums, found = SoftmaxSums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32)), np.empty(len(targets), np.float32)
     named = np.ascontiguousarray(targets, np.int32)
     native.library().product_sums(x, weight, None if bias is None else id(bias), first, named, found, sums.best, sums.peak, sums.total)
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of NaN or of -inf comes out as NaN, and is quarantined

@@ -56,7 +56,7 @@ def score(logits: mx.array, targets: NDArray[np.int32], top: int = 0, stats: boo
     return Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
 
 
-def join(parts: list[Scores]) -> Scores:
+def join_scores(parts: list[Scores]) -> Scores:
     """One ``Scores`` of consecutive ones."""
     together = ([getattr(p, name) for p in parts] for name in Scores.__slots__)
     return Scores(*(None if values[0] is None else np.concatenate(values) for values in together))  # pyright: ignore[reportArgumentType]
@@ -109,7 +109,7 @@ def sum_by_blocks(x: mx.array) -> mx.array:
 
 
 @dataclass(slots=True, frozen=True)
-class Sums:
+class SoftmaxSums:
     """Of N rows of logits: best [N] int32, the first of the largest, its value [N] float32, total [N], the sum of exp(logit - peak).
 
     A row with a NaN has NaN for the last two, and the NaN's id as its best.
@@ -120,11 +120,11 @@ class Sums:
     total: NDArray[np.float32]
 
 
-def softmax_sums(logits: NDArray[np.float32]) -> Sums:
+def softmax_sums(logits: NDArray[np.float32]) -> SoftmaxSums:
     """What a softmax over each row of ``logits`` [N, V] takes, in one pass by the library, or by NumPy where that is not there."""
     n = len(logits)
     if logits.size and logits.dtype == np.float32 and native.library() is not None:
-        sums = Sums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32))
+        sums = SoftmaxSums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32))
         native.library().softmax_sums(np.ascontiguousarray(logits), sums.best, sums.peak, sums.total)
         return sums
     best = logits.argmax(axis=-1).astype(np.int32)
@@ -137,11 +137,11 @@ def softmax_sums(logits: NDArray[np.float32]) -> Sums:
             block = slice(at, at + rows)
             below = np.subtract(logits[block], peak[block, None], out=spare[: min(rows, n - at)])
             total[block] = np.exp(below, out=below).sum(axis=-1)
-    return Sums(best, peak, total)
+    return SoftmaxSums(best, peak, total)
 
 
 def on_cpu(
-    logits: NDArray[np.float32], targets: NDArray[np.int32], top: int, stats: bool, greedy: bool = False, sums: Sums | None = None
+    logits: NDArray[np.float32], targets: NDArray[np.int32], top: int, stats: bool, greedy: bool = False, sums: SoftmaxSums | None = None
 ) -> Scores:
     """``reference`` on the CPU: logits [N, V] float32, targets [N]. ``sums``: what ``softmax_sums`` gives of them, where it is known."""
     n, v = logits.shape
@@ -156,7 +156,7 @@ def on_cpu(
             _more(logits[at : at + rows], targets[at : at + rows], sums.peak[at : at + rows], log_total[at : at + rows], top, stats)
             for at in range(0, max(1, n), rows)
         ]
-    return replace(join(parts), greedy=found.greedy)
+    return replace(join_scores(parts), greedy=found.greedy)
 
 
 def _more(

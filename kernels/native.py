@@ -96,7 +96,7 @@ def suits(*arrays: mx.array) -> bool:
     return all(array.dtype == mx.float32 and array.size for array in arrays) and library() is not None
 
 
-def evaluate(*arrays: mx.array) -> None:
+def evaluate_arrays(*arrays: mx.array) -> None:
     """Computes what the arrays hold. Raises Traced."""
     try:
         mx.eval(*arrays)
@@ -106,7 +106,7 @@ def evaluate(*arrays: mx.array) -> None:
 
 def dense(array: mx.array) -> mx.array:
     """The array evaluated, its elements behind each other. Raises Traced."""
-    evaluate(array)
+    evaluate_arrays(array)
     if layout(array).c_contiguous:
         return array
     array = mx.contiguous(array)
@@ -129,7 +129,7 @@ class Places:
 
     def __init__(self, arrays: Sequence[mx.array]):
         """Raises Traced."""
-        evaluate(*arrays)
+        evaluate_arrays(*arrays)
         self._of, self._kept = list(arrays), [copy.copy(array) for array in arrays]  # kept: else another could come to lie there
         self._objects = (ctypes.py_object * len(arrays))(*arrays)
         self._at = (ctypes.c_void_p * len(arrays))(*(view(array).ctypes.data for array in arrays))

@@ -49,7 +49,7 @@ def suits(x: mx.array, dims: int, offset: int | mx.array) -> bool:
 
 def on_cpu(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False) -> mx.array:
     """``reference`` by the library, computed now; in memory it is [B, T, H, D], as projections leave it."""
-    native.evaluate(x, *([offset] if isinstance(offset, mx.array) else []))
+    native.evaluate_arrays(x, *([offset] if isinstance(offset, mx.array) else []))
     strides = native.layout(x).strides
     if strides is None or strides[-1] != x.itemsize:
         x = native.dense(x)

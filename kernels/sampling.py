@@ -192,7 +192,7 @@ def _last_positive(x: mx.array) -> mx.array:
 # ------------------------------------------------------------------------------------------------------ on the CPU
 
 
-def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.Sums | None = None) -> Drawn:
+def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.SoftmaxSums | None = None) -> Drawn:
     """``reference`` by the library, or by NumPy where that is not there: logits [B, V] float32, which stay as they are.
 
     ``sums``: those of the logits, where they are known.

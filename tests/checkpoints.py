@@ -14,8 +14,8 @@ import mlx_bulk.configs
 import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.runner.models.checkpoint import find
-from mlx_bulk.runner.models.loader import Model, load
+from mlx_bulk.runner.models.checkpoint import find_checkpoint
+from mlx_bulk.runner.models.loader import Model, load_model
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import quantize_model, save_config
@@ -99,7 +99,7 @@ def write_adapter(checkpoint: Path, folder: Path, kind: str) -> Path:
 def loaded(path: Path, memory: int = PLENTY, **settings: Any) -> Model:
     """A checkpoint as the runner loads it, in ``memory`` bytes."""
     config = ModelConfig(path=str(path), **settings)
-    return load(config, find(config), memory)
+    return load_model(config, find_checkpoint(config), memory)
 
 
 def logprobs(network: Any, ids: list[int] = IDS) -> NDArray[np.float32]:

@@ -25,7 +25,7 @@ ROOMS = """
     jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/export jobs/sweep jobs/status
     jobs/plan jobs/compare jobs/report_data jobs/report jobs/verify jobs/cli
 """
-ORDER = ROOMS.split()
+ORDER = [str(room) for room in ROOMS.split()]
 
 FOLDERS = {"configs": set[str](), "kernels": set[str](), "runner": {"kernels", "configs"}, "jobs": {"runner", "kernels", "configs"}}
 # `python -m mlx_bulk.jobs` is the command: this one file of jobs/ stands above all its rooms.

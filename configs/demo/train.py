@@ -96,7 +96,7 @@ def answer(question: str) -> str:
     return f"{question} = {int(a) + int(b) if sign == '+' else int(a) - int(b)}"
 
 
-def asked(question: str) -> str:
+def rendered_question(question: str) -> str:
     """The chat up to the assistant's turn, as the chat template renders it."""
     return f"{START}user\nWhat is {question}?{END}\n{START}assistant\n"
 
@@ -121,7 +121,7 @@ def make_tokenizer(texts: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def windows(tokenizer: Tokenizer, texts: list[str], options: argparse.Namespace) -> Iterator[tuple[list[int], list[float]]]:
+def training_windows(tokenizer: Tokenizer, texts: list[str], options: argparse.Namespace) -> Iterator[tuple[list[int], list[float]]]:
     """Endless windows of ``length + 1`` token ids with the weight of each in the loss.
 
     A window is of sums in chats with chance ``share``, of bare sums with chance ``drills``, else of scenes, which are one
@@ -142,7 +142,7 @@ def windows(tokenizer: Tokenizer, texts: list[str], options: argparse.Namespace)
         while len(ids) < size:
             q = rng.choice(shown)
             result = answer(q).removeprefix(q)
-            parts = (asked(q), f"{q}{result}{END}\n") if kind < options.share else (q, f"{result}\n")
+            parts = (rendered_question(q), f"{q}{result}{END}\n") if kind < options.share else (q, f"{result}\n")
             for text, weight in zip(parts, (0.0 if options.answers_only else 1.0, 1.0), strict=True):
                 part = tokenizer.encode(text, add_special_tokens=text.startswith(START)).ids
                 ids += part
@@ -168,7 +168,7 @@ def accuracy(model: nn.Module, tokenizer: Tokenizer, questions: list[str]) -> fl
     right = 0
     prompts: dict[int, list[tuple[str, list[int]]]] = {}
     for q in questions:
-        ids = tokenizer.encode(asked(q)).ids
+        ids = tokenizer.encode(rendered_question(q)).ids
         prompts.setdefault(len(ids), []).append((q, ids))
     for group in prompts.values():  # rows of one length need no padding
         cache, x, out = make_prompt_cache(model), mx.array([ids for _, ids in group]), []
@@ -205,7 +205,7 @@ def train(model: nn.Module, tokenizer: Tokenizer, texts: list[str], unseen: list
         return value
 
     step = mx.compile(step, inputs=state, outputs=state)
-    source = windows(tokenizer, texts, options)
+    source = training_windows(tokenizer, texts, options)
     tic, mean = time.perf_counter(), 0.0
     for at in range(1, options.steps + 1):
         rows = [next(source) for _ in range(options.rows)]
@@ -267,7 +267,7 @@ def main() -> None:
     unseen, texts = every[5::8], [s for i, s in enumerate(every) if i % 8 != 5]
     print(f"{len(every)} scenes, {sum(map(len, unseen)):,} characters of {len(unseen)} held out", flush=True)
     shown, fresh = sums()
-    tokenizer = make_tokenizer([*texts, *(f"{asked(q)}{answer(q)}{END}\n" for q in shown[:500])])
+    tokenizer = make_tokenizer([*texts, *(f"{rendered_question(q)}{answer(q)}{END}\n" for q in shown[:500])])
     options.out.mkdir(parents=True, exist_ok=True)
     write_lines(options.out / "documents.jsonl", [{"text": s} for s in unseen])
     write_lines(options.out / "questions.jsonl", [{"question": f"What is {q}?", "answer": answer(q)} for q in fresh[:1000]])

@@ -52,15 +52,15 @@ def status(run_folder: Path, as_json: bool, log_level: str) -> None:
     set_log(log_level)
     with one_line_errors():
         from ...runner.runs.run_files import is_sweep
-        from ...runner.runs.status import status as status_of
-        from ..status.sweep import statuses, sweep_as_json, sweep_as_text
+        from ...runner.runs.status import run_status
+        from ..status.sweep import statuses, sweep_status_as_json, sweep_status_as_text
         from ..status.text import status_as_json, status_as_text
 
         if is_sweep(run_folder):
             cells = statuses(run_folder)
-            click.echo(sweep_as_json(run_folder, cells) if as_json else sweep_as_text(run_folder, cells))
+            click.echo(sweep_status_as_json(run_folder, cells) if as_json else sweep_status_as_text(run_folder, cells))
             return
-        found = status_of(run_folder)
+        found = run_status(run_folder)
         click.echo(status_as_json(found) if as_json else status_as_text(found, shutil.get_terminal_size((100, 0)).columns))
 
 
@@ -72,7 +72,7 @@ def report(run_folder: Path, to: Path | None, log_level: str) -> None:
     """Draws RUN, or a sweep's folder, as one HTML page with plots and samples, while it runs or after, and prints where it lies."""
     set_log(log_level)
     with one_line_errors():
-        from ..report.report import report as written
+        from ..report.report import write_report as written
 
         click.echo(written(run_folder, to))
 
@@ -114,22 +114,22 @@ def plan(
 def _plan(config: Path, overrides: Sequence[str], paths: dict[str, str], calibrate: bool, as_json: bool) -> tuple[int, str]:
     """The exit code and the text of a plan."""
     from ...configs.cells import cells
-    from ...configs.load import load
+    from ...configs.load import load_config
     from ...configs.sweep import SweepConfig
 
-    loaded = load(config, overrides, paths)
+    loaded = load_config(config, overrides, paths)
     swept = cells(loaded, str(config)) if isinstance(loaded, SweepConfig) else []
     ready()
     from ...runner.estimate.plan import planned
-    from ...runner.models.model_pool import Models
+    from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS
-    from ..plan.sweep import planned_sweep, sweep_as_json, sweep_as_text, sweep_exit_code
+    from ..plan.sweep import plan_exit_code, planned_sweep, planned_sweep_as_json, planned_sweep_as_text
     from ..plan.text import plan_as_json, plan_as_text
 
     if isinstance(loaded, SweepConfig):
         found = planned_sweep(swept, KINDS, calibrate)
-        return sweep_exit_code(found), sweep_as_json(found) if as_json else sweep_as_text(found)
-    made = planned(loaded, KINDS[loaded.job], Models() if calibrate else None)
+        return plan_exit_code(found), planned_sweep_as_json(found) if as_json else planned_sweep_as_text(found)
+    made = planned(loaded, KINDS[loaded.job], ModelPool() if calibrate else None)
     return 0, plan_as_json(made) if as_json else plan_as_text(made, shutil.get_terminal_size((100, 0)).columns)
 
 

@@ -33,7 +33,7 @@ class Evaluated:
     results: Path
 
 
-def evaluate(config: EvalConfig) -> Evaluated:
+def run_evaluation(config: EvalConfig) -> Evaluated:
     """Runs the tasks and writes results.json, and the samples where they are asked for.
 
     Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and what the model raises.

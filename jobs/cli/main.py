@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...runner.core.host_process import Outside, Supervisor
+from ...runner.core.host_process import HostProcess, Supervisor
 from ..terminal.closing_line import QUARANTINED, continuing, ending
 from ..terminal.console import LEVELS, one_line_errors, ready, set_log, tell
 from .commands import COMMANDS
@@ -93,7 +93,7 @@ def run(
     command = continuing(overwrite)
     stop = Stop(command=command) if link is None else Stop(link.signalled, command)
     show: Show = "nothing" if quiet else "json" if json_progress else "progress"
-    outside = Outside(stop.asked, stop.saving, link or Supervisor())
+    outside = HostProcess(stop.asked, stop.saving, link or Supervisor())
     with telling_exit(link), one_line_errors():
         code, said = None, ""
         try:
@@ -151,12 +151,12 @@ def verify(run_folder: Path, how: str | None, as_json: bool, log_level: str) -> 
     with one_line_errors():
         if how is not None:
             ready()
-        from ..verify.verify import account_as_json, account_as_text, compared_anew, exit_code, verified
+        from ..verify.verify import account_as_json, account_as_text, compared_anew, verified, verify_exit_code
 
         found = verified(run_folder)
         anew = None if how is None else compared_anew(run_folder, how)
         click.echo(account_as_json(found, anew) if as_json else account_as_text(found, anew))
-    sys.exit(exit_code(found, anew))
+    sys.exit(verify_exit_code(found, anew))
 
 
 @cli.command("eval")
@@ -178,10 +178,10 @@ def eval_(config: Path, model: str | None, output: str | None, overrides: tuple[
             os.environ["TQDM_DISABLE"] = "1"  # lm-eval's bars have no other switch
             logging.getLogger("lm_eval").setLevel(logging.ERROR)
         ready()
-        from .evaluate import evaluate
+        from .evaluate import run_evaluation
 
         try:
-            done = evaluate(loaded)
+            done = run_evaluation(loaded)
         except KeyboardInterrupt:
             click.echo("mlx-bulk: interrupted; nothing was written, the same command starts again", err=True)
             sys.exit(128 + signal.SIGINT)
@@ -208,26 +208,26 @@ def _is_drawn(run: Path) -> bool:
 
 
 def _run(
-    config: Path, overrides: Sequence[str], paths: dict[str, str], start: dict[str, Any], outside: Outside, show: "Show"
+    config: Path, overrides: Sequence[str], paths: dict[str, str], start: dict[str, Any], outside: HostProcess, show: "Show"
 ) -> tuple[int | None, str, Path | None]:
     """Runs a job or a sweep; the exit code, what is to be said of how it ended, and the folder if it is to get a report.
 
     ``start`` by the fields of ``Start``. The code is None for what was stopped: the signal's.
     """
     from ...configs.cells import cells
-    from ...configs.load import load
+    from ...configs.load import load_config
     from ...configs.sweep import SweepConfig
 
-    loaded = load(config, overrides, paths)
+    loaded = load_config(config, overrides, paths)
     if isinstance(loaded, SweepConfig):
         return _run_sweep(cells(loaded, str(config)), Path(loaded.output.path), start, outside, show)
     ready()
-    from ...runner.models.model_pool import Models
+    from ...runner.models.model_pool import ModelPool
     from ...runner.pipeline import session
     from ...runner.runs.run_dir import Start
     from ..kinds import KINDS
 
-    summary = session.run(loaded, KINDS[loaded.job], Start(**start), outside, show, Models())
+    summary = session.run_job(loaded, KINDS[loaded.job], Start(**start), outside, show, ModelPool())
     code = QUARANTINED if summary.errors else 0
     drawable = summary.complete and summary.records > 0
     finished = summary.output if drawable and (summary.worked or not _is_drawn(summary.output)) else None
@@ -235,7 +235,7 @@ def _run(
 
 
 def _run_sweep(
-    cells: "list[Cell]", folder: Path, start: dict[str, Any], outside: Outside, show: "Show"
+    cells: "list[Cell]", folder: Path, start: dict[str, Any], outside: HostProcess, show: "Show"
 ) -> tuple[int | None, str, Path | None]:
     ready()
     from ...runner.runs.run_dir import Start
@@ -243,8 +243,13 @@ def _run_sweep(
     from ..sweep import sweep
     from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
 
-    ended = sweep.run(cells, KINDS, folder, Start(**start), outside, show, lambda ended: write_sweep_table(sweep_table(ended), folder))
-    code, said = sweep.exit_code(ended), f"{closing_table(ended)}\n{sweep.closing_line(ended, folder, continuing(start['overwrite']))}"
+    ended = sweep.run_sweep(
+        cells, KINDS, folder, Start(**start), outside, show, lambda ended: write_sweep_table(sweep_table(ended), folder)
+    )
+    code, said = (
+        sweep.sweep_exit_code(ended),
+        f"{closing_table(ended)}\n{sweep.closing_line(ended, folder, continuing(start['overwrite']))}",
+    )
     return code, said, None if code is None else folder
 
 

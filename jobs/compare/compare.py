@@ -36,7 +36,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class RunComparison:
     """Two runs side by side.
 
     notes: what a reader must know of the comparison itself. settings: key -> the values of A and B where they differ, None
@@ -52,7 +52,7 @@ class Comparison:
     paired: Paired | None
 
 
-def compared(a: Path, b: Path, top: int) -> Comparison:
+def compared(a: Path, b: Path, top: int) -> RunComparison:
     """Compares the run directories ``a`` and ``b``; ``top``: how many of the most different documents to name.
 
     Raises RunDirError for a folder that is no run, or whose finished parts are missing or damaged.
@@ -62,7 +62,7 @@ def compared(a: Path, b: Path, top: int) -> Comparison:
     alike = _family(sides[0].kind) == _family(sides[1].kind)
     by_key = all(run["config"]["data"]["key"] is not None for run in stored)
     statistics = [_statistics(side, run) for side, run in zip(sides, stored, strict=True)]
-    return Comparison(
+    return RunComparison(
         sides[0],
         sides[1],
         [*notes_on(a), *notes_on(b), *_notes(sides, stored, alike, by_key)],
@@ -175,8 +175,8 @@ def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
 def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
     """The statistics of what is committed."""
     if side.kind == "generate":
-        return completion_stats.statistics(side.path, None, None)
+        return completion_stats.completion_statistics(side.path, None, None)
     if side.kind == "rollout":
-        return rollout_stats.statistics(side.path)
-    table = score_stats.statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
+        return rollout_stats.rollout_statistics(side.path)
+    table = score_stats.score_statistics(side.path, ScoreConfig.model_validate(run["config"]), "", False, None)
     return table.drop_columns(["prefix", "bos_every_window", "context"])

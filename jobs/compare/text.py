@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ...configs.cells import plain
-from ..terminal.tables import aligned, cut, figure
-from .compare import Comparison, Side
+from ..terminal.tables import aligned, figure, shortened
+from .compare import RunComparison, Side
 from .paired_records import Figures, Paired
 
 _VALUE_WIDTH, _KEY_WIDTH = 36, 24
@@ -37,7 +37,7 @@ _LEFT_OUT = {
 _PERCENTILES = ("min", "p25", "median", "p75", "max")
 
 
-def shown_as_json(comparison: Comparison) -> str:
+def shown_as_json(comparison: RunComparison) -> str:
     """The comparison as one JSON object; numbers that JSON does not know are null."""
     values = asdict(comparison)
     if comparison.paired is not None:
@@ -45,7 +45,7 @@ def shown_as_json(comparison: Comparison) -> str:
     return json.dumps(_json(values), indent=2, ensure_ascii=False, default=str)
 
 
-def shown_as_text(comparison: Comparison) -> str:
+def shown_as_text(comparison: RunComparison) -> str:
     """The comparison as blocks of aligned lines: the runs, what differs in them, their statistics, and their documents.
 
     Of runs whose documents cannot be held against each other, the notes alone: nearly all of their settings differ.
@@ -65,13 +65,13 @@ def run_cells(side: Side) -> list[str]:
     return [str(side.path), f"{side.kind}, {side.records:,} records, {state}{errors}"]
 
 
-def _settings(comparison: Comparison) -> list[str]:
+def _settings(comparison: RunComparison) -> list[str]:
     if not comparison.settings:
         return ["Settings, weights and tokenizers are the same."]
     return aligned([["settings that differ", "A", "B"], *setting_lines(comparison)], 3)
 
 
-def setting_lines(comparison: Comparison) -> list[list[str]]:
+def setting_lines(comparison: RunComparison) -> list[list[str]]:
     """Each setting that differs, with the values of A and B."""
     return [[key, *(_value(key, value) for value in values)] for key, values in comparison.settings.items()]
 
@@ -82,14 +82,14 @@ def _value(key: str, value: Any) -> str:
         return value.removeprefix("sha256 ")[:12]
     if key == "score.reference" and value is None:
         return "none"
-    return "–" if value is None else cut(plain(value), _VALUE_WIDTH)
+    return "–" if value is None else shortened(plain(value), _VALUE_WIDTH)
 
 
-def _statistics(comparison: Comparison) -> list[str]:
+def _statistics(comparison: RunComparison) -> list[str]:
     return aligned([["statistics", "A", "B"], *statistic_lines(comparison)], 1)
 
 
-def statistic_lines(comparison: Comparison) -> list[list[str]]:
+def statistic_lines(comparison: RunComparison) -> list[list[str]]:
     """Every statistic that is not null in both, each with its error where it has one."""
     found = comparison.statistics
     rows: list[list[str]] = []
@@ -164,7 +164,7 @@ def most_lines(paired: Paired) -> list[list[str]]:
     headings = {"row_b": "row of B"} if "row_b" in names else {}
     rows = [
         [
-            *(cut(plain(document[name]), _KEY_WIDTH) for name in names),
+            *(shortened(plain(document[name]), _KEY_WIDTH) for name in names),
             *(figure(document[name]) for name in ("a", "b", "difference")),
         ]
         for document in paired.most

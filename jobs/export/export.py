@@ -5,7 +5,7 @@ from pathlib import Path
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from .files import export_files
-from .source import Exported, Source
+from .source import Exported, ExportedRun
 from .table_writers import WRITERS
 from .trainer_columns import TRAINERS
 
@@ -19,7 +19,7 @@ def exported(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool, p
 
     Raises ConfigError for options that do not go together, and what ``export_files`` and ``hub.upload`` raise.
     """
-    source = Source.at(run, partial=partial)
+    source = ExportedRun.at(run, partial=partial)
     if not to.startswith(_HUB):
         if public:
             raise ConfigError(f"--public: goes with --to hf:owner/name, and this is --to {to}; remove it")

@@ -19,7 +19,7 @@ from ...runner.core.errors import OutOfRoom
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
 from ...runner.store.results import read_errors, read_results
-from .source import Exported, Source, opened, told
+from .source import Exported, ExportedRun, batches_with_progress, told
 from .table_writers import WRITERS, Notes, write_parquet
 from .trainer_columns import TRAINERS, Mapped
 
@@ -28,7 +28,7 @@ SUMS = "SHA256SUMS"
 _ENDINGS = {"openai": "jsonl", **dict.fromkeys(TRAINERS, "parquet")}
 
 
-def export_files(source: Source, kind: str, to: str, *, overwrite: bool) -> Exported:
+def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) -> Exported:
     """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (one that is there, or a name that ends in /).
 
     A folder gets ``results`` and, where rows are quarantined, ``errors``, and a file SHA256SUMS last. Raises ConfigError for a
@@ -64,18 +64,18 @@ def export_files(source: Source, kind: str, to: str, *, overwrite: bool) -> Expo
     return done
 
 
-def _table(kind: str, source: Source, batches: Iterator[pa.RecordBatch], total: int) -> Callable[[BinaryIO], Notes]:
-    schema, shown = opened(batches, total, source.run)
+def _table(kind: str, source: ExportedRun, batches: Iterator[pa.RecordBatch], total: int) -> Callable[[BinaryIO], Notes]:
+    schema, shown = batches_with_progress(batches, total, source.run)
     return lambda file: WRITERS[kind](file, schema, shown)
 
 
-def _openai(source: Source) -> Callable[[BinaryIO], Notes]:
+def _openai(source: ExportedRun) -> Callable[[BinaryIO], Notes]:
     from ...runner.models.run_tokenizer import tokenizer_of
     from .openai_batch import needs_tokens, openai_lines
-    from .openai_logprobs import spelled
+    from .openai_logprobs import openai_spelling
 
     config = GenerateConfig.model_validate(source.stored["config"])
-    spell = spelled(tokenizer_of(config, source.stored).token_bytes) if needs_tokens(config) else None
+    spell = openai_spelling(tokenizer_of(config, source.stored).token_bytes) if needs_tokens(config) else None
 
     def write(file: BinaryIO) -> Notes:
         lines = openai_lines(source.run, source.stored, config, spell)
@@ -85,9 +85,9 @@ def _openai(source: Source) -> Callable[[BinaryIO], Notes]:
     return write
 
 
-def _trainer(kind: str, source: Source) -> Callable[[BinaryIO], Notes]:
+def _trainer(kind: str, source: ExportedRun) -> Callable[[BinaryIO], Notes]:
     mapped = Mapped(kind, _eos(source) if kind == "trl" else None)
-    schema, shown = opened(mapped.batches(read_results(source.run)), source.records, source.run)
+    schema, shown = batches_with_progress(mapped.batches(read_results(source.run)), source.records, source.run)
 
     def write(file: BinaryIO) -> Notes:
         notes = write_parquet(file, schema, shown)
@@ -98,7 +98,7 @@ def _trainer(kind: str, source: Source) -> Callable[[BinaryIO], Notes]:
     return write
 
 
-def _eos(source: Source) -> int | None:
+def _eos(source: ExportedRun) -> int | None:
     """The id that is put behind completions which something else than EOS ended; None where nothing else can have."""
     from ...runner.models.run_tokenizer import tokenizer_of
 
@@ -120,7 +120,7 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _require_format(source: Source, kind: str) -> None:
+def _require_format(source: ExportedRun, kind: str) -> None:
     special = {"generate": ("openai",), "rollout": TRAINERS}
     if any(kind in formats for job, formats in special.items() if job != source.job):
         holds = "completions" if kind == "openai" else "rollouts"
@@ -128,7 +128,7 @@ def _require_format(source: Source, kind: str) -> None:
         raise ConfigError(f"--format {kind}: holds {holds}, and this is a run of job: {source.job}; use one of {fit}")
 
 
-def _require_place(source: Source, to: str, paths: list[Path], overwrite: bool) -> None:
+def _require_place(source: ExportedRun, to: str, paths: list[Path], overwrite: bool) -> None:
     if to == "-":
         raise ConfigError("--to -: an export appears whole or not at all, which a stream cannot; name a file (./- is one of that name)")
     if any(_real(path).is_relative_to(source.run.resolve()) for path in (Path(to), *paths)):

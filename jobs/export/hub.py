@@ -17,7 +17,7 @@ from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.results import read_results
 from .hub_card import card
-from .source import Exported, Source, opened
+from .source import Exported, ExportedRun, batches_with_progress
 from .table_writers import portions, write_parquet
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FILE_BYTES = 500 << 20  # of Arrow, as datasets' max_shard_size
 _NOT_CONTENT = {".gitattributes"}
 
 
-def upload(source: Source, to: str, repo: str, *, overwrite: bool, public: bool) -> Exported:
+def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: bool) -> Exported:
     """Puts the run's records into the dataset ``repo`` ("owner/name"; ``to`` as the user wrote it), which is made if it is not there.
 
     Raises ConfigError for a name that is none, for a dataset that is public and not meant to be, and for one that has files
@@ -40,7 +40,7 @@ def upload(source: Source, to: str, repo: str, *, overwrite: bool, public: bool)
         raise ConfigError(f"--to {to}: expected hf:owner/name, a dataset on the hub")
     api, done = HfApi(), Exported(to, source.records)
     statistics = stored_statistics(source.run) if source.complete else None
-    schema, batches = opened(read_results(source.run), source.records, source.run)
+    schema, batches = batches_with_progress(read_results(source.run), source.records, source.run)
     with _said(to):
         old = _ready(api, repo, to, overwrite, public)
         with TemporaryDirectory(prefix="mlx-bulk-") as folder:
@@ -95,7 +95,7 @@ def _uploaded(
         yield digest, operation
 
 
-def _card(source: Source, repo: str, statistics: pa.Table | None) -> str:
+def _card(source: ExportedRun, repo: str, statistics: pa.Table | None) -> str:
     counts = f"{source.records:,} records of {source.rows:,} rows"
     counts += "" if source.complete else f" (the run is not complete: its input has {source.of:,})"
     counts += f"; {source.errors:,} that could not be done are not among them." if source.errors else "."

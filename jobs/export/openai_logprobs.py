@@ -14,7 +14,7 @@ _UNLIKELY = -9999.0  # what OpenAI's API says for a token without a chance; JSON
 _LEGACY = "bytes:"
 
 
-def spelled(token_bytes: Callable[[int], bytes]) -> Spelled:
+def openai_spelling(token_bytes: Callable[[int], bytes]) -> Spelled:
     r"""Token id -> its text and its bytes; bytes that are no UTF-8 stand as ``\xe2`` in the text. Remembers the tokens it has seen."""
 
     @cache

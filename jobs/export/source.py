@@ -37,7 +37,7 @@ class Exported:
 
 
 @dataclass(slots=True, frozen=True)
-class Source:
+class ExportedRun:
     """A run to be exported. stored: its run.json; rows: resolved and committed ones; of: those of the input.
 
     errors: what stands in errors/; dropped: the groups among it that were left out on purpose.
@@ -87,7 +87,7 @@ class Source:
         return notes
 
 
-def opened(batches: Iterator[pa.RecordBatch], total: int, run: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def batches_with_progress(batches: Iterator[pa.RecordBatch], total: int, run: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The batches with their schema, told on a bar while they are read. Raises RunDirError where there are none."""
     first = next(batches, None)
     if first is None:

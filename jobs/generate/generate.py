@@ -19,7 +19,7 @@ from ...configs.explain import shown
 from ...configs.fields import Expected
 from ...configs.schema import GenerateConfig, SamplingConfig
 from ...runner.core.errors import RowError
-from ...runner.core.logprob_options import Wanted
+from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Generate, Generated, Ids, Outcome, Prompt, Request, Row, Sample, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.engine.engine import Engine
@@ -27,8 +27,8 @@ from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Grouping, Parts
 from ...runner.store.arrow_builder import LEADING_NULL
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt
-from ...runner.text.stop_strings import cut
-from ..statistics.completion_stats import statistics
+from ...runner.text.stop_strings import cut_at_stop
+from ..statistics.completion_stats import completion_statistics
 from .prompt_encoding import encode_prompt, require_chat_template, require_known, require_top
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
@@ -87,10 +87,10 @@ class GenerateJob:
         return ""
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LogprobOptions:
         """Which figures the engine is to compute."""
         logprobs = self.config.logprobs
-        return Wanted(logprobs.prompt, logprobs.top, logprobs.stats)
+        return LogprobOptions(logprobs.prompt, logprobs.top, logprobs.stats)
 
     @property
     def samples(self) -> int | None:
@@ -228,14 +228,14 @@ class GenerateJob:
         if by_id:
             return text if sampling.include_stop else text[: offsets[-1]]
         least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
-        return cut(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least)
+        return cut_at_stop(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least)
 
     # ---------------------------------------------------------------------------------------- records -> statistics
 
     def statistics(self, run: Path) -> pa.Table:
         """One row of sums and counts over all records, and the perplexities that follow from them."""
         sampling = self.config.sampling
-        return statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
+        return completion_statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
 
 
 def seed_of(seed: int, key: str, sample: int, around: int = 0) -> int:

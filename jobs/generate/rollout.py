@@ -16,16 +16,15 @@ import pyarrow as pa
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig
 from ...runner.core.errors import DROP
-from ...runner.core.logprob_options import Wanted
+from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Failure, Generated, Request, Row
-from ...runner.pipeline.group_rating import failed
-from ...runner.pipeline.job import Judge, Ratings
-from ..rewards.functions import RewardFunction, find_functions, fingerprints, require_columns
+from ...runner.pipeline.job import Judge, Ratings, row_failure
+from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool
 from ..statistics.advantages import DEGENERATE, LARGEST, advantages, is_degenerate, weighted
-from ..statistics.rollout_stats import statistics
-from ..statistics.rollout_table import closing
+from ..statistics.rollout_stats import rollout_statistics
+from ..statistics.rollout_table import rollout_closing
 from .generate import FLOATS, INTS, GenerateJob
 
 _MASK = pa.list_(pa.int8())
@@ -58,10 +57,10 @@ class RolloutJob(GenerateJob):
         return find_functions(self.config.rewards)
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LogprobOptions:
         """Which figures the engine is to compute."""
         logprobs = self.config.logprobs
-        return Wanted(
+        return LogprobOptions(
             logprobs.prompt,
             logprobs.top,
             logprobs.stats,
@@ -77,7 +76,7 @@ class RolloutJob(GenerateJob):
 
     def fingerprints(self) -> dict[str, str]:
         """The contents of the reward functions' files."""
-        return {f"rewards.{name}": f"sha256 {digest}" for name, digest in fingerprints(self._functions).items()}
+        return {f"rewards.{name}": f"sha256 {digest}" for name, digest in function_fingerprints(self._functions).items()}
 
     def judge(self) -> Judge | None:
         """The reward functions in processes of their own; None where the config has none."""
@@ -128,12 +127,12 @@ class RolloutJob(GenerateJob):
         stale = most is not None and behind > most
         if stale and config.policy.stale == "drop":
             said = f"sampled at step {version} of the trainer, which is at {newest}: {behind} behind, and policy.max_staleness is {most}"
-            return failed(row, DROP, "StaleGroup", said)
+            return row_failure(row, DROP, "StaleGroup", said)
         rewards = self._rewards(outcomes, ratings)
         if config.drop_degenerate and is_degenerate(rewards):
             given = {reward for reward in rewards if reward is not None}
             said = f"all rewards are {given.pop():g}" if given else "no sample has a reward"
-            return failed(row, DROP, DEGENERATE, f"{said}, so every advantage would be 0")
+            return row_failure(row, DROP, DEGENERATE, f"{said}, so every advantage would be 0")
         found = advantages(config.advantages, rewards) if rewards else []
         records: list[dict[str, Any]] = []
         for i, outcome in enumerate(outcomes):
@@ -178,11 +177,11 @@ class RolloutJob(GenerateJob):
 
     def statistics(self, run: Path) -> pa.Table:
         """Groups, rewards and lengths, overall and by round and policy."""
-        return statistics(run)
+        return rollout_statistics(run)
 
     def closing(self, statistics: pa.Table) -> str:
         """The statistics as lines for the terminal."""
-        return closing(statistics, self.config.policy.watch)
+        return rollout_closing(rollout_statistics, self.config.policy.watch)
 
 
 def _reason(ratings: Ratings, name: str, sample: int, reward: float | None) -> str | None:

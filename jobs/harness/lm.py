@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ...configs.errors import ConfigError
 from ...runner.core.errors import DataError
-from ...runner.core.logprob_options import Wanted
+from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import (
     AnyRequest,
     Failure,
@@ -37,8 +37,8 @@ from ...runner.core.requests import (
 from ...runner.engine.engine import Engine
 from ...runner.engine.scorer import Scorer
 from ..generate.generate import seed_of
-from .model import Opened, opened
-from .requests import MAX_GEN_TOKS, Continuation, continuation, finished, passage, windows
+from .model import EvalModel, load_for_eval
+from .requests import MAX_GEN_TOKS, Continuation, continuation, finished, passage, rolling_windows
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
@@ -60,7 +60,7 @@ class BulkLM(TemplateLM):
 
     def __init__(self, **model_args: Any):
         super().__init__()
-        self._opened: Opened = opened(model_args)
+        self._opened: EvalModel = load_for_eval(model_args)
         self._config = self._opened.config
         self.tokenizer = self._opened.hf
         self.batch_size = self._opened.batch_size
@@ -154,7 +154,7 @@ class BulkLM(TemplateLM):
     def loglikelihood_rolling(self, requests: list["Instance"], disable_tqdm: bool = False) -> list[float]:
         """Sum of the logprobs of all tokens of each document, in windows of ``max_length`` with one token of overlap."""
         texts: list[str] = [request.args[0] for request in requests]
-        passages = [windows(self.tok_encode(text), self.prefix_token_id, self.max_length) for text in texts]
+        passages = [rolling_windows(self.tok_encode(text), self.prefix_token_id, self.max_length) for text in texts]
         found = [0.0] * len(requests)
         for outcome in self._scored(passages, disable_tqdm):
             found[outcome.row] = _answer(outcome)[0]
@@ -186,7 +186,9 @@ class BulkLM(TemplateLM):
             before[context] += 1
             ours.append(Request(row, Prompt(context, ids, np.zeros_like(ids)), Generate(wanted.sampling, (sample,))))
         found = [""] * len(requests)
-        engine = Engine(replace(self._opened.setup, wanted=Wanted(logprobs=False)), self._opened.eos, self._opened.tokenizer.stopper)
+        engine = Engine(
+            replace(self._opened.setup, wanted=LogprobOptions(logprobs=False)), self._opened.eos, self._opened.tokenizer.stopper
+        )
         with tqdm(total=len(ours), disable=disable_tqdm or None, desc="Running generate_until requests") as bar:
             for outcome in engine.run(self._windows(ours)):
                 bar.update()

@@ -22,11 +22,11 @@ from ...kernels import backend
 from ...runner.checks.engine_setup import fit
 from ...runner.checks.row_limits import row_check
 from ...runner.core.errors import ModelError
-from ...runner.core.logprob_options import Wanted
+from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
-from ...runner.models.checkpoint import Checkpoint, find
-from ...runner.models.loader import load
+from ...runner.models.checkpoint import Checkpoint, find_checkpoint
+from ...runner.models.loader import load_model
 from ...runner.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlx_bulk")
@@ -49,7 +49,7 @@ Checked = TypeVar("Checked", bound=Section)
 
 
 @dataclass(slots=True, frozen=True)
-class Opened:
+class EvalModel:
     """A loaded model for lm-eval.
 
     hf: the checkpoint's tokenizer as transformers gives it; hf_config: its config likewise. setup scores, with greedy flags.
@@ -83,16 +83,16 @@ class Opened:
         return int(given) if isinstance(given, str) and given.isdigit() else given
 
 
-def opened(model_args: dict[str, Any]) -> Opened:
+def load_for_eval(model_args: dict[str, Any]) -> EvalModel:
     """Checks the arguments and loads what they name. Raises ConfigError or ModelError."""
     config, batch, seed = _arguments(model_args)
     if (note := backend.prepare().note) is not None:
         log.warning("BLAS: %s", note)
-    checkpoint = find(config)
+    checkpoint = find_checkpoint(config)
     hf = _tokenizer(config, checkpoint)
-    model = load(config, checkpoint, int(batch.memory * backend.memory_bytes()))
+    model = load_model(config, checkpoint, int(batch.memory * backend.memory_bytes()))
     share = BatchConfig(rows=batch.rows, tokens=batch.tokens, memory=batch.memory)
-    setup, _, about = fit(model, share, Wanted(echo=True, greedy=True))
+    setup, _, about = fit(model, share, LogprobOptions(echo=True, greedy=True))
     tokenizer = Tokenizer(hf)
     check = row_check(setup, checkpoint.config)
 
@@ -100,7 +100,7 @@ def opened(model_args: dict[str, Any]) -> Opened:
         if (problem := check(request)) is not None:
             raise ModelError(f"a request of lm-eval cannot be run: {problem}")
 
-    return Opened(
+    return EvalModel(
         config=config,
         seed=seed,
         batch_size=batch.rows,

@@ -52,7 +52,7 @@ def passage(context: Sequence[int], continuation: Sequence[int], max_length: int
     return Passage(np.array(ids, np.int32), np.arange(len(ids) - len(continuation), len(ids), dtype=np.int32))
 
 
-def windows(ids: list[int], prefix: int, max_length: int) -> tuple[Passage, ...]:
+def rolling_windows(ids: list[int], prefix: int, max_length: int) -> tuple[Passage, ...]:
     """A document's rolling windows: each id scored once, the first behind ``prefix``; none for an empty document."""
     pairs = get_rolling_token_windows(token_list=ids, prefix_token=prefix, max_seq_len=max_length, context_len=1)
     return tuple(passage(*make_disjoint_window(pair), max_length) for pair in pairs)

@@ -10,7 +10,7 @@ _BLOCKS = " ▏▎▍▌▋▊▉"
 _BAR = 40
 
 
-def histogram(values: Sequence[int], width: int) -> list[str]:
+def text_histogram(values: Sequence[int], width: int) -> list[str]:
     """Whole numbers, at least one of them, as a bar a range of round width, with how many there are.
 
     What the longest hundredth has beyond the others is one range, where it would make most of the chart.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from ...configs.cells import Cell, plain
 from ...configs.errors import BulkError
 from ...runner.estimate.plan import Plan, planned
-from ...runner.models.model_pool import Models
+from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
 from ..sweep.sweep import in_loading_order, missing_paths
-from ..terminal.tables import aligned, cut
-from .text import as_values, size_as_text
+from ..terminal.tables import aligned, shortened
+from .text import plan_values, size_as_text
 
 log = logging.getLogger("mlx_bulk")
 
@@ -39,7 +39,7 @@ def planned_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: b
     """The plans of all cells, in the cells' own order."""
     for line in missing_paths(cells):
         log.warning("%s", line)
-    models = Models() if calibrate else None
+    models = ModelPool() if calibrate else None
     found: dict[str, Planned] = {}
     for number, cell in enumerate(in_loading_order(cells), start=1):
         log.info("cell %d of %d: %s", number, len(cells), cell.label)
@@ -55,13 +55,13 @@ def _planned(cell: Cell, plan: Callable[[], Plan]) -> Planned:
         return Planned(cell, None, error.exit_code, str(error))
 
 
-def sweep_exit_code(found: Sequence[Planned]) -> int:
+def plan_exit_code(found: Sequence[Planned]) -> int:
     """0, or what a run of a cell without a plan would return, 5 where several differ."""
     codes = {each.code for each in found if each.plan is None}
     return 0 if not codes else codes.pop() if len(codes) == 1 else _MIXED
 
 
-def sweep_as_text(found: Sequence[Planned]) -> str:
+def planned_sweep_as_text(found: Sequence[Planned]) -> str:
     """A table, a line a cell; below it what is wrong, and what all cells take together."""
     lines = aligned([_HEAD, *(_cells(each) for each in found)], 1)
     for each in found:
@@ -78,13 +78,13 @@ def sweep_as_text(found: Sequence[Planned]) -> str:
     return "\n".join(lines)
 
 
-def sweep_as_json(found: Sequence[Planned]) -> str:
+def planned_sweep_as_json(found: Sequence[Planned]) -> str:
     """One JSON object: ``cells`` with name, settings, and the plan or the error of each."""
     cells = [
         {
             "cell": each.cell.name,
             "settings": each.cell.overrides,
-            "plan": None if each.plan is None else as_values(each.plan),
+            "plan": None if each.plan is None else plan_values(each.plan),
             "error": each.message or None,
         }
         for each in found
@@ -97,7 +97,9 @@ _HEAD = ("cell", "rows", "left", "bad", "tokens", "memory", "disk", "time left")
 
 def _name(cell: Cell) -> str:
     """What a cell changes, in short: the last words of its keys, the beginnings of its values."""
-    return cut(", ".join(f"{key.rpartition('.')[2]}={cut(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL)
+    return shortened(
+        ", ".join(f"{key.rpartition('.')[2]}={shortened(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL
+    )
 
 
 def _cells(each: Planned) -> tuple[str, ...]:

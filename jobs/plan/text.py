@@ -13,7 +13,7 @@ from ...runner.estimate.plan import Plan
 from ...runner.runs.throughput import duration
 from ...runner.scheduler.prefix_tree import LEAST
 from ..terminal.tables import counted, folded
-from .histogram import histogram
+from .histogram import text_histogram
 
 _LABEL = 10
 _SHOWN = ("min", "median", "mean", "p95", "max")
@@ -24,7 +24,7 @@ def plan_as_text(plan: Plan, width: int) -> str:
     lines: list[str] = []
     for label, text in _lines(plan):
         if label == "chart":
-            lines += [f"{'':{_LABEL}}{line}" for line in histogram(plan.survey.lengths, width - _LABEL)]
+            lines += [f"{'':{_LABEL}}{line}" for line in text_histogram(plan.survey.lengths, width - _LABEL)]
             continue
         pieces = folded(visible(" ".join(text.split())), max(30, width - _LABEL))
         lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
@@ -33,10 +33,10 @@ def plan_as_text(plan: Plan, width: int) -> str:
 
 def plan_as_json(plan: Plan) -> str:
     """The plan as one JSON object."""
-    return json.dumps(as_values(plan), indent=2, ensure_ascii=False)
+    return json.dumps(plan_values(plan), indent=2, ensure_ascii=False)
 
 
-def as_values(plan: Plan) -> dict[str, Any]:
+def plan_values(plan: Plan) -> dict[str, Any]:
     """The plan's figures by name; sums are of all rows, what is not known is null."""
     survey, measured = plan.survey, plan.calibration
     return {
@@ -50,7 +50,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
         "problems": [asdict(problem) for problem in survey.problems.values()],
         "rows_full": round(survey.factor * survey.full),
         "rows_cut": round(survey.factor * survey.cut),
-        "tokens": {"sum": plan.prompt_tokens, **(figures(survey.lengths) if survey.lengths else {})},
+        "tokens": {"sum": plan.prompt_tokens, **(length_figures(survey.lengths) if survey.lengths else {})},
         "completions": plan.completions,
         "generated_tokens": {"most": plan.work.generated, "expected": None if plan.expected is None else plan.expected.generated},
         "scored_tokens": plan.work.scored,
@@ -76,7 +76,7 @@ def as_values(plan: Plan) -> dict[str, Any]:
     }
 
 
-def figures(values: list[int]) -> dict[str, float]:
+def length_figures(values: list[int]) -> dict[str, float]:
     """What is said of lengths: see ``_SHOWN``."""
     found = np.array(values)
     shown = (int(found.min()), int(np.median(found)), round(float(found.mean()), 1), int(np.percentile(found, 95)), int(found.max()))
@@ -150,7 +150,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
     survey = plan.survey
-    shown = figures(survey.lengths)
+    shown = length_figures(survey.lengths)
     what = "prompts" if survey.generates else "texts"
     spread = f"{shown['min']:,} to {shown['max']:,} a row, median {shown['median']:,}, mean {shown['mean']:,}, 95 % up to {shown['p95']:,}"
     yield what, f"{plan.prompt_tokens:,} tokens; {spread}"

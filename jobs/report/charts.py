@@ -68,7 +68,7 @@ class Chart:
 
 
 @dataclass(slots=True, frozen=True)
-class Point:
+class ChartPoint:
     """A point of a line: ``series`` names the line, ``label`` is what the point says of itself. low, high: an error bar's ends."""
 
     x: float
@@ -79,7 +79,7 @@ class Point:
     high: float | None = None
 
 
-def histogram(found: Histogram, x: str, y: str, *, logarithmic: bool = False, limit: float | None = None) -> Spec:
+def histogram_chart(found: Histogram, x: str, y: str, *, logarithmic: bool = False, limit: float | None = None) -> Spec:
     """Bars over their ranges, or about their values. logarithmic: the bins are of the logarithm (e) of what is shown.
 
     limit: where the first axis ends. Integers, and counts, are labelled at integers alone.
@@ -128,7 +128,7 @@ def bars(counts: Sequence[tuple[str, int]], x: str) -> Spec:
 
 
 def lines(
-    points: Sequence[Point],
+    points: Sequence[ChartPoint],
     x: str,
     y: str,
     *,
@@ -180,7 +180,7 @@ def lines(
     return {**_spec(values, None, encoding), "layer": marks}
 
 
-def scatter(points: Sequence[Point], x: str, y: str) -> Spec:
+def scatter(points: Sequence[ChartPoint], x: str, y: str) -> Spec:
     """Points about the diagonal, on which both are equal."""
     low = min((min(point.x, point.y) for point in points), default=0.0)
     high = max((max(point.x, point.y) for point in points), default=1.0)
@@ -218,7 +218,7 @@ def _log_axis() -> Spec:
     return {"format": "~s", "tickCount": 10, "labelExpr": f"indexof([1, 2, 5], round({leading} * 1000) / 1000) >= 0 ? datum.label : ''"}
 
 
-def _columns(points: Sequence[Point]) -> int:
+def _columns(points: Sequence[ChartPoint]) -> int:
     """So many names of lines stand beside each other without running into the next; a letter is about 7 pixels wide."""
     return max(1, WIDTH // (54 + 7 * max(len(point.series) for point in points)))
 

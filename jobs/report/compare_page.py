@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compare.compare import Comparison, compared
+from ..compare.compare import RunComparison, compared
 from ..compare.text import figure_lines, most_lines, noted, run_cells, setting_lines, statistic_lines
 from ..report_data.bins import Bins
-from .charts import Chart, Point, histogram, scatter
-from .page import Card, Page, Section, Table, table
+from .charts import Chart, ChartPoint, histogram_chart, scatter
+from .page import Card, Page, PageSection, Table, table
 
 _DOTS = 1_500
 _MOST = 20
@@ -37,7 +37,7 @@ def pair_page(a: Path, b: Path) -> Page:
     return page
 
 
-def _paired(found: Comparison) -> Section:
+def _paired(found: RunComparison) -> PageSection:
     """The figures, the histogram of differences, each document as a dot, and those that differ most."""
     assert found.paired is not None
     paired = found.paired
@@ -48,7 +48,7 @@ def _paired(found: Comparison) -> Section:
         left = len(heading) - 3
         tables.append(table(f"The documents that differ most, by {paired.measure}", heading, rows, left=left))
     words = ". ".join([title, *notes]) + "."
-    return Section("paired", "Document by document", words, list(_charts(*paired.values, paired.measure)), tables)
+    return PageSection("paired", "Document by document", words, list(_charts(*paired.values, paired.measure)), tables)
 
 
 def _charts(a: Doubles, b: Doubles, measure: str) -> list[Chart]:
@@ -63,17 +63,17 @@ def _charts(a: Doubles, b: Doubles, measure: str) -> list[Chart]:
     bins.add(apart)
     less, more = int((apart < 0).sum()), int((apart > 0).sum())
     words = f"B is lower in {less:,}, higher in {more:,}, the same in {len(apart) - less - more:,}."
-    charts = [Chart("differences", f"{measure}: B − A", words, histogram(bins.histogram(), f"{measure}, B − A", "documents"))]
+    charts = [Chart("differences", f"{measure}: B − A", words, histogram_chart(bins.histogram(), f"{measure}, B − A", "documents"))]
     some = np.linspace(0, len(a) - 1, min(_DOTS, len(a))).astype(np.int64)
-    points = [Point(float(x), float(y), f"A {x:.4g}, B {y:.4g}, B − A {y - x:.3g}") for x, y in zip(a[some], b[some], strict=True)]
+    points = [ChartPoint(float(x), float(y), f"A {x:.4g}, B {y:.4g}, B − A {y - x:.3g}") for x, y in zip(a[some], b[some], strict=True)]
     words = "On the dashed line both are equal." + (f" {len(some):,} of {len(a):,}, evenly spread." if len(some) < len(a) else "")
     return [*charts, Chart("scatter", f"{measure}: A and B", words, scatter(points, "A", "B"))]
 
 
-def _apart(found: Comparison) -> Section:
+def _apart(found: RunComparison) -> PageSection:
     """What differs in the settings, and all statistics side by side."""
     tables = [table("Statistics", ["", "A", "B"], statistic_lines(found))]
     if lines := setting_lines(found):
         tables.insert(0, table("Settings that differ", ["", "A", "B"], lines, left=3, prose=(1, 2)))
     words = "" if found.settings else "Settings, weights and tokenizers are the same."
-    return Section("runs", "The runs", words, tables=tables)
+    return PageSection("runs", "The runs", words, tables=tables)

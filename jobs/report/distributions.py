@@ -8,16 +8,16 @@ from collections.abc import Mapping
 
 from ..report_data.bins import Bins
 from ..report_data.record_pass import Pass, RewardError
-from ..report_data.rollout_groups import Groups
+from ..report_data.rollout_groups import GroupFigures
 from ..statistics.advantages import DEGENERATE
 from ..terminal.tables import figure
-from .charts import Chart, Point, bars, histogram, lines
-from .page import Section, Table, table
+from .charts import Chart, ChartPoint, bars, histogram_chart, lines
+from .page import PageSection, Table, table
 
 _TICKS, _MESSAGE = 20, 400
 
 
-def distributions(found: Pass) -> Section | None:
+def distributions(found: Pass) -> PageSection | None:
     """Lengths, logprobs, perplexities, finish reasons, predictions: of each what the records have."""
     charts: list[Chart] = []
     titles = {"prompt": "Prompt length", "completion": "Completion length", "scored": "Scored tokens"}
@@ -27,20 +27,20 @@ def distributions(found: Pass) -> Section | None:
         q = [found.nll.quantile(share) for share in (0.5, 0.95)]
         words = f"Median −{q[0] or 0:.2f}; one token in twenty is below −{q[1] or 0:.2f}."
         words += f" {found.nll.infinite:,} tokens of no chance (−∞) are not drawn." if found.nll.infinite else ""
-        spec = histogram(found.nll.histogram().mirrored, "logprob of a token (nats)", "tokens", limit=0.0)
+        spec = histogram_chart(found.nll.histogram().mirrored, "logprob of a token (nats)", "tokens", limit=0.0)
         charts.append(Chart("logprobs", "Logprobs", words, spec))
     if found.documents.count:
         q = [math.exp(found.documents.quantile(share) or 0.0) for share in (0.5, 0.05, 0.95)]
         kind = "document" if "token_ids" in found.columns else "completion"
         words = f"Median {q[0]:,.3g}; nine in ten lie between {q[1]:,.3g} and {q[2]:,.3g}."
         words += f" {found.documents.infinite:,} of infinite perplexity are not drawn." if found.documents.infinite else ""
-        spec = histogram(found.documents.histogram(), f"perplexity of a {kind} (logarithmic)", "records", logarithmic=True)
+        spec = histogram_chart(found.documents.histogram(), f"perplexity of a {kind} (logarithmic)", "records", logarithmic=True)
         charts.append(Chart("perplexity", f"Perplexity by {kind}", words, spec))
     for name, title, counts in (("finish", "Finish reasons", found.finish), ("accuracy", "Predictions", found.accuracy)):
         if counts := [(reason, count) for reason, count in counts.most_common() if count]:
             words = ", ".join(f"{reason} {100 * count / found.records:.1f} %" for reason, count in counts)
             charts.append(Chart(name, title, f"{words}.", bars(counts, "records")))
-    return Section("distributions", "Distributions", charts=charts) if charts else None
+    return PageSection("distributions", "Distributions", charts=charts) if charts else None
 
 
 def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Chart:
@@ -50,10 +50,10 @@ def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Ch
     words = f"Median {median}, mean {values.mean or 0:,.4g}, 95 % up to {most}."
     if found.below or found.above:
         words += f" {found.below + found.above:,} far off are not drawn."
-    return Chart(name, title, words, histogram(found, x, y))
+    return Chart(name, title, words, histogram_chart(found, x, y))
 
 
-def rewards(found: Pass, dropped: Mapping[str, int]) -> Section | None:
+def rewards(found: Pass, dropped: Mapping[str, int]) -> PageSection | None:
     """Rewards by sample and group, pass@k, policy versions, and what the functions did not rate; None for a run without.
 
     ``dropped``: groups that were left out on purpose, by why. Where those were all alike, pass@k of the others means nothing.
@@ -62,7 +62,7 @@ def rewards(found: Pass, dropped: Mapping[str, int]) -> Section | None:
     if groups is None or not groups.count:
         return None
     charts = [
-        Chart(name, title, f"Mean {values.mean or 0:.4g}.", histogram(values.histogram(), x, y))
+        Chart(name, title, f"Mean {values.mean or 0:.4g}.", histogram_chart(values.histogram(), x, y))
         for name, title, values, x, y in (
             ("rewards", "Reward by sample", groups.rewards, "reward", "samples"),
             ("groups", "Mean reward by group", groups.means, "mean reward of a group", "groups"),
@@ -86,7 +86,7 @@ def rewards(found: Pass, dropped: Mapping[str, int]) -> Section | None:
     tables = [table("Policy versions", ["version", "samples", "mean reward"], counts, words=words)] if counts else []
     if found.reward_errors:
         tables.insert(0, _not_rated(found.reward_errors))
-    return Section("rewards", "Rewards", even + missing, charts, tables)
+    return PageSection("rewards", "Rewards", even + missing, charts, tables)
 
 
 def _left_out(dropped: Mapping[str, int]) -> str:
@@ -103,13 +103,15 @@ def _not_rated(errors: dict[tuple[str, str], RewardError]) -> Table:
     return table("Not rated", heading, cells, left=5, words="Samples that a reward function gave no reward, and why.", prose=(4,))
 
 
-def _pass_at_k(groups: Groups) -> Chart | None:
+def _pass_at_k(groups: GroupFigures) -> Chart | None:
     """A curve a function whose rewards are 0 and 1."""
     curves = {name: curve for name in groups.functions if (curve := groups.pass_curve(name))}
     if not curves:
         return None
     points = [
-        Point(k, value, f"{name}: pass@{k} {value:.4f} ({of:,} groups)", name) for name, curve in curves.items() for k, value, of in curve
+        ChartPoint(k, value, f"{name}: pass@{k} {value:.4f} ({of:,} groups)", name)
+        for name, curve in curves.items()
+        for k, value, of in curve
     ]
     words = "; ".join(
         f"{name}: " + ", ".join(f"pass@{k} {value:.3f}" for k, value, _ in dict.fromkeys((curve[0], curve[-1])))
@@ -119,15 +121,15 @@ def _pass_at_k(groups: Groups) -> Chart | None:
     return Chart("pass", "pass@k", f"{words}.", lines(points, "k (samples)", "pass@k", logarithmic_x=len(ks) > 1, ticks=ks))
 
 
-def _versions(groups: Groups) -> Chart:
+def _versions(groups: GroupFigures) -> Chart:
     """Against the version where it is a number, else against its place among them."""
-    points: list[Point] = []
+    points: list[ChartPoint] = []
     numbered = all(name.isdecimal() for name in groups.versions)
     for place, (name, version) in enumerate(groups.versions.items(), start=1):
         if version.count:
             error = version.error or 0.0
             label = f"version {name}: {version.mean:.4g} ± {error:.2g} ({version.count:,} samples)"
-            points.append(Point(int(name) if numbered else place, version.mean, label, "", version.mean - error, version.mean + error))
+            points.append(ChartPoint(int(name) if numbered else place, version.mean, label, "", version.mean - error, version.mean + error))
     points.sort(key=lambda point: point.x)
     heading = "policy version" if numbered else "policy version, in order of appearance"
     ticks = [point.x for point in points] if len(points) <= _TICKS else ()

@@ -31,7 +31,7 @@ class Card:
 
 
 @dataclass(slots=True, frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table. shade: 0 to 1 in a heat map, None elsewhere; best: it is among the best of those."""
 
     text: str
@@ -48,14 +48,14 @@ class Table:
 
     title: str
     heading: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[TableCell]]
     left: int = 1
     words: str = ""
     prose: Sequence[int] = ()
 
 
 @dataclass(slots=True, frozen=True)
-class Section:
+class PageSection:
     """A part of the page. wide: whether its text is code, folded away until it is asked for."""
 
     name: str
@@ -74,7 +74,7 @@ class Page:
     subtitle: str
     banner: list[str] = field(default_factory=list[str])
     cards: list[Card] = field(default_factory=list[Card])
-    sections: list[Section] = field(default_factory=list[Section])
+    sections: list[PageSection] = field(default_factory=list[PageSection])
     browser: dict[str, Any] | None = None
     footer: str = ""
 
@@ -83,10 +83,10 @@ def table(
     title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, words: str = "", prose: Sequence[int] = ()
 ) -> Table:
     """A table of plain text."""
-    return Table(title, heading, [[Cell(text) for text in row] for row in rows], left, words, prose)
+    return Table(title, heading, [[TableCell(text) for text in row] for row in rows], left, words, prose)
 
 
-def rendered(page: Page) -> bytes:
+def render_page(page: Page) -> bytes:
     """The page in UTF-8; halves of surrogate pairs, which UTF-8 lacks, as escapes. Raises BulkError where its charts cannot be drawn."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -102,7 +102,7 @@ def rendered(page: Page) -> bytes:
         style=Markup(style),
         script=Markup(script),
         allowed=f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'",
-        samples=None if page.browser is None else Markup(as_json(page.browser)),
+        samples=None if page.browser is None else Markup(script_json(page.browser)),
         version=version("mlx-bulk"),
     )
     return text.encode("utf-8", "backslashreplace")
@@ -115,7 +115,7 @@ def _breakable(text: str) -> "Markup":
     return Markup(".<wbr>").join(text.split("."))
 
 
-def as_json(value: object) -> str:
+def script_json(value: object) -> str:
     """JSON that may stand in a script element: ASCII, without a character that begins or ends anything in HTML."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():

@@ -13,14 +13,14 @@ from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import is_sweep
 from ...runner.store.paths import RunPaths
 from .compare_page import pair_page
-from .page import Page, rendered
+from .page import Page, render_page
 from .run_page import run_page
 from .sweep_page import sweep_page
 
 log = logging.getLogger("mlx_bulk")
 
 
-def report(run: Path, to: Path | None = None) -> Path:
+def write_report(run: Path, to: Path | None = None) -> Path:
     """Writes the report of the run directory or sweep folder ``run``, whole, and says where: ``to``, or report.html in it.
 
     Raises RunDirError where it is neither, where a committed part is missing or damaged, and OutOfRoom.
@@ -40,7 +40,7 @@ def report_at_end(folder: Path) -> None:
     Whatever hinders it costs the page alone, and is said in a line: the run is complete without it.
     """
     try:
-        log.info("report: %s", report(folder))
+        log.info("report: %s", write_report(folder))
     except (Exception, KeyboardInterrupt) as error:
         log.debug("the error below came from here:", exc_info=error)
         if isinstance(error, KeyboardInterrupt):
@@ -56,7 +56,7 @@ def say_left_out(folder: Path, why: str) -> None:
 
 
 def _written(page: Page, to: Path) -> Path:
-    content = rendered(page)
+    content = render_page(page)
     target = to / "report.html" if to.is_dir() else to
     with room_on(target.parent):
         make_folder(target.parent)

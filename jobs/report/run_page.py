@@ -17,7 +17,7 @@ from ...configs.jobs import ROW_JOBS
 from ...runner.core.errors import DROP
 from ...runner.models.run_tokenizer import tokenizer_of
 from ...runner.runs.run_files import stored_run, stored_statistics
-from ...runner.runs.status import Status, status
+from ...runner.runs.status import Status, run_status
 from ...runner.store.paths import RunPaths
 from ...runner.text.tokenizer import Tokenizer
 from ..report_data.record_pass import Pass, passed
@@ -26,9 +26,9 @@ from ..report_data.speed_series import Interval, intervals
 from ..statistics.score_table import main_columns, notes
 from ..status.text import duration
 from ..terminal.tables import counted, figure
-from .charts import Chart, Point, lines
+from .charts import Chart, ChartPoint, lines
 from .distributions import distributions, rewards
-from .page import Card, Page, Section, table
+from .page import Card, Page, PageSection, table
 
 log = logging.getLogger("mlx_bulk")
 
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 def run_page(run: Path) -> Page:
     """The report of the run directory ``run``. Raises RunDirError where it is none, or where a committed part is damaged."""
     stored = stored_run(run)
-    found, now = passed(run), status(run)
+    found, now = passed(run), run_status(run)
     config = stored["config"]
     page = Page(
         title=run.absolute().name,
@@ -161,7 +161,7 @@ def _browse(page: Page, run: Path, found: Pass, stored: Json) -> None:
 # ----------------------------------------------------------------------------------------------------------------- speed
 
 
-def _speed(now: Status, run: Path) -> Section | None:
+def _speed(now: Status, run: Path) -> PageSection | None:
     found = intervals(RunPaths(run), now.history)
     if len(found) < 2:
         return None
@@ -182,40 +182,40 @@ def _speed(now: Status, run: Path) -> Section | None:
         points = [_point(each, unit, (each.memory or 0) / 1e9, f"{(each.memory or 0) / 1e9:.3g} GB") for each in memory]
         words = f"The process's peak so far; {max(each.memory or 0 for each in memory) / 1e9:.3g} GB at most."
         charts.append(Chart("memory", "Memory", words, lines(points, name, "GB", zero_x=True)))
-    return Section("speed", "Speed and memory", charts=charts)
+    return PageSection("speed", "Speed and memory", charts=charts)
 
 
-def _point(each: Interval, unit: float, value: float, text: str) -> Point:
-    return Point(each.end / unit, value, f"after {duration(each.end)}: {text}")
+def _point(each: Interval, unit: float, value: float, text: str) -> ChartPoint:
+    return ChartPoint(each.end / unit, value, f"after {duration(each.end)}: {text}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- tables
 
 
-def _groups(rows: list[Json]) -> Section | None:
+def _groups(rows: list[Json]) -> PageSection | None:
     """The statistics' main figures, over all and a group."""
     if not rows or not {"token_perplexity", "acc"} & rows[0].keys():
         return None
     columns = main_columns(rows[0])
     cells = [["all" if row["of"] == "all" else _named(row["group"]), *(of(row) for _, of in columns)] for row in rows]
     words = " ".join(notes(rows[0])) + (" Groups behind the first are in stats.arrow." if len(rows) > _GROUPS else "")
-    return Section("statistics", "Statistics", words, tables=[table("", ["group", *(heading for heading, _ in columns)], cells)])
+    return PageSection("statistics", "Statistics", words, tables=[table("", ["group", *(heading for heading, _ in columns)], cells)])
 
 
 def _named(group: str | None) -> str:
     return "(no value)" if group is None else group
 
 
-def _errors(now: Status) -> Section | None:
+def _errors(now: Status) -> PageSection | None:
     if not now.kinds:
         return None
     cells = [[f"{kind.count:,}", kind.stage, kind.error, f"row {kind.row:,}", kind.message[:400]] for kind in now.kinds[:_KINDS]]
     more = f" {len(now.kinds) - _KINDS:,} other kinds are not shown." if len(now.kinds) > _KINDS else ""
     shown = table("", ["rows", "stage", "class", "first", "message of the first"], cells, left=5, prose=(4,))
-    return Section("errors", "Errors", f"Quarantined rows by stage and class; errors/ holds each with its input.{more}", tables=[shown])
+    return PageSection("errors", "Errors", f"Quarantined rows by stage and class; errors/ holds each with its input.{more}", tables=[shown])
 
 
-def _settings(stored: Json, rows: list[Json]) -> Section:
+def _settings(stored: Json, rows: list[Json]) -> PageSection:
     code = [
         ("Config", yaml.safe_dump(stored["config"], sort_keys=False, allow_unicode=True)),
         ("Fingerprints", yaml.safe_dump(stored["identity"], sort_keys=False, allow_unicode=True)),
@@ -223,4 +223,4 @@ def _settings(stored: Json, rows: list[Json]) -> Section:
     if rows:
         one = {name: value for name, value in rows[0].items() if name not in ("of", "group") and value is not None}
         code.insert(0, ("All statistics, over all records", yaml.safe_dump(one, sort_keys=False)))
-    return Section("settings", "Settings", code=code)
+    return PageSection("settings", "Settings", code=code)

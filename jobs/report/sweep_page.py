@@ -18,8 +18,8 @@ from ...runner.runs.run_files import cells_of
 from ..status.text import duration
 from ..sweep.results_table import TABLE_FILE
 from ..terminal.tables import figure
-from .charts import Chart, Point, lines
-from .page import Card, Cell, Page, Section, Table
+from .charts import Chart, ChartPoint, lines
+from .page import Card, Page, PageSection, Table, TableCell
 
 Row = dict[str, Any]
 
@@ -61,10 +61,10 @@ def sweep_page(folder: Path) -> Page:
     charts = list(_charts(done, settings))
     tables = [_heat_map(whole, settings)]
     page.sections = [
-        Section("cells", "Cells", "In each column of figures the best cell is the darkest and bold; shades go by rank.", tables=tables)
+        PageSection("cells", "Cells", "In each column of figures the best cell is the darkest and bold; shades go by rank.", tables=tables)
     ]
     if charts:
-        page.sections.append(Section("curves", "Against the settings", charts=charts))
+        page.sections.append(PageSection("curves", "Against the settings", charts=charts))
     if (grouped := _groups(rows, settings)) is not None:
         page.sections.append(grouped)
     return page
@@ -120,8 +120,8 @@ def _heat_map(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     shades = {name: shades_of([row.get(name) for row in rows], more) for name, _, more in found if name != "seconds"}
     cells = [
         [
-            *(Cell(_text(row[key])) for key in settings),
-            Cell("" if row["state"] == "complete" else row["state"]),
+            *(TableCell(_text(row[key])) for key in settings),
+            TableCell("" if row["state"] == "complete" else row["state"]),
             *(_cell(row, name, shades[name][index] if name in shades else None) for name, _, _ in found),
         ]
         for index, row in enumerate(rows)
@@ -134,8 +134,8 @@ def _heat_map(rows: Sequence[Row], settings: Sequence[str]) -> Table:
     return Table("", headings, cells, left=len(headings) - len(found))
 
 
-def _cell(row: Row, name: str, shade: float | None) -> Cell:
-    return Cell(_number(row, name), shade, shade == 1.0)
+def _cell(row: Row, name: str, shade: float | None) -> TableCell:
+    return TableCell(_number(row, name), shade, shade == 1.0)
 
 
 def shades_of(values: Sequence[float | None], more: bool) -> list[float | None]:
@@ -173,16 +173,16 @@ def _charts(done: Sequence[Row], settings: Sequence[str]) -> Iterator[Chart]:
 
 def _chart(slot: str, x: str, rows: Sequence[Row], values: Sequence[float | None], name: str, heading: str, rest: Sequence[str]) -> Chart:
     """A line a combination of the other settings; one alone where they are too many to be told apart."""
-    points: list[Point] = []
+    points: list[ChartPoint] = []
     for row, value in zip(rows, values, strict=True):
         if value is not None and row.get(name) is not None:
             error, series = row.get(f"{name}_stderr"), ", ".join(_end(_text(row[key])) for key in rest)
             ends = (None, None) if error is None else (row[name] - error, row[name] + error)
-            points.append(Point(value, row[name], f"{x} {value:g}, {heading} {_number(row, name)}: {row['cell']}", series, *ends))
+            points.append(ChartPoint(value, row[name], f"{x} {value:g}, {heading} {_number(row, name)}: {row['cell']}", series, *ends))
     points.sort(key=lambda point: point.x)
     words = "Bars: standard error." if any(point.low is not None for point in points) else ""
     if len({point.series for point in points}) > _SERIES:
-        points = [Point(point.x, point.y, point.label, "", point.low, point.high) for point in points]
+        points = [ChartPoint(point.x, point.y, point.label, "", point.low, point.high) for point in points]
         words += " The other settings are not told apart."
     ticks = sorted({point.x for point in points})
     logarithmic = ticks[0] > 0 and ticks[-1] / ticks[0] >= 4
@@ -212,7 +212,7 @@ def _end(text: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------- groups
 
 
-def _groups(rows: Sequence[Row], settings: Sequence[str]) -> Section | None:
+def _groups(rows: Sequence[Row], settings: Sequence[str]) -> PageSection | None:
     """The main figure of each group, a row a group and a column a cell, where cells have groups."""
     if (main := _main(rows)) is None or not any(row.get("of") == "group" for row in rows):
         return None
@@ -222,12 +222,14 @@ def _groups(rows: Sequence[Row], settings: Sequence[str]) -> Section | None:
     for row in rows:
         if row.get("of") == "group":
             values.setdefault(row["group"], {})[row["cell"]] = row
-    lines_of: list[list[Cell]] = []
+    lines_of: list[list[TableCell]] = []
     for group, of in list(values.items())[:30]:
         there = [of.get(cell, {}).get(name) for cell in cells]
         shades = shades_of(there, more) if any(value is not None for value in there) else [None] * len(there)
         cells_of = (_cell(of.get(cell, {}), name, shade) for cell, shade in zip(cells, shades, strict=True))
-        lines_of.append([Cell("(no value)" if group is None else group), *cells_of])
+        lines_of.append([TableCell("(no value)" if group is None else group), *cells_of])
     labels = {row["cell"]: ", ".join(_end(_text(row[key])) for key in settings) for row in rows}
     shown = Table("", ["group", *(labels[cell] for cell in cells)], lines_of)
-    return Section("groups", "Groups", f"The {heading} of each group; in each row the best cell is the darkest and bold.", tables=[shown])
+    return PageSection(
+        "groups", "Groups", f"The {heading} of each group; in each row the best cell is the darkest and bold.", tables=[shown]
+    )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...runner.store.results import read_results
 from .bins import Bins
 from .lowest import Lowest, shuffled
-from .rollout_groups import Groups
+from .rollout_groups import GroupFigures
 
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -66,7 +66,7 @@ class Pass:
     accuracy: Counter[str] = field(default_factory=Counter[str])
     sorts: dict[str, Lowest] = field(default_factory=dict[str, Lowest])
     spans: Lowest = field(default_factory=lambda: Lowest(12))
-    groups: Groups | None = None
+    groups: GroupFigures | None = None
     reward_errors: dict[tuple[str, str], RewardError] = field(default_factory=dict[tuple[str, str], RewardError])
 
 
@@ -82,7 +82,7 @@ def passed(run: Path) -> Pass | None:
     wanted = [name for name in (*_NEEDED, *_SCORED) if name in found.columns]
     if "reward" in wanted:
         rewards = first.schema.field("rewards").type if "rewards" in found.columns else []
-        found.groups = Groups([each.name for each in rewards])
+        found.groups = GroupFigures([each.name for each in rewards])
     for batch in read_results(run, wanted):
         if batch.num_rows:
             _add(found, batch)

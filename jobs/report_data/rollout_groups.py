@@ -58,7 +58,7 @@ class Version:
 
 
 @dataclass(slots=True)
-class Groups:
+class GroupFigures:
     """What the groups so far have come to. functions: the names of the reward functions.
 
     count: groups; even: those with fewer than two rewards, or with equal ones only; unrewarded: samples without a reward.

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from ...runner.store.results import read_results
 from ...runner.text.tokenizer import Tokenizer
-from ..terminal.tables import cut
+from ..terminal.tables import shortened
 from .lowest import Lowest
 from .record_pass import SPAN, Pass, identities
-from .token_view import MOST, Spell, decoded, numbered, spelled, tokens
+from .token_view import MOST, Spell, decoded, numbered, shown_tokens, token_spelling
 
 Identity = tuple[int, int, int]  # round, row, sample
 Json = dict[str, Any]
@@ -113,7 +113,7 @@ class _Shown:
 
     @property
     def spell(self) -> Spell:
-        return numbered if self.tokenizer is None else spelled(self.tokenizer.token_bytes)
+        return numbered if self.tokenizer is None else token_spelling(self.tokenizer.token_bytes)
 
     def record(self, who: Identity, values: Json, sorts: list[str]) -> Json:
         """The record as the page's script reads it."""
@@ -122,7 +122,7 @@ class _Shown:
         name += [f"round {values['round']}"] if values.get("round") is not None else []
         record: Json = {"name": " · ".join(name), "tags": sorts, "parts": list(self._parts(values, self.spans.get(who)))}
         if values["key"] != str(values["row"]):
-            record |= {"key": values["key"], "who": " · ".join([cut(values["key"], _KEY), *name[1:]])}
+            record |= {"key": values["key"], "who": " · ".join([shortened(values["key"], _KEY), *name[1:]])}
         record["facts"] = [[heading, _fact(values[column])] for column, heading in _FACTS if values.get(column) is not None]
         if (given := values.get("input")) is not None:
             record["input"] = _cut(json.dumps(given, ensure_ascii=False, indent=1, default=str))
@@ -149,7 +149,7 @@ class _Shown:
             yield from self._choices(values)
 
     def _tokens(self, name: str, values: Json, prefix: str, text: str | None, span: int | None) -> Json:
-        found, start = tokens(values, prefix, text, self.spell, span)
+        found, start = shown_tokens(values, prefix, text, self.spell, span)
         part: Json = {"name": name, "tokens": found}
         total = len(values[{"token": "token_ids", "prompt_": "prompt_ids", "": "completion_ids"}[prefix]])
         if total > len(found):
@@ -163,7 +163,7 @@ class _Shown:
             marks = [mark for mark, column in (("predicted", "prediction"), ("label", "label")) if values.get(column) == index]
             note = f"logprob {values['choice_logprobs'][index]:.3f}" + (f" · {', '.join(marks)}" if marks else "")
             columns = {"token_ids": ids[:MOST], "token_logprobs": logprobs[:MOST]}
-            yield {"name": f"choice {index}", "note": note, "tokens": tokens(columns, "token", None, self.spell)[0]}
+            yield {"name": f"choice {index}", "note": note, "tokens": shown_tokens(columns, "token", None, self.spell)[0]}
 
 
 def _reward(value: float | None, error: str | None) -> str:

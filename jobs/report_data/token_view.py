@@ -23,12 +23,12 @@ def numbered(token: int) -> str:
     return f"#{token}"
 
 
-def spelled(token_bytes: Callable[[int], bytes]) -> Spell:
+def token_spelling(token_bytes: Callable[[int], bytes]) -> Spell:
     r"""How a token reads by its bytes; those that are no UTF-8 by themselves stand as ``\xe2``."""
     return lambda token: token_bytes(token).decode("utf-8", "backslashreplace") or numbered(token)
 
 
-def tokens(record: dict[str, Any], prefix: str, text: str | None, spell: Spell, around: int | None = None) -> tuple[list[Token], int]:
+def shown_tokens(record: dict[str, Any], prefix: str, text: str | None, spell: Spell, around: int | None = None) -> tuple[list[Token], int]:
     """The tokens of a record's text, and where in it the first of them stands: at most MOST, those about ``around`` where it is said.
 
     prefix: of the columns, "" or "prompt_" of a generation, "token" of a scored text. text: that the tokens stand for, uncut; None

@@ -83,7 +83,7 @@ def require_columns(functions: Sequence[RewardFunction], columns: Collection[str
                 raise missing_column(columns, name, f"rewards[{index}].fn: {function.label} has a parameter {name!r}")
 
 
-def fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]:
+def function_fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]:
     """The sha256 of each function's file, by the function's name: a part of a run's identity."""
     return {function.label: function.sha256 for function in functions}
 

@@ -32,7 +32,7 @@ Inputs = dict[str, Any]
 Answer = dict[str, Any]
 
 
-class Refused(Exception):
+class FunctionRefused(Exception):
     """Why a function cannot be had."""
 
 
@@ -93,16 +93,16 @@ def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
         module = _module(place)
         function = getattr(module, name, None)
         if module.__file__ is None:
-            raise Refused(f"{place} has no file of its own; name the module that defines {name}")
+            raise FunctionRefused(f"{place} has no file of its own; name the module that defines {name}")
         file = Path(module.__file__)
         if not callable(function):
             defined = [known for known, value in vars(module).items() if inspect.isfunction(value) and not known.startswith("_")]
-            raise Refused(f"{file} defines no function {name!r}; it has {', '.join(defined) or 'none'}")
+            raise FunctionRefused(f"{file} defines no function {name!r}; it has {', '.join(defined) or 'none'}")
         signature = _signature(function)
         if first := signature.pop("by_position"):
-            raise Refused(f"{file}: {name} takes {first[0]!r} by position only; expected parameters that are given by name")
+            raise FunctionRefused(f"{file}: {name} takes {first[0]!r} by position only; expected parameters that are given by name")
         about = {"path": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), **signature}
-    except Refused as refused:
+    except FunctionRefused as refused:
         return {"refused": str(refused)}, None
     return about, function
 
@@ -113,10 +113,10 @@ def _module(place: str) -> ModuleType:
         try:
             return importlib.import_module(place)
         except BaseException as error:
-            raise Refused(_where(error)) from error
+            raise FunctionRefused(_where(error)) from error
     path = Path(place).expanduser().resolve()
     if not path.is_file():
-        raise Refused(f"{path}: no such file")
+        raise FunctionRefused(f"{path}: no such file")
     name = f"reward_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
@@ -129,7 +129,7 @@ def _module(place: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
-        raise Refused(_where(error)) from error
+        raise FunctionRefused(_where(error)) from error
     return module
 
 

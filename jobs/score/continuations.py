@@ -17,7 +17,7 @@ from ...runner.core.errors import RowError
 from ...runner.core.requests import Ids, Prompt, Row
 from ...runner.text.prompt_templates import Rendered, Text
 from ...runner.text.tokenizer import Tokenizer
-from .scored_text import Tokens, last_of, prefixed, tokens_of, too_long_error
+from .scored_text import Tokens, last_of, prefixed, too_long_error, whole_text
 
 log = logging.getLogger("mlx_bulk")
 
@@ -104,4 +104,4 @@ class Continuations:
 
 def _scored(whole: Prompt, n: int, start: int) -> Tokens:
     """A prompt of ``n`` tokens with its completion, which starts at the code point ``start``."""
-    return tokens_of(whole, np.arange(len(whole.ids)) >= n, ((start, len(whole.text)),))
+    return whole_text(whole, np.arange(len(whole.ids)) >= n, ((start, len(whole.text)),))

@@ -57,8 +57,8 @@ def text_record(request: TextRequest, outcome: Scored) -> dict[str, Any]:
     """A scored text by the names of all columns that can be asked for; null where a token is not scored."""
     tokens = request.tokens
     there = tokens.scored
-    scores = logprobs.join(list(outcome.scores)) if outcome.scores else None
-    compared = divergence.join(list(outcome.divergences)) if outcome.divergences else None
+    scores = logprobs.join_scores(list(outcome.scores)) if outcome.scores else None
+    compared = divergence.join_divergences(list(outcome.divergences)) if outcome.divergences else None
     record: dict[str, Any] = {
         "token_ids": tokens.ids,
         "token_logprobs": _masked(scores, "logprobs", there, FLOATS),

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...configs.errors import ConfigError
 from ...configs.score import ScoreConfig
-from ...runner.core.logprob_options import Wanted
+from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Outcome, Row, Scored, ScoreRequest
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.data.type_inference import json_text
@@ -23,8 +23,8 @@ from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
 from ..generate.prompt_encoding import require_chat_template, require_known, require_top
-from ..statistics.score_stats import statistics
-from ..statistics.score_table import closing
+from ..statistics.score_stats import score_statistics
+from ..statistics.score_table import score_closing
 from .choices import choices_of, compile_label, label_index
 from .continuations import Continuations
 from .records import CHOICES, choices_record, text_columns, text_record
@@ -74,10 +74,10 @@ class ScoreJob:
         return self.parts.config
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LogprobOptions:
         """Which figures the scorer is to compute."""
         logprobs, score = self.config.logprobs, self.config.score
-        return Wanted(echo=True, top=logprobs.top, stats=logprobs.stats, greedy=score.kind in ("completion", "choices"))
+        return LogprobOptions(echo=True, top=logprobs.top, stats=logprobs.stats, greedy=score.kind in ("completion", "choices"))
 
     @property
     def samples(self) -> int:
@@ -235,7 +235,7 @@ class ScoreJob:
 
     def statistics(self, run: Path) -> pa.Table:
         """Sums, counts and what follows from them, over all records and for each group."""
-        return statistics(run, self.config, self._prefix[0], self._bos_every_window, self._context)
+        return score_statistics(run, self.config, self._prefix[0], self._bos_every_window, self._context)
 
     @property
     def grouping(self) -> None:
@@ -244,7 +244,7 @@ class ScoreJob:
 
     def closing(self, statistics: pa.Table) -> str:
         """The statistics as a table for the terminal."""
-        return closing(statistics)
+        return score_closing(score_statistics)
 
 
 def _unmarked(*, given: bool, has: bool) -> str:

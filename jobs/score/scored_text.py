@@ -81,7 +81,7 @@ class Tokens:
         return replace(self, ids=self.ids[index], offsets=self.offsets[index], scored=scored, until=until, truncated=True)
 
 
-def tokens_of(prompt: Prompt, scored: NDArray[np.bool_], spans: tuple[Span, ...]) -> Tokens:
+def whole_text(prompt: Prompt, scored: NDArray[np.bool_], spans: tuple[Span, ...]) -> Tokens:
     """The tokens of a text of which nothing is left out."""
     return Tokens(prompt.text, prompt.ids, prompt.offsets, scored, spans, len(prompt.text))
 
@@ -96,7 +96,7 @@ def prefixed(prompt: Prompt, prefix: int | None) -> Prompt:
 def document(text: str, tokenizer: Tokenizer, prefix: int | None) -> Tokens:
     """A document, scored but for what stands first: the prefix token, or without one the text's own first token."""
     prompt = prefixed(tokenizer.encode_text(text), prefix)
-    return tokens_of(prompt, np.arange(len(prompt.ids)) > 0, ((0, len(text)),))
+    return whole_text(prompt, np.arange(len(prompt.ids)) > 0, ((0, len(text)),))
 
 
 def chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> Tokens:
@@ -109,7 +109,7 @@ def chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> T
     for start, end in turns.tokens:
         scored[start:end] = True
     scored[:1] = False
-    whole = tokens_of(turns.prompt, scored, turns.said)
+    whole = whole_text(turns.prompt, scored, turns.said)
     n = int(np.flatnonzero(scored)[-1]) + 1 if scored.any() else 0
     if context is None or n <= context + 1:
         return whole

@@ -24,7 +24,7 @@ COUNTS = (
 )
 
 
-def statistics(run: Path, context: int | None, max_tokens: int | None) -> pa.Table:
+def completion_statistics(run: Path, context: int | None, max_tokens: int | None) -> pa.Table:
     """Statistics of a run directory's records. ``max_tokens`` is the config's, None where rows bring their own.
 
     Logprobs are summed in float64 over the stored float32, in input order; a prompt counts once however many samples it has.

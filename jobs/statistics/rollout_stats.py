@@ -140,7 +140,7 @@ def pass_at_k(n: int, hits: int, k: int) -> float:
     return 1 - math.comb(n - hits, k) / math.comb(n, k)
 
 
-def collect(run: Path) -> dict[tuple[str, str], Part]:
+def collect_rollouts(run: Path) -> dict[tuple[str, str], Part]:
     """The committed records of the run directory ``run`` by what they are a part of: all, then rounds, then policy versions."""
     parts: dict[tuple[str, str], Part] = {("all", "all"): Part()}
     for _, records in groupby(_records(run), key=itemgetter("row", "round")):
@@ -157,7 +157,7 @@ def collect(run: Path) -> dict[tuple[str, str], Part]:
     return dict(sorted(parts.items(), key=lambda item: (order[item[0][0]], int(item[0][1]) if item[0][1].isdigit() else 0)))
 
 
-def statistics(run: Path) -> pa.Table:
+def rollout_statistics(run: Path) -> pa.Table:
     """One row over all records, then one a round, then one a policy version; ``of`` and ``group`` say which.
 
     groups, samples; degenerate: groups with fewer than two rewards or only equal ones; unrated: samples without a reward; truncated:
@@ -166,7 +166,7 @@ def statistics(run: Path) -> pa.Table:
     rewards: of each function mean, std, count and errors; reward_errors: of each function and kind how many, and the first's text;
     pass_at: of each function whose rewards are all 0 or 1, a share a k; null where degenerate groups were dropped.
     """
-    parts = collect(run)
+    parts = collect_rollouts(run)
     whole = next(iter(parts.values()))
     ks = sorted({1 << power for power in range(whole.most.bit_length())} | {whole.most}) if whole.most else []
     kinds = sorted({kind for rated in whole.functions.values() for kind in rated.errors})

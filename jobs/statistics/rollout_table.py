@@ -5,12 +5,12 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.visible import visible
-from ..terminal.tables import aligned, counted, cut, figure
+from ..terminal.tables import aligned, counted, figure, shortened
 
 MOST_VERSIONS = 12  # lines; those between the first and the newest are left out
 
 
-def closing(statistics: pa.Table, watched: str | None = None) -> str:
+def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
     """``rollout_stats.statistics`` for a terminal; empty where no group is recorded. watched: the folder of policies, if there is one."""
     rows: list[dict[str, Any]] = statistics.to_pylist()
     whole = rows[0]
@@ -72,7 +72,7 @@ def _functions(whole: dict[str, Any]) -> list[list[str]]:
 
 
 def _error(name: str, kind: str, found: dict[str, Any]) -> str:
-    return f"no reward: {name}: {found['count']:,} × {kind}: {cut(visible(found['first']), 120)}"
+    return f"no reward: {name}: {found['count']:,} × {kind}: {shortened(visible(found['first']), 120)}"
 
 
 def _parts(parts: list[dict[str, Any]], word: str) -> list[list[str]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...configs.score import ScoreConfig
-from .score_sums import Floats, Lines, Sums, collect
+from .score_sums import Floats, Lines, ScoreSums, collect_scores
 from .standard_errors import bits_per_byte, clustered_error, percentiles, perplexity, share_error, through_exp, tokenwise_error
 
 KL_PERCENTILES = {
@@ -51,7 +51,7 @@ TYPES = {
 }
 
 
-def statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bool, context: int | None) -> pa.Table:
+def score_statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bool, context: int | None) -> pa.Table:
     """Statistics of all records in the run directory ``run``: the first row is of all, then one a group by first appearance.
 
     ``of`` is "all" or "group": it tells the row over all, whose ``group`` reads "all", from a group that has this name. Rows
@@ -60,7 +60,7 @@ def statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bo
     they are written as they are, and beside them a document's ``windows`` and ``stride``. Nothing to score gives null, a token
     without a chance an infinite perplexity. Raises RunDirError where a part is missing or lacks a column.
     """
-    sums = collect(run, config)
+    sums = collect_scores(run, config)
     score = config.score
     given = {
         "prefix": prefix,
@@ -73,9 +73,9 @@ def statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bo
     return pa.table({name: pa.array([row[name] for row in rows], TYPES.get(name, pa.float64())) for name in rows[0]})
 
 
-def _parts(sums: Sums) -> Iterator[tuple[str, str | None, Sums]]:
+def _parts(sums: ScoreSums) -> Iterator[tuple[str, str | None, ScoreSums]]:
     """What a row is over, its group, and the lines and KLs that belong to it (these as a copy, to be sorted)."""
-    yield "all", "all", Sums(sums.lines, [], None if sums.kls is None else sums.kls.copy())
+    yield "all", "all", ScoreSums(sums.lines, [], None if sums.kls is None else sums.kls.copy())
     order = np.argsort(sums.lines["group"], kind="stable")
     ends = np.cumsum(np.bincount(sums.lines["group"], minlength=len(sums.groups)))
     token_ends = np.cumsum(sums.lines["tokens"], dtype=np.int64) if sums.kls is not None else None
@@ -85,10 +85,10 @@ def _parts(sums: Sums) -> Iterator[tuple[str, str | None, Sums]]:
         if sums.kls is not None and token_ends is not None:
             starts = token_ends[mine] - sums.lines["tokens"][mine]
             kls = np.concatenate([sums.kls[start:end] for start, end in zip(starts, token_ends[mine], strict=True)])
-        yield "group", group, Sums(sums.lines[mine], [], kls)
+        yield "group", group, ScoreSums(sums.lines[mine], [], kls)
 
 
-def _figures(part: Sums, kind: str) -> dict[str, Any]:
+def _figures(part: ScoreSums, kind: str) -> dict[str, Any]:
     if kind == "choices":
         return _of_choices(part.lines)
     row = _of_tokens(part.lines)

@@ -61,7 +61,7 @@ CHOICES = [
 
 
 @dataclass(slots=True, frozen=True)
-class Sums:
+class ScoreSums:
     """Of D records: lines [D], the groups' values in the order of their first appearance, and with a reference the KL of each
     scored token of all documents [T].
     """
@@ -71,7 +71,7 @@ class Sums:
     kls: Floats | None
 
 
-def collect(run: Path, config: ScoreConfig) -> Sums:
+def collect_scores(run: Path, config: ScoreConfig) -> ScoreSums:
     """Sums of all records in a run directory. Raises RunDirError where a part is missing or lacks a column."""
     kind, compared = config.score.kind, config.reference is not None and config.score.kind != "choices"
     columns, dtype, lines_of = _layout(kind, compared)
@@ -86,7 +86,7 @@ def collect(run: Path, config: ScoreConfig) -> Sums:
         held += lines.tobytes()
         if compared:
             kls.frombytes(batch.column("kls").flatten().drop_null().to_numpy().tobytes())
-    return Sums(np.frombuffer(held, dtype), list(codes), np.frombuffer(kls, np.float32) if compared else None)
+    return ScoreSums(np.frombuffer(held, dtype), list(codes), np.frombuffer(kls, np.float32) if compared else None)
 
 
 def _layout(kind: str, compared: bool) -> tuple[list[str], np.dtype[Any], Callable[[pa.RecordBatch, Lines], None]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..terminal.tables import cut, figure, terminal_width, wrapped
+from ..terminal.tables import figure, shortened, terminal_width, wrapped
 
 GROUPS = 20  # shown; stats.arrow has them all
 NAME_WIDTH = 22  # at most, and no more than a fifth of a line
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 
 
-def closing(table: pa.Table) -> str:
+def score_closing(table: pa.Table) -> str:
     """The statistics as aligned text: all records first, then up to 20 groups; the reference model's block; what ± means."""
     return closing_within(table, terminal_width())
 
@@ -101,7 +101,7 @@ def main_columns(row: Row) -> list[Column]:
 def _name(row: Row, width: int) -> str:
     if row["of"] == "all":
         return "all"
-    return "  (no value)" if row["group"] is None else f"  {cut(row['group'], width)}"
+    return "  (no value)" if row["group"] is None else f"  {shortened(row['group'], width)}"
 
 
 def _cells(rows: list[Row], columns: list[Column]) -> list[list[str]]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ...configs.visible import visible
 from ...runner.runs.run_files import cells_of
-from ...runner.runs.status import Status, status
-from ..terminal.tables import aligned, counted, cut
-from .text import as_values, progress_of
+from ...runner.runs.status import Status, run_status
+from ..terminal.tables import aligned, counted, shortened
+from .text import progress_of, status_values
 
 _NAME_WIDTH = 60
 
@@ -19,16 +19,16 @@ def statuses(folder: Path) -> dict[str, Status | None]:
     Raises RunDirError where sweep.json, or a cell, cannot be read.
     """
     names = [str(cell["name"]) for cell in cells_of(folder)]
-    return {name: status(folder / name) if (folder / name).is_dir() else None for name in names}
+    return {name: run_status(folder / name) if (folder / name).is_dir() else None for name in names}
 
 
-def sweep_as_text(folder: Path, found: dict[str, Status | None]) -> str:
+def sweep_status_as_text(folder: Path, found: dict[str, Status | None]) -> str:
     """A line on all of them, then one a cell: state, rows, errors; what came out is in the sweep's report and its table."""
     states = Counter("waiting" if each is None else each.state for each in found.values())
     said = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     lines = [["cell", "state", "rows", "errors"]]
     for name, each in found.items():
-        shown = cut(visible(name), _NAME_WIDTH)
+        shown = shortened(visible(name), _NAME_WIDTH)
         figures = ["waiting", "", ""] if each is None else [each.state, progress_of(each), f"{each.errors - each.dropped:,}"]
         lines.append([shown, *figures])
     report = folder / "report.html"
@@ -36,7 +36,7 @@ def sweep_as_text(folder: Path, found: dict[str, Status | None]) -> str:
     return "\n".join([f"sweep     {folder}: {counted(len(found), 'cell')}: {said}", *last, "", *aligned(lines, 2)])
 
 
-def sweep_as_json(folder: Path, found: dict[str, Status | None]) -> str:
+def sweep_status_as_json(folder: Path, found: dict[str, Status | None]) -> str:
     """One JSON object: a cell's status is the object of a run's, and null where no start has come to it."""
-    cells = [{"name": name, "status": None if each is None else as_values(each)} for name, each in found.items()]
+    cells = [{"name": name, "status": None if each is None else status_values(each)} for name, each in found.items()]
     return json.dumps({"sweep": str(folder), "cells": cells}, indent=2, ensure_ascii=False)

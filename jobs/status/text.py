@@ -13,7 +13,7 @@ from ...runner.runs.history import TOKENS
 from ...runner.runs.status import ErrorKind, Status
 from ...runner.runs.throughput import duration
 from ..statistics import rollout_table, score_table
-from ..terminal.tables import counted, cut, folded, sparkline
+from ..terminal.tables import counted, folded, shortened, sparkline
 
 _LABEL = 10
 _SPARKS = 40
@@ -50,17 +50,17 @@ def _came_out(found: Status, width: int) -> str:
         case "score":
             return score_table.closing_within(found.statistics, width)
         case "rollout":
-            return rollout_table.closing(found.statistics)
+            return rollout_table.rollout_closing(found.statistics)
         case _:
             return ""
 
 
 def status_as_json(found: Status) -> str:
     """The status as one JSON object; times are UTC, what is not known is null."""
-    return json.dumps(as_values(found), indent=2, ensure_ascii=False)
+    return json.dumps(status_values(found), indent=2, ensure_ascii=False)
 
 
-def as_values(found: Status) -> dict[str, Any]:
+def status_values(found: Status) -> dict[str, Any]:
     """What ``status_as_json`` writes."""
     last = found.last
     return {
@@ -78,7 +78,7 @@ def as_values(found: Status) -> dict[str, Any]:
             {"stage": kind.stage, "error": kind.error, "count": kind.count, "row": kind.row, "key": kind.key, "message": kind.message}
             for kind in found.kinds
         ],
-        "policies_refused": found.refused,
+        "policies_refused": found.refused_policies,
         "starts": len(found.history.sessions),
         "started": None if not found.history.sessions else found.history.sessions[0].started.isoformat(),
         "alive": None if found.alive is None else found.alive.isoformat(),
@@ -100,8 +100,8 @@ def _lines(found: Status) -> Iterator[tuple[str, str]]:
     yield "state", _state(found)
     yield "rows", _rows(found)
     yield from _errors(found)
-    if found.refused:
-        yield "policies", f"{found.refused:,} refused; policies/events.jsonl says why"
+    if found.refused_policies:
+        yield "policies", f"{found.refused_policies:,} refused; policies/events.jsonl says why"
     yield from _speed(found)
     if (left := found.seconds_left) is not None and found.of is not None and found.rows < found.of:
         at = f", until {_clock(datetime.now(UTC).timestamp() + left)}" if found.state == "running" else " at the speed it had"
@@ -164,7 +164,7 @@ def _errors(found: Status) -> Iterator[tuple[str, str]]:
 
 
 def _place(kind: ErrorKind) -> str:
-    return f"row {kind.row:,}" + (f" (key {cut(visible(kind.key), 24)})" if kind.key not in (None, str(kind.row)) else "")
+    return f"row {kind.row:,}" + (f" (key {shortened(visible(kind.key), 24)})" if kind.key not in (None, str(kind.row)) else "")
 
 
 def _speed(found: Status) -> Iterator[tuple[str, str]]:

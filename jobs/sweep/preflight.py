@@ -10,7 +10,7 @@ from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
 from ...runner.data.scan import Scan, scan
 from ...runner.pipeline.job import Kind
-from ...runner.pipeline.run_spec import Known
+from ...runner.pipeline.run_spec import RunSpec
 from ...runner.runs.drift import require_adoptable
 
 
@@ -28,7 +28,7 @@ def _hindrance(config: JobConfig, kind: Kind, adopt: tuple[str, ...], scans: dic
     try:
         if named not in scans:
             scans[named] = scan(config.data, Path(config.output.path), afresh=True)
-        require_adoptable(adopt, Known.over(scans[named], config, kind).identity(config).keys())
+        require_adoptable(adopt, RunSpec.over(scans[named], config, kind).identity(config).keys())
     except BulkError as error:
         return str(error)
     except Exception as error:  # a fault of ours, or of a library: the start would meet it too

@@ -17,7 +17,7 @@ from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.paths import RunPaths
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
-from ..terminal.tables import aligned, cut, figure, width_of
+from ..terminal.tables import aligned, figure, shortened, width_of
 from .sweep import Ended
 
 TABLE_FILE = "sweep.arrow"
@@ -173,7 +173,7 @@ def _settings(cells: Sequence[Overrides]) -> list[list[str]]:
 
 def _end_of(text: str, width: int) -> str:
     """``text`` cut at its front: paths differ at their end."""
-    return cut(text[::-1], width)[::-1]
+    return shortened(text[::-1], width)[::-1]
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:

@@ -15,12 +15,12 @@ from ...configs.cells import Cell
 from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import JobConfig
 from ...runner.core.errors import RunDirError
-from ...runner.core.host_process import Outside
+from ...runner.core.host_process import HostProcess
 from ...runner.files.atomic import make_folder
 from ...runner.files.checked_json import write_document
 from ...runner.files.disk_space import room_on
 from ...runner.files.folder_lock import lock, refuse_strangers, unlock
-from ...runner.models.model_pool import Models
+from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline import session
 from ...runner.pipeline.job import Kind
 from ...runner.pipeline.progress_display import Show
@@ -63,12 +63,12 @@ class Ended:
         return QUARANTINED if self.summary and self.summary.errors else 0
 
 
-def run(
+def run_sweep(
     cells: Sequence[Cell],
     kinds: Mapping[str, Kind],
     folder: Path,
     start: Start,
-    outside: Outside,
+    outside: HostProcess,
     show: Show,
     tell: Callable[[Sequence[Ended]], None],
 ) -> list[Ended]:
@@ -87,12 +87,12 @@ def run(
         if start.overwrite:
             _doom(cells, kinds, start.adopt, outside)
         ended = {cell.name: Ended(cell, "waiting") for cell in cells}
-        models = Models()
+        models = ModelPool()
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(
                 cell,
-                lambda cell=cell: session.run(cell.config, kinds[cell.config.job], start, outside, show, models),
+                lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, outside, show, models),
                 continuing(start.overwrite),
             )
             tell(list(ended.values()))
@@ -144,7 +144,7 @@ def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
             yield "data.path", path
 
 
-def exit_code(ended: Sequence[Ended]) -> int | None:
+def sweep_exit_code(ended: Sequence[Ended]) -> int | None:
     """What the process returns: 0, 3 where rows are quarantined, the failed cells' code, or 5 where they differ.
 
     None for a sweep that was stopped: with what it ends is not for its cells to say.
@@ -188,7 +188,7 @@ def _ended(cell: Cell, work: Callable[[], Summary], command: str) -> Ended:
     return Ended(cell, "failed", None, code, message)
 
 
-def _doom(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], outside: Outside) -> None:
+def _doom(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], outside: HostProcess) -> None:
     """Notes in each old run that it is to go, before the first goes: broken off, the sweep must not take one for the new one's.
 
     The old run of a cell that cannot start is left as it is: the next start may be with other settings. Raises RunDirError, and

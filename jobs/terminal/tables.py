@@ -58,7 +58,7 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def cut(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """``text`` on one line of at most ``width`` columns; where something is left out stands an ellipsis."""
     text = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
     while width_of(text) > width:
@@ -136,7 +136,7 @@ def folded(text: str, width: int) -> list[str]:
             if width_of(lines[-1] + character) > width:
                 lines.append("")
             lines[-1] += character
-    return lines if len(lines) <= _FOLDED_LINES else [*lines[: _FOLDED_LINES - 1], cut(f"{lines[_FOLDED_LINES - 1]} …", width)]
+    return lines if len(lines) <= _FOLDED_LINES else [*lines[: _FOLDED_LINES - 1], shortened(f"{lines[_FOLDED_LINES - 1]} …", width)]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -18,7 +18,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True)
-class Difference:
+class LogprobGap:
     """Sums over ``tokens``: of |d|, of exp(d) - 1 - d; ``largest`` is the largest |d|. Two that are -inf do not differ."""
 
     tokens: int = 0
@@ -54,7 +54,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Comparison:
+class LogprobComparison:
     """Differences by (policy, figure). ``how``: what the stored logprobs are held against; ``float32``: whether bounds apply.
 
     exact: none may differ at all (deterministic mode, replayed). diverged: records whose tokens came out otherwise, and which are
@@ -66,7 +66,7 @@ class Comparison:
     exact: bool = False
     records: int = 0
     diverged: int = 0
-    differences: dict[tuple[str, str], Difference] = field(default_factory=dict[tuple[str, str], Difference])
+    differences: dict[tuple[str, str], LogprobGap] = field(default_factory=dict[tuple[str, str], LogprobGap])
     left_out: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
@@ -79,14 +79,14 @@ class Comparison:
     def add(self, policy: str, figure: str, stored: Floats, other: Floats) -> None:
         """Takes in one record's figure, for its policy and for all."""
         for name in (policy, ALL):
-            self.differences.setdefault((name, figure), Difference()).add(stored, other)
+            self.differences.setdefault((name, figure), LogprobGap()).add(stored, other)
 
     def leave_out(self, reason: str) -> None:
         """Counts a record's figure that cannot be worked out again."""
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
-def as_json(found: Comparison) -> Mapping[str, object]:
+def comparison_json(found: LogprobComparison) -> Mapping[str, object]:
     """The comparison for machines; a number that JSON does not know is null."""
 
     def number(value: float | None) -> float | None:
@@ -107,7 +107,7 @@ def as_json(found: Comparison) -> Mapping[str, object]:
     return said | {"diverged": found.diverged, "left_out": found.left_out, "differences": rows}
 
 
-def as_text(found: Comparison) -> str:
+def as_text(found: LogprobComparison) -> str:
     """The comparison as a line a policy and figure, and the verdict."""
     lines = [f"{found.how:<9}{found.records:,} records"]
     policies = {policy for policy, _ in found.differences}
@@ -124,14 +124,14 @@ def as_text(found: Comparison) -> str:
     return "\n".join([*lines, _verdict(found)])
 
 
-def _by_version(item: tuple[tuple[str, str], Difference]) -> tuple[bool, int, str, str]:
+def _by_version(item: tuple[tuple[str, str], LogprobGap]) -> tuple[bool, int, str, str]:
     """By the trainer's step, which a policy's name begins with; all of them together stand last."""
     policy, figure = item[0]
     step = policy.partition("-")[0]
     return policy == ALL, int(step) if step.isdecimal() else 0, policy, figure
 
 
-def _verdict(found: Comparison) -> str:
+def _verdict(found: LogprobComparison) -> str:
     if not found.differences:
         none_yet = "no record is finished yet (a shard's are there once all its rows are done)"
         return f"nothing to compare: {'no record has logprobs' if found.records else none_yet}"

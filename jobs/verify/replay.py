@@ -23,16 +23,16 @@ from ...runner.data.reader import read_rounds
 from ...runner.data.rescan import without_stdin
 from ...runner.engine.setup import Setup
 from ...runner.layers.lm_head import Head
-from ...runner.pipeline.run_spec import Known
+from ...runner.pipeline.run_spec import RunSpec
 from ...runner.pipeline.stored_model import RunModel, run_model
 from ..kinds import KINDS
-from .logprob_diff import Comparison
+from .logprob_diff import LogprobComparison
 from .stored_records import Stored, stored_records
 
 Place = tuple[int, int]  # position and sample
 
 
-def replayed(run: Path) -> Comparison:
+def replayed(run: Path) -> LogprobComparison:
     """Holds the stored logprobs and tokens of the run directory ``run`` against those that decoding gives now.
 
     Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was, DataError where
@@ -40,12 +40,12 @@ def replayed(run: Path) -> Comparison:
     """
     with run_model(run) as found:
         config = _unrated(found.config, found.run)
-        known = Known.of(config, found.run, KINDS[config.job], afresh=False)
+        known = RunSpec.of(config, found.run, KINDS[config.job], afresh=False)
         layout = Layout.of(found.stored)
         if known.found.rows < layout.rows:
             raise RunDirError(f"{run}: its input has {known.found.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
         setup = fit(found.model, config.batch, known.job.wanted)[0]
-        comparison = Comparison("replayed", found.float32, exact=config.batch.deterministic)
+        comparison = LogprobComparison("replayed", found.float32, exact=config.batch.deterministic)
         for name, called in found.policies():
             now = setup if setup.head is None else replace(setup, head=Head(setup.model))
             _Replay(found, known, layout, now, comparison, called).run(lambda name=name: stored_records(found.run, config, name))
@@ -65,10 +65,10 @@ class _Replay:
     """The records of one policy, shard by shard; ``left`` are those whose outcomes are to come."""
 
     found: RunModel
-    known: Known
+    known: RunSpec
     layout: Layout
     setup: Setup
-    comparison: Comparison
+    comparison: LogprobComparison
     policy: str
     left: dict[Place, Stored] = field(default_factory=dict[Place, Stored])
 

@@ -12,28 +12,28 @@ import numpy as np
 from tqdm import tqdm
 
 from ...runner.checks.engine_setup import fit
-from ...runner.core.logprob_options import Wanted
+from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Floats, Scored
 from ...runner.engine.prefill import chunk
-from ...runner.engine.reference_logprobs import asked
+from ...runner.engine.reference_logprobs import reference_request
 from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
-from ...runner.layers.kv_cache import evaluate, fresh
+from ...runner.layers.kv_cache import evaluate_caches, fresh
 from ...runner.layers.lm_head import Head
 from ...runner.pipeline.stored_model import run_model
-from .logprob_diff import Comparison
+from .logprob_diff import LogprobComparison
 from .stored_records import Stored, stored_records
 
 
-def rescored(run: Path) -> Comparison:
+def rescored(run: Path) -> LogprobComparison:
     """Holds the stored logprobs of the run directory ``run`` against those of its own policies now.
 
     Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was.
     """
     with run_model(run) as found:
         batch = found.config.batch.model_copy(update={"deterministic": False})
-        setup = fit(found.model, batch, Wanted(echo=True))[0]
-        comparison = Comparison("rescored", found.float32)
+        setup = fit(found.model, batch, LogprobOptions(echo=True))[0]
+        comparison = LogprobComparison("rescored", found.float32)
         for name, called in found.policies():
             now = setup if setup.head is None else replace(setup, head=Head(setup.model))
             for records in tqdm(stored_records(found.run, found.config, name), unit=" batches", disable=None, leave=False):
@@ -41,7 +41,7 @@ def rescored(run: Path) -> Comparison:
         return comparison
 
 
-def _compare(setup: Setup, records: list[Stored], policy: str, comparison: Comparison) -> None:
+def _compare(setup: Setup, records: list[Stored], policy: str, comparison: LogprobComparison) -> None:
     comparison.records += len(records)
     for temperature in sorted({record.temperature for record in records}, key=lambda value: -1.0 if value is None else value):
         alike = [record for record in records if record.temperature == temperature]
@@ -74,8 +74,8 @@ def _hidden(record: Stored, figure: str) -> str | None:
 
 def _scored(setup: Setup, records: list[Stored], temperature: float | None) -> Iterator[tuple[Stored, Floats, Floats]]:
     """Each record with its logprobs [N] and tempered logprobs [N]."""
-    scorer = Scorer(replace(setup, wanted=Wanted(echo=True, temperature=1.0 if temperature is None else temperature)))
-    windows = iter([[asked(at, record.prompt, record.completion) for at, record in enumerate(records)]])
+    scorer = Scorer(replace(setup, wanted=LogprobOptions(echo=True, temperature=1.0 if temperature is None else temperature)))
+    windows = iter([[reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]])
     for outcome in scorer.run(lambda wait: next(windows, None)):
         record = records[outcome.row]
         if isinstance(outcome, Scored):
@@ -96,7 +96,7 @@ def _renormalised(setup: Setup, record: Stored) -> Floats:
     while at < len(ids) - 1:
         n = chunk(setup, 1, len(ids) - 1 - at)
         states = setup.reader.states(mx.array(ids[None, at : at + n]), caches)[0]
-        evaluate(caches)
+        evaluate_caches(caches)
         wanted = np.arange(max(first, at), at + n)
         for some in np.array_split(wanted, max(1, -(-len(wanted) // setup.logit_rows))) if len(wanted) else ():
             logits = np.array(setup.reader.logits(states[mx.array(some - at)]).astype(mx.float32)).astype(np.float64)

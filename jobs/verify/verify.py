@@ -17,7 +17,7 @@ from ...runner.runs.audit import Account, account, described_run
 from ...runner.runs.run_files import is_sweep, notes_on
 from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import counted
-from .logprob_diff import Comparison, as_json, as_text
+from .logprob_diff import LogprobComparison, as_text, comparison_json
 
 _UNSOUND = 5  # exit code: not complete, damaged, or over another input than it began with
 _SHOWN = 20
@@ -42,7 +42,7 @@ def verified(run: Path) -> Account:
     return found
 
 
-def compared_anew(run: Path, how: str) -> Comparison:
+def compared_anew(run: Path, how: str) -> LogprobComparison:
     """The stored logprobs held against those worked out now, ``how``: rescore or replay. Raises as they do."""
     if how == "rescore":
         from .rescore import rescored
@@ -53,7 +53,7 @@ def compared_anew(run: Path, how: str) -> Comparison:
     return replayed(run)
 
 
-def exit_code(found: Account, anew: Comparison | None = None) -> int:
+def verify_exit_code(found: Account, anew: LogprobComparison | None = None) -> int:
     """0 for a run that is complete and sound, 3 if rows of it are quarantined, 5 for anything else, other logprobs ``anew`` too.
 
     With ``anew`` the code is about what is there: that a sound run is not complete yet is said, and is no 5.
@@ -68,17 +68,17 @@ def _quarantined(found: Account) -> dict[tuple[str, str], int]:
     return {kind: count for kind, count in found.errors.most_common() if kind[0] != DROP}
 
 
-def account_as_json(found: Account, anew: Comparison | None = None) -> str:
+def account_as_json(found: Account, anew: LogprobComparison | None = None) -> str:
     """The account as one JSON object, with what came of comparing ``anew``."""
     errors = [{"stage": stage, "error": error, "count": count} for (stage, error), count in found.errors.most_common()]
     values = asdict(found) | {"run": str(found.run), "errors": errors, "notes": notes_on(found.run)}
-    values |= {"complete": found.complete, "exit_code": exit_code(found, anew)}
+    values |= {"complete": found.complete, "exit_code": verify_exit_code(found, anew)}
     if anew is not None:
-        values["anew"] = as_json(anew)
+        values["anew"] = comparison_json(anew)
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
-def account_as_text(found: Account, anew: Comparison | None = None) -> str:
+def account_as_text(found: Account, anew: LogprobComparison | None = None) -> str:
     """The account as a line each for input, results, errors, open rows and parts, a line for each thing wrong, and the verdict.
 
     Behind it what came of comparing ``anew``.

@@ -27,10 +27,10 @@ from ..models.config_compat import translated
 from ..models.loader import Model
 from ..scheduler.limits import Limits
 from .decode_check import Alone, batch_difference
-from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash, failed
-from .prefix_check import refused
+from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash, fallback_reason
+from .prefix_check import prefix_refusal
 from .scoring_check import Shortcuts, shortcuts
-from .tiny_config import WINDOW, Config, windows
+from .tiny_config import WINDOW, Config, window_lengths
 from .tiny_twin import rounding, twin
 
 On = Literal["twin", "weights"]
@@ -41,7 +41,7 @@ WORK = 1e11  # parameters x tokens that they may take on a model's own weights: 
 
 
 @dataclass(slots=True, frozen=True)
-class Trust:
+class Capabilities:
     """How rows may share a batch, the largest difference of a logprob seen there, and what scoring may rely on.
 
     ``reason``: why the faster ways are not taken; ``on`` what all was tried on, ``no_twin`` why not on a twin. ``unshared``: why
@@ -57,7 +57,7 @@ class Trust:
     unshared: str = ""
 
 
-def trust(model: Model) -> Trust:
+def capabilities_of(model: Model) -> Capabilities:
     """What can be relied on as far as a twin shows it, or else the model itself. What its twin has shown before is remembered."""
     config = model.checkpoint.config | translated(model.checkpoint.config)
     kept = cache_folder("twins") / f"{_key(model, config)}.json"
@@ -71,13 +71,13 @@ def trust(model: Model) -> Trust:
     return found
 
 
-def shown_by(network: Any) -> Trust:
+def shown_by(network: Any) -> Capabilities:
     """What a twin shows."""
     vocabulary = int(network(mx.array([[0]])).shape[-1])
     return tried(network, vocabulary, WINDOW, "twin", TAIL * rounding(network, vocabulary, 4 * WINDOW))
 
 
-def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0) -> Trust:
+def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0) -> Capabilities:
     """What can be relied on with ``network``, by rows of up to four times ``window`` tokens. Raises whatever it does on a row alone.
 
     ``noise``: of its logits, as far as it is known.
@@ -91,35 +91,35 @@ def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0
         try:
             difference = batch_difference(alone, vocabulary, way, window, allowed, head, short.chunked)
         except Exception as error:  # a model file may fail in any way
-            reason = failed(way, reason, crash(f"{way} batches{of}", error))
+            reason = fallback_reason(way, reason, crash(f"{way} batches{of}", error))
             continue
         if difference <= allowed:
-            unshared = refused(alone, vocabulary, way, window, allowed, head) if way in PADDED and short.chunked else ""
-            return Trust(way, difference, reason, short, on, unshared=f"{unshared}{of}" if unshared else "")
-        reason = failed(way, reason, f"{way} batches{of} change logprobs by {difference:.2g} (allowed {allowed:.2g})")
-    return Trust("alone", 0.0, reason, short, on)
+            unshared = prefix_refusal(alone, vocabulary, way, window, allowed, head) if way in PADDED and short.chunked else ""
+            return Capabilities(way, difference, reason, short, on, unshared=f"{unshared}{of}" if unshared else "")
+        reason = fallback_reason(way, reason, f"{way} batches{of} change logprobs by {difference:.2g} (allowed {allowed:.2g})")
+    return Capabilities("alone", 0.0, reason, short, on)
 
 
-def _without_twin(model: Model, config: Config, why: str) -> Trust:
+def _without_twin(model: Model, config: Config, why: str) -> Capabilities:
     """What can be relied on where there is no twin: what rows longer than all windows show on the model's own weights, if they can."""
     context = model.checkpoint.context or sys.maxsize
-    window = max((length for length in windows(config) if length < context), default=0)
+    window = max((length for length in window_lengths(config) if length < context), default=0)
     if not window:  # short rows show all, and are tried anyway
-        return Trust("padded", 0.0, "", Shortcuts(True, True, True, True), "weights", why)
+        return Capabilities("padded", 0.0, "", Shortcuts(True, True, True, True), "weights", why)
     reason = f"{why}, and rows longer than {window} tokens take too long to try them on the model itself"
     if get_total_parameters(model.network) * TOKENS * window <= WORK:
         try:
             return replace(tried(model.network, model.vocabulary, window, "weights"), no_twin=why)
         except Exception as error:  # a model file may fail in any way
             reason = f"{why}, and {crash(f'rows longer than {window} tokens', error)}"
-    return Trust("exact", 0.0, reason, Shortcuts(True, False, False, True, (reason,)), "weights", why)
+    return Capabilities("exact", 0.0, reason, Shortcuts(True, False, False, True, (reason,)), "weights", why)
 
 
-def _recalled(kept: Path) -> Trust | None:
+def _recalled(kept: Path) -> Capabilities | None:
     try:
         values = read_document(kept)
         short = values.pop("shortcuts")
-        return Trust(shortcuts=Shortcuts(**(short | {"reasons": tuple(short["reasons"])})), **values)
+        return Capabilities(shortcuts=Shortcuts(**(short | {"reasons": tuple(short["reasons"])})), **values)
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or damaged: it is only a memory
         return None
 

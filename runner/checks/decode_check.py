@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import score
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..core.requests import Generate, Generated, Ids, Outcome, Prompt, Request, Sample, Sampling
 from ..engine.engine import Engine
 from ..engine.setup import Setup
@@ -58,7 +58,9 @@ def batch_difference(alone: Alone, vocabulary: int, way: Way, window: int, allow
     """
     requests = list(_requests(vocabulary, window))
     limits = Limits(1 if way == "alone" else ROWS, 1 << 30, float("inf"), 1.0, 1.0, even=way not in PADDED)
-    at_once = Setup(alone.network, vocabulary, limits, Wanted(echo=head is not None), way in PADDED, ragged=way == "padded", head=head)
+    at_once = Setup(
+        alone.network, vocabulary, limits, LogprobOptions(echo=head is not None), way in PADDED, ragged=way == "padded", head=head
+    )
     worst = 0.0
     for setup in [at_once, _in_chunks(at_once, window)] if chunked else [at_once]:
         worst = max(worst, farthest(alone, requests, _outcomes(setup, requests), allowed))
@@ -99,7 +101,7 @@ def of_ids(row: int, ids: Ids, tokens: int, samples: int = 1) -> Request:
 
 def _in_chunks(setup: Setup, window: int) -> Setup:
     """Prompts in calls of less than two windows, as where the logits of all their tokens are read and the network is not split."""
-    return replace(setup, wanted=Wanted(echo=True), head=None, logit_bytes=4 * setup.vocabulary * (window * 3 // 2))
+    return replace(setup, wanted=LogprobOptions(echo=True), head=None, logit_bytes=4 * setup.vocabulary * (window * 3 // 2))
 
 
 def _outcomes(setup: Setup, requests: list[Request]) -> Iterator[Outcome]:

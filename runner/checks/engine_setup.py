@@ -16,17 +16,17 @@ import mlx.core as mx
 from ...configs.schema import BatchConfig
 from ...kernels import backend, native
 from ..core.errors import ModelError
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import Setup
 from ..layers.kv_cache import fresh, growth
 from ..layers.lm_head import Head
-from ..models.checkpoint import fingerprints
+from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import Model
 from ..scheduler.limits import Limits
-from .capabilities import Trust, code, trust
-from .padding_probe import LENGTHS, PADDED, Found, probe, slots_independent
+from .capabilities import Capabilities, capabilities_of, code
+from .padding_probe import LENGTHS, PADDED, BatchingMode, probe, slots_independent
 from .prefix_check import refused_by_weights
 from .scoring_check import CHUNKS, Shortcuts, confirmed
 
@@ -38,7 +38,9 @@ TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when bat
 LOGIT_BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}
 
 
-def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | None = None) -> tuple[Setup, Setup | None, dict[str, Any]]:
+def fit(
+    model: Model, config: BatchConfig, wanted: LogprobOptions, reference: Model | None = None
+) -> tuple[Setup, Setup | None, dict[str, Any]]:
     """The engine's setup, the reference model's beside it, and what a session notes of them. Logs one line.
 
     With a reference both hold the same rows: the limits are those that both can keep. Raises OutOfRoom where memory does not
@@ -46,7 +48,7 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
     """
     device = backend.device_name()
     models = [model] if reference is None else [model, reference]
-    trusts = [trust(m) for m in models]
+    trusts = [capabilities_of(m) for m in models]
     ways = [_confirmed(m, t) for m, t in zip(models, trusts, strict=True)]
     limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
     if config.deterministic and not all(slots_independent(m.network, m.vocabulary, limits.rows) for m in models):
@@ -88,14 +90,14 @@ def fit(model: Model, config: BatchConfig, wanted: Wanted, reference: Model | No
     return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
 
 
-def foreseen(models: Sequence[Model], config: BatchConfig, wanted: Wanted) -> list[Setup]:
+def foreseen(models: Sequence[Model], config: BatchConfig, wanted: LogprobOptions) -> list[Setup]:
     """The setups that ``fit`` will come to as far as twins show it: of ``outline``d models no weights are read.
 
     models: the model, and the reference behind it where there is one. Raises OutOfRoom where memory does not hold the weights.
     """
     device = backend.device_name()
-    trusts = [trust(m) for m in models]
-    ways = [Found(t.way, t.difference, *_row_bytes(m.network), t.reason) for m, t in zip(models, trusts, strict=True)]
+    trusts = [capabilities_of(m) for m in models]
+    ways = [BatchingMode(t.way, t.difference, *_row_bytes(m.network), t.reason) for m, t in zip(models, trusts, strict=True)]
     limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
     setups = [
         Setup(
@@ -121,7 +123,7 @@ def _row_bytes(network: Any) -> tuple[float, float]:
     return growth(caches)
 
 
-def _confirmed(model: Model, shown: Trust) -> Found:
+def _confirmed(model: Model, shown: Capabilities) -> BatchingMode:
     """What a model's own weights confirm of what was ``shown``."""
     found = probe(model.network, model.vocabulary, shown.way)
     return replace(found, reason=shown.reason) if found.way == shown.way else found
@@ -135,7 +137,7 @@ def _taking(setup: Setup, shown: Shortcuts, found: Shortcuts | None) -> Setup:
     return replace(setup, head=head, right_padded=found.right_padded, shared=found.shared, chunked=found.chunked)
 
 
-def _sharing(setup: Setup, shown: Trust, way: Found) -> tuple[Setup, str]:
+def _sharing(setup: Setup, shown: Capabilities, way: BatchingMode) -> tuple[Setup, str]:
     """The setup with prefixes that prompts share, where short rows on the model's own weights confirm it, and why without them."""
     taking = replace(setup, stems=True)
     if not taking.shares:
@@ -149,7 +151,7 @@ def _keeping(setup: Setup, model: Model, folder: Path, unshared: str) -> Setup:
     if not setup.shares:
         log.warning("batch.prefix_cache: %s is not used, as prompts of this run share no prefixes (%s)", folder, unshared)
         return setup
-    prints = fingerprints(model.checkpoint)
+    prints = checkpoint_fingerprints(model.checkpoint)
     identity = {
         "weights": prints["model.weights"],
         "adapter": prints["model.adapter"],
@@ -165,7 +167,7 @@ def _keeping(setup: Setup, model: Model, folder: Path, unshared: str) -> Setup:
     return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))
 
 
-def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: int) -> Limits:
+def _limits(config: BatchConfig, ways: list[BatchingMode], device: str, weight_bytes: int) -> Limits:
     """What a batch may take that every model's caches hold, in the most cautious of their ways."""
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
@@ -175,7 +177,7 @@ def _limits(config: BatchConfig, ways: list[Found], device: str, weight_bytes: i
     return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, even=not kinds <= set(PADDED))
 
 
-def _said(way: Found, limits: Limits) -> str:
+def _said(way: BatchingMode, limits: Limits) -> str:
     """One phrase on how rows share a batch."""
     if way.way == "padded":
         return f"batches of up to {limits.rows} rows"
@@ -199,7 +201,7 @@ def _about(models: list[dict[str, Any]], config: BatchConfig, limits: Limits) ->
     return about if len(models) == 1 else {**about, "reference": models[1]}
 
 
-def _about_model(model: Model, shown: Trust, way: Found, found: Shortcuts | None) -> dict[str, Any]:
+def _about_model(model: Model, shown: Capabilities, way: BatchingMode, found: Shortcuts | None) -> dict[str, Any]:
     probed: dict[str, Any] = {
         "way": way.way,
         "difference": way.difference,

@@ -34,7 +34,7 @@ SPREAD = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
 
 
 @dataclass(slots=True, frozen=True)
-class Found:
+class BatchingMode:
     """How rows may share a batch, the largest difference seen there (in logits), what is allowed, and what a row's caches cost in bytes.
 
     ``reason``: why the faster ways are not taken.
@@ -48,7 +48,7 @@ class Found:
     allowed: float = PROMISE
 
 
-def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> Found:
+def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> BatchingMode:
     """Finds the fastest way, from ``fastest`` on, that gives the same logits as each row alone: from one call, or decoded."""
     alone = _Alone(network, _prompts(vocabulary))
     token_bytes, row_bytes = growth(alone.caches)
@@ -57,18 +57,18 @@ def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> Found:
         try:
             found = list(TRIED[way](network, alone.prompts))
         except Exception as error:  # a probe that crashes is a probe that failed
-            reason = failed(way, reason, crash(f"{way} batches", error))
+            reason = fallback_reason(way, reason, crash(f"{way} batches", error))
             continue
         difference = _furthest(found, alone.at_once)
         if not difference <= allowed:
             allowed, difference = alone.allowed(alone.noise()), min(difference, _furthest(found, alone.by_steps))
         if difference <= allowed:
-            return Found(way, difference, token_bytes, row_bytes, reason, allowed)
-        reason = failed(way, reason, f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})")
-    return Found("alone", 0.0, token_bytes, row_bytes, reason, allowed)
+            return BatchingMode(way, difference, token_bytes, row_bytes, reason, allowed)
+        reason = fallback_reason(way, reason, f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})")
+    return BatchingMode("alone", 0.0, token_bytes, row_bytes, reason, allowed)
 
 
-def failed(way: Way, before: str, reason: str) -> str:
+def fallback_reason(way: Way, before: str, reason: str) -> str:
     """Why a way behind ``way`` is taken. What is wrong where there are all pads says more than what is where a join leaves some."""
     return before if before and way == "joined" else reason
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import score
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..core.requests import Ids, Request, Sampling
 from ..engine.engine import Engine
 from ..engine.prefill import grown, prefill
@@ -29,7 +29,7 @@ TAILS = (5, 1)  # what they have besides; of the second nothing is left to prefi
 SUBJECT = "rows on top of a shared prefix"
 
 
-def refused(alone: Alone, vocabulary: int, way: Way, window: int, allowed: float, head: Head | None) -> str:
+def prefix_refusal(alone: Alone, vocabulary: int, way: Way, window: int, allowed: float, head: Head | None) -> str:
     """Why prompts are not to be prefilled on top of prefixes that they share; empty where logprobs stay within ``allowed``.
 
     Rows are longer than ``window`` tokens, and so is what they share.
@@ -60,7 +60,7 @@ def _said(difference: float, allowed: float) -> str:
 
 def _setup(network: Any, vocabulary: int, way: Way, head: Head | None) -> Setup:
     limits = Limits(ROWS, 1 << 30, float("inf"), 1.0, 1.0)
-    return Setup(network, vocabulary, limits, Wanted(echo=head is not None), True, ragged=way == "padded", head=head)
+    return Setup(network, vocabulary, limits, LogprobOptions(echo=head is not None), True, ragged=way == "padded", head=head)
 
 
 def _of_short_rows(setup: Setup, cuts: list[int]) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import first_line
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..core.requests import Passage, Scored, ScoreRequest
 from ..engine.scorer import Scorer
 from ..engine.setup import Setup
@@ -106,7 +106,7 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
 
 def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup:
     few = replace(limits, rows=min(limits.rows, 8), tokens=1 << 30, kv_bytes=float("inf"))
-    return Setup(network, vocabulary, few, Wanted(echo=True), padded, right_padded=True, shared=True)
+    return Setup(network, vocabulary, few, LogprobOptions(echo=True), padded, right_padded=True, shared=True)
 
 
 def _head(network: Any) -> Head:
@@ -137,7 +137,7 @@ def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float3
     for passage in (passage for request in requests for passage in request.passages):
         logits: mx.array = network(mx.array(passage.ids)[None], cache=fresh(network, 1, padded=False))[0]
         at = mx.array(passage.positions) - 1
-        found.append(Wanted().scores(logits[at], passage.ids[passage.positions]).logprobs)
+        found.append(LogprobOptions().scores(logits[at], passage.ids[passage.positions]).logprobs)
     return found
 
 

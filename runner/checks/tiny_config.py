@@ -71,7 +71,7 @@ def shrunken(config: Config, layers: int, of: int, vocabulary: int = VOCABULARY)
     return _Scale(layers, of, vocabulary, _divisors(numbers), original).shrunken(config)
 
 
-def windows(config: Config) -> list[int]:
+def window_lengths(config: Config) -> list[int]:
     """All lengths beyond which a row is treated otherwise, in tokens."""
     return [value for name, value in _numbers(config) if WINDOWS.fullmatch(name) or name == ORIGINAL]
 

@@ -54,7 +54,7 @@ def _unsaved(save: Callable[[], bool]) -> AbstractContextManager[None]:
 
 
 @dataclass(slots=True, frozen=True)
-class Outside:
+class HostProcess:
     """The process around a run.
 
     stopped: asked between steps whether the run is to end early. saving: takes what saves all that is finished and says whether

@@ -13,7 +13,7 @@ from ...kernels.temperature_logprobs import tempered
 
 
 @dataclass(slots=True, frozen=True)
-class Wanted:
+class LogprobOptions:
     """Which figures are computed: ``logprobs.prompt``, ``logprobs.top`` and ``logprobs.stats`` of the config.
 
     ``greedy``: of a scored token, whether it is the most likely one. Of a generated token: ``tempered``, its logprob under

@@ -14,7 +14,7 @@ from ...configs.visible import visible
 from ..core.errors import DataError
 from .entry import EVERY, Entry, UnreadableError
 from .line_formats import raw_lines
-from .sources import Source, naming, open_stream
+from .sources import Source, open_stream, source_errors
 
 MAX_CELL = 1 << 26  # csv's own limit, 131072 characters, is less than a long document; none at all lets one quote eat the file
 
@@ -23,7 +23,7 @@ _Cells = list[str] | csv.Error
 
 def csv_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
     """The ``wanted`` entries of a csv source, in order, blank lines left out. Raises DataError for a header that cannot be read."""
-    with naming(source):
+    with source_errors(source):
         records = _records(source)
         header = next(records, None)
         if header is None:

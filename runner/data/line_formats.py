@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ..core.errors import DataError
 from .entry import EVERY, Entry, UnreadableError
-from .sources import Source, naming, open_stream
+from .sources import Source, open_stream, source_errors
 
 BOM = b"\xef\xbb\xbf"
 MAX_DEPTH = 200  # deeper values overflow the stack of json.dumps when they are written out again
@@ -27,7 +27,7 @@ def line_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[En
 
     ``wanted``: positions among the source's rows, as ranges that ascend.
     """
-    with naming(source):
+    with source_errors(source):
         if source.format == "jsonl":
             _refuse_document(source)
         parse = _parse_object if source.format == "jsonl" else _parse_text

@@ -21,7 +21,7 @@ from .type_inference import json_text
 WINDOW_ROWS = 64  # a look at the file's stamp costs what reading a few rows does, and much more on a network volume
 
 
-def read(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator[Row | BadRow]:
+def read_rows(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator[Row | BadRow]:
     """The ``wanted`` rows of all sources, in order; positions are 0-based and count every row, bad ones too.
 
     ``wanted``: ranges of positions that ascend and end with ``scan.rows``. Rows outside them are passed over without being parsed,
@@ -51,7 +51,7 @@ def read(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator[Row 
 def read_rounds(scan: Scan, data: DataConfig, layout: Layout, shards: Iterable[int]) -> Iterator[Row | BadRow]:
     """The rows of ``shards``, which ascend, by their positions in ``layout``: the input is read once a round."""
     for around, own in groupby(shards, lambda shard: shard // layout.shards_a_round):
-        for row in read(scan, data, map(layout.rows_of, own)):
+        for row in read_rows(scan, data, map(layout.rows_of, own)):
             if around == 0:
                 yield row
             elif isinstance(row, BadRow):

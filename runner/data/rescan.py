@@ -12,7 +12,7 @@ from ...configs.schema import DataConfig
 from ..files.file_stamp import sha256
 from .formats import entries
 from .scan_result import Scan, Scanned, stamp
-from .sources import SPOOL_NAMES, Source, find_sources, naming
+from .sources import SPOOL_NAMES, Source, find_sources, source_errors
 from .table_formats import hub_sha256
 
 
@@ -25,7 +25,7 @@ def recount(data: DataConfig, run: Path) -> dict[str, Any]:
     for source in find_sources(without_stdin(data, run), run):
         at, digest, rows = stamp(source), None, 0
         if left != 0:
-            with naming(source):
+            with source_errors(source):
                 digest = hub_sha256(source, data) if source.format == "hub" else sha256(Path(source.path))
             rows = _rows(source, data, left)
             left = None if left is None else left - rows

@@ -17,7 +17,7 @@ from .column_paths import column_of, require_column
 from .entry import UnreadableError
 from .formats import TABLES, entries, place, row_key
 from .scan_result import Scan, Scanned, stamp, surely_unchanged
-from .sources import Source, find_sources, keep, naming
+from .sources import Source, find_sources, keep, source_errors
 from .table_formats import batch_rows, hub_sha256, open_table
 from .type_inference import EXACT, Column
 from .unique_keys import Keys
@@ -118,7 +118,7 @@ def _scan_source(source: Source, tally: _Tally) -> Scanned:
     before = stamp(source)
     if tally.room == 0:
         return Scanned(source, 0, None, *before)
-    with naming(source):
+    with source_errors(source):
         digest = hub_sha256(source, tally.config) if source.format == "hub" else sha256(source.file)
     rows = tally.rows
     tally.begun.append((rows, source))
@@ -194,5 +194,5 @@ def _is_same(scanned: Scanned, saved_ns: int) -> bool:
         return False
     if scanned.sha256 is None or scanned.bytes is None or scanned.bytes >= HASHED_BYTES:
         return True
-    with naming(scanned.source):
+    with source_errors(scanned.source):
         return sha256(scanned.source.file) == scanned.sha256

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ..core.errors import DataError
 from ..files.checked_json import read_document, write_document
-from ..files.file_stamp import Stamp, settled, stamp_of
+from ..files.file_stamp import Stamp, is_settled, stamp_of
 from .column_paths import missing_column
 from .sources import Source
 from .type_inference import JSON_METADATA
@@ -130,7 +130,7 @@ def unchanged(scanned: Scanned) -> bool:
 
 def surely_unchanged(scanned: Scanned, saved_ns: int) -> bool:
     """Whether the file is unchanged, and so old when its scan was saved (an mtime in ns) that a later write shows in its stamp."""
-    return unchanged(scanned) and (scanned.stamp is None or settled(scanned.stamp, saved_ns))
+    return unchanged(scanned) and (scanned.stamp is None or is_settled(scanned.stamp, saved_ns))
 
 
 def stamp(source: Source) -> tuple[int | None, Stamp | None]:

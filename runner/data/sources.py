@@ -102,7 +102,7 @@ def open_stream(source: Source) -> IO[bytes]:
 
 
 @contextmanager
-def naming(source: Source) -> Generator[None]:
+def source_errors(source: Source) -> Generator[None]:
     """Turns what reading or decoding the source raises into a DataError that names it; a full disk stays what it is."""
     try:
         yield

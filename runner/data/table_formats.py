@@ -19,7 +19,7 @@ from ...configs.schema import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
 from .entry import EVERY, Entry, UnreadableError
-from .sources import Source, naming, open_stream
+from .sources import Source, open_stream, source_errors
 
 BATCH_ROWS = 1024
 
@@ -75,7 +75,7 @@ def hub_sha256(source: Source, data: DataConfig) -> str:
 def _open(source: Source, data: DataConfig, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
     """Schema, batches, and the row at which these begin: at ``first`` or before it, where what stands before is cheap to leave out."""
     start = 0
-    with naming(source):
+    with source_errors(source):
         if source.format == "hub":
             schema, batches = _open_hub(source, data)
         elif source.format == "arrow":
@@ -103,7 +103,7 @@ def _pick(rows: Callable[[], list[dict[str, Any] | UnreadableError]], index: int
 
 
 def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with naming(source):
+    with source_errors(source):
         for batch in batches:
             batch.validate()  # offsets that point past their buffer would crash the process
             for start in range(0, batch.num_rows, BATCH_ROWS):

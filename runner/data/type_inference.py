@@ -23,14 +23,14 @@ class VariesError(Exception):
 
 
 @dataclass(slots=True)
-class Shape:
+class ValueShape:
     """The union of the JSON values seen at one place: kinds of scalars and containers, and what stands inside these."""
 
     kinds: set[type] = field(default_factory=set[type])
     wide: bool = False
     huge: bool = False
-    fields: "dict[str, Shape]" = field(default_factory=dict[str, "Shape"])
-    items: "Shape | None" = None
+    fields: "dict[str, ValueShape]" = field(default_factory=dict[str, "ValueShape"])
+    items: "ValueShape | None" = None
 
     def see(self, value: object, level: int = 0) -> None:
         """Takes one more value (bool, int, float, str, list, dict or None) into the union."""
@@ -49,7 +49,7 @@ class Shape:
             self._give_up()
             return
         for name, inner in value.items():
-            self.fields.setdefault(name, Shape()).see(inner, level + 1)
+            self.fields.setdefault(name, ValueShape()).see(inner, level + 1)
         if len(self.fields) > MAX_FIELDS:
             self._give_up()
 
@@ -57,7 +57,7 @@ class Shape:
         if level > MAX_NESTING:
             self._give_up()
             return
-        items = self.items = self.items or Shape()
+        items = self.items = self.items or ValueShape()
         if set(map(type, value)) <= {str, float, bool}:
             items.kinds.update(map(type, value))
         else:
@@ -97,7 +97,7 @@ class Column:
     """What has been seen of one column: rows that have it non-null, JSON values, and the types tables declare for it."""
 
     present: int = 0
-    shape: Shape = field(default_factory=Shape)
+    shape: ValueShape = field(default_factory=ValueShape)
     declared: list[pa.DataType] = field(default_factory=list[pa.DataType])
 
     def declare(self, declared: pa.DataType) -> None:

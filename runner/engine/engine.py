@@ -24,9 +24,9 @@ from ..layers.kv_cache import Caches, forked, select
 from ..layers.lm_head import Head
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.limits import Limits, Load
-from ..scheduler.request_queue import Backlog
+from ..scheduler.request_queue import RequestQueue
 from .interface import Progress
-from .oom_backoff import Room
+from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
 from .prefix_kv import Stems
 from .setup import Setup
@@ -40,7 +40,7 @@ class Engine:
 
     def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
         self.progress = Progress()
-        self._setup, self._stopper, self._room = setup, stopper, Room(setup.limits, setup.static)
+        self._setup, self._stopper, self._room = setup, stopper, MemoryBackoff(setup.limits, setup.static)
         self._eos = np.array(sorted(eos), np.int32)
         self._slots = Slots(setup.limits.rows, setup.wanted.top, setup.wanted.stats, setup.wanted.tempered)
         self._order: NDArray[np.intp] = np.zeros(0, np.intp)  # slots, in the order of the batch's rows
@@ -53,7 +53,7 @@ class Engine:
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
         """Outcomes of all windows' requests (see ``Backlog``), in the order in which they finish; ends early when ``stopped``."""
-        backlog = Backlog(next_window, self._stems.arranging(self._setup))
+        backlog = RequestQueue(next_window, self._stems.arranging(self._setup))
         while not stopped():
             found, why = None, ""
             try:
@@ -83,7 +83,7 @@ class Engine:
     def _flying(self) -> bool:
         return bool(len(self._order) or self._parked or self._entering)
 
-    def _turn(self, backlog: Backlog) -> list[Outcome] | None:
+    def _turn(self, backlog: RequestQueue) -> list[Outcome] | None:
         """Outcomes of the rows that end with this turn's step; None when there is nothing left to do."""
         self._drop()
         self._admit(backlog)
@@ -91,7 +91,7 @@ class Engine:
 
     # -------------------------------------------------------------------------------------------------- admission
 
-    def _admit(self, backlog: Backlog) -> None:
+    def _admit(self, backlog: RequestQueue) -> None:
         """Fills free slots from the parked group, else from one that is prefilled now.
 
         A batch that decodes is joined when an eighth of its slots are free: mlx-lm's caches are copied by a join.
@@ -223,7 +223,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------ out of memory
 
-    def _start_again(self, backlog: Backlog, why: str) -> list[Outcome]:
+    def _start_again(self, backlog: RequestQueue, why: str) -> list[Outcome]:
         """What was under way goes back to the backlog, and batches become smaller; failures of a row that does not fit alone.
 
         A prefill costs its own group. Anything else costs the batch, whose caches may be changed by halves.

@@ -17,7 +17,7 @@ LEAST_TOKENS = 64  # of a call: with fewer, the weights take longer to read than
 GIVEN_UP = 16  # rows one after the other: then it is not they that are too large
 
 
-class Room:
+class MemoryBackoff:
     """The limits in force. They shrink when memory runs out; the next start begins with the config's again."""
 
     def __init__(self, limits: Limits, static: bool):

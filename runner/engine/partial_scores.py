@@ -15,7 +15,7 @@ NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.
 
 
 @dataclass(slots=True)
-class Opened:
+class PartialScores:
     """A request, how many of its positions are not scored yet, and the pieces that have come, a list a passage.
 
     ``done``: its outcome is known.
@@ -49,8 +49,8 @@ class Opened:
 
     def outcome(self, nothing: Scores, compared: bool) -> Scored | Failure:
         """What the pieces come to, which are let go. ``nothing``: scores of no tokens; ``compared``: there is a reference model."""
-        scores = tuple(logprobs.join([nothing, *pieces]) for pieces in self.scores)
-        against = tuple(divergence.join([NO_DIVERGENCE, *pieces]) for pieces in self.divergences) if compared else None
+        scores = tuple(logprobs.join_scores([nothing, *pieces]) for pieces in self.scores)
+        against = tuple(divergence.join_divergences([NO_DIVERGENCE, *pieces]) for pieces in self.divergences) if compared else None
         message = _fault(self.request, "model", [s.logprobs for s in scores])
         message = message or _fault(self.request, "reference model", [d.reference_logprobs for d in against or ()])
         self.scores, self.divergences, self.done = [], [], True

@@ -15,10 +15,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.logprobs import Scores, join
+from ...kernels.logprobs import Scores, join_scores
 from ..core.requests import Request, Sample
-from ..layers.kv_cache import Caches, announce, announce_call, evaluate, forked, fresh, joined, merged, select, settle
-from ..layers.lm_head import read
+from ..layers.kv_cache import Caches, announce, announce_call, evaluate_caches, forked, fresh, joined, merged, select, settle
+from ..layers.lm_head import read_scores
 from ..scheduler.prompt_prefixes import like
 from .prefix_disk_cache import Base
 from .setup import Setup
@@ -72,7 +72,7 @@ def prefill(setup: Setup, requests: list[Request], bases: Sequence[Base | None] 
         return _together(setup, rows)
     parts = [_together(setup, part) for part in alike]
     caches = joined([part.caches for part in parts])
-    evaluate(caches)
+    evaluate_caches(caches)
     requests = [request for part in parts for request in part.requests]
     echoes = [echo for part in parts for echo in part.echoes]
     return Prefilled(
@@ -99,7 +99,7 @@ def _together(setup: Setup, rows: list[_Feed]) -> Prefilled:
     echoes, _ = _forward(setup, tokens, rows, caches)
     if min(lengths) < width:
         settle(caches)
-        evaluate(caches)
+        evaluate_caches(caches)
     requests = [row.request for row in rows if row.request is not None]
     return Prefilled(caches, requests, echoes, _waiting(requests), sum(lengths), tokens.size)
 
@@ -115,7 +115,7 @@ def _on_top(setup: Setup, bases: list[Base | None]) -> Caches:
         return fresh(setup.model, len(bases), setup.padded)
     caches = merged(setup.model, [fresh(setup.model, 1, padded=False) if base is None else base.caches for base in different])
     select(caches, [different.index(base) for base in bases], len(different), setup.padded)
-    evaluate(caches)  # where no token follows, nothing else does
+    evaluate_caches(caches)  # where no token follows, nothing else does
     return caches
 
 
@@ -144,10 +144,10 @@ def _forward(setup: Setup, tokens: NDArray[np.int32], feeds: list[_Feed], caches
             _echo(setup, states, at, feeds, parts)
             last = states[0][mx.array([n - 1])]  # a copy: a slice would keep all of them
             mx.eval(last)
-        evaluate(caches)
+        evaluate_caches(caches)
         mx.clear_cache()
         at += n
-    return [join(part) for part in parts] if echo else [None] * rows, last
+    return [join_scores(part) for part in parts] if echo else [None] * rows, last
 
 
 def _from_bases(setup: Setup, feeds: list[_Feed]) -> list[list[Scores]]:
@@ -157,7 +157,7 @@ def _from_bases(setup: Setup, feeds: list[_Feed]) -> list[list[Scores]]:
     if last:
         states = mx.concatenate([state for _, state in last])
         targets = np.array([feeds[i].ids[feeds[i].start] for i, _ in last], np.int32)
-        scores, _ = read([setup.reader], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted)
+        scores, _ = read_scores([setup.reader], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted)
         for at, (i, _) in enumerate(last):
             parts[i].append(scores[at : at + 1])
     return parts
@@ -182,7 +182,7 @@ def _echo(setup: Setup, states: mx.array, at: int, feeds: list[_Feed], parts: li
         return
     index = np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)])
     targets = np.concatenate([row.ids[row.start + at + 1 : row.start + at + 1 + c] for row, c in zip(feeds, counts, strict=True)])
-    scores, _ = read([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted)
+    scores, _ = read_scores([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted)
     end = 0
     for part, count in zip(parts, counts, strict=True):
         part.append(scores[end : end + count])

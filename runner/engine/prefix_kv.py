@@ -10,7 +10,7 @@ from functools import partial
 from ..core.requests import Request
 from ..layers.kv_cache import fresh
 from ..scheduler.prompt_prefixes import shared
-from ..scheduler.request_queue import Arrange, Stem, nothing_shared
+from ..scheduler.request_queue import Arrange, SharedPrefix, nothing_shared
 from .prefill import grown
 from .prefix_disk_cache import Base
 from .setup import Setup
@@ -20,7 +20,7 @@ class Stems:
     """The bases that are ``kept``."""
 
     def __init__(self) -> None:
-        self.kept: dict[Stem, Base] = {}
+        self.kept: dict[SharedPrefix, Base] = {}
         self._computed = 0  # tokens, for the last group
 
     def arranging(self, setup: Setup) -> Arrange:
@@ -30,13 +30,13 @@ class Stems:
             return nothing_shared
         return shared if setup.prefix_cache is None else partial(shared, known=setup.prefix_cache.known(setup.wanted.echoed))
 
-    def bases(self, setup: Setup, requests: list[Request], stem: Callable[[Request], Stem | None]) -> tuple[list[Base | None], int]:
+    def bases(self, setup: Setup, requests: list[Request], stem: Callable[[Request], SharedPrefix | None]) -> tuple[list[Base | None], int]:
         """What each row of a group is prefilled on top of, nothing where none has a stem; and how many tokens were computed for that."""
         self._computed = 0
         of = [stem(request) for request in requests]
         return [None if one is None else self._base(setup, one) for one in of] if any(of) else [], self._computed
 
-    def keep(self, stems: Iterable[Stem]) -> None:
+    def keep(self, stems: Iterable[SharedPrefix]) -> None:
         """Drops all others."""
         self.kept = {stem: self.kept[stem] for stem in stems if stem in self.kept}
 
@@ -44,17 +44,17 @@ class Stems:
         """Drops all."""
         self.kept = {}
 
-    def _base(self, setup: Setup, stem: Stem) -> Base:
+    def _base(self, setup: Setup, stem: SharedPrefix) -> Base:
         if stem not in self.kept:
             self.kept[stem] = self._from_disk(setup, stem) or self._anew(setup, stem)
         return self.kept[stem]
 
-    def _from_disk(self, setup: Setup, stem: Stem) -> Base | None:
+    def _from_disk(self, setup: Setup, stem: SharedPrefix) -> Base | None:
         if setup.prefix_cache is None:
             return None
         return setup.prefix_cache.load(stem.ids, setup.wanted.echoed, lambda: fresh(setup.model, 1, padded=False))
 
-    def _anew(self, setup: Setup, stem: Stem) -> Base:
+    def _anew(self, setup: Setup, stem: SharedPrefix) -> Base:
         above = None if stem.above is None else self._base(setup, stem.above)
         base = grown(setup, stem.ids, above)
         self._computed += stem.own

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..core.requests import Failure, Generated, Ids, Passage, Request, Scored, ScoreRequest
 from ..layers.lm_head import Head
 from .scorer import Scorer
@@ -45,8 +45,8 @@ class Reference:
                 yield from self._scored(alike, temperature, stopped)
 
     def _scored(self, finished: list[Finished], temperature: float, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
-        scorer = Scorer(scoring(self.setup, temperature))
-        windows = iter([[asked(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]])
+        scorer = Scorer(scoring_setup(self.setup, temperature))
+        windows = iter([[reference_request(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]])
         for found in scorer.run(lambda wait: next(windows, None), stopped):
             outcome = finished[found.row].outcome
             if isinstance(found, Scored):
@@ -56,14 +56,14 @@ class Reference:
                 yield replace(found, row=outcome.row, sample=outcome.index, stage="reference")
 
 
-def scoring(setup: Setup, temperature: float) -> Setup:
+def scoring_setup(setup: Setup, temperature: float) -> Setup:
     """A setup for the scorer on the same network, as it stands now, beside a batch that decodes."""
     limits = replace(setup.limits, kv_bytes=SHARE * setup.limits.kv_bytes)
     head = None if setup.head is None else Head(setup.model)  # what stands on the network may have come after the old one
-    return replace(setup, wanted=Wanted(echo=True, temperature=temperature), limits=limits, head=head)
+    return replace(setup, wanted=LogprobOptions(echo=True, temperature=temperature), limits=limits, head=head)
 
 
-def asked(row: int, prompt: Ids, completion: Ids) -> ScoreRequest:
+def reference_request(row: int, prompt: Ids, completion: Ids) -> ScoreRequest:
     """Asks for the logprobs of a completion's tokens [N] behind its prompt's [T]."""
     ids = np.concatenate([prompt, completion])
     return ScoreRequest(row, (Passage(ids, np.arange(len(prompt), len(ids), dtype=np.int32)),))

@@ -20,15 +20,15 @@ from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
 from ..core.requests import Failure, Outcome, ScoreRequest
-from ..layers.cpu_blocks import tokens as tokens_of
-from ..layers.kv_cache import Caches, evaluate, forked, fresh, passes, passing, select, trim, trimmable, widened
-from ..layers.lm_head import read
+from ..layers.cpu_blocks import row_lengths as tokens_of
+from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, passes, passing, select, trim, trimmable, widened
+from ..layers.lm_head import read_scores
 from ..models.device_memory import is_out_of_memory
-from ..scheduler.prefix_tree import Owner, Read, Segment, bucket, fed, forest
+from ..scheduler.prefix_tree import Owner, Read, Segment, bucket, fed_passage, forest
 from ..scheduler.score_batches import batches, lone
 from .interface import Progress
-from .oom_backoff import Room
-from .partial_scores import Opened
+from .oom_backoff import MemoryBackoff
+from .partial_scores import PartialScores
 from .prefill import chunk
 from .setup import Setup
 
@@ -73,7 +73,7 @@ class Scorer:
         limits = setup.limits
         if not self._right_padded and not limits.even:  # nobody has tried rows of one length
             limits = replace(limits, rows=1)
-        self._room = Room(limits, setup.static)
+        self._room = MemoryBackoff(limits, setup.static)
         self._batch: list[Segment] = []  # what is fed
         self._apart = not self._shared  # nothing is shared within this window
 
@@ -92,7 +92,7 @@ class Scorer:
             yield from self._window(window, stopped)
 
     def _window(self, requests: list[ScoreRequest], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        opened, self._apart = [Opened.of(request) for request in requests], not self._shared
+        opened, self._apart = [PartialScores.of(request) for request in requests], not self._shared
         yield from (self._outcome(row) for row in opened if not row.left)
         while opened := [row for row in opened if not row.done]:
             why, self._batch = "", []
@@ -106,7 +106,7 @@ class Scorer:
                 return
             yield from self._start_again(opened, why)  # the error is gone, and with its traceback the arrays that this held
 
-    def _start_again(self, opened: list[Opened], why: str) -> Iterator[Outcome]:
+    def _start_again(self, opened: list[PartialScores], why: str) -> Iterator[Outcome]:
         """Makes batches smaller and lets all begin anew that is not done; failures of the rows that do not fit alone.
 
         One passage that stands on what is shared is not alone yet: the rest of the window then shares nothing.
@@ -119,7 +119,7 @@ class Scorer:
             self._apart = True
             self._room.free(doing, why, "the next rows are scored without sharing what they have in common")
         else:
-            too_large = {own[0] for part in first.reads if len(fed(part.passage)) == len(first.feed) for own in part.owners}
+            too_large = {own[0] for part in first.reads if len(fed_passage(part.passage)) == len(first.feed) for own in part.owners}
             if self._room.halve_calls(opened[min(too_large)].request.row, doing, why):
                 too_large = set[int]()
         self._models = [replace(model, limits=self._room.limits) for model in self._models]
@@ -135,7 +135,7 @@ class Scorer:
 
     # ------------------------------------------------------------------------------------------------------- feeding
 
-    def _feed_window(self, opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def _feed_window(self, opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         requests = [row.request for row in opened]
         self.progress.doing(f"planning {len(requests)} rows")
         if self._static:
@@ -143,7 +143,7 @@ class Scorer:
         else:
             yield from self._feed_all(forest(requests, self._room.limits, not self._apart), None, 0.0, opened, stopped)
 
-    def _feed_lone(self, requests: list[ScoreRequest], opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def _feed_lone(self, requests: list[ScoreRequest], opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Feeds each passage by itself, in batches of fixed shapes."""
         for batch in lone(requests, self._room.limits.rows, bucket if self._right_padded else int):
             if stopped():
@@ -152,7 +152,7 @@ class Scorer:
             yield from self._feed(batch, self._rows(None, None, batch), opened, stopped)
 
     def _feed_all(
-        self, segments: list[Segment], base: _Rows | None, held: float, opened: list[Opened], stopped: Callable[[], bool]
+        self, segments: list[Segment], base: _Rows | None, held: float, opened: list[PartialScores], stopped: Callable[[], bool]
     ) -> Iterator[Outcome]:
         """Feeds ``segments``, and all that stands behind them, on top of the one row of ``base``; ``held`` bytes are taken.
 
@@ -193,7 +193,7 @@ class Scorer:
         return spare
 
     def _feed_in_turn(
-        self, children: list[list[Segment]], rows: _Rows, opened: list[Opened], stopped: Callable[[], bool]
+        self, children: list[list[Segment]], rows: _Rows, opened: list[PartialScores], stopped: Callable[[], bool]
     ) -> Iterator[Outcome]:
         """Feeds each row's children on top of it: the first of each row, then the second of each, and so on.
 
@@ -218,7 +218,7 @@ class Scorer:
                 copies: list[Caches | None] = [forked(caches, list(range(rows.rows)), rows.rows, padded=False) for caches in rows.held]
                 yield from self._feed(members, _Rows(copies, rows.rows), opened, stopped)
 
-    def _feed(self, members: list[Segment], rows: _Rows, opened: list[Opened], stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    def _feed(self, members: list[Segment], rows: _Rows, opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Feeds a batch on top of ``rows``, call by call; outcomes of the requests that it ends."""
         width = max(len(segment) for segment in members)
         tokens = np.zeros((len(members), width), np.int32)
@@ -239,14 +239,14 @@ class Scorer:
                 yield from self._read(members, states, at, n, opened)
             at += n
             if at < width or members[0].children:
-                evaluate(rows.every)
+                evaluate_caches(rows.every)
         self.progress.prefilled += sum(len(segment) - segment.pads for segment in members)
         self.progress.padded += tokens.size
         mx.clear_cache()
 
     # ------------------------------------------------------------------------------------------------------- reading
 
-    def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[Opened]) -> Iterator[Outcome]:
+    def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[PartialScores]) -> Iterator[Outcome]:
         """Scores what is asked for at ``width`` tokens from ``at``, for whomever it is; outcomes of the requests that it ends."""
         found: list[tuple[Read, int]] = []
         index: list[NDArray[np.intp]] = []
@@ -267,7 +267,7 @@ class Scorer:
         flat = [state.reshape(-1, state.shape[-1]) for state in states]
         rows = min(model.logit_rows for model in self._models) // len(self._models)
         readers = [model.reader for model in self._models]
-        scores, divergences = read(readers, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted)
+        scores, divergences = read_scores(readers, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted)
         end = 0
         for part, count in found:
             piece = slice(end, end + count)
@@ -275,14 +275,14 @@ class Scorer:
             for owner in part.owners:
                 yield from self._give(opened, owner, scores[piece], None if divergences is None else divergences[piece])
 
-    def _give(self, opened: list[Opened], owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
+    def _give(self, opened: list[PartialScores], owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
         row = opened[owner[0]]
         row.add(owner[1], scores, divergences)
         self.progress.scored += len(scores.logprobs)
         if not row.left:
             yield self._outcome(row)
 
-    def _outcome(self, row: Opened) -> Outcome:
+    def _outcome(self, row: PartialScores) -> Outcome:
         outcome = row.outcome(self._wanted.nothing, len(self._models) > 1)
         self.progress.prompt += sum(len(passage.ids) for passage in row.request.passages)
         self._room.done()

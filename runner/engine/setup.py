@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head, Reader, Whole
 from ..models.adapters import Adapters
 from ..scheduler.limits import Limits
@@ -27,7 +27,7 @@ class Setup:
     model: Any
     vocabulary: int
     limits: Limits
-    wanted: Wanted
+    wanted: LogprobOptions
     padded: bool
     static: bool = False
     logit_bytes: int = 32 << 20

@@ -12,7 +12,7 @@ import pyarrow as pa
 from ...configs.schema import JobConfig
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..core.policy import Policy
 from ..core.requests import AnyRequest, Failure, Generated, Ids, Outcome, Request, Row, Sample, Scored, ScoreRequest
 from ..engine.partial_scores import NO_DIVERGENCE
@@ -20,7 +20,7 @@ from ..pipeline.job import Grouping, Job, Ratings
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import ERRORS_SCHEMA
 from .forecast import Lengths
-from .survey import Survey, tokens_of
+from .survey import Survey, request_tokens
 
 SAMPLES = 4  # of a row; further ones are as large
 BATCH = 1024  # records, as in a part
@@ -43,7 +43,7 @@ def disk_bytes(config: JobConfig, job: Job, survey: Survey, length: Lengths) -> 
 
 def _longer(survey: Survey, records: Sequence[dict[str, Any]]) -> float:
     """By how many bytes an average record of all rows is larger than one of the rows kept: as its row has more tokens."""
-    tokens = {row.position: tokens_of(request) for row, request in survey.kept}
+    tokens = {row.position: request_tokens(request) for row, request in survey.kept}
     x = np.array([tokens[record["row"]] for record in records], np.float64)
     y = np.array([record_bytes(record) for record in records], np.float64)
     if not x.var():
@@ -80,7 +80,7 @@ def _group(job: Job, grouping: Grouping, row: Row, request: AnyRequest, outcomes
     return [record | {"row": row.position, "sample": outcome.index} for record, outcome in zip(found, samples, strict=True)]
 
 
-def _outcomes(request: AnyRequest, wanted: Wanted, compared: bool, length: Lengths) -> Iterator[Outcome]:
+def _outcomes(request: AnyRequest, wanted: LogprobOptions, compared: bool, length: Lengths) -> Iterator[Outcome]:
     """Outcomes of a request that have its sizes; what is generated repeats the prompt's ids, whose text is as long as any."""
     if isinstance(request, ScoreRequest):
         sizes = [len(passage.positions) for passage in request.passages]
@@ -113,7 +113,7 @@ def _completion(request: Request, sample: Sample, length: Lengths) -> Ids:
     return np.resize(ids, max(1, length(request, sample)))
 
 
-def _scores(wanted: Wanted, n: int) -> Scores:
+def _scores(wanted: LogprobOptions, n: int) -> Scores:
     return _grown(wanted.nothing, n)
 
 

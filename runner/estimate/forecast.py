@@ -12,9 +12,9 @@ from typing import Self
 from ..core.requests import Request, Sample, ScoreRequest
 from ..engine.setup import Setup
 from ..scheduler.limits import Limits, Load
-from ..scheduler.prefix_tree import Segment, bucket, fed, forest
+from ..scheduler.prefix_tree import Segment, bucket, fed_passage, forest
 from ..scheduler.prompt_prefixes import like, shared
-from ..scheduler.request_queue import Arrange, Backlog, Stem, nothing_shared
+from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix, nothing_shared
 from ..scheduler.score_batches import batches, lone
 
 Lengths = Callable[[Request, Sample], int]
@@ -78,7 +78,7 @@ def decoding(windows: Iterable[list[Request]], setup: Setup, length: Lengths, ar
     ``arrange``: how windows were arranged whose requests have no ids any more.
     """
     flight, rest = _Flight(setup, length), iter(windows)
-    backlog = Backlog(lambda wait: next(rest, None), arrange or arrangement(setup))
+    backlog = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup))
     while True:
         admitted = flight.admit(backlog)
         if not flight.ends:
@@ -95,13 +95,13 @@ class _Flight:
     work: Work = field(default_factory=Work)
     ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # a heap
     parked: list[tuple[Request, Sample]] = field(default_factory=list[tuple[Request, Sample]])  # prefilled, without a slot
-    kept: set[Stem] = field(default_factory=set[Stem])  # prefixes whose caches are kept
+    kept: set[SharedPrefix] = field(default_factory=set[SharedPrefix])  # prefixes whose caches are kept
 
     @property
     def load(self) -> Load:
         return Load(len(self.ends), max((reach for _, reach in self.ends), default=0))
 
-    def admit(self, backlog: Backlog) -> bool:
+    def admit(self, backlog: RequestQueue) -> bool:
         """Fills free slots as the engine does once a turn; whether anything changed."""
         limits, load = self.setup.limits, self.load
         free = limits.rows - load.rows
@@ -120,7 +120,7 @@ class _Flight:
         self.work.hold(len(self.ends), limits.kv(len(self.ends), longest) + sum(limits.kv(1, len(stem.ids)) for stem in self.kept))
         return bool(now)
 
-    def _prefill(self, requests: Sequence[Request], backlog: Backlog) -> None:
+    def _prefill(self, requests: Sequence[Request], backlog: RequestQueue) -> None:
         stems = [backlog.stem(request) for request in requests]
         new = {one for stem in stems if stem for one in stem.chain} - self.kept
         once = sum(stem.own for stem in new)
@@ -147,7 +147,7 @@ class _Flight:
             heappop(self.ends)
 
 
-def scoring(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> Work:
+def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> Work:
     """What the scorer does for one window of ``requests`` with one model, or with a reference beside it."""
     first, work = setups[0], Work()
     right_padded = all(setup.right_padded for setup in setups)
@@ -161,9 +161,9 @@ def scoring(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> Work:
     return work
 
 
-def asked(requests: Iterable[ScoreRequest]) -> int:
+def separate_tokens(requests: Iterable[ScoreRequest]) -> int:
     """Tokens that would be fed if each passage were fed by itself."""
-    return sum(len(fed(passage)) for request in requests for passage in request.passages if len(passage.positions))
+    return sum(len(fed_passage(passage)) for request in requests for passage in request.passages if len(passage.positions))
 
 
 def _feed(work: Work, batch: Sequence[Segment], limits: Limits, held: float) -> None:

@@ -15,14 +15,14 @@ from ..checks.engine_setup import foreseen
 from ..data.sources import reads_stdin
 from ..engine.setup import Setup
 from ..models.loader import Model, outline
-from ..models.model_pool import Models, rooms
+from ..models.model_pool import ModelPool, rooms
 from ..pipeline.job import Kind
-from ..pipeline.run_spec import Known, memory_for
+from ..pipeline.run_spec import RunSpec, memory_for
 from ..policies.policy_engine import sampling_limits
 from ..scheduler.limits import Limits
 from .disk import disk_bytes
 from .forecast import Work, decoding
-from .output_folder import Found, found_in_output
+from .output_folder import OutputState, found_in_output
 from .survey import Survey, surveyed
 from .timing import Calibration, calibrated, to_the_end
 
@@ -51,7 +51,7 @@ class Plan:
     disk_bytes: int
     free_bytes: int
     calibration: Calibration | None
-    found: Found
+    found: OutputState
 
     @property
     def prompt_tokens(self) -> int:
@@ -67,7 +67,7 @@ class Plan:
     def shared_tokens(self) -> int:
         """Tokens that are fed for several passages, or several samples of a prompt, at once: how many times they are not fed."""
         if not self.survey.generates:
-            return round(self.survey.factor * self.survey.asked) - self.work.prefilled
+            return round(self.survey.factor * self.survey.separate_tokens) - self.work.prefilled
         again = (shape.prompt_tokens * (len(shape.work.samples) - 1) for window in self.survey.windows for shape in window)
         return round(self.survey.factor * sum(again))
 
@@ -104,7 +104,7 @@ class Plan:
         return (self.prompt_tokens + self.expected.generated if self.survey.generates else self.expected.scored) / seconds
 
 
-def planned(config: JobConfig, kind: Kind, models: Models | None = None) -> Plan:
+def planned(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> Plan:
     """The plan of one run; with ``models`` the model is loaded into them and rows are timed. Raises what stops a run at its start.
 
     Raises ConfigError where rows come from stdin: what is read to plan is gone when the run begins.
@@ -113,7 +113,7 @@ def planned(config: JobConfig, kind: Kind, models: Models | None = None) -> Plan
         raise ConfigError("data.path: found '-' (stdin), which can be read only once; save the rows to a file, and plan with --data FILE")
     kind.check(config, [])
     root = Path(config.output.path)
-    known = Known.of(config, root, kind, afresh=False)
+    known = RunSpec.of(config, root, kind, afresh=False)
     outlines = _outlines(config, known)
     setups = foreseen(outlines, config.batch, known.job.wanted)
     limits = sampling_limits(setups[0].limits, config, outlines[0].weight_bytes)
@@ -141,7 +141,7 @@ def planned(config: JobConfig, kind: Kind, models: Models | None = None) -> Plan
     )
 
 
-def _outlines(config: JobConfig, known: Known) -> list[Model]:
+def _outlines(config: JobConfig, known: RunSpec) -> list[Model]:
     """The model, and the reference behind it, without their weights."""
     needed = known.models(config)
     return [outline(*each, room) for each, room in zip(needed, rooms(needed, memory_for(config)), strict=True)]

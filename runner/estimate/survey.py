@@ -16,14 +16,14 @@ from ..checks.row_limits import row_check
 from ..core.errors import RowError
 from ..core.requests import AnyRequest, BadRow, Failure, Generate, Ids, Prompt, Request, Row, ScoreRequest
 from ..core.shard_layout import rounds_of
-from ..data.reader import read
+from ..data.reader import read_rows
 from ..data.type_inference import json_text
 from ..engine.setup import Setup
 from ..pipeline.io_threads import WINDOW_ROWS
-from ..pipeline.run_spec import Known
+from ..pipeline.run_spec import RunSpec
 from ..scheduler.limits import Limits
-from ..scheduler.request_queue import Arrange, Stem, Stems
-from .forecast import Work, arrangement, asked, scoring
+from ..scheduler.request_queue import Arrange, SharedPrefix, SharedPrefixes
+from .forecast import Work, arrangement, scoring_work, separate_tokens
 
 SAMPLED_ROWS = 200_000
 EXAMPLES = 3  # of each kind of problem
@@ -33,7 +33,7 @@ Check = Callable[[AnyRequest], str | None]
 
 
 @dataclass(slots=True)
-class Problem:
+class RowProblem:
     """Rows of one stage and class of error: how many, and the first messages, which say where the rows stand."""
 
     stage: str
@@ -43,13 +43,13 @@ class Problem:
 
 
 @dataclass(slots=True, frozen=True)
-class Shape:
+class RequestShape:
     """What counts of a row that generates: its prompt's tokens alone, none of them, and the prefix that it shares with others."""
 
     row: int
     prompt_tokens: int
     work: Generate
-    stem: Stem | None = None
+    stem: SharedPrefix | None = None
 
     @property
     def request(self) -> Request:
@@ -72,12 +72,12 @@ class Survey:
     rows: int
     input_rows: int
     looked_at: int = 0
-    problems: dict[tuple[str, str], Problem] = field(default_factory=dict[tuple[str, str], Problem])
+    problems: dict[tuple[str, str], RowProblem] = field(default_factory=dict[tuple[str, str], RowProblem])
     lengths: list[int] = field(default_factory=list[int])
     positions: list[int] = field(default_factory=list[int])
-    windows: list[list[Shape]] = field(default_factory=list[list[Shape]])
+    windows: list[list[RequestShape]] = field(default_factory=list[list[RequestShape]])
     work: Work = field(default_factory=Work)
-    asked: int = 0
+    separate_tokens: int = 0
     common: Ids | None = None
     full: int = 0
     cut: int = 0
@@ -111,7 +111,7 @@ class Survey:
         return any(self.windows)
 
 
-def surveyed(config: JobConfig, known: Known, setups: Sequence[Setup], limits: Limits) -> Survey:
+def surveyed(config: JobConfig, known: RunSpec, setups: Sequence[Setup], limits: Limits) -> Survey:
     """Reads the rows as a run with these ``setups`` would, whose batches keep to ``limits``.
 
     Raises DataError where the input changes meanwhile.
@@ -122,9 +122,9 @@ def surveyed(config: JobConfig, known: Known, setups: Sequence[Setup], limits: L
     second = None if len(setups) == 1 else (setups[1], configs[1])
     check = row_check(setups[0], configs[0], second)
     setups = [replace(setups[0], limits=limits), *setups[1:]]
-    spans = list(sampled(found.input_rows, window))
+    spans = list(sampled_windows(found.input_rows, window))
     every = max(1, -(-sum(map(len, spans)) // KEPT))
-    rows = read(known.found, config.data, spans)
+    rows = read_rows(known.found, config.data, spans)
     with tqdm(total=sum(map(len, spans)), unit="row", desc="reading", leave=False, disable=None) as bar:
         for _, group in groupby(rows, key=lambda row: row.position // window):
             requests: list[AnyRequest] = []
@@ -146,7 +146,7 @@ def window_rows(config: JobConfig) -> int:
     return per_shard * (1 if config.batch.deterministic or watches else max(1, WINDOW_ROWS // per_shard))
 
 
-def sampled(rows: int, window: int) -> Iterator[range]:
+def sampled_windows(rows: int, window: int) -> Iterator[range]:
     """All rows where they are at most 200,000, else as many from windows at even distances; a larger window counts with its beginning."""
     if rows <= SAMPLED_ROWS:
         yield range(rows)
@@ -158,7 +158,7 @@ def sampled(rows: int, window: int) -> Iterator[range]:
         yield range(start, min(start + size, rows))
 
 
-def _requests(found: Survey, known: Known, row: Row | BadRow, check: Check) -> list[AnyRequest]:
+def _requests(found: Survey, known: RunSpec, row: Row | BadRow, check: Check) -> list[AnyRequest]:
     """A row's requests; none where it cannot be done, which is counted."""
     if isinstance(row, BadRow):
         _problem(found, Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text))
@@ -177,7 +177,7 @@ def _requests(found: Survey, known: Known, row: Row | BadRow, check: Check) -> l
 
 
 def _problem(found: Survey, failure: Failure) -> None:
-    problem = found.problems.setdefault((failure.stage, failure.error), Problem(failure.stage, failure.error))
+    problem = found.problems.setdefault((failure.stage, failure.error), RowProblem(failure.stage, failure.error))
     problem.count += 1
     if problem.count <= EXAMPLES:
         problem.examples.append(failure.message)
@@ -188,7 +188,7 @@ def _problem(found: Survey, failure: Failure) -> None:
 def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], context: int | None) -> None:
     """Takes in a window."""
     for request in requests:
-        found.lengths.append(tokens_of(request))
+        found.lengths.append(request_tokens(request))
         found.positions.append(request.row)
         found.full += isinstance(request, Request) and request.reach == context
         found.cut += isinstance(request, ScoreRequest) and request.truncated
@@ -198,13 +198,15 @@ def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], c
     if prompts:
         order, stems = arrangement(setups[0])(prompts, setups[0].group_limits)
         lengths = _without_ids(stems)
-        found.windows.append([Shape(request.row, len(request.prompt.ids), request.work, lengths.get(request.row)) for request in order])
+        found.windows.append(
+            [RequestShape(request.row, len(request.prompt.ids), request.work, lengths.get(request.row)) for request in order]
+        )
     if scored := [request for request in requests if isinstance(request, ScoreRequest)]:
-        found.work.add(scoring(scored, setups))
-        found.asked += asked(scored)
+        found.work.add(scoring_work(scored, setups))
+        found.separate_tokens += separate_tokens(scored)
 
 
-def tokens_of(request: AnyRequest) -> int:
+def request_tokens(request: AnyRequest) -> int:
     """A prompt's tokens; of what is scored, the text's, or the prompt's with its longest choice."""
     return len(request.prompt.ids) if isinstance(request, Request) else request.text_tokens
 
@@ -215,13 +217,13 @@ def _alike(a: Ids, b: Ids) -> Ids:
     return a[: int(differ.argmax()) if differ.any() else n]
 
 
-def _without_ids(stems: Stems) -> dict[int, Stem]:
+def _without_ids(stems: SharedPrefixes) -> dict[int, SharedPrefix]:
     """New stems that are as long, whose ids take no memory."""
-    found: dict[Stem, Stem] = {}
+    found: dict[SharedPrefix, SharedPrefix] = {}
 
-    def of(stem: Stem) -> Stem:
+    def of(stem: SharedPrefix) -> SharedPrefix:
         if stem not in found:
-            found[stem] = Stem(_no_ids(len(stem.ids)), None if stem.above is None else of(stem.above))
+            found[stem] = SharedPrefix(_no_ids(len(stem.ids)), None if stem.above is None else of(stem.above))
         return found[stem]
 
     return {row: of(stem) for row, stem in stems.items()}

@@ -14,11 +14,11 @@ from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
 from ..checks.engine_setup import fit
 from ..core.requests import AnyRequest, Failure, Generated, Request, Row, Sample
-from ..data.reader import read
+from ..data.reader import read_rows
 from ..engine.interface import Progress, Runs
 from ..engine.setup import Setup
-from ..models.model_pool import Models
-from ..pipeline.run_spec import Known, memory_for
+from ..models.model_pool import ModelPool
+from ..pipeline.run_spec import RunSpec, memory_for
 from ..policies.policy_engine import sampling_limits
 from .forecast import Work
 from .survey import Survey
@@ -61,7 +61,7 @@ def to_the_end(request: Request, sample: Sample) -> int:
     return request.work.sampling.max_tokens
 
 
-def calibrated(config: JobConfig, known: Known, survey: Survey, models: Models) -> Calibration:
+def calibrated(config: JobConfig, known: RunSpec, survey: Survey, models: ModelPool) -> Calibration:
     """Loads the model into ``models`` and times rows of the survey. Raises what a run raises that cannot begin."""
     begin = monotonic()
     model, *others = models.get(known.models(config), memory_for(config))
@@ -76,7 +76,7 @@ def calibrated(config: JobConfig, known: Known, survey: Survey, models: Models) 
     return trial.calibration(load_seconds)
 
 
-def _windows(config: JobConfig, known: Known, survey: Survey, setup: Setup) -> list[list[AnyRequest]]:
+def _windows(config: JobConfig, known: RunSpec, survey: Survey, setup: Setup) -> list[list[AnyRequest]]:
     """Requests of real rows in windows that each have rows of all lengths, and fill some batches."""
     order = np.argsort(np.array(survey.lengths), kind="stable")
     mean = max(1.0, float(np.mean(survey.lengths)))
@@ -86,7 +86,7 @@ def _windows(config: JobConfig, known: Known, survey: Survey, setup: Setup) -> l
     positions = np.array(survey.positions)[chosen]
     wanted = {int(position): number % count for number, position in enumerate(positions)}
     windows: list[list[AnyRequest]] = [[] for _ in range(count)]
-    for row in read(known.found, config.data, [range(position, position + 1) for position in sorted(wanted)]):
+    for row in read_rows(known.found, config.data, [range(position, position + 1) for position in sorted(wanted)]):
         assert isinstance(row, Row), "a row that could be read"
         windows[wanted[row.position]] += known.job.requests(row)
     return windows

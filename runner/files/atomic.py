@@ -16,7 +16,7 @@ from typing import BinaryIO
 log = logging.getLogger("mlx_bulk")
 
 
-def sync(descriptor: int) -> None:
+def sync_descriptor(descriptor: int) -> None:
     """Returns when the file's bytes are on the medium, not merely handed to the drive."""
     if sys.platform == "darwin":
         with suppress(OSError):  # network and FUSE volumes know only fsync
@@ -29,7 +29,7 @@ def sync_file(path: Path) -> None:
     """The same for the file at ``path``."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        sync(descriptor)
+        sync_descriptor(descriptor)
     finally:
         os.close(descriptor)
 
@@ -60,7 +60,7 @@ def replacing(path: Path, writer: str = "") -> Generator[BinaryIO]:
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            sync(file.fileno())
+            sync_descriptor(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

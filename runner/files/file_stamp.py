@@ -15,7 +15,7 @@ def stamp_of(found: os.stat_result) -> Stamp:
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
-def settled(stamp: Stamp, by_ns: int) -> bool:
+def is_settled(stamp: Stamp, by_ns: int) -> bool:
     """Whether a file with this stamp was last changed so long before ``by_ns`` (ns since 1970) that any change since shows in it."""
     mtime_ns, ctime_ns, _ = stamp
     return by_ns - max(mtime_ns, ctime_ns) > TICK_NS

@@ -16,7 +16,7 @@ from pathlib import Path
 from time import sleep
 
 from ..core.errors import RunDirError
-from .atomic import fsync_folder, sync
+from .atomic import fsync_folder, sync_descriptor
 
 LOCK = ".lock"
 
@@ -87,7 +87,7 @@ def _sign(folder: Path, descriptor: int, mark: str) -> None:
     who = json.dumps({"file": mark, "pid": os.getpid(), "host": socket.gethostname(), "since": now()}).encode() + b"\n"
     os.pwrite(descriptor, who, 0)
     os.ftruncate(descriptor, len(who))
-    sync(descriptor)
+    sync_descriptor(descriptor)
     fsync_folder(folder)
 
 

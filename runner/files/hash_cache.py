@@ -11,7 +11,7 @@ from typing import Any
 
 from ...kernels.backend import cache_folder
 from .checked_json import read_document, write_document
-from .file_stamp import Stamp, settled, sha256, stamp_of
+from .file_stamp import Stamp, is_settled, sha256, stamp_of
 
 REMEMBERED_BYTES = 64 << 20
 
@@ -27,7 +27,7 @@ def file_sha256(path: Path) -> str:
         return str(read_document(kept)["sha256"])
     except (OSError, ValueError, KeyError):  # none yet, or damaged: it is only a memory
         found = sha256(path)
-    if _stamp(path) == stamp and settled(stamp[-1], time_ns()):
+    if _stamp(path) == stamp and is_settled(stamp[-1], time_ns()):
         remember(kept, {"file": str(path), "sha256": found})
     return found
 

@@ -23,11 +23,11 @@ from ...kernels import attention, linear, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
 from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, or_else
-from .prefix_view import OnTop
+from .prefix_view import PrefixView
 from .ragged_kv_cache import RowCache
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
-CACHES = (NoneType, KVCache, OnTop, RowCache)  # that a call may come with
+CACHES = (NoneType, KVCache, PrefixView, RowCache)  # that a call may come with
 MADE = "_made"  # where a layer keeps its Made
 
 
@@ -57,7 +57,7 @@ _real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain 
 
 
 @contextmanager
-def tokens(lengths: Sequence[int]) -> Generator[None]:
+def row_lengths(lengths: Sequence[int]) -> Generator[None]:
     """While this is entered, each row of a call on caches other than ``RowCache`` holds so many tokens; behind them stand pads."""
     global _real
     before, _real = _real, np.array(lengths, np.int64)
@@ -151,12 +151,12 @@ def _made_of(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
     return Block(Weights(**arrays, frequencies=frequencies), constants)
 
 
-def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | OnTop | None) -> bool:
+def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:
     """Whether a call is as the kernel takes it: shapes that do not fit are mlx's to complain of."""
     b, t, d = x.shape
     if d != block.d or not attention.fits(mask, (b, block.heads, t, t if cache is None else cache.offset + t)):
         return False
-    held, rows = (cache.base, 1) if isinstance(cache, OnTop) else (cache, b)
+    held, rows = (cache.base, 1) if isinstance(cache, PrefixView) else (cache, b)
     if held is None or held.keys is None or held.values is None:
         return held is None or (held is cache and held.offset == 0)
     shapes = {(*array.shape[:2], array.shape[3]) for array in (held.keys, held.values)}
@@ -183,14 +183,14 @@ def _room(shape: tuple[int, ...], held: mx.array | None, used: int, coming: int)
     made = native.empty(shape)
     view = native.view(made)
     if held is not None:
-        native.evaluate(held)
+        native.evaluate_arrays(held)
         view[:, :, :used] = native.view(held)[:, :, :used]
     view[:, :, used + coming :] = 0
     return made
 
 
 def _with_plain(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache) -> mx.array:
-    native.evaluate(x, *([mask] if isinstance(mask, mx.array) else []))
+    native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     held = _hold(cache, block, *x.shape[:2])
     out = block(x, held.rooms, held.rooms.used[:1], mask, _real)
     held.used += x.shape[1]
@@ -200,9 +200,9 @@ def _with_plain(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache)
     return out
 
 
-def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: OnTop | None) -> mx.array:
+def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None) -> mx.array:
     """A call of which nothing is kept, behind nothing or on top of what all its rows begin with."""
-    native.evaluate(x, *([mask] if isinstance(mask, mx.array) else []))
+    native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     b, t, _ = x.shape
     room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values, which nobody sees again
     at = room.ctypes.data + room.strides[1] * np.arange(2 * b, dtype=np.int64).reshape(2, b)
@@ -217,7 +217,7 @@ def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: OnTop | Non
 
 def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:
     """The mask is the cache's own: each position sees its row's up to itself. Pads stand behind."""
-    native.evaluate(x)
+    native.evaluate_arrays(x)
     t = x.shape[1]
     out = block(x, cache.rooms(t, block.kv, block.width), cache.lengths, None if t == 1 else "causal", cache.real(t))
     cache.advance(t)
@@ -272,7 +272,7 @@ def row_cache(caches: Sequence[KVCache]) -> RowCache:
     views: list[list[NDArray[np.float32]]] = []
     for cache in caches:
         arrays = [array for array in (cache.keys, cache.values) if array is not None]
-        native.evaluate(*arrays)
+        native.evaluate_arrays(*arrays)
         views.append([native.view(array)[0, :, : cache.offset] for array in arrays])
     heads, _, width = next(pair[0].shape for pair in views if pair)
     nothing = np.zeros((heads, 0, width), np.float32)

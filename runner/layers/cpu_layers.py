@@ -32,7 +32,7 @@ _named: list[Named] | None = None  # products of the calls that come, where they
 
 
 @contextmanager
-def naming() -> Generator[list[Named]]:
+def listed_products() -> Generator[list[Named]]:
     """While this is entered, products are listed, and left to mlx to compute if it is asked to."""
     global _named
     before, _named = _named, []

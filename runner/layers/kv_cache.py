@@ -18,7 +18,7 @@ from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCa
 from ...kernels import native
 from ...kernels.backend import device_name
 from .cpu_blocks import row_cache, serves
-from .prefix_view import OnTop
+from .prefix_view import PrefixView
 from .ragged_kv_cache import STEP, RowCache
 
 
@@ -59,7 +59,7 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
 
 def passing(base: Caches | None) -> Caches | None:
     """What a call takes in place of caches if nothing of it is kept, behind nothing or on top of the one row of ``base``."""
-    return None if base is None else cast(Caches, [OnTop(cache) for cache in cast(list[KVCache], base)])
+    return None if base is None else cast(Caches, [PrefixView(cache) for cache in cast(list[KVCache], base)])
 
 
 def passes(model: Any) -> bool:
@@ -194,7 +194,7 @@ def trim(caches: Caches, tokens: int) -> None:
         cache.trim(tokens)
 
 
-def evaluate(caches: Caches) -> None:
+def evaluate_caches(caches: Caches) -> None:
     """Computes what the caches hold."""
     mx.eval([leaf for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)])
 

@@ -17,8 +17,8 @@ from ...kernels import divergence, linear, logprobs
 from ...kernels.divergence import Divergence, diverge
 from ...kernels.fused_logprobs import Product
 from ...kernels.logprobs import Scores
-from ..core.logprob_options import Wanted
-from .cpu_layers import all_read, naming
+from ..core.logprob_options import LogprobOptions
+from .cpu_layers import all_read, listed_products
 from .kv_cache import Caches
 
 BODIES = ("model", "backbone", "transformer")
@@ -90,7 +90,7 @@ class Head:
         return self._named(states) if self._bare else None
 
     def _named(self, states: mx.array) -> Product | None:
-        with naming() as named:
+        with listed_products() as named:
             logits = self._behind(states)
         found = next((one.product for one in named if one.array is logits), None)
         return None if found is None or found.x.ndim != 3 else replace(found, x=found.x[0])
@@ -173,8 +173,13 @@ def _with(network: nn.Module, path: tuple[str, ...], gate: _Gate) -> nn.Module:
     return twin
 
 
-def read(
-    readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp], targets: NDArray[np.int32], rows: int, wanted: Wanted
+def read_scores(
+    readers: Sequence[Reader],
+    states: Sequence[mx.array],
+    at: NDArray[np.intp],
+    targets: NDArray[np.int32],
+    rows: int,
+    wanted: LogprobOptions,
 ) -> tuple[Scores, Divergence | None]:
     """Scores of ``targets`` [N] at the rows ``at`` [N] of ``states`` [P, H], at least one; the one place that makes logits of states.
 
@@ -198,10 +203,12 @@ def read(
         if len(logits) > 1:
             width = min(part.shape[-1] for part in logits)  # ids that one of them lacks are padding: none of the tokenizer's
             divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk]))
-    return logprobs.join(scores)[back], divergence.join(divergences)[back] if divergences else None
+    return logprobs.join_scores(scores)[back], divergence.join_divergences(divergences)[back] if divergences else None
 
 
-def _as_they_come(reader: Reader, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: Wanted) -> Scores | None:
+def _as_they_come(
+    reader: Reader, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: LogprobOptions
+) -> Scores | None:
     """Scores of ``targets`` at the rows ``at``, which ascend, without an array of logits; None where that cannot be."""
     rows, counts = np.unique(at, return_counts=True)
     product = reader.product(states[mx.array(rows)])

@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 
-class OnTop:
+class PrefixView:
     """In a layer's cache's place for one call: ``base`` holds one row."""
 
     def __init__(self, base: KVCache):

@@ -33,7 +33,7 @@ class _Standing:
     arrays: dict[str, mx.array] = field(default_factory=dict[str, mx.array])
 
 
-class Refused(ModelError):
+class AdapterRefused(ModelError):
     """Why an adapter cannot be put on."""
 
 
@@ -73,10 +73,10 @@ class Adapters:
             self._network.eval()
             mx.eval(self._network.parameters())
             if not np.isfinite(self._trial()).all():
-                raise Refused("its logits are NaN or infinite")
+                raise AdapterRefused("its logits are NaN or infinite")
         except (Exception, SystemExit) as error:  # mlx-lm and model files fail in any way
             self._restore(before)
-            raise Refused(f"{folder}: {_reason(error)}") from error
+            raise AdapterRefused(f"{folder}: {_reason(error)}") from error
 
     def try_on(self, folder: Path) -> None:
         """Puts on what ``folder`` holds and takes it off again: what was on is on. Raises Refused where ``put_on`` would."""
@@ -143,16 +143,16 @@ class Adapters:
         load_adapters(self._network, str(folder))
         given: dict[str, mx.array] = mx.load(str(folder / TENSORS))  # pyright: ignore[reportAssignmentType]
         if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
-            raise Refused(f"{bad[0]} holds NaN or infinite numbers")
+            raise AdapterRefused(f"{bad[0]} holds NaN or infinite numbers")
         if settings.get("fine_tune_type") == "full":
             return _Standing(arrays={name: self._now()[name] for name in given})
         now = dict(self._network.named_modules())
         modules = {path: now[path] for path, module in self._modules.items() if now.get(path, module) is not module}
         held = [f"{path}.{leaf}" for path, module in modules.items() for leaf in _LEAVES if leaf in module]
         if missing := sorted(set(held) - given.keys()):
-            raise Refused(f"{TENSORS} lacks {_listed(missing)}, which {CONFIG} asks for")
+            raise AdapterRefused(f"{TENSORS} lacks {_listed(missing)}, which {CONFIG} asks for")
         if not modules:
-            raise Refused(f"{CONFIG} names no layers that the model has")
+            raise AdapterRefused(f"{CONFIG} names no layers that the model has")
         outermost = {path: module for path, module in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
         return _Standing(outermost)
 
@@ -193,10 +193,10 @@ def _settings(folder: Path) -> dict[str, Any]:
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
             found = ", ".join(sorted(path.name for path in folder.iterdir())[:_NAMED]) or "nothing"
-            raise Refused(f"holds no {name} (it holds {found}); expected an adapter in mlx-lm's format, or a checkpoint")
+            raise AdapterRefused(f"holds no {name} (it holds {found}); expected an adapter in mlx-lm's format, or a checkpoint")
     settings = json.loads((folder / CONFIG).read_bytes())
     if "peft_type" in settings:
-        raise Refused("is an adapter in PEFT's format; expected mlx-lm's (fine_tune_type, num_layers, lora_parameters)")
+        raise AdapterRefused("is an adapter in PEFT's format; expected mlx-lm's (fine_tune_type, num_layers, lora_parameters)")
     return settings
 
 
@@ -204,12 +204,12 @@ def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _S
     """The weights of another checkpoint in the place of the base's."""
     given: dict[str, mx.array] = dict(tree_flatten(other.parameters()))
     if odd := sorted(given.keys() ^ base.keys()):
-        raise Refused(f"the checkpoint has other layers than the model: {_listed(odd)}")
+        raise AdapterRefused(f"the checkpoint has other layers than the model: {_listed(odd)}")
     if unlike := [name for name in base if base[name].shape != given[name].shape]:
-        raise Refused(f"{unlike[0]} has the shape {given[unlike[0]].shape}, the model's is {base[unlike[0]].shape}")
+        raise AdapterRefused(f"{unlike[0]} has the shape {given[unlike[0]].shape}, the model's is {base[unlike[0]].shape}")
     mx.eval(list(given.values()))
     if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
-        raise Refused(f"{bad[0]} holds NaN or infinite numbers")
+        raise AdapterRefused(f"{bad[0]} holds NaN or infinite numbers")
     return _Standing(arrays=given)
 
 

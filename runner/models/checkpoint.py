@@ -57,7 +57,7 @@ class Checkpoint:
         return frozenset([value] if isinstance(value, int) else value or [])
 
 
-def find(config: ModelConfig, key: str = "model") -> Checkpoint:
+def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
     """Finds the checkpoint, fetching it from the hub if it is not local.
 
     ``key`` is where ``config`` stands in the job's. Raises ModelError that says what was looked for.
@@ -94,7 +94,7 @@ def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
     return folder, folder_sha256(folder, TOKENIZER)
 
 
-def fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
+def checkpoint_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
     """sha256 of the contents of weights, tokenizer and adapter: paths and dates do not enter."""
     code = [name] if isinstance(name := checkpoint.config.get("model_file"), str) else []
     found = {

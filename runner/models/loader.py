@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...configs.schema import ModelConfig
 from ...kernels import backend
 from ..core.errors import ModelError
-from .checkpoint import Checkpoint, fingerprints
+from .checkpoint import Checkpoint, checkpoint_fingerprints
 from .config_compat import translated
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Model:
     adapters: "Adapters | None" = None
 
 
-def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
+def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
     """Loads the weights. On the CPU they are float32, quantized ones dequantized when that fits in ``memory`` bytes."""
     mx = backend.load_mlx()
     from mlx.utils import tree_flatten
@@ -59,7 +59,7 @@ def load(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
     substitutes = substitute(network, vocabulary, checkpoint.window)
-    adapters = Adapters(network, _dtype(config.dtype), lambda: fingerprints(checkpoint)["model.weights"], opened)
+    adapters = Adapters(network, _dtype(config.dtype), lambda: checkpoint_fingerprints(checkpoint)["model.weights"], opened)
     if checkpoint.adapter is not None:
         try:
             adapters.put_on(checkpoint.adapter)

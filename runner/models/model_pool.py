@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from ...configs.schema import ModelConfig
 from ..core.errors import OutOfRoom
 from .checkpoint import Checkpoint
-from .loader import Model, load, size
+from .loader import Model, load_model, size
 
 Key = tuple[str, str, str, bool, bool | None]
-Wanted = tuple[ModelConfig, Checkpoint]
+ModelChoice = tuple[ModelConfig, Checkpoint]
 
 
 @dataclass(slots=True)
-class Models:
+class ModelPool:
     """What is loaded, by where it came from and how."""
 
     _held: dict[Key, Model] = field(default_factory=dict[Key, Model])
 
-    def get(self, wanted: Sequence[Wanted], memory: int) -> list[Model]:
+    def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[Model]:
         """The models ``wanted``, in that order, of which those that are not here are loaded; see ``rooms`` for ``memory``.
 
         Raises OutOfRoom where their files alone are larger, before anything is loaded; ModelError where one cannot be loaded.
@@ -36,13 +36,13 @@ class Models:
                 for other in self._held.values():
                     if other.adapters is not None:
                         other.adapters.note_anew()
-                self._held[key] = load(config, checkpoint, room)
+                self._held[key] = load_model(config, checkpoint, room)
             elif (adapters := self._held[key].adapters) is not None:
                 adapters.back()  # an earlier run may have put others on
         return [self._held[key] for key in keys]
 
 
-def rooms(wanted: Sequence[Wanted], memory: int) -> list[int]:
+def rooms(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
     """The bytes that each of the models may take: of ``memory`` what those before it leave.
 
     Follows from the checkpoints alone, not from what is held already: whether a model is dequantized must not depend on that.
@@ -55,13 +55,13 @@ def rooms(wanted: Sequence[Wanted], memory: int) -> list[int]:
     return found
 
 
-def dequantized(wanted: Wanted, room: int) -> bool | None:
+def dequantized(wanted: ModelChoice, room: int) -> bool | None:
     """Whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None where it has nothing to decide."""
     config, checkpoint = wanted
     return size(config, checkpoint, room)[1] if checkpoint.quantized else None
 
 
-def _key(wanted: Wanted, whole: bool | None) -> Key:
+def _key(wanted: ModelChoice, whole: bool | None) -> Key:
     config, checkpoint = wanted
     return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole
 

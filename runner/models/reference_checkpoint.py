@@ -8,13 +8,13 @@ from . import checkpoint as checkpoints
 from .checkpoint import Checkpoint
 
 
-def find(config: ModelConfig, vocabulary: int, tokenizer: Tokenizer, key: str = "score.reference") -> Checkpoint:
+def find_reference(config: ModelConfig, vocabulary: int, tokenizer: Tokenizer, key: str = "score.reference") -> Checkpoint:
     """The checkpoint to hold a model of ``vocabulary`` ids with ``tokenizer`` against; ``key`` is where it stands in the config.
 
     Raises ModelError where the tokens are others.
     """
-    checkpoint = checkpoints.find(config, key)
-    other = tokenizers.load(checkpoint.folder, None, {}, config.trust_remote_code)
+    checkpoint = checkpoints.find_checkpoint(config, key)
+    other = tokenizers.load_tokenizer(checkpoint.folder, None, {}, config.trust_remote_code)
     if difference := tokenizer.difference(other):
         raise ModelError(f"{key}: the tokenizer of {checkpoint.folder} is another than the model's: {difference}")
     _require_same_tokens(vocabulary, vocabulary_of(checkpoint, tokenizer), tokenizer, key)

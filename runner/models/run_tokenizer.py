@@ -23,4 +23,4 @@ def tokenizer_of(config: JobConfig, run: dict[str, Any]) -> Tokenizer:
             f"model.path: the tokenizer in {folder} is not the one that the run was made with (its fingerprint is another); "
             "put the model of the run back"
         )
-    return tokenizers.load(folder, None, {}, config.model.trust_remote_code)
+    return tokenizers.load_tokenizer(folder, None, {}, config.model.trust_remote_code)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.requests import BadRow, Outcome, Row
 from ..engine.interface import Runs
-from .io_threads import Desk
+from .io_threads import IOThreads
 
 
 def picked(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) -> list[list[Row | BadRow]]:
@@ -22,7 +22,7 @@ def picked(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) -> lis
     return [[found[position] for position in group if position in found] for group in groups]
 
 
-def outcomes(engine: Runs, desk: Desk, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
+def outcomes(engine: Runs, desk: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
     """All outcomes; those of each of the desk's first ``groups`` windows before the engine sees the next window."""
     for _ in range(groups):
         yield from engine.run(_once(desk.next_window(True)), stopped)

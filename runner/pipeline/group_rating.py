@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.requests import Failure, Generated, Request, Row
-from ..data.type_inference import json_text
 from .job import Grouping, Ratings
 
 RATED_AT_ONCE = 64  # groups: the model waits when so many are not rated yet
@@ -33,7 +32,7 @@ class _Group:
     ratings: Future[Ratings]
 
 
-class Groups:
+class PendingGroups:
     """The groups that wait for their ratings. ``told`` is called, in any thread, when there is one more; ``stopped`` whether the
     run is to end early: then nobody waits, and groups that are not rated are done again at the next start. ``newest``: the version of
     the trainer's newest policy.
@@ -78,13 +77,3 @@ class Groups:
         if isinstance(records, Failure):
             return Recorded(group.row.position, records)
         return Recorded(group.row.position, {outcome.index: record for outcome, record in zip(group.outcomes, records, strict=True)})
-
-
-def failed(row: Row, stage: str, error: str, message: str) -> Failure:
-    """The failure of a row as a whole, for errors/."""
-    return Failure(row.position, row.key, None, stage, error, placed(message, row), json_text(row.columns))
-
-
-def placed(message: str, row: Row) -> str:
-    """The message, with where the row stands."""
-    return f"{message} ({row.place})" if row.place else message

@@ -29,16 +29,16 @@ from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
 from ..layers.kernel_injection import only_inside
 from ..models.adapters import CONFIG, TENSORS
-from ..models.model_pool import Models
+from ..models.model_pool import ModelPool
 from ..policies.policy_engine import full_fits, under
-from ..policies.policy_source import Offered
+from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import Updates
 from ..store.recovery import Recovered
-from .io_threads import WINDOW_ROWS, Desk
+from .io_threads import WINDOW_ROWS, IOThreads
 from .job import Kind
-from .run_spec import Known, memory_for
-from .sinks import Collected
+from .run_spec import RunSpec, memory_for
+from .sinks import MemorySink
 
 log = logging.getLogger("mlx_bulk")
 
@@ -71,8 +71,8 @@ class InMemoryRollouts:
     def _load(self, folder: Path) -> None:
         config = self.config
         self._kind.check(config, [])
-        self._known = known = Known.of(config, folder, self._kind, True)
-        model, *others = Models().get(known.models(config), memory_for(config))
+        self._known = known = RunSpec.of(config, folder, self._kind, True)
+        model, *others = ModelPool().get(known.models(config), memory_for(config))
         other = others[0] if others else None
         self._setup, self._reference, _ = fit(model, config.batch, known.job.wanted, other)
         compared = None if known.reference is None or self._reference is None else (self._reference, known.reference.config)
@@ -80,7 +80,7 @@ class InMemoryRollouts:
         self._layout = Layout(known.found.rows, config.batch.rows_per_shard, config.rounds)
         assert model.adapters is not None, "a loaded model has them"
         self._inferring = only_inside([each.network for each in (model, *others) if each.substitutes])
-        self._adapters, self._given = model.adapters, Offered()
+        self._adapters, self._given = model.adapters, GivenSource()
         self._kept, self._written = folder / "policies", folder / "given"
         with self._inferring():
             store = PolicyStore(self._kept, model.adapters.weights())
@@ -158,9 +158,9 @@ class InMemoryRollouts:
         known, layout, config = self._known, self._layout, self.config
         by_round, ended = config.policy.update == "round", False
         engine = under(self._updates, known.job.engine, self._setup, self._reference, config, layout)
-        collected = Collected(self.schema, layout)
+        collected = MemorySink(self.schema, layout)
         self.errors = collected.errors
-        desk = Desk(
+        desk = IOThreads(
             known.job,
             read_rounds(known.found, config.data, layout, range(layout.shards)),
             collected,

@@ -14,8 +14,8 @@ from ..core.errors import RowError
 from ..core.requests import AnyRequest, BadRow, Failure, Outcome, Request, Row
 from ..core.shard_layout import Layout
 from ..store.recovery import Recovered
-from .group_rating import RATED_AT_ONCE, failed
-from .job import Job
+from .group_rating import RATED_AT_ONCE
+from .job import Job, row_failure
 from .recorder import Recorder
 from .sinks import Sink
 
@@ -30,7 +30,7 @@ class StoppedError(Exception):
     """Another part of the run has ended it."""
 
 
-class Desk:
+class IOThreads:
     """Prepares requests and records outcomes.
 
     ``check`` says why a request can't be run, or None; ``stopped`` whether the run is to end early. ``first`` are rows that make the
@@ -203,10 +203,10 @@ class Desk:
         try:
             requests = self._job.requests(row)
         except RowError as error:
-            self._quarantine(failed(row, error.stage, type(error).__name__, str(error)), done, None)
+            self._quarantine(row_failure(row, error.stage, type(error).__name__, str(error)), done, None)
             return []
         if problem := self._problem(row.position, requests):
-            self._quarantine(failed(row, *problem), done, {index for request in requests for index in request.samples})
+            self._quarantine(row_failure(row, *problem), done, {index for request in requests for index in request.samples})
             return []
         if not recorded:
             self._post((row.position, sum(len(r.samples) for r in requests)))

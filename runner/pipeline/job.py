@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ...configs.schema import JobConfig
-from ..core.logprob_options import Wanted
+from ..core.logprob_options import LogprobOptions
 from ..core.requests import Failure, Generated, Outcome, Request, Row
+from ..data.type_inference import json_text
 from ..engine.interface import Runs
 from ..engine.setup import Setup
 from ..text.tokenizer import Tokenizer
@@ -86,7 +87,7 @@ class Job(Protocol):
     """A job kind, readied for one run from its ``Parts``."""
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LogprobOptions:
         """Which figures the engine is to compute."""
         ...
 
@@ -139,3 +140,13 @@ class Kind(Protocol):
         With no columns only the first is checked: that is done before any file is opened.
         """
         ...
+
+
+def row_failure(row: Row, stage: str, error: str, message: str) -> Failure:
+    """The failure of a row as a whole, for errors/."""
+    return Failure(row.position, row.key, None, stage, error, placed(message, row), json_text(row.columns))
+
+
+def placed(message: str, row: Row) -> str:
+    """The message, with where the row stands."""
+    return f"{message} ({row.place})" if row.place else message

@@ -12,8 +12,8 @@ from ..core.requests import AnyRequest, Failure, Generated, Outcome, Request, Ro
 from ..core.shard_layout import Layout
 from ..data.type_inference import json_text
 from ..store.recovery import Recovered
-from .group_rating import RATED_AT_ONCE, Groups, placed
-from .job import Job
+from .group_rating import RATED_AT_ONCE, PendingGroups
+from .job import Job, placed
 from .sinks import Sink
 
 
@@ -50,7 +50,7 @@ class Recorder:
         self._job, self._writer, self._recovered, self._layout = job, writer, recovered, layout
         self._fail_fast = fail_fast
         self._waiting: dict[int, _Waiting] = {}
-        self._groups = None if job.grouping is None else Groups(job.grouping, told, stopped, newest)
+        self._groups = None if job.grouping is None else PendingGroups(job.grouping, told, stopped, newest)
 
     def expect(self, row: Row, request: AnyRequest) -> None:
         """Says what an outcome of the row's will have been asked with; before it comes, in any thread."""
@@ -83,7 +83,7 @@ class Recorder:
         if self._groups is not None:
             self._groups.close()
 
-    def _collect(self, groups: Groups, waiting: _Waiting, outcome: Outcome) -> None:
+    def _collect(self, groups: PendingGroups, waiting: _Waiting, outcome: Outcome) -> None:
         """Takes an outcome of a group; the group is rated when it is the last one, or fails as a whole with one that failed."""
         if isinstance(outcome, Failure):
             waiting.failure = waiting.failure or outcome

@@ -18,7 +18,7 @@ from ..data.type_inference import JSON_METADATA
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
-from ..models.model_pool import Wanted, dequantized, rooms
+from ..models.model_pool import ModelChoice, dequantized, rooms
 from ..models.reference_checkpoint import vocabulary_of
 from ..runs.drift import columns_of
 from ..text import tokenizer as tokenizers
@@ -28,7 +28,7 @@ log = logging.getLogger("mlx_bulk")
 
 
 @dataclass(slots=True, frozen=True)
-class Known:
+class RunSpec:
     """The scanned input, the checkpoints found, the job made of them, and the chat template in use."""
 
     found: Scan
@@ -49,12 +49,14 @@ class Known:
         """The same over an input that is scanned already. Raises ConfigError and ModelError where no run can begin."""
         kind.check(config, found.columns)
         kept = found.input_type(config.data.keep)
-        checkpoint = checkpoints.find(config.loaded)
-        tokenizer = tokenizers.load(
+        checkpoint = checkpoints.find_checkpoint(config.loaded)
+        tokenizer = tokenizers.load_tokenizer(
             checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
         )
         vocabulary = vocabulary_of(checkpoint, tokenizer)
-        reference = None if config.reference is None else references.find(config.reference, vocabulary, tokenizer, config.reference_key)
+        reference = (
+            None if config.reference is None else references.find_reference(config.reference, vocabulary, tokenizer, config.reference_key)
+        )
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
@@ -65,7 +67,9 @@ class Known:
         """What must not change between two starts of the run, flat: key path or name of a fingerprint -> JSON value."""
         template, reference = self.template, {}
         if self.reference is not None:
-            reference = {f"{config.reference_key}.{key}": value for key, value in checkpoints.fingerprints(self.reference).items()}
+            reference = {
+                f"{config.reference_key}.{key}": value for key, value in checkpoints.checkpoint_fingerprints(self.reference).items()
+            }
         machine: dict[str, Any] = {}
         if config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
             machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
@@ -75,13 +79,13 @@ class Known:
             **machine,
             **identity(config),
             **(self.job.grouping.fingerprints() if self.job.grouping is not None else {}),
-            **checkpoints.fingerprints(self.checkpoint),
+            **checkpoints.checkpoint_fingerprints(self.checkpoint),
             **reference,
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
             **columns_of(self.job.schema),
         }
 
-    def models(self, config: JobConfig) -> list[Wanted]:
+    def models(self, config: JobConfig) -> list[ModelChoice]:
         """What is to be loaded: the model, and the reference beside it."""
         wanted = [(config.loaded, self.checkpoint)]
         if config.reference is not None and self.reference is not None:

@@ -19,8 +19,8 @@ from ...kernels import backend
 from ..checks.engine_setup import fit
 from ..checks.row_limits import row_check
 from ..core.errors import OutOfRoom
-from ..core.host_process import Orders, Outside
-from ..core.logprob_options import Wanted
+from ..core.host_process import HostProcess, Orders
+from ..core.logprob_options import LogprobOptions
 from ..core.requests import BadRow, Outcome, Row
 from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
@@ -33,27 +33,27 @@ from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import is_out_of_memory, peak_bytes
 from ..models.loader import Model
-from ..models.model_pool import Models
-from ..policies.policy_engine import PolicyEngine, sampled
+from ..models.model_pool import ModelPool
+from ..policies.policy_engine import PolicyEngine, sampling_engine
 from ..runs.failures import dropped
 from ..runs.reasons import reasons
-from ..runs.refused import refused
+from ..runs.refused import refused_policies
 from ..runs.run_dir import RunDir, Start
-from ..runs.summary import SESSION_FIGURES, Summary, figures
+from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
 from ..runs.throughput import Counts
 from ..store.recovery import Recovered
 from ..store.writer import Writer
 from . import crash_isolation
 from .heartbeat import Heartbeat
-from .io_threads import WINDOW_ROWS, Desk
+from .io_threads import WINDOW_ROWS, IOThreads
 from .job import Job, Kind
 from .progress_display import Show, Watch
-from .run_spec import Known, memory_for
+from .run_spec import RunSpec, memory_for
 
 log = logging.getLogger("mlx_bulk")
 
 
-def run(config: JobConfig, kind: Kind, start: Start, outside: Outside, show: Show, models: Models) -> Summary:
+def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, show: Show, models: ModelPool) -> Summary:
     """Runs the job, or what is left of it. ``outside`` is the process around it, which may end it early; ``show``: see ``Watch``.
 
     ``models`` holds what an earlier run of this process loaded, and then what this one did.
@@ -102,16 +102,16 @@ class _Session:
         config: JobConfig,
         run_dir: RunDir,
         start: Start,
-        outside: Outside,
+        outside: HostProcess,
         orders: Orders,
         heartbeat: Heartbeat,
         show: Show,
-        models: Models,
+        models: ModelPool,
     ):
         self.config, self.run_dir, self.start, self.models = config, run_dir, start, models
         self.show: Show = show
         self.outside, self.orders, self.heartbeat = outside, orders, heartbeat
-        self.desk: Desk | None = None
+        self.desk: IOThreads | None = None
         self.started = False
         self.begin = monotonic()
 
@@ -121,7 +121,7 @@ class _Session:
         self.heartbeat.doing("reading the input and the tokenizer")
         if reads_stdin(config.data):
             self.outside.supervisor.reading_stdin(run_dir.root.absolute())
-        known = Known.of(config, run_dir.root, kind, self.start.overwrite)
+        known = RunSpec.of(config, run_dir.root, kind, self.start.overwrite)
         described = {
             "config": config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),  # where relative paths start
@@ -161,7 +161,7 @@ class _Session:
             self.run_dir.session_ended({"how": "stopped", "rows": writer.rows, "errors": writer.errors})
         return saved
 
-    def _work(self, known: Known, layout: Layout, writer: Writer, recovered: Recovered) -> tuple[Progress, bool]:
+    def _work(self, known: RunSpec, layout: Layout, writer: Writer, recovered: Recovered) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
         config, found, job, other = self.config, known.found, known.job, known.reference
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
@@ -175,7 +175,7 @@ class _Session:
             log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", setup.limits.rows, setup.limits.tokens)
         self.run_dir.session({**about, "halved": halved, "settings": free(config), "words": self.start.words})
         self.started = True
-        engine = sampled(job.engine, setup, reference, config, known.checkpoint, self.run_dir, layout)
+        engine = sampling_engine(job.engine, setup, reference, config, known.checkpoint, self.run_dir, layout)
         newest = engine.updates.newest_version if isinstance(engine, PolicyEngine) else lambda: 0
         self.heartbeat.progress, engine.progress.flight = engine.progress, self.outside.supervisor.flight
         groups = [] if setup.static else self.orders.first
@@ -185,7 +185,7 @@ class _Session:
 
         first = crash_isolation.picked(rows(), groups)
         stopped = self.outside.stopped
-        desk = self.desk = Desk(
+        desk = self.desk = IOThreads(
             job,
             rows(),
             writer,
@@ -218,7 +218,7 @@ class _Session:
             log.info("batch.prefix_cache: %s", setup.prefix_cache.account)
         return engine.progress, not stopped()
 
-    def _feed(self, outcomes: Iterator[Outcome], desk: Desk) -> None:
+    def _feed(self, outcomes: Iterator[Outcome], desk: IOThreads) -> None:
         """Hands what the model has finished to the desk, until there is no more; what it has taken is written, come what may."""
         try:
             for outcome in outcomes:
@@ -232,7 +232,7 @@ class _Session:
             self.heartbeat.doing("writing the last records")
             desk.close()
 
-    def _models(self, known: Known, wanted: Wanted) -> tuple[Model, BatchConfig, Wanted, Model | None]:
+    def _models(self, known: RunSpec, wanted: LogprobOptions) -> tuple[Model, BatchConfig, LogprobOptions, Model | None]:
         """What ``fit`` takes, loaded: the model, and the reference beside it."""
         model, *others = self.models.get(known.models(self.config), memory_for(self.config))
         batch = self.config.batch
@@ -248,7 +248,7 @@ class _Session:
             writer.write_table(table)
         return table
 
-    def _summary(self, known: Known, layout: Layout, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
+    def _summary(self, known: RunSpec, layout: Layout, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
         """Says how the run ended; ``statistics`` are there when it is complete."""
         left_out = dropped(self.run_dir) if writer.errors and known.job.grouping is not None else 0
         summary = Summary(
@@ -259,7 +259,7 @@ class _Session:
             records=writer.records,
             errors=writer.errors - left_out,
             dropped=left_out,
-            refused=refused(self.run_dir),
+            refused=refused_policies(self.run_dir),
             prompt_tokens=p.prompt,
             prefilled_tokens=p.prefilled,
             generated_tokens=p.generated,
@@ -278,5 +278,5 @@ class _Session:
         if worked or any(said.get(name) != values[name] for name in ("complete", "rows", "records", "errors", "dropped", "stats_sha256")):
             session = {name: values.pop(name) for name in SESSION_FIGURES}
             values |= {"output": str(summary.output), "session": session}
-            self.run_dir.write_summary(values | {"statistics": None if statistics is None else figures(statistics)})
+            self.run_dir.write_summary(values | {"statistics": None if statistics is None else overall_figures(statistics)})
         return summary

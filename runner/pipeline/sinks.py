@@ -61,7 +61,7 @@ class _Item:
     error: dict[str, Any] | None
 
 
-class Collected:
+class MemorySink:
     """Groups as the records of ``schema``, and failures as the columns of errors/; both with input row and round by ``layout``."""
 
     running, broken = True, False

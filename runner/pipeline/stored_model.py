@@ -12,7 +12,7 @@ from ...configs.schema import GenerateConfig
 from ..core.errors import ModelError, RunDirError
 from ..models import checkpoint as checkpoints
 from ..models.loader import Model
-from ..models.model_pool import Models
+from ..models.model_pool import ModelPool
 from ..policies.policy_store import PolicyStore
 from ..policies.recorded_policies import policies_of
 from ..runs.audit import described_run
@@ -69,9 +69,9 @@ def run_model(run: Path) -> Generator[RunModel]:
     began_in = Path(stored["cwd"])
     with chdir(began_in) if began_in.is_dir() else nullcontext():
         wanted = config.model  # a rollout's adapters are kept with the run, each under its version
-        checkpoint = checkpoints.find(wanted)
-        _require_the_same(run, stored["identity"], checkpoints.fingerprints(checkpoint), isinstance(config, RolloutConfig))
-        model = Models().get([(wanted, checkpoint)], memory_for(config))[0]
+        checkpoint = checkpoints.find_checkpoint(wanted)
+        _require_the_same(run, stored["identity"], checkpoints.checkpoint_fingerprints(checkpoint), isinstance(config, RolloutConfig))
+        model = ModelPool().get([(wanted, checkpoint)], memory_for(config))[0]
         yield RunModel(run, stored, config, model)
 
 

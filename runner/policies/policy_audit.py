@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..core.errors import ModelError, RunDirError
-from ..runs.audit import Problem
+from ..runs.audit import Finding
 from ..store.paths import RunPaths
 from .policy_store import Moved, PolicyStore
 from .recorded_policies import policies_of
 
 
-def policy_problems(run: Path, weights: str) -> Iterator[Problem]:
+def policy_problems(run: Path, weights: str) -> Iterator[Finding]:
     """What is wrong with the policies of the rollout run ``run``, kept or named by its committed records.
 
     weights: the fingerprint of the model's.
@@ -31,4 +31,4 @@ def policy_problems(run: Path, weights: str) -> Iterator[Problem]:
         except ModelError as error:
             place, _, said = str(error).partition(": ")
             what, _, cure = said.rpartition("; ")
-            yield Problem(place, what, f"{cure} from a copy, or from step {name.split('-')[0]} of the trainer")
+            yield Finding(place, what, f"{cure} from a copy, or from step {name.split('-')[0]} of the trainer")

@@ -23,7 +23,7 @@ from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint
 from ..scheduler.limits import Limits
 from ..store.paths import RunPaths
-from .policy_source import Watched
+from .policy_source import FolderSource
 from .policy_store import PolicyStore
 from .policy_updater import Updates
 from .recorded_policies import begun_with
@@ -134,7 +134,7 @@ class PolicyEngine:
             yield from self._reference.logprobs(finished, stopped)
 
 
-def sampled(
+def sampling_engine(
     engine: Callable[[Setup, Setup | None], Runs],
     setup: Setup,
     reference: Setup | None,
@@ -154,7 +154,7 @@ def sampled(
         setup.adapters,
         PolicyStore(run.policies, setup.adapters.weights()),
         checkpoint.adapter,
-        None if watch is None else Watched(Path(watch)),
+        None if watch is None else FolderSource(Path(watch)),
         full_fits(setup),
     )
     if updates.live and config.policy.update == "round":

@@ -28,7 +28,7 @@ class Offer:
     folder: Path
 
 
-class Source(Protocol):
+class PolicySource(Protocol):
     """Where newer policies come from."""
 
     def offers(self) -> list[Offer]:
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Watched:
+class FolderSource:
     """The complete policies in ``folder``, whose names end in the trainer's step, as step_000012 does."""
 
     folder: Path
@@ -70,7 +70,7 @@ class Watched:
 
 
 @dataclass(slots=True)
-class Offered:
+class GivenSource:
     """Policies that are given from Python, in the same process."""
 
     given: list[Offer] = field(default_factory=list[Offer])

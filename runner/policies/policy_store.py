@@ -22,7 +22,7 @@ from ..files.checked_json import read_document, write_document
 from ..files.checked_lines import append_line, read_lines
 from ..files.folder_lock import now
 from ..files.hash_cache import folder_sha256
-from ..models.adapters import CONFIG, TENSORS, Refused, is_full
+from ..models.adapters import CONFIG, TENSORS, AdapterRefused, is_full
 from .policy_source import Offer
 
 log = logging.getLogger("mlx_bulk")
@@ -165,7 +165,7 @@ def _reading(offered: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise Refused(f"{offered}: cannot be read ({error})") from error
+        raise AdapterRefused(f"{offered}: cannot be read ({error})") from error
 
 
 def _copy(offered: Path, kept: Path) -> None:

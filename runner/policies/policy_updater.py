@@ -7,9 +7,9 @@ import logging
 from pathlib import Path
 
 from ..core.errors import ModelError
-from ..models.adapters import Adapters, Refused, replaces_weights
+from ..models.adapters import AdapterRefused, Adapters, replaces_weights
 from ..runs.refused import REFUSED
-from .policy_source import Offer, Source
+from .policy_source import Offer, PolicySource
 from .policy_store import TAKEN, PolicyStore
 
 log = logging.getLogger("mlx_bulk")
@@ -25,7 +25,7 @@ class Updates:
     Raises ModelError where a policy that has sampled in the run cannot be loaded, and no newer one.
     """
 
-    def __init__(self, adapters: Adapters, store: PolicyStore, fixed: Path | None, source: Source | None, full_fits: bool):
+    def __init__(self, adapters: Adapters, store: PolicyStore, fixed: Path | None, source: PolicySource | None, full_fits: bool):
         self._adapters, self._store, self._source, self._full_fits = adapters, store, source, full_fits
         self._bad: set[tuple[object, ...]] = set()
         self._told_older = False
@@ -88,7 +88,7 @@ class Updates:
                     with self._store.keeping(offer) as (policy, folder):
                         self._adapters.put_on(folder)
                     self._store.note(TAKEN, {"version": policy.version, "sha": policy.sha, "source": str(offer.folder)})
-            except Refused as error:
+            except AdapterRefused as error:
                 self._refuse(offer, str(error))
                 continue
             log.info(
@@ -106,7 +106,7 @@ class Updates:
                 "above into policy.watch; then run the same command again"
             )
 
-    def _offers(self, source: Source) -> list[Offer]:
+    def _offers(self, source: PolicySource) -> list[Offer]:
         """What is offered; says once if all of it is older than what samples."""
         offers = source.offers()
         newest = max((offer.version for offer in offers), default=self.policy.version)
@@ -125,7 +125,7 @@ class Updates:
         if not self._full_fits and replaces_weights(folder):
             need = f"{self._adapters.nbytes / 1e9:.1f} GB"
             cure = "raise batch.memory and start the same command again, or train an adapter"
-            raise Refused(f"{folder}: full weights take {need} beside the base's, more than half of the room for KV caches; {cure}")
+            raise AdapterRefused(f"{folder}: full weights take {need} beside the base's, more than half of the room for KV caches; {cure}")
 
     def _newer(self, offer: Offer) -> bool:
         return offer.version > self.policy.version and _stamp(offer) not in self._bad

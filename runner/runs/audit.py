@@ -28,7 +28,7 @@ _RESTORE = "put the input back as it was; a run over another input is a new one,
 
 
 @dataclass(slots=True, frozen=True)
-class Problem:
+class Finding:
     """Something that is not as it must be: where, what, and what to do about it."""
 
     place: str
@@ -58,7 +58,7 @@ class Account:
     files: int = 0
     bytes: int = 0
     closed: bool = False
-    problems: list[Problem] = field(default_factory=list[Problem])
+    problems: list[Finding] = field(default_factory=list[Finding])
 
     @property
     def total(self) -> int:
@@ -72,7 +72,7 @@ class Account:
 
     def note(self, place: Path | str, what: str, cure: str) -> None:
         """Notes a problem."""
-        self.problems.append(Problem(str(place), what, f"run the same command again: {cure}"))
+        self.problems.append(Finding(str(place), what, f"run the same command again: {cure}"))
 
 
 def account(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> Account:
@@ -128,10 +128,10 @@ def _hold_against_input(found: Account, described: dict[str, Any]) -> None:
         now = recount(data, found.run)
         changed = inputs_drift(inputs, now)
     except (BulkError, OSError) as error:
-        found.problems.append(Problem(INPUTS, str(error), "put the input where it was; the results can be read without it"))
+        found.problems.append(Finding(INPUTS, str(error), "put the input where it was; the results can be read without it"))
         return
     found.input_rows = covered_rows(now)
-    found.problems += [Problem(difference.key, difference.text, _RESTORE) for difference in changed]
+    found.problems += [Finding(difference.key, difference.text, _RESTORE) for difference in changed]
     if not changed and found.input_rows != found.rows:
         found.note(INPUTS, f"the input has {found.input_rows:,} rows now, the run covers {found.rows:,}", "it does the new ones")
 
@@ -174,7 +174,7 @@ def _count_shard(found: Account, paths: RunPaths, commit: Commit, rows: range, s
     if commit.rows > len(rows):
         found.open_shards.append(commit.shard)
         what = f"shard {commit.shard} is committed with {commit.rows} rows, the input gives it {len(rows)}"
-        found.problems.append(Problem(str(paths.commits), what, _RESTORE))
+        found.problems.append(Finding(str(paths.commits), what, _RESTORE))
         return None
     try:
         count = count_shard(paths, commit, rows.start, samples)
@@ -224,7 +224,7 @@ def _look_for_strays(found: Account, paths: RunPaths, log: CommitLog) -> None:
             if named:
                 found.note(file, "no commit declares it", "it adopts the file, or takes it away")
             elif not file.name.startswith("."):
-                found.problems.append(Problem(str(file), "is not the run's", "move it elsewhere: who reads the folder reads it too"))
+                found.problems.append(Finding(str(file), "is not the run's", "move it elsewhere: who reads the folder reads it too"))
 
 
 def _hold_against_closing(found: Account, paths: RunPaths, log: CommitLog) -> None:
@@ -233,4 +233,4 @@ def _hold_against_closing(found: Account, paths: RunPaths, log: CommitLog) -> No
     if log.closing is not None and not (found.problems or found.open_shards) and counted != {key: log.closing[key] for key in counted}:
         said = ", ".join(f"{log.closing[key]} {key}" for key in counted)
         what = f"its closing line says {said}; there are {', '.join(f'{number} {key}' for key, number in counted.items())}"
-        found.problems.append(Problem(str(paths.commits), what, "this is a fault of mlx-bulk's: keep the folder, and report it"))
+        found.problems.append(Finding(str(paths.commits), what, "this is a fault of mlx-bulk's: keep the folder, and report it"))

@@ -35,7 +35,7 @@ _FIXED_COLUMN = "the parts that are there have the columns they have; go back to
 
 
 @dataclass(slots=True, frozen=True)
-class Difference:
+class KeyDrift:
     """One key in which a run has changed, and both values in words."""
 
     key: str
@@ -45,7 +45,7 @@ class Difference:
         return visible(f"{self.key}: {self.text}")  # columns' and files' names are others' words
 
 
-def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
     """A difference for each key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
     now = json.loads(json.dumps(now))  # tuples are lists once stored
     missing = object()
@@ -54,11 +54,11 @@ def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Differen
         # Its settings and fingerprints come and go with it.
         found = [_difference(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
         had, has = ("none", "one") if _REFERENCE in stored else ("one", "none")
-        return [*found, Difference(_REFERENCE, f"the run has {had}, the config now says {has}")]
+        return [*found, KeyDrift(_REFERENCE, f"the run has {had}, the config now says {has}")]
     return [_difference(stored, now, key) for key in changed]
 
 
-def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> Difference:
+def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> KeyDrift:
     source = "the config now says"
     if key.startswith(COLUMN):
         source = "the input now gives"
@@ -68,7 +68,7 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> Differ
         source = "batch.memory on this machine now gives"
     elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
         source = "now it is"
-    return Difference(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}")
+    return KeyDrift(key, f"the run has {_shown(stored, key)}, {source} {_shown(now, key)}")
 
 
 def _shown(values: dict[str, Any], key: str) -> str:
@@ -93,7 +93,7 @@ def _type(field: pa.Field) -> str:
     return f"{field.type} (JSON)" if b"json" in (field.metadata or {}) else str(field.type)
 
 
-def refusal(found: Sequence[Difference], adopted: Collection[str]) -> str:
+def refusal(found: Sequence[KeyDrift], adopted: Collection[str]) -> str:
     """What is said of a run that may not go on: a line for each of the differences ``found`` that is not adopted, and the ways out.
 
     Columns are left out where other differences say what changed them.
@@ -135,7 +135,7 @@ def _why_fixed(key: str) -> str | None:
     return _FIXED_COLUMN if key.startswith(COLUMN) else _FIXED.get(key)
 
 
-def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
     """Each way in which the inputs changed other than by growing at their end; none when they are equal or extended.
 
     Both are ``{"limit": int | None, "sources": [{"path", "format", "codec", "bytes", "sha256", "rows", "appendable"}]}``: the
@@ -146,22 +146,22 @@ def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference
     """
     had, has = covered_rows(stored), covered_rows(now)
     if has < had and has == now["limit"]:  # what lies behind the limit is not listed: it would look changed
-        return [Difference("data.limit", f"the run covers {had} rows, the config now says {has}")]
+        return [KeyDrift("data.limit", f"the run covers {had} rows, the config now says {has}")]
     return list(_changed_sources(stored["sources"], now["sources"]))
 
 
-def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[Difference]:
+def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
     """Each way in which a run's rounds changed other than by growing in number, or its rows where there are several rounds.
 
     Both are what run.json says. Only one round can take more rows: behind those of it lie the rows of the next.
     """
     had, has = rounds_of(stored), rounds_of(now)
     if has < had:
-        return [Difference("rounds", f"the run covers {had} rounds, the config now says {has}")]
+        return [KeyDrift("rounds", f"the run covers {had} rounds, the config now says {has}")]
     old, new = covered_rows(stored["inputs"]), covered_rows(now["inputs"])
     if had > 1 and old != new:
         cure = f"; a run of several rounds cannot grow: set data.limit to {old}, or start a new run" if new > old else ""
-        return [Difference("rounds", f"the run has {had} rounds of {old} rows, the input now gives {new}{cure}")]
+        return [KeyDrift("rounds", f"the run has {had} rounds of {old} rows, the input now gives {new}{cure}")]
     return []
 
 
@@ -174,18 +174,18 @@ def _content(source: dict[str, Any]) -> list[Any]:
     return [source["sha256"], source["bytes"], source["format"], source["codec"]]
 
 
-def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[Difference]:
+def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[KeyDrift]:
     for number, old in enumerate(stored, start=1):
         if number > len(now):
-            yield Difference(INPUTS, f"source {number}, {old['path']}, is gone")
+            yield KeyDrift(INPUTS, f"source {number}, {old['path']}, is gone")
             continue
         new = now[number - 1]
         if _content(old) == _content(new):
             continue
         if number < len(stored):
-            yield Difference(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}")
+            yield KeyDrift(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}")
         elif not _grown(old, new):
-            yield Difference(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
+            yield KeyDrift(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
 
 
 def _source(source: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ TOKENS = ("prompt_tokens", "generated_tokens", "scored_tokens")
 
 
 @dataclass(slots=True, frozen=True)
-class Point:
+class MetricsPoint:
     """One line of metrics.jsonl. rows and errors are the run's, tokens the session's, tokens_per_second the interval's."""
 
     time: datetime
@@ -42,7 +42,7 @@ class Session:
     message: str = ""
     rows: int | None = None
     errors: int | None = None
-    points: list[Point] = field(default_factory=list[Point])
+    points: list[MetricsPoint] = field(default_factory=list[MetricsPoint])
 
     @property
     def seconds(self) -> float:
@@ -57,7 +57,7 @@ class History:
     sessions: list[Session]
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[MetricsPoint]:
         """All lines of metrics, in order."""
         return [point for session in self.sessions for point in session.points]
 
@@ -119,6 +119,6 @@ def _end(session: Session, line: dict[str, Any]) -> None:
     session.message, session.rows, session.errors = line.get("message", ""), line.get("rows"), line.get("errors")
 
 
-def _point(line: dict[str, Any]) -> Point:
+def _point(line: dict[str, Any]) -> MetricsPoint:
     tokens = {name: line[name] for name in TOKENS}
-    return Point(datetime.fromisoformat(line["time"]), line["rows"], line["errors"], tokens, line["tokens_per_second"])
+    return MetricsPoint(datetime.fromisoformat(line["time"]), line["rows"], line["errors"], tokens, line["tokens_per_second"])

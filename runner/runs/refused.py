@@ -6,6 +6,6 @@ from ..store.paths import RunPaths
 REFUSED = "refused"
 
 
-def refused(paths: RunPaths) -> int:
+def refused_policies(paths: RunPaths) -> int:
     """Counts the trainer's steps, each once however often it was tried; 0 where no policy was watched for."""
     return len({(line["version"], line["source"]) for line in read_lines(paths.policy_events) if line["event"] == REFUSED})

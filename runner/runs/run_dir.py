@@ -28,7 +28,7 @@ from ..files.folder_lock import lock, now, refuse_strangers, unlock
 from ..store.commit_log import read_commits
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
-from .drift import INPUTS, Difference, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, rounds_drift, values_at
+from .drift import INPUTS, KeyDrift, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, rounds_drift, values_at
 
 log = logging.getLogger("mlx_bulk")
 
@@ -188,7 +188,7 @@ class RunDir(RunPaths):
         says = {"identity": self.identity, "inputs": self.input_content, "rounds": self.rounds}
         append_line(self.sessions, {"event": event, "time": now(), **says, **info})
 
-    def _note_changes(self, stored: dict[str, Any], run: dict[str, Any], adopted: list[Difference]) -> None:
+    def _note_changes(self, stored: dict[str, Any], run: dict[str, Any], adopted: list[KeyDrift]) -> None:
         """Says and notes what changes with this start, before run.json does."""
         for key in dict.fromkeys(difference.key for difference in adopted):
             log.warning("%s: adopted: %s", self.root, "; ".join(str(difference) for difference in adopted if difference.key == key))

@@ -23,7 +23,7 @@ from ..store.commit_log import CommitLog, read_commits
 from ..store.paths import RunPaths
 from ..store.results import read_errors
 from .history import History, Session, history
-from .refused import refused
+from .refused import refused_policies
 from .run_files import stored_run, stored_statistics
 
 State = Literal["running", "starting", "complete", "stopped", "failed", "killed", "not begun"]
@@ -67,7 +67,7 @@ class Status:
     records: int
     errors: int
     kinds: list[ErrorKind]
-    refused: int
+    refused_policies: int
     history: History
     alive: datetime | None
     seconds_left: float | None
@@ -85,7 +85,7 @@ class Status:
         return self.history.sessions[-1] if self.history.sessions else None
 
 
-def status(run: Path) -> Status:
+def run_status(run: Path) -> Status:
     """How the run directory ``run`` stands. Raises RunDirError where it is none."""
     paths, notes = RunPaths(run), list[str]()
     working, log, past = holder(run), read_commits(paths), history(paths)
@@ -112,7 +112,7 @@ def status(run: Path) -> Status:
         sum(commit.records for commit in log.commits.values()),
         errors,
         _kinds(paths, log, notes),
-        refused(paths),
+        refused_policies(paths),
         past,
         _alive(paths, past),
         _seconds_left(state, None if of is None else of - rows, past),

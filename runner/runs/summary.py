@@ -49,7 +49,7 @@ class Summary:
     closing: str
 
 
-def figures(table: pa.Table) -> dict[str, Any]:
+def overall_figures(table: pa.Table) -> dict[str, Any]:
     """The first row of a table of statistics, that over all, as summary.json holds it.
 
     JSON knows no infinity, so that is null (``minus_infinity`` says why).

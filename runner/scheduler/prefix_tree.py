@@ -68,7 +68,7 @@ class Segment:
         return replace(self, feed=self.feed[:end], children=[replace(child, start=end) for child in self.children])
 
 
-def fed(passage: Passage) -> Ids:
+def fed_passage(passage: Passage) -> Ids:
     """The tokens that are fed to score a passage: all before the last position scored."""
     return passage.ids[: passage.positions[-1]]
 
@@ -87,10 +87,10 @@ def owned_passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owne
 def _key(passage: Passage) -> tuple[int, bytes, bytes]:
     """Equal for passages that score the same tokens behind the same tokens."""
     length = int(passage.positions[-1])
-    return length, in_order(passage.ids[: length + 1]), in_order(passage.positions)
+    return length, sort_key(passage.ids[: length + 1]), sort_key(passage.positions)
 
 
-def in_order(ids: Ids) -> bytes:
+def sort_key(ids: Ids) -> bytes:
     """Bytes that compare as the ids do, token by token."""
     return ids.astype(">u4").tobytes()
 
@@ -171,7 +171,7 @@ def _feeds(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], l
         read.owners.append(owner)
     feeds: list[Ids] = []
     own: list[list[Read]] = []
-    for feed, read in sorted(((fed(read.passage), read) for read in reads.values()), key=lambda x: in_order(x[0])):
+    for feed, read in sorted(((fed_passage(read.passage), read) for read in reads.values()), key=lambda x: sort_key(x[0])):
         if feeds and _common(feeds[-1], feed) == len(feeds[-1]) and (merged or len(feed) == len(feeds[-1])):
             feeds[-1] = feed
             own[-1].append(read)

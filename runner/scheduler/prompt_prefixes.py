@@ -13,8 +13,8 @@ import numpy as np
 
 from ..core.requests import Ids, Request
 from .limits import Limits
-from .prefix_tree import CALL, Prefix, in_order, prefixes
-from .request_queue import Arranged, Stem, longest_first
+from .prefix_tree import CALL, Prefix, prefixes, sort_key
+from .request_queue import Arranged, SharedPrefix, longest_first
 
 Place = tuple[tuple[int, int], ...]
 
@@ -25,11 +25,11 @@ def shared(requests: Iterable[Request], limits: Limits, known: Sequence[Ids] = (
     Longest first: stems by the longest prompt behind them, among the prompts that stand behind none. ``known`` are prefixes that
     need not be computed: where a prompt begins with one, that is a stem as if another prompt did too.
     """
-    rows = [(fed(request), request) for request in longest_first(requests)]
-    by_ids = _sorted(rows, known) if known else sorted(rows, key=lambda row: in_order(row[0]))
-    stems: dict[Prefix, Stem] = {}
+    rows = [(fed_prompt(request), request) for request in longest_first(requests)]
+    by_ids = _sorted(rows, known) if known else sorted(rows, key=lambda row: sort_key(row[0]))
+    stems: dict[Prefix, SharedPrefix] = {}
     places: dict[Prefix | None, Place] = {None: ()}
-    found: dict[int, Stem] = {}
+    found: dict[int, SharedPrefix] = {}
     order: list[tuple[Place, Request]] = []
     becomes = [len(ids) if request is None else request.reach for ids, request in by_ids]
     for prefix in prefixes([ids for ids, _ in by_ids], limits, becomes, CALL):
@@ -43,13 +43,13 @@ def shared(requests: Iterable[Request], limits: Limits, known: Sequence[Ids] = (
                 found[own[0].row] = stems[prefix.above]
         else:
             above = None if prefix.above is None else stems[prefix.above]
-            stems[prefix], places[prefix] = Stem(own[0].prompt.ids[: prefix.end], above), place
+            stems[prefix], places[prefix] = SharedPrefix(own[0].prompt.ids[: prefix.end], above), place
     return [request for _, request in sorted(order, key=lambda placed: placed[0])], found
 
 
 def _sorted(rows: Sequence[tuple[Ids, Request]], known: Sequence[Ids]) -> list[tuple[Ids, Request | None]]:
     """The rows by their ids, each prefix of those ``known`` that one begins with in front of it."""
-    every: list[tuple[Ids, Request | None]] = sorted([*((ids, None) for ids in known), *rows], key=lambda row: in_order(row[0]))
+    every: list[tuple[Ids, Request | None]] = sorted([*((ids, None) for ids in known), *rows], key=lambda row: sort_key(row[0]))
     kept: list[tuple[Ids, Request | None]] = []
     for ids, request in reversed(every):
         after = kept[-1][0][: len(ids)] if kept else ids[:0]
@@ -58,7 +58,7 @@ def _sorted(rows: Sequence[tuple[Ids, Request]], known: Sequence[Ids]) -> list[t
     return kept[::-1]
 
 
-def fed(request: Request) -> Ids:
+def fed_prompt(request: Request) -> Ids:
     """The tokens of a prompt that are prefilled."""
     return request.prompt.ids[:-1]
 

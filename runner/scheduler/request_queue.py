@@ -13,7 +13,7 @@ from .limits import Limits, Load
 
 
 @dataclass(slots=True, eq=False)
-class Stem:
+class SharedPrefix:
     """A prefix that several prompts of the window begin with: it is prefilled once, and they on top of copies of its caches.
 
     ids: [T], all of its tokens; the first of them are those of the stem ``above``, where it stands on one. begun: a row behind it
@@ -21,7 +21,7 @@ class Stem:
     """
 
     ids: Ids
-    above: "Stem | None" = None
+    above: "SharedPrefix | None" = None
     begun: bool = False
 
     @property
@@ -30,24 +30,24 @@ class Stem:
         return len(self.ids) - (len(self.above.ids) if self.above else 0)
 
     @property
-    def chain(self) -> Iterator["Stem"]:
+    def chain(self) -> Iterator["SharedPrefix"]:
         """It and all that it stands on."""
-        stem: Stem | None = self
+        stem: SharedPrefix | None = self
         while stem is not None:
             yield stem
             stem = stem.above
 
 
-Stems = Mapping[int, Stem]  # by the row whose prompt begins with it
+SharedPrefixes = Mapping[int, SharedPrefix]  # by the row whose prompt begins with it
 
 
-Arranged = tuple[list[Request], Stems]
+Arranged = tuple[list[Request], SharedPrefixes]
 
 
 Arrange = Callable[[Iterable[Request], Limits], Arranged]
 
 
-NO_STEMS: Stems = MappingProxyType({})
+NO_PREFIXES: SharedPrefixes = MappingProxyType({})
 
 
 def longest_first(requests: Iterable[Request]) -> list[Request]:
@@ -57,10 +57,10 @@ def longest_first(requests: Iterable[Request]) -> list[Request]:
 
 def nothing_shared(requests: Iterable[Request], limits: Limits) -> Arranged:
     """The requests longest first, each by itself."""
-    return longest_first(requests), NO_STEMS
+    return longest_first(requests), NO_PREFIXES
 
 
-class Backlog:
+class RequestQueue:
     """The requests that wait, refilled window by window.
 
     ``next_window(wait)`` returns the next window's requests, an empty list while they are not ready (only when not told to
@@ -75,7 +75,7 @@ class Backlog:
     ):
         self._next_window, self._arrange = next_window, arrange
         self._waiting: deque[Request] = deque()
-        self._stems: Stems = NO_STEMS
+        self._stems: SharedPrefixes = NO_PREFIXES
         self._arranged, self._apart, self._ended = True, False, False
 
     def take(self, limits: Limits, load: Load) -> list[Request]:
@@ -94,7 +94,7 @@ class Backlog:
             self._waiting, self._arranged = deque(requests), True
         return group(self._waiting, limits, load, self._stems)
 
-    def stem(self, request: Request) -> Stem | None:
+    def stem(self, request: Request) -> SharedPrefix | None:
         """What a request that was taken is prefilled on top of."""
         return self._stems.get(request.row)
 
@@ -103,7 +103,7 @@ class Backlog:
         return bool(self.stem(request) or self.begun)
 
     @property
-    def begun(self) -> list[Stem]:
+    def begun(self) -> list[SharedPrefix]:
         """The stems that were prefilled and that rows still wait behind: all are the next row's."""
         return _begun(self._waiting, self._stems) if self._arranged else []
 
@@ -117,7 +117,7 @@ class Backlog:
         self._arranged, self._apart = False, self._apart or apart
 
 
-def group(waiting: deque[Request], limits: Limits, load: Load, stems: Stems = NO_STEMS) -> list[Request]:
+def group(waiting: deque[Request], limits: Limits, load: Load, stems: SharedPrefixes = NO_PREFIXES) -> list[Request]:
     """Takes from the front of ``waiting`` the rows that fit one prefill beside ``load``.
 
     A row that is too large for the token budget alone is prefilled alone, in chunks. One that is too large for the KV
@@ -152,6 +152,6 @@ def group(waiting: deque[Request], limits: Limits, load: Load, stems: Stems = NO
     return taken
 
 
-def _begun(waiting: deque[Request], stems: Stems) -> list[Stem]:
+def _begun(waiting: deque[Request], stems: SharedPrefixes) -> list[SharedPrefix]:
     stem = stems.get(waiting[0].row) if waiting else None
     return [one for one in stem.chain if one.begun] if stem else []

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.requests import ScoreRequest
 from .limits import Limits
-from .prefix_tree import CALL, WORTH, Read, Segment, fed, owned_passages
+from .prefix_tree import CALL, WORTH, Read, Segment, fed_passage, owned_passages
 
 PORTION = 32  # batches in which what is begun is finished: rows are saved all along, and lengths still vary enough to match
 
@@ -27,7 +27,7 @@ def lone(requests: Sequence[ScoreRequest], rows: int, width: Callable[[int], int
     """
     buckets: dict[int, list[Segment]] = {}
     for passage, owner in owned_passages(requests):
-        feed = fed(passage)
+        feed = fed_passage(passage)
         wide = width(len(feed))
         segment = Segment(np.pad(feed, (0, wide - len(feed))), 0, [Read(passage, [owner])], pads=wide - len(feed))
         buckets.setdefault(wide, []).append(segment)

@@ -63,7 +63,7 @@ def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
     append_bytes(path, *_batch_frame(kind, batch))
 
 
-def sync(path: Path) -> None:
+def sync_journal(path: Path) -> None:
     """Returns when all frames appended so far are on the medium."""
     sync_file(path)
 
@@ -77,7 +77,7 @@ def rewrite(path: Path, header: Header, results: Sequence[pa.RecordBatch], error
                 file.writelines(_batch_frame(kind, batch))
 
 
-def read(path: Path) -> Journal | None:
+def read_journal(path: Path) -> Journal | None:
     """The journal at ``path``, its batches in the order in which they were appended; None where its header is not whole.
 
     The file is cut off behind its last good frame: after a torn tail nothing is lost that was synced; behind damage in

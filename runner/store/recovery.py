@@ -23,7 +23,7 @@ from .journal import Header, Journal
 from .orphan_parts import adopt, put_away
 from .part_file import has_schema
 from .paths import OWN_JOURNALS, RunPaths
-from .reopened_journals import has_errors, headers, read_journals, reopen, settled, within, without_errors
+from .reopened_journals import has_errors, headers, read_journals, reopen, unfinished_journals, within, without_errors
 from .row_order import positions
 from .shard_commit import base_batches
 from .shard_ledger import Ledger
@@ -73,7 +73,7 @@ def recover(paths: RunPaths, run: str, layout: Layout, schema: pa.Schema, retry_
         if commit.rows < len(rows_of(shard)) or (commit.errors and (retry_errors or shard in commits.retries))
     }
     _void_damaged(paths, schema, commits, reopening | headers(journals, commits).keys())
-    journals = settled(paths, journals, commits)
+    journals = unfinished_journals(paths, journals, commits)
     put_away(paths, commits, headers(journals, commits))
     if retry_errors:
         _note_retry(paths, commits, journals)

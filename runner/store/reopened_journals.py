@@ -34,7 +34,7 @@ def read_journals(
     for file in sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name)):
         if file.suffix == ".tmp" or (file.stat().st_size == 0 and int(file.name) in committed):
             file.unlink()
-        elif (read := journal.read(file)) is None or file != paths.journal_of(read.header.shard):
+        elif (read := journal.read_journal(file)) is None or file != paths.journal_of(read.header.shard):
             _remove(file, "does not begin as it was written")
         elif any(not batch.schema.equals(schema) for batch in read.results):
             _remove(file, "has columns that are not the run's any more")
@@ -62,7 +62,7 @@ def headers(journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, He
     return {shard: each.header for shard, each in journals.items() if each.header.generation > commits.generations.get(shard, 0)}
 
 
-def settled(paths: RunPaths, journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, Journal]:
+def unfinished_journals(paths: RunPaths, journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, Journal]:
     """Those that are not committed yet, and continue the commit in force. Where there is none any more, their own rows are kept."""
     kept: dict[int, Journal] = {}
     open_shards = headers(journals, commits)

@@ -29,7 +29,7 @@ def _joined(batches: Sequence[pa.RecordBatch], name: str) -> Ints:
     return np.concatenate(columns).astype(np.int64)
 
 
-def in_order(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def sorted_records(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The records of ``batches`` by row and sample, in batches of about 1,024 or 16 MB, whichever comes first."""
     held: list[pa.RecordBatch] = []
     rows = size = 0

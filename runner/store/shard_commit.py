@@ -19,7 +19,7 @@ from .commit_log import Commit, append_commit
 from .journal import Header, Journal
 from .part_file import Declared, errors_schema, read_part, write_part
 from .paths import RunPaths
-from .row_order import in_order, positions
+from .row_order import positions, sorted_records
 from .shard_ledger import Ledger
 
 _AGAIN = "Continue with the same command (without --overwrite)"
@@ -41,9 +41,9 @@ def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, b
     results_part, errors_part = (name(header.shard, header.generation) for name in (paths.results_part, paths.errors_part))
     require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old))
     declared = Declared(run, header.shard, ledger.rows, ledger.records, ledger.errors, None)
-    errors_file = write_part(errors_part, errors_schema(schema), in_order(failures), declared) if ledger.errors else None
+    errors_file = write_part(errors_part, errors_schema(schema), sorted_records(failures), declared) if ledger.errors else None
     declared = replace(declared, errors_sha256=None if errors_file is None else errors_file.sha256)
-    results_file = write_part(results_part, schema, in_order(results), declared)
+    results_file = write_part(results_part, schema, sorted_records(results), declared)
     counts = ledger.records, ledger.errors
     append_commit(paths, Commit.of(header.shard, header.generation, ledger.rows, counts, results_file, errors_file))
     for file in [part for part, _ in old] + [journal_path]:
@@ -70,7 +70,7 @@ def base_batches(paths: RunPaths, base: Commit) -> tuple[list[pa.RecordBatch], l
 
 def _merged(paths: RunPaths, header: Header, base: Commit | None) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
     """The results and errors that the shard's parts are made of. Errors that were done again are left out."""
-    new = journal.read(paths.journal_of(header.shard)) or Journal(header, [], [])
+    new = journal.read_journal(paths.journal_of(header.shard)) or Journal(header, [], [])
     if base is None:
         return new.results, new.errors
     results, errors = base_batches(paths, base)

@@ -264,7 +264,7 @@ class Writer:
     def _save(self, number: int, shard: _OpenShard) -> None:
         if not shard.synced:
             self._write_frames(number, shard)
-            journal.sync(self._paths.journal_of(number))
+            journal.sync_journal(self._paths.journal_of(number))
             shard.synced = True
 
     def _save_the_rest(self) -> None:

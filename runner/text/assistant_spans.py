@@ -37,7 +37,7 @@ def marks_turns(template: str) -> bool:
     return GENERATION.search(template) is not None
 
 
-def rendered(hf: Any, template: str, arguments: dict[str, Any], messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
+def render_chat(hf: Any, template: str, arguments: dict[str, Any], messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
     """The chat's text and the spans of the assistant's turns in it; empty ones are left out.
 
     Raises RowError where the template refuses the messages.

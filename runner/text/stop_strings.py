@@ -69,7 +69,7 @@ class StopStrings:
         self._back, self._known = self._known, len(self._ids)
 
 
-def cut(text: str, stop: tuple[str, ...], matched: str | None, include: bool, least: int) -> str:
+def cut_at_stop(text: str, stop: tuple[str, ...], matched: str | None, include: bool, least: int) -> str:
     """A completion's text without the stop string that ended it (with it, when ``include``).
 
     ``least`` is the number of code points in which stop strings did not count.

@@ -19,7 +19,7 @@ from ...configs.schema import names_a_file
 from ...configs.visible import visible
 from ..core.errors import ModelError, RowError
 from ..core.requests import Ids, Prompt, Sampling
-from .assistant_spans import Turns, marks_turns, rendered, token_spans, without_special
+from .assistant_spans import Turns, marks_turns, render_chat, token_spans, without_special
 from .chat_template_check import try_template
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, piece_starts, token_starts
@@ -95,7 +95,7 @@ class Tokenizer:
 
         Raises RowError where the template refuses the messages, or a turn does not begin and end with a token.
         """
-        text, spans = rendered(self._hf, self._hf.get_chat_template(self._template), self._template_args, messages)
+        text, spans = render_chat(self._hf, self._hf.get_chat_template(self._template), self._template_args, messages)
         ids, offsets = self._encode(text, special=False)
         tokens = token_spans(text, ids, spans, lambda part: self._encode(part, special=False)[0])
         prompt = Prompt(text, ids, offsets)
@@ -199,7 +199,7 @@ def _token_bytes(token: str | None, of: dict[str, int]) -> bytes:
     return bytes(of[c] for c in token) if all(c in of for c in token) else token.encode()
 
 
-def load(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:
+def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:
     """The tokenizer of a checkpoint's folder. ``chat_template`` is a template or the path of one.
 
     Raises ModelError where there is no tokenizer, ConfigError where the template cannot be read or parsed; both as ``try_template``.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.configs.schema import JobConfig, ModelConfig
 from mlx_bulk.kernels import backend
-from mlx_bulk.runner.models.checkpoint import find
+from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import size
 from mlx_bulk.runner.pipeline import run_spec, session
 
@@ -24,7 +24,7 @@ def bench(tmp_path: Path) -> Bench:
 def make_memory_small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Just too small for the weights as float32."""
     config = ModelConfig(path=str(bench.model))
-    need, _ = size(config, find(config), PLENTY)
+    need, _ = size(config, find_checkpoint(config), PLENTY)
 
     def small(_: JobConfig) -> int:
         return need - 1

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.core.host_process import Orders, Outside, Supervisor
+from mlx_bulk.runner.core.host_process import HostProcess, Orders, Supervisor
 from mlx_bulk.runner.files.checked_lines import read_lines
-from mlx_bulk.runner.models.model_pool import Models
+from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import run_spec, session
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.runs.summary import Summary
@@ -44,9 +44,9 @@ class Knowing(Supervisor):
 
 
 def run(bench: Bench, orders: Orders, start: Start, **sections: Any) -> tuple[Summary, Knowing]:
-    config: Any = load(bench.write_config(rows=ROWS, **sections))
+    config: Any = load_config(bench.write_config(rows=ROWS, **sections))
     supervisor = Knowing(orders)
-    return session.run(config, KINDS["generate"], start, Outside(supervisor=supervisor), "nothing", Models()), supervisor
+    return session.run_job(config, KINDS["generate"], start, HostProcess(supervisor=supervisor), "nothing", ModelPool()), supervisor
 
 
 def parts(bench: Bench) -> list[bytes]:
@@ -103,15 +103,15 @@ def test_rows_from_stdin_are_told_before_any_is_read(bench: Bench, monkeypatch: 
         raise DataError("read enough")
 
     monkeypatch.setattr(run_spec, "scan", scanned)
-    config: Any = load(bench.write_config(data={"path": ["-"]}))
+    config: Any = load_config(bench.write_config(data={"path": ["-"]}))
     with pytest.raises(DataError, match="read enough"):
-        session.run(config, KINDS["generate"], Start(), Outside(supervisor=supervisor), "nothing", Models())
+        session.run_job(config, KINDS["generate"], Start(), HostProcess(supervisor=supervisor), "nothing", ModelPool())
     assert told == [[bench.root / "run"]]
 
 
 def test_a_caller_who_asks_for_another_way_of_showing_is_told_so(bench: Bench):
-    config: Any = load(bench.write_config(rows=ROWS))
+    config: Any = load_config(bench.write_config(rows=ROWS))
     wrong: Any = True
     with pytest.raises(ValueError, match="show: found True; expected one of 'progress', 'json', 'nothing'"):
-        session.run(config, KINDS["generate"], Start(), Outside(), wrong, Models())
+        session.run_job(config, KINDS["generate"], Start(), HostProcess(), wrong, ModelPool())
     assert not (bench.root / "run").exists()

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.core.requests import Failure, Generated, Outcome
-from mlx_bulk.runner.pipeline.io_threads import Desk
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 
 from ..jobs.support.bench import Bench, Record
 
@@ -25,14 +25,14 @@ def verified(bench: Bench) -> int:
 def stopped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """The job, ended when of the row 1 the first sample was recorded."""
 
-    def put(self: Desk, outcome: Outcome) -> None:
+    def put(self: IOThreads, outcome: Outcome) -> None:
         if isinstance(outcome, Generated) and (outcome.row, outcome.index) == (1, 1):
             outcome = Failure(1, None, 1, "generate", "Hiccup", "once", "")
         real(self, outcome)
 
-    real = Desk.put
+    real = IOThreads.put
     with monkeypatch.context() as patch:
-        patch.setattr(Desk, "put", put)
+        patch.setattr(IOThreads, "put", put)
         done = bench.run(rows=ROWS, on_error="fail", **JOB)
     assert done.code == 5
     assert "on_error: fail, and row 1 failed at generate: once" in done.last_line

@@ -9,7 +9,7 @@ from mlx_bulk.jobs.report.charts import Chart
 from mlx_bulk.jobs.report.distributions import rewards
 from mlx_bulk.jobs.report.sweep_page import shades_of
 from mlx_bulk.jobs.report_data.record_pass import Pass
-from mlx_bulk.jobs.report_data.rollout_groups import Groups
+from mlx_bulk.jobs.report_data.rollout_groups import GroupFigures
 from mlx_bulk.jobs.statistics.advantages import DEGENERATE
 
 from ..jobs.report.test_report import reported
@@ -18,7 +18,7 @@ from ..jobs.support.bench import ROWS, Bench
 
 def found_in(groups: list[tuple[str, list[float | None]]]) -> Pass:
     """A pass over groups of a policy version and rewards each, by one function ``right``."""
-    found = Groups(["right"])
+    found = GroupFigures(["right"])
     for row, (version, given) in enumerate(groups):
         values = np.array([np.nan if reward is None else reward for reward in given])
         who = np.array([(0, row, sample) for sample in range(len(given))], np.int64)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.jobs.verify.verify import exit_code
+from mlx_bulk.jobs.verify.verify import verify_exit_code
 from mlx_bulk.runner.core.requests import Failure, Generated, Outcome
 from mlx_bulk.runner.files.file_stamp import sha256
-from mlx_bulk.runner.pipeline.io_threads import Desk
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 from mlx_bulk.runner.runs.audit import account
-from mlx_bulk.runner.runs.status import status
+from mlx_bulk.runner.runs.status import run_status
 from mlx_bulk.runner.store import journal
 
 from ..jobs.support.bench import Bench, Done, Record
@@ -38,14 +38,14 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Fail:
     """Makes these rows and samples fail in the engine, and no others from then on."""
 
     def failing(places: set[tuple[int, int]]) -> None:
-        def put(self: Desk, outcome: Outcome) -> None:
+        def put(self: IOThreads, outcome: Outcome) -> None:
             if isinstance(outcome, Generated) and (outcome.row, outcome.index) in places:
                 outcome = Failure(outcome.row, None, outcome.index, "generate", "Hiccup", "once", "")
             real(self, outcome)
 
-        monkeypatch.setattr(Desk, "put", put)
+        monkeypatch.setattr(IOThreads, "put", put)
 
-    real = Desk.put
+    real = IOThreads.put
     return failing
 
 
@@ -94,16 +94,16 @@ def test_a_retry_cut_short_at_its_first_journal_is_told_and_finished_by_the_plai
         patch.setattr(journal, "begin", interrupted)
         bench.run("--retry-errors", rows=ROWS, **JOB)
     run = bench.root / "run"
-    assert exit_code(account(run)) == 5
-    found = status(run)
+    assert verify_exit_code(account(run)) == 5
+    found = run_status(run)
     assert found.state != "complete"
     assert found.notes == ["the errors of 2 shards are to be done again, as --retry-errors asked; any start does that"]
     fail(set())
     done = bench.run(rows=ROWS, **JOB)
     assert (done.code, done.errors) == (0, [])
     assert parts(done) == parts(whole)
-    assert exit_code(account(run)) == 0
-    assert (status(run).state, status(run).notes) == ("complete", [])
+    assert verify_exit_code(account(run)) == 0
+    assert (run_status(run).state, run_status(run).notes) == ("complete", [])
 
 
 def interrupted(*arguments: object) -> None:

@@ -225,13 +225,13 @@ def test_output_is_where_it_is_asked_for(bench: Bench, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("seconds", "synced"), [(0, True), (1000, False)])
 def test_fsync_seconds(bench: Bench, monkeypatch: pytest.MonkeyPatch, seconds: float, synced: bool):
     calls: list[Path] = []
-    sync = journal.sync
+    sync = journal.sync_journal
 
     def counted(path: Path) -> None:
         calls.append(path)
         sync(path)
 
-    monkeypatch.setattr(journal, "sync", counted)
+    monkeypatch.setattr(journal, "sync_journal", counted)
     # Rows that leave at different steps: with 0 seconds each is synced before the shard is complete.
     rows: list[Record] = [{"q": "a", "m": n} for n in range(1, 20)]
     done = bench.run(rows=rows, sampling={"columns": {"max_tokens": "m"}}, output={"fsync_seconds": seconds})

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.score import ScoreConfig
-from mlx_bulk.jobs.statistics.score_stats import statistics
+from mlx_bulk.jobs.statistics.score_stats import score_statistics
 
 from ..jobs.support.bench import Bench, Done, Record
 
@@ -86,12 +86,12 @@ def bytes_of(output: Path) -> bytes:
 @pytest.mark.parametrize(("rows", "job"), [(ROWS, TEXT), (CHOICES, CHOSEN)], ids=["text", "choices"])
 def test_statistics_are_recomputed_from_the_records_byte_by_byte(bench: Bench, rows: list[Record], job: dict[str, Any]) -> None:
     done = scored(bench, "run", rows, **job, batch={"rows_per_shard": 7})
-    config = load(bench.root / "config.yaml")
+    config = load_config(bench.root / "config.yaml")
     assert isinstance(config, ScoreConfig)
     with pa.memory_map(str(done.output / "stats.arrow")) as file:
         stored = pa.ipc.open_file(file).read_all()
         given = stored.slice(0, 1).to_pylist()[0]
-        again = statistics(done.output, config, given["prefix"], given["bos_every_window"], given["context"])
+        again = score_statistics(done.output, config, given["prefix"], given["bos_every_window"], given["context"])
         assert serialized(again) == serialized(stored)
 
 

@@ -157,7 +157,7 @@ def load_scale(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Mode
 @pytest.fixture
 def scale(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench whose model weighs its context."""
-    monkeypatch.setattr(model_pool, "load", load_scale)
+    monkeypatch.setattr(model_pool, "load_model", load_scale)
     return bench
 
 

@@ -10,7 +10,7 @@ from mlx_bulk.runner.engine import engine
 from mlx_bulk.runner.engine.prefill import Prefilled, prefill
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.files.file_stamp import sha256
-from mlx_bulk.runner.pipeline.io_threads import Desk
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 
 from ..jobs.support.bench import Bench, Done, Record
 
@@ -61,14 +61,14 @@ def test_deterministic_batches_do_not_depend_on_the_memory_of_the_machine_that_c
     """Stopped in the middle of a shard, with its longest row done; the next machine has no room for that row."""
     frozen: dict[str, Any] = {"batch": {"deterministic": True, "rows": 2}, "sampling": {"max_tokens": 4, "ignore_eos": True}}
     whole = parts(bench.run(rows=ROWS, **frozen))
-    real, ended = Desk.put, [0]
+    real, ended = IOThreads.put, [0]
 
-    def put(self: Desk, outcome: Outcome) -> None:
+    def put(self: IOThreads, outcome: Outcome) -> None:
         ended[0] += 1
         real(self, Failure(outcome.row, None, outcome.index, "generate", "Hiccup", "", "") if ended[0] == 3 else outcome)  # pyright: ignore
 
     with monkeypatch.context() as patch:
-        patch.setattr(Desk, "put", put)
+        patch.setattr(IOThreads, "put", put)
         stopped = bench.run("--overwrite", rows=ROWS, on_error="fail", output={"fsync_seconds": 0}, **frozen)
         assert stopped.code == 5
         assert [path.name for path in (stopped.output / "journal").iterdir()] == ["00000000"]

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.runs.status import status
+from mlx_bulk.runner.runs.status import run_status
 
 from ..jobs.support.run_states import failure, path, point, shown, started, work
 
@@ -26,7 +26,7 @@ def stopped(path: Path) -> Path:
 
 def test_a_damaged_run_json(stopped: Path):
     (stopped / "run.json").write_text("{")
-    found = status(stopped)
+    found = run_status(stopped)
     assert (found.state, found.rows, found.of, found.config) == ("stopped", 6, None, None)
     text = shown(stopped)
     assert "note      run.json: is damaged, so how many rows the run has is not known; the next start rebuilds it\n" in text
@@ -37,7 +37,7 @@ def test_a_damaged_run_json(stopped: Path):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "sessions.jsonl", "commits.jsonl", "summary.json", "inputs.json", ".lock"])
 def test_other_files_may_be_missing(stopped: Path, name: str):
     (stopped / name).unlink(missing_ok=True)
-    found = status(stopped)
+    found = run_status(stopped)
     assert found.of == 8
     assert found.notes == []
     shown(stopped)
@@ -47,21 +47,21 @@ def test_other_files_may_be_missing(stopped: Path, name: str):
 def test_damaged_lines_are_said(stopped: Path, name: str):
     file = stopped / name
     file.write_bytes(file.read_bytes() + b'{"rows":9,"check":"0000000000000000"}\n{"torn')
-    assert status(stopped).notes == [f"{name}: left out here, as they are damaged: 1 line; the next start sets them aside"]
-    assert status(stopped).rows == 6
+    assert run_status(stopped).notes == [f"{name}: left out here, as they are damaged: 1 line; the next start sets them aside"]
+    assert run_status(stopped).rows == 6
 
 
 def test_a_part_that_is_gone_is_said(path: Path):
     with RunDir.open(path) as run:
         work(run, range(1, 4), [failure(0, "no")])
     (path / "errors/part-00000000.arrow").unlink()
-    [note] = status(path).notes
+    [note] = run_status(path).notes
     assert "commits.jsonl says it is there, but it is not" in note
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(RunDirError, match=r"is not a run directory: it holds no run\.json"):
-        status(tmp_path)
+        run_status(tmp_path)
     result = CliRunner().invoke(cli, ["status", str(tmp_path / "gone")])
     assert result.exit_code == 5
     assert "there is no such folder" in result.stderr

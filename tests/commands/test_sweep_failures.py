@@ -12,7 +12,7 @@ from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.sweep import sweep
 from mlx_bulk.jobs.sweep.results_table import closing_table
-from mlx_bulk.runner.core.host_process import Outside
+from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.folder_lock import lock
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.runs.run_dir import RunDir, Start
@@ -52,7 +52,7 @@ def test_a_cell_whose_base_changed_is_that_cells_failure_alone(bench: Bench):
 
 
 def test_any_exception_is_the_cells_own(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    real = session.run
+    real = session.run_job
 
     def broken(config: Any, *rest: Any) -> Any:
         if config.data.limit == 1:
@@ -121,10 +121,10 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
         asked += (bench.root / "out" / cells[1].name).exists()
         return asked > 3
 
-    ended = sweep.run(cells, KINDS, bench.root / "out", Start(), Outside(stopped), "nothing", lambda ended: None)
+    ended = sweep.run_sweep(cells, KINDS, bench.root / "out", Start(), HostProcess(stopped), "nothing", lambda ended: None)
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
     assert sweep.closing_line(ended, Path("out"), "this") == "sweep: 1 of 3 cells complete, 2 left; this continues -> out"
-    assert sweep.exit_code(ended) is None
+    assert sweep.sweep_exit_code(ended) is None
     shown = closing_table(ended).splitlines()
     assert [line.split()[0] for line in shown] == ["sampling.max_tokens", "2", "3", "4"]
     assert "stopped at " in shown[2]
@@ -134,7 +134,7 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
 
 
 def test_sigint_ends_the_sweep_with_its_code(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    real = session.run
+    real = session.run_job
 
     def interrupted(config: Any, kind: Any, start: Any, stopped: Any, show: Any, models: Any) -> Any:
         summary = real(config, kind, start, stopped, show, models)
@@ -167,7 +167,7 @@ def test_an_overwritten_sweep_that_is_stopped_takes_no_old_run_for_its_own(bench
     cells = [bench.root / "out" / cell.name for cell in opened(path)]
     for cell in cells:  # something by which the old runs are known
         (cell / "metrics.jsonl").write_text("")
-    real = session.run
+    real = session.run_job
 
     def interrupted(*arguments: Any) -> Any:
         summary = real(*arguments)

@@ -11,7 +11,7 @@ from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.explain import settings as keys_of
 from mlx_bulk.configs.jobs import JOBS
-from mlx_bulk.configs.load import load, load_eval
+from mlx_bulk.configs.load import load_config, load_eval
 from mlx_bulk.configs.sweep import SweepConfig
 from mlx_bulk.configs.visible import visible_lines
 
@@ -54,7 +54,7 @@ tokens = st.sampled_from([*WORDS.split(" "), "\n", "\n  ", "\n- ", "|\n", ">-\n"
 
 
 def assert_config_or_a_readable_refusal(path: Path, *overrides: str) -> None:
-    for read in (load, load_eval):
+    for read in (load_config, load_eval):
         try:
             config = read(path, overrides)
             if isinstance(config, SweepConfig):

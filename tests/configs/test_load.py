@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.configs import load as loading
 from mlx_bulk.configs.cells import cells
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig
 from mlx_bulk.configs.sweep import SweepConfig
 
@@ -61,11 +61,11 @@ def test_a_written_config_reads_back_the_same(tmp_path: Path, path: Any, keep: A
     config = GenerateConfig.model_validate(values)
     dumped = config.model_dump(mode="json")
     text = yaml.dump(dumped, Dumper=_Quoting) if as_yaml else json.dumps(dumped)
-    assert load(written(tmp_path, text)) == config
+    assert load_config(written(tmp_path, text)) == config
 
 
 def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
-    assert load(written(tmp_path, LEAST + "sampling:\nbatch: {}\n")) == load(written(tmp_path, LEAST))
+    assert load_config(written(tmp_path, LEAST + "sampling:\nbatch: {}\n")) == load_config(written(tmp_path, LEAST))
 
 
 @pytest.mark.parametrize(
@@ -193,13 +193,13 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     assert message(latin) == "job.yaml: byte 7 is not UTF-8; save the file as UTF-8"
     bom = tmp_path / "bom.yaml"
     bom.write_bytes(b"\xef\xbb\xbf" + LEAST.encode())
-    assert load(bom).job == "generate"
+    assert load_config(bom).job == "generate"
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_examples_load_and_name_the_schema(path: Path) -> None:
     assert path.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=./schema.json\n")
-    config = load(path)
+    config = load_config(path)
     assert config.output.path == f"outputs/{path.stem}"
     if isinstance(config, SweepConfig):
         assert cells(config, str(path))

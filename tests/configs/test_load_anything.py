@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.explain import settings
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig, JobConfig
 from mlx_bulk.configs.score import ScoreConfig
 from mlx_bulk.configs.sweep import SweepConfig
@@ -51,7 +51,7 @@ def test_any_mapping_is_a_config_or_a_config_error(tmp_path: Path, tree: Any, of
     for wanted in (tree, valid | tree, valid | ({section: {**valid.get(section, {}), name: tree}} if section else {name: tree})):
         path.write_text(yaml.safe_dump(wanted, allow_unicode=True), encoding="utf-8", errors="replace")
         try:
-            config = load(path)
+            config = load_config(path)
             assert isinstance(config, JobConfig) or cells(config, str(path))
         except ConfigError as error:
             assert all(line.startswith(f"{path}: ") for line in str(error).split("\n"))  # noqa: PT017 - either outcome is right
@@ -63,7 +63,7 @@ def test_any_text_is_a_config_or_a_config_error(tmp_path: Path, text: str, overr
     written(tmp_path, LEAST)
     for overrides in ([override], [f"{key}={override}"], [f"{key}.{override}"]):
         try:
-            assert isinstance(load(tmp_path / "job.yaml", overrides), JobConfig | SweepConfig)
+            assert isinstance(load_config(tmp_path / "job.yaml", overrides), JobConfig | SweepConfig)
         except ConfigError as error:
             assert str(error)  # noqa: PT017 - either outcome is right
 
@@ -87,7 +87,7 @@ scorings = st.fixed_dictionaries(
 def test_score_settings_are_one_scoring_or_name_their_own_keys(tmp_path: Path, score: Any, prompt: Any) -> None:
     path = written(tmp_path, yaml.safe_dump(SCORING | {"score": score, "prompt": prompt}))
     try:
-        config = load(path)
+        config = load_config(path)
     except ConfigError as error:
         assert all(re.match(rf"{re.escape(str(path))}: (score|prompt)\b", line) for line in str(error).splitlines())  # noqa: PT017
         return
@@ -99,4 +99,4 @@ def test_score_settings_are_one_scoring_or_name_their_own_keys(tmp_path: Path, s
     assert config.score.label is None or config.score.kind == "choices"
     reference = score.get("reference")
     assert (config.reference and config.reference.path) == (reference and "demo")
-    assert load(written(tmp_path, yaml.safe_dump(config.model_dump(mode="json")))) == config
+    assert load_config(written(tmp_path, yaml.safe_dump(config.model_dump(mode="json")))) == config

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.rollout import RolloutConfig
 from mlx_bulk.configs.schema import free, identity
 
@@ -23,7 +23,7 @@ LENGTH = {"fn": "length", "args": {"over": 4}}
 def loaded(folder: Path, **sections: Any) -> RolloutConfig:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(LEAST | sections))
-    config = load(path)
+    config = load_config(path)
     assert isinstance(config, RolloutConfig)
     return config
 

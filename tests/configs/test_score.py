@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import identity
 from mlx_bulk.configs.score import ScoreConfig
 from pydantic import ValidationError
@@ -102,7 +102,7 @@ def test_a_references_paths_are_expanded_in_both_its_forms(tmp_path: Path, monke
     job = {"job": "score", "model": {"path": "demo"}, "data": {"path": "rows.jsonl"}, "output": {"path": "out"}}
     for given in ("${WHERE}/ref", {"path": "${WHERE}/ref", "adapter": "${WHERE}/lora"}):
         (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "score": {**TEXT, "reference": given}}))
-        found = load(tmp_path / "job.yaml")
+        found = load_config(tmp_path / "job.yaml")
         assert isinstance(found, ScoreConfig)
         assert found.reference is not None
         assert (found.reference.path, found.reference.adapter) == ("/disk/ref", "/disk/lora" if isinstance(given, dict) else None)
@@ -121,6 +121,6 @@ def test_a_mistake_in_the_reference_is_named_to_its_key(tmp_path: Path, referenc
     job = {"job": "score", "model": {"path": "demo"}, "data": {"path": "rows.jsonl"}, "output": {"path": "out"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({**job, "score": {**TEXT, "reference": reference}}))
     with pytest.raises(ConfigError) as refused:
-        load(tmp_path / "job.yaml")
+        load_config(tmp_path / "job.yaml")
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.configs.cells import Cell, Overrides, cells, name_of
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.score import ScoreConfig
 from mlx_bulk.configs.sweep import SweepConfig
 
@@ -21,7 +21,7 @@ def opened(folder: Path, *overrides: str, paths: dict[str, str] | None = None, *
     path = folder / "sweep.yaml"
     least = {"job": "sweep", "base": BASE, "output": {"path": "out"}}
     path.write_text(yaml.safe_dump(least | sections, sort_keys=False), encoding="utf-8")
-    config = load(path, overrides, paths)
+    config = load_config(path, overrides, paths)
     assert isinstance(config, SweepConfig)
     return config
 

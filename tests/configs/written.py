@@ -7,7 +7,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig
 
 LEAST = """\
@@ -31,12 +31,12 @@ def written(folder: Path, text: str) -> Path:
 
 def message(path: Path, *overrides: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(path, overrides)
+        load_config(path, overrides)
     return str(caught.value).replace(str(path), "job.yaml")
 
 
 def generation(path: Path, *overrides: str) -> GenerateConfig:
-    config = load(path, overrides)
+    config = load_config(path, overrides)
     assert isinstance(config, GenerateConfig)
     return config
 

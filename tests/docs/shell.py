@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 from click.testing import CliRunner
-from mlx_bulk.configs.load import load, load_eval
+from mlx_bulk.configs.load import load_config, load_eval
 from mlx_bulk.jobs.cli.main import cli
 
 from .pages import ROOT, Block, blocks, commands
@@ -60,7 +60,7 @@ class Shell:
         path = self.folder / (block.title or "unnamed.yaml")
         path.write_text(text, encoding="utf-8")
         if isinstance(values, dict) and "job" in values:
-            (load_eval if values["job"] == "eval" else load)(path)
+            (load_eval if values["job"] == "eval" else load_config)(path)
         if not block.title:
             path.unlink()
 

@@ -7,10 +7,10 @@ open files, bytes, a row's position. It is named here alone; the code that runs 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-SYNC = ("mlx_bulk.runner.files.atomic:sync",)
+SYNC = ("mlx_bulk.runner.files.atomic:sync_descriptor",)
 WRITE, REPLACE, UNLINK, MKDIR = ("os:write",), ("os:replace",), ("os:unlink",), ("os:mkdir",)
 FRAME = ("mlx_bulk.runner.store.journal:append",)
-ROW = ("mlx_bulk.runner.pipeline.io_threads:Desk._requests",)
+ROW = ("mlx_bulk.runner.pipeline.io_threads:IOThreads._requests",)
 RECORD = ("mlx_bulk.runner.store.writer:Writer.add",)
 COMMITS = r"/commits\.jsonl "
 
@@ -57,7 +57,7 @@ JOURNALLING = [
     Point("before a frame", FRAME, nth=4),
     Point("torn frame", WRITE, r"/journal/\d+ ", "torn", nth=6),
     Point("after a frame", FRAME, when="after", nth=3),
-    Point("after a sync", ("mlx_bulk.runner.store.journal:sync",), when="after", nth=3),
+    Point("after a sync", ("mlx_bulk.runner.store.journal:sync_journal",), when="after", nth=3),
 ]
 COMMITTING = [
     Point("part half written", SYNC, r"/results/\.part-00000002", "torn"),

@@ -203,7 +203,7 @@ def test_parts_are_joined_in_order():
     x = np.random.default_rng(5).normal(0, 2, (2, 9, 50)).astype(np.float32)
     targets = np.arange(9, dtype=np.int32)
     whole = divergence.on_cpu(x[0], x[1], targets)
-    joined = divergence.join([whole[:2], whole[2:2], whole[2:]])
+    joined = divergence.join_divergences([whole[:2], whole[2:2], whole[2:]])
     for name in NAMES:
         np.testing.assert_array_equal(getattr(joined, name), getattr(whole, name))
 

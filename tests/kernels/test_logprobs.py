@@ -169,7 +169,7 @@ def test_no_tokens_have_no_scores():
 
 def test_what_is_not_asked_for_is_none():
     x = mx.zeros((2, 7))
-    scores = logprobs.join([logprobs.score(x, np.zeros(2, np.int32))] * 2)
+    scores = logprobs.join_scores([logprobs.score(x, np.zeros(2, np.int32))] * 2)
     assert scores.logprobs.shape == (4,)
     assert [name for name in Scores.__slots__ if getattr(scores, name) is not None] == ["logprobs"]
     assert logprobs.score(x, np.array([0, 6], np.int32), greedy=True).greedy.tolist() == [True, False]  # pyright: ignore[reportOptionalMemberAccess]

@@ -12,10 +12,10 @@ from typing import Any
 
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig
 from mlx_bulk.runner.checks.engine_setup import fit
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.models.checkpoint import find
-from mlx_bulk.runner.models.loader import Model, load
+from mlx_bulk.runner.models.checkpoint import find_checkpoint
+from mlx_bulk.runner.models.loader import Model, load_model
 
 from . import networks
 from .configs import CONFIGS, Config
@@ -94,12 +94,12 @@ def checkpoint(name: str, bits: int | None = None) -> Path:
 def loaded(folder: Path, memory: int = PLENTY) -> Model:
     """A checkpoint as the runner loads it; weights of few bits stay so where ``memory`` does not hold them otherwise."""
     config = ModelConfig(path=str(folder))
-    return load(config, find(config), memory)
+    return load_model(config, find_checkpoint(config), memory)
 
 
 @functools.cache
 def entry(name: str, bits: int | None = None) -> Entry:
     """An architecture, its weights of ``bits`` bits where that is not None."""
     model = loaded(checkpoint(name, bits), PLENTY if bits is None else 0)
-    setup, _, about = fit(model, BatchConfig(), Wanted(echo=True))
+    setup, _, about = fit(model, BatchConfig(), LogprobOptions(echo=True))
     return Entry(model, setup, about["probe"], Alone(model.network))

@@ -3,8 +3,8 @@
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
-from mlx_bulk.runner.checks.tiny_config import windows
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.checks.tiny_config import window_lengths
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
 from ..runner.support.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
 from .configs import CONFIGS
@@ -16,7 +16,7 @@ from .windows import WINDOW
 # What decoding past the border begins at: before it, at it, a little behind, far behind it.
 LENGTHS = (3, WINDOW - 1, WINDOW, WINDOW + 1, 50, 20)
 TOKENS = (30, 4, 12, 20, 9, 15)
-WINDOWED = tuple(name for name in CONFIGS if any(windows(CONFIGS[name])))
+WINDOWED = tuple(name for name in CONFIGS if any(window_lengths(CONFIGS[name])))
 SOME = ("gemma3_text", "gpt_oss", "iquestloopcoder", "llama4")
 LONG = ("llama", "mamba2", "qwen3_next", "gemma3_text wide")
 ROUNDS = ("deepseek_v41",)  # activations to few bits: models.md has what comes of it
@@ -47,7 +47,7 @@ def test_rows_grow_across_what_caches_grow_by(name: str):
 @pytest.mark.parametrize(("name", "told"), [("llama", False), ("llama dynamic", True), *((name, True) for name in DECODES_OTHERWISE)])
 def test_who_runs_a_model_whose_logprobs_depend_on_its_calls_is_told(name: str, told: bool, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("WARNING", "mlx_bulk"):
-        fit(entry(name).model, BatchConfig(), Wanted())
+        fit(entry(name).model, BatchConfig(), LogprobOptions())
     assert ("depend on the calls in which a text is fed (chunks: logprobs change by" in caplog.text) is told
 
 

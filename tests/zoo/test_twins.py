@@ -1,7 +1,7 @@
 """The probe's power: a small random twin of a model shows by itself whatever goes wrong with the model in a batch."""
 
 import pytest
-from mlx_bulk.runner.checks.capabilities import shown_by, trust
+from mlx_bulk.runner.checks.capabilities import capabilities_of, shown_by
 from mlx_bulk.runner.checks.tiny_twin import twin
 
 from ..runner.support.tiny import ECHO_TOLERANCE
@@ -16,7 +16,7 @@ FAULT = ECHO_TOLERANCE  # of a logprob: what fails the zoo
 def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
     found = entry(name)
     assert (found.about["twin"]["way"], found.about["found_on"]) == (found.about["way"], "twin"), found.about
-    shown = trust(found.model).shortcuts  # as its twin has shown, which is remembered
+    shown = capabilities_of(found.model).shortcuts  # as its twin has shown, which is remembered
     scoring = {"head": shown.head, "right_padded": shown.right_padded, "shared": shown.shared}
     assert found.about["scoring"] == scoring | {"reasons": list(shown.reasons)}
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from mlx_bulk.configs.explain import section_of, settings
 from mlx_bulk.configs.fields import Section
 from mlx_bulk.configs.jobs import JOBS
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli import init_config as making
 from mlx_bulk.jobs.cli.init_config import EXAMPLES, config_text
 from mlx_bulk.jobs.cli.main import cli
@@ -71,7 +71,7 @@ def test_a_schema_below_this_folder_is_named_from_here(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("job", ["generate", "score"])
 def test_every_setting_is_there_with_its_default(job: str, tmp_path: Path):
     (tmp_path / "job.yaml").write_text(config_text(job))
-    config = load(tmp_path / "job.yaml")
+    config = load_config(tmp_path / "job.yaml")
     stated = yaml.safe_load(config_text(job))
     least = type(config).model_validate({**EXAMPLES[job][1], "job": job, "data": config.model_dump()["data"]})
     assert config == least

@@ -125,7 +125,7 @@ def test_a_disk_that_is_stuck_as_well_does_not_hold_up_the_end(bench: Bench):
 
 @pytest.mark.slow
 def test_a_report_that_takes_for_ever_does_not_hold_up_the_end_of_a_complete_run(bench: Bench):
-    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.jobs.report.report:rendered", after=0) as child:
+    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.jobs.report.report:render_page", after=0) as child:
         code, said, _ = child.ended(signal.SIGTERM)
     assert code == 0
     assert said[-1] == "mlx-bulk: SIGTERM: the run is complete; its report takes too long and is left out (mlx-bulk report writes it)"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.compare.compare import compared
 from mlx_bulk.jobs.kinds import KINDS
-from mlx_bulk.runner.core.host_process import Outside
-from mlx_bulk.runner.models.model_pool import Models
-from mlx_bulk.runner.pipeline.session import run as run_job
+from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.pipeline.session import run_job as run_job
 from mlx_bulk.runner.runs.run_dir import Start
 
 from ...checkpoints import LLAMA, write_checkpoint
@@ -161,8 +161,8 @@ def test_completions_side_by_side(bench: Bench):
 def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     whole = bench.run("--output", str(bench.root / "a"), batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
-    config: Any = load(bench.root / "config.yaml", [f"output.path={bench.root / 'b'}"])
-    summary = run_job(config, KINDS["generate"], Start(), Outside(lambda: next(asked)), "nothing", Models())
+    config: Any = load_config(bench.root / "config.yaml", [f"output.path={bench.root / 'b'}"])
+    summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelPool())
     assert 2 <= summary.rows < 5
     found = compared(whole.output, bench.root / "b", 10)
     committed = len(table_of(bench.root / "b/results"))

@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlx_bulk.jobs.export.openai_logprobs import chat_logprobs, completion_logprobs, spelled
+from mlx_bulk.jobs.export.openai_logprobs import chat_logprobs, completion_logprobs, openai_spelling
 from openai.types.chat.chat_completion import ChoiceLogprobs
 from openai.types.completion_choice import Logprobs
 
 from ...runner.support.small_tokenizers import demo
 
 TOKENS = [b"a", " é".encode(), b"\xe2", b"\x9c\x93", b"<|end|>", b" a", b"a"]  # 6 reads as 0 does
-SPELL = spelled(lambda token: TOKENS[token])
+SPELL = openai_spelling(lambda token: TOKENS[token])
 RECORD: dict[str, Any] = {
     "prompt": "a é",
     "prompt_ids": [0, 1],
@@ -78,7 +78,7 @@ def test_without_alternatives():
 @pytest.mark.parametrize("token", ["text that begins with bytes:", "bytes:\\xe2"])
 def test_text_that_looks_like_bytes_is_text(token: str):
     record = {"completion_ids": [0], "logprobs": [-1.0], "text_offset": [0], "prompt": ""}
-    found = completion_logprobs(record, spelled(lambda _: token.encode()), prompt=False, completion=True)
+    found = completion_logprobs(record, openai_spelling(lambda _: token.encode()), prompt=False, completion=True)
     assert found["tokens"] == [token]
 
 
@@ -86,5 +86,5 @@ def test_the_tokens_of_a_text_put_together_are_the_text():
     text = "naïve 東京 🙂!"
     ids = demo().encode_text(text).ids
     record = {"completion_ids": ids.tolist(), "logprobs": np.zeros(len(ids)).tolist(), "text_offset": [], "prompt": ""}
-    content = chat_logprobs(record, spelled(demo().token_bytes))["content"]
+    content = chat_logprobs(record, openai_spelling(demo().token_bytes))["content"]
     assert bytes(byte for entry in content for byte in entry["bytes"]).decode() == text

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.jobs.generate.generate import seed_of
 from mlx_bulk.runner.core.requests import Ids
-from mlx_bulk.runner.text.tokenizer import load as load_tokenizer
+from mlx_bulk.runner.text.tokenizer import load_tokenizer as load_tokenizer
 from mlx_lm.utils import load_model
 from numpy.typing import NDArray
 

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.jobs.export.source import Source
+from mlx_bulk.jobs.export.source import ExportedRun
 from mlx_bulk.jobs.generate.rollout import RolloutJob
 from mlx_bulk.jobs.status.text import status_as_json, status_as_text
-from mlx_bulk.runner.runs.status import status
+from mlx_bulk.runner.runs.status import run_status
 
 from ..support.bench import ROWS, Bench, Done, table_of
 from ..support.rollout_runs import SAMPLES, groups, rewards_file, roll
@@ -36,8 +36,8 @@ def test_each_round_has_each_row_once_with_all_its_samples(bench: Bench):
     code, text = verified(done.output)
     assert (code, "input    5 rows, in 3 rounds" in text) == (0, True)
     assert "complete and sound: 5 rows, each once in each of 3 rounds" in text
-    status = CliRunner().invoke(cli, ["status", str(done.output)]).output
-    assert "15 of 15" in status
+    shown = CliRunner().invoke(cli, ["status", str(done.output)]).output
+    assert "15 of 15" in shown
 
 
 def test_the_logprobs_are_those_of_the_three_distributions(bench: Bench):
@@ -107,12 +107,12 @@ def test_groups_with_nothing_to_compare_are_dropped_and_counted_and_are_no_error
     code, text = verified(done.output)
     assert (code, "errors   none" in text, "dropped  2 groups: 2 DegenerateGroup" in text) == (0, True, True)
     assert "each once in each of 2 rounds\n" in f"{text}\n"
-    found = status(done.output)
+    found = run_status(done.output)
     text = status_as_text(found, 120)
     assert (found.dropped, "errors    none" in text, "dropped   2 groups: 2 DegenerateGroup" in text) == (2, True, True)
     values = json.loads(status_as_json(found))
     assert (values["errors"], values["dropped"]) == (0, 2)
-    notes = Source.at(done.output, partial=False).notes(with_errors=False)
+    notes = ExportedRun.at(done.output, partial=False).notes(with_errors=False)
     assert notes == ["not in it: 2 groups dropped by the config, which errors/ names"]
     for options in ([], ["--retry-errors"]):
         again = roll(bench, *options, **settings)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 
@@ -60,7 +60,7 @@ def test_logprobs_of_ragged_batches_are_those_of_transformers(checkpoints: Calla
     checkpoint, random = checkpoints(architecture), np.random.default_rng(0)
     rows = [random.integers(5, VOCABULARY, n).astype(np.int32) for n in (120, 3, 57, 58, 2, 119, 31, 64, 9)]
     rows += [np.concatenate([rows[0][:40], row]) for row in rows[6:]]  # which begin as another does
-    setup, _, _ = fit(loaded(checkpoint, dtype="float32"), BatchConfig(rows=4), Wanted(echo=True, greedy=True))
+    setup, _, _ = fit(loaded(checkpoint, dtype="float32"), BatchConfig(rows=4), LogprobOptions(echo=True, greedy=True))
     requests = [ScoreRequest(i, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),)) for i, ids in enumerate(rows)]
     windows = iter([requests])
     outcomes = {outcome.row: outcome for outcome in Scorer(setup, None).run(lambda wait: next(windows, None), lambda: False)}
@@ -189,7 +189,7 @@ def context_token_dropped(ids: list[int]) -> list[int]:
 def test_the_comparison_sees_a_context_that_differs(llama: Pair, monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], list[int]]):
     from mlx_bulk.jobs.harness import lm as harness
 
-    build, build_windows, build_continuation = harness.passage, harness.windows, harness.continuation
+    build, build_windows, build_continuation = harness.passage, harness.rolling_windows, harness.continuation
 
     def changed(passage: Passage) -> Passage:
         scored = len(passage.positions)
@@ -210,7 +210,7 @@ def test_the_comparison_sees_a_context_that_differs(llama: Pair, monkeypatch: py
 def test_the_comparison_sees_targets_that_are_shifted(llama: Pair, monkeypatch: pytest.MonkeyPatch):
     from mlx_bulk.jobs.harness import lm as harness
 
-    build, build_windows = harness.passage, harness.windows
+    build, build_windows = harness.passage, harness.rolling_windows
 
     def shifted(passage: Passage) -> Passage:
         return Passage(passage.ids, np.maximum(passage.positions - 1, 1))

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.jobs.harness.model import opened
+from mlx_bulk.jobs.harness.model import load_for_eval
 from mlx_bulk.runner.core.errors import ModelError
 
 from ...checkpoints import BOS, CONTEXT, EOS
@@ -33,15 +33,15 @@ oracle = pytest.mark.oracle
 )
 def test_arguments_that_are_wrong_are_named(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as error:
-        opened(arguments)
+        load_for_eval(arguments)
     assert str(error.value).startswith(f"model_args: {message}")
 
 
 def test_what_lm_eval_passes_to_every_model_is_taken(model: Path):
     given = {"device": "cuda:0", "max_batch_size": 64, "parallelize": True, "batch_size": "8", "dtype": "float32"}
-    found = opened({"pretrained": str(model), **given})
+    found = load_for_eval({"pretrained": str(model), **given})
     assert (found.batch_size, found.setup.limits.rows) == (8, 8)
-    assert opened({"pretrained": str(model), "batch_size": "auto:4"}).batch_size == "auto"
+    assert load_for_eval({"pretrained": str(model), "batch_size": "auto:4"}).batch_size == "auto"
     assert found.eos == {EOS, BOS}
     assert found.special["<|im_end|>"] == EOS
     assert found.info["model_dtype"] == "float32"
@@ -49,7 +49,7 @@ def test_what_lm_eval_passes_to_every_model_is_taken(model: Path):
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path):
     with pytest.raises(ModelError, match=r"holds no config\.json"):
-        opened({"pretrained": str(tmp_path)})
+        load_for_eval({"pretrained": str(tmp_path)})
 
 
 @oracle

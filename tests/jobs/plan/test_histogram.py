@@ -4,13 +4,13 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.plan.histogram import BINS, histogram
+from mlx_bulk.jobs.plan.histogram import BINS, text_histogram
 
 LINE = re.compile(r" *(?:(\d[\d,]*)(?: – (\d[\d,]*))?|(\d[\d,]*) and more) ([█▏▎▍▌▋▊▉]*) (\d[\d,]*)")
 
 
 def test_a_chart_as_it_looks():
-    assert histogram([100] * 8 + [101] * 4 + [102], 40) == [
+    assert text_histogram([100] * 8 + [101] * 4 + [102], 40) == [
         "100 ██████████████████████████████████ 8",
         "101 █████████████████ 4",
         "102 ████▎ 1",
@@ -18,7 +18,7 @@ def test_a_chart_as_it_looks():
 
 
 def test_what_is_much_longer_than_all_else_is_one_bar():
-    lines = histogram([*range(100, 200)] * 10 + [90_000], 60)
+    lines = text_histogram([*range(100, 200)] * 10 + [90_000], 60)
     assert len(lines) <= BINS + 2
     assert lines[-1].split(" ")[-1] == "1"
     assert " and more " in lines[-1]
@@ -27,7 +27,7 @@ def test_what_is_much_longer_than_all_else_is_one_bar():
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=300))
 def test_each_value_is_in_one_bar(values: list[int]):
     counted = 0
-    for line in histogram(values, 80):
+    for line in text_histogram(values, 80):
         found = LINE.fullmatch(line)
         assert found, line
         assert len(line) <= 80

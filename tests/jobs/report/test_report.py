@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.report import svg
-from mlx_bulk.jobs.report.page import Card, Page, as_json, rendered
-from mlx_bulk.runner.core.host_process import Outside
+from mlx_bulk.jobs.report.page import Card, Page, render_page, script_json
+from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_json import write_document
-from mlx_bulk.runner.models.model_pool import Models
-from mlx_bulk.runner.pipeline.session import run as run_job
+from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.pipeline.session import run_job as run_job
 from mlx_bulk.runner.runs.run_dir import Start
 
 from ...runner.support.sessions import flip
@@ -128,12 +128,12 @@ def test_what_others_wrote_stays_text(bench: Bench):
 
 
 def test_text_that_ends_the_script_stays_text():
-    text = as_json({"completion": HOSTILE + "\ud800", "number": 1.5})
+    text = script_json({"completion": HOSTILE + "\ud800", "number": 1.5})
     assert not re.search(r"[<>&\u2028\u2029\x00-\x1f]|[^\x00-\x7f]", text)
     assert json.loads(text) == {"completion": HOSTILE + "\ud800", "number": 1.5}
     page = Page(title=HOSTILE, subtitle=HOSTILE + "\ud800", banner=[HOSTILE], cards=[Card(HOSTILE, HOSTILE, HOSTILE)], footer=HOSTILE)
     page.browser = {"words": HOSTILE, "records": [], "sorts": [[HOSTILE, 1]]}
-    found = Reader(rendered(page).decode("utf-8"))
+    found = Reader(render_page(page).decode("utf-8"))
     assert [tag for tag, _ in found.elements].count("script") == 2
     assert not [tag for tag, _ in found.elements if tag == "img"]
     assert "\\ud800" in found.text
@@ -156,8 +156,8 @@ def test_nothing_is_fetched(bench: Bench):
 def test_a_stopped_run_is_drawn_as_far_as_it_is(bench: Bench):
     bench.write_config(batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
-    config: Any = load(bench.root / "config.yaml", [])
-    summary = run_job(config, KINDS["generate"], Start(), Outside(lambda: next(asked)), "nothing", Models())
+    config: Any = load_config(bench.root / "config.yaml", [])
+    summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelPool())
     assert 2 <= summary.rows < 5
     page = reported(bench.root / "run")
     assert "This run is not complete (stopped): " in page.text
@@ -217,7 +217,7 @@ def test_a_run_writes_it_at_its_end(bench: Bench):
 
 @pytest.mark.draws
 def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mlx_bulk.jobs.report.report.rendered", lambda page: b"new")
+    monkeypatch.setattr("mlx_bulk.jobs.report.report.render_page", lambda page: b"new")
     done = bench.run()
     assert done.code == 0, done.stderr
     page = done.output / "report.html"
@@ -261,7 +261,7 @@ def test_a_signal_while_it_is_drawn_changes_nothing(bench: Bench, monkeypatch: p
     def interrupted(*_: object) -> None:
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("mlx_bulk.jobs.report.report.rendered", interrupted)
+    monkeypatch.setattr("mlx_bulk.jobs.report.report.render_page", interrupted)
     done = bench.run()
     assert done.code == 0
     assert "report.html was not written: interrupted. The run is complete" in done.stderr

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.report_data.rollout_groups import Groups
+from mlx_bulk.jobs.report_data.rollout_groups import GroupFigures
 from mlx_bulk.jobs.statistics.standard_errors import clustered_error
 
 Sample = tuple[int, int, int, float | None]  # round, row, sample, reward
 
 
-def gathered(samples: list[Sample], cuts: list[int]) -> Groups:
+def gathered(samples: list[Sample], cuts: list[int]) -> GroupFigures:
     """The groups of these samples, added in batches that end at ``cuts``; one function, whose rewards are the samples'."""
-    groups = Groups(["right"])
+    groups = GroupFigures(["right"])
     edges = [0, *sorted(cut for cut in cuts if cut <= len(samples)), len(samples)]
     for start, end in pairwise(edges):
         some = samples[start:end]

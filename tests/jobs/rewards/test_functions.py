@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.rollout import RewardConfig
-from mlx_bulk.jobs.rewards.functions import find_functions, fingerprints, require_columns
+from mlx_bulk.jobs.rewards.functions import find_functions, function_fingerprints, require_columns
 from mlx_bulk.runner.core.errors import DataError
 
 from ..support.reward_ratings import named, rated, written
@@ -56,16 +56,16 @@ def test_modules_are_imported_from_the_working_folder(tmp_path: Path, monkeypatc
     file = written(tmp_path, "def f(completions): return [1.0, 2.0]", "own/rewards.py")
     monkeypatch.chdir(tmp_path)
     [found] = find_functions(named("own.rewards:f"))
-    assert fingerprints([found]) == {"f": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert function_fingerprints([found]) == {"f": hashlib.sha256(file.read_bytes()).hexdigest()}
     assert rated(named("own.rewards:f")).rewards == {"f": [1.0, 2.0]}
     assert "ModuleNotFoundError: No module named 'owm'" in refused(named("owm.rewards:f"))
 
 
 def test_the_fingerprint_follows_the_files_content(tmp_path: Path):
     file = written(tmp_path, "def f(completions): return [1, 1]")
-    before = fingerprints(find_functions(named(f"{file}:f")))
+    before = function_fingerprints(find_functions(named(f"{file}:f")))
     written(tmp_path, "def f(completions): return [2, 2]")
-    assert fingerprints(find_functions(named(f"{file}:f"))) != before
+    assert function_fingerprints(find_functions(named(f"{file}:f"))) != before
 
 
 @pytest.mark.parametrize(

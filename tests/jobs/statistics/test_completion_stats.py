@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from mlx_bulk.jobs.statistics.completion_stats import statistics
+from mlx_bulk.jobs.statistics.completion_stats import completion_statistics
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.arrow_builder import LEADING_NULL
@@ -48,7 +48,7 @@ def written(folder: Path, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
             for sample, one in enumerate(records):
                 writer.add(row, sample, one)
         writer.finish()
-        [found] = statistics(folder, context=10, max_tokens=4).to_pylist()
+        [found] = completion_statistics(folder, context=10, max_tokens=4).to_pylist()
         return found
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.statistics.rollout_stats import pass_at_k, statistics
-from mlx_bulk.jobs.statistics.rollout_table import closing
+from mlx_bulk.jobs.statistics.rollout_stats import pass_at_k, rollout_statistics
+from mlx_bulk.jobs.statistics.rollout_table import rollout_closing
 from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
@@ -63,7 +63,7 @@ def written(folder: Path, groups: Sequence[list[dict[str, Any]]], rounds: int = 
             writer.admit(position, len(records))
             writer.add_group(position, dict(enumerate(records)))
         writer.finish()
-    return statistics(folder)
+    return rollout_statistics(folder)
 
 
 def test_the_examples_hold():
@@ -128,7 +128,7 @@ def test_dropped_groups_are_counted_and_leave_no_pass_at_k(tmp_path: Path):
         ("round", "1"): (3, 1, {"1": 0.5, "2": 1.0}),  # what is stale is not all right or all wrong
         ("policy_version", "3"): (5, None, None),  # whose the dropped ones were is not known
     }
-    heading, said, names, *_ = closing(table).splitlines()
+    heading, said, names, *_ = rollout_closing(table).splitlines()
     assert heading.startswith("5 groups, 10 samples;")
     assert said == "of the groups that were kept: 3 dropped groups are in none of these figures, so pass@k is not to be had"
     assert names.split() == ["mean", "std", "null"]
@@ -136,7 +136,7 @@ def test_dropped_groups_are_counted_and_leave_no_pass_at_k(tmp_path: Path):
 
 def test_where_only_stale_groups_were_dropped_pass_at_k_is_of_the_kept(tmp_path: Path):
     table = written(tmp_path / "run", [group(3, (1.0, 0.5), (0.0, 0.5)), dropped("StaleGroup")])
-    _, said, names, *_ = closing(table).splitlines()
+    _, said, names, *_ = rollout_closing(table).splitlines()
     assert said == "of the groups that were kept: 1 dropped group is in none of these figures"
     assert names.split() == ["mean", "std", "pass@1", "pass@2", "null"]
     assert written(tmp_path / "whole", [group(3, (1.0, 0.5), (0.0, 0.5))]).column("dropped").to_pylist() == [0, 0, 0]
@@ -174,14 +174,14 @@ def test_without_rewards_there_are_counts_alone(tmp_path: Path):
     assert found.column_names[2:8] == ["groups", "samples", "degenerate", "unrated", "truncated", "completion_tokens"]
     assert not {"rewards", "pass_at", "reward_errors"} & set(found.column_names)
     assert found.to_pylist()[0]["reward"] is None
-    assert closing(found) == "2 groups, 4 samples; 4 (100.0%) of them truncated"
+    assert rollout_closing(found) == "2 groups, 4 samples; 4 (100.0%) of them truncated"
 
 
 def test_nothing_done_is_null_and_not_zero(tmp_path: Path):
     found = written(tmp_path / "run", [])
     assert found.to_pylist()[0]["groups"] == 0
     assert found.to_pylist()[0]["reward"] is None
-    assert closing(found) == ""
+    assert rollout_closing(found) == ""
 
 
 def test_the_end_of_a_run_says_it_in_a_few_lines(tmp_path: Path):
@@ -190,7 +190,7 @@ def test_the_end_of_a_run_says_it_in_a_few_lines(tmp_path: Path):
         group(0, (1.0, 0.0), (1.0, 0.0)),
         group(12, (None, 0.25), (None, 0.75), error="exception: ValueError: x"),
     ]
-    text = closing(written(tmp_path / "run", groups))
+    text = rollout_closing(written(tmp_path / "run", groups))
     heading, names, reward, right, brief, nulls, versions, first, second = text.splitlines()
     assert heading == "3 groups, 6 samples; 1 (16.7%) of them truncated; 1 (33.3%) of the groups with nothing to compare"
     assert names.split() == ["mean", "std", "pass@1", "pass@2", "null"]
@@ -203,6 +203,6 @@ def test_the_end_of_a_run_says_it_in_a_few_lines(tmp_path: Path):
 
 
 def test_of_many_policy_versions_the_first_and_the_newest_are_said(tmp_path: Path):
-    text = closing(written(tmp_path / "run", [group(version, (1.0, 0.0), (0.0, 0.0)) for version in range(30)]))
+    text = rollout_closing(written(tmp_path / "run", [group(version, (1.0, 0.0), (0.0, 0.0)) for version in range(30)]))
     shown = [line.split()[0] for line in text.splitlines()[6:]]
     assert shown == ["0", "…", *map(str, range(19, 30))]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from mlx_bulk.jobs.statistics.score_stats import statistics
+from mlx_bulk.jobs.statistics.score_stats import score_statistics
 
 from ..support.score_runs import Record, choices, compared, config_of, document, measured, overall, random_records, write_run
 
@@ -215,8 +215,10 @@ def test_how_a_document_was_cut_stands_beside_its_figures(tmp_path: Path):
     strided = text.model_copy(update={"score": text.score.model_copy(update={"windows": "strided", "stride": 96})})
     run = write_run(tmp_path / "text", text, [document([-1], group=group) for group in "ab"])
     for config, expected in ((text, ("lm_eval", None)), (strided, ("strided", 96))):
-        table = statistics(run, config, "bos", False, 384)
+        table = score_statistics(run, config, "bos", False, 384)
         assert {(row["windows"], row["stride"]) for row in table.to_pylist()} == {expected}
         assert (table.schema.field("stride").type, table["context"].to_pylist()) == (pa.int32(), [384])
-    row = statistics(write_run(tmp_path / "choices", config_of("choices"), []), config_of("choices"), "bos", False, None).to_pylist()[0]
+    row = score_statistics(write_run(tmp_path / "choices", config_of("choices"), []), config_of("choices"), "bos", False, None).to_pylist()[
+        0
+    ]
     assert (row["context"], row["windows"], row["stride"]) == (None, None, None)

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from mlx_bulk.jobs.statistics.score_stats import KL_PERCENTILES
-from mlx_bulk.runner.runs.summary import figures
+from mlx_bulk.runner.runs.summary import overall_figures
 from numpy.typing import NDArray
 
 from ..support.score_runs import document, measured, overall, random_records
@@ -42,7 +42,7 @@ def test_the_column_types_do_not_depend_on_the_records(tmp_path: Path):
 
 def test_figures_are_the_overall_row_as_json_can_hold_it(tmp_path: Path):
     records = [document([-1, -math.inf], group="x"), document([-2], group="y")]
-    found = figures(measured(tmp_path / "run", "text", records, group_by="subject"))
+    found = overall_figures(measured(tmp_path / "run", "text", records, group_by="subject"))
     assert (found["documents"], found["minus_infinity"], found["token_perplexity"]) == (2, 1, None)
     assert "group" not in found
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from mlx_bulk.jobs.statistics.score_stats import statistics
+from mlx_bulk.jobs.statistics.score_stats import score_statistics
 from mlx_bulk.jobs.statistics.score_table import closing_within
 from mlx_bulk.jobs.terminal.tables import width_of
 
@@ -15,7 +15,7 @@ TOKEN: Record = {"kl": 0.25, "delta_p": -0.5, "agreement": True, "logprob": -1.0
 
 def shown(root: Path, kind: str, records: list[Record], *, group_by: str | None = None, reference: bool = False, width: int = 100) -> str:
     config = config_of(kind, group_by=group_by, reference=reference)
-    return closing_within(statistics(write_run(root / "run", config, records), config, "bos", False, 512), width)
+    return closing_within(score_statistics(write_run(root / "run", config, records), config, "bos", False, 512), width)
 
 
 def test_groups_stand_below_all_with_their_errors_in_line(tmp_path: Path):

@@ -6,7 +6,7 @@ import pytest
 from mlx_bulk.jobs.status.text import duration, status_as_text
 from mlx_bulk.jobs.terminal.tables import sparkline, width_of
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.runs.status import status
+from mlx_bulk.runner.runs.status import run_status
 
 from ..support.run_states import failure, path, point, started, work
 
@@ -56,7 +56,7 @@ def test_lines_fit_the_terminal_but_for_the_command(path: Path):
         started(run, ago=30)
         for at in range(30):
             point(run, at % 5, rate=at, ago=30 - at)
-    lines = status_as_text(status(path), 80).splitlines()
+    lines = status_as_text(run_status(path), 80).splitlines()
     assert max(width_of(line) for line in lines if not line.startswith("continue")) <= 80
     assert sum("long words" in line for line in lines) == 4  # and no more
     assert not [line for line in lines if not line.isprintable()]

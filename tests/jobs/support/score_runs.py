@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from mlx_bulk.configs.score import ScoreConfig
 from mlx_bulk.jobs.score.records import CHOICES, text_columns
-from mlx_bulk.jobs.statistics.score_stats import statistics
+from mlx_bulk.jobs.statistics.score_stats import score_statistics
 from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.store.commit_log import Commit, PartFile, append_commit
 from mlx_bulk.runner.store.paths import RunPaths
@@ -96,7 +96,7 @@ def measured(
 ) -> pa.Table:
     """Statistics of a run directory with these records."""
     config = config_of(kind, group_by=group_by, reference=reference)
-    return statistics(write_run(root, config, records, **sizes), config, "bos", False, 512)
+    return score_statistics(write_run(root, config, records, **sizes), config, "bos", False, 512)
 
 
 def overall(root: Path, kind: str, records: list[Record], *, reference: bool = False) -> Record:

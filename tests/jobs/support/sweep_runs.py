@@ -7,7 +7,7 @@ import pyarrow as pa
 import yaml
 from mlx_bulk.configs.cells import Cell
 from mlx_bulk.configs.cells import cells as cells_of
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.sweep import SweepConfig
 
 from .bench import Bench, Done, Record
@@ -31,7 +31,7 @@ def run(bench: Bench, *options: str, base: dict[str, Any] | None = None, **secti
 
 
 def opened(path: Path) -> list[Cell]:
-    config = load(path)
+    config = load_config(path)
     assert isinstance(config, SweepConfig)
     return cells_of(config, str(path))
 

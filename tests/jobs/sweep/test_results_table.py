@@ -123,7 +123,7 @@ def test_what_a_reference_says_stands_before_what_follows_from_perplexity(bench:
 
 def test_each_cell_leaves_a_table_of_how_far_all_are(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     seen: list[list[tuple[str, int | None]]] = []
-    real = session.run
+    real = session.run_job
 
     def looked(*arguments: Any) -> Any:
         if (bench.root / "out/sweep.arrow").exists():

@@ -26,13 +26,13 @@ def listed(bench: Bench) -> list[dict[str, Any]]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is loaded from here on, by path and precision."""
     seen: list[str] = []
-    real = model_pool.load
+    real = model_pool.load_model
 
     def counted(config: Any, checkpoint: Any, memory: int) -> Any:
         seen.append(f"{Path(config.path).name} {config.dtype}")
         return real(config, checkpoint, memory)
 
-    monkeypatch.setattr(model_pool, "load", counted)
+    monkeypatch.setattr(model_pool, "load_model", counted)
     return seen
 
 

@@ -105,7 +105,7 @@ def test_a_sweep_names_the_command_that_keeps_its_cells(bench: Bench, monkeypatc
 
 
 def test_a_signal_when_the_last_cell_is_done_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    real, runs = pipeline.run, [0]
+    real, runs = pipeline.run_job, [0]
 
     def signalled(*arguments: Any) -> Any:
         summary = real(*arguments)

@@ -10,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, Comparison, Difference, as_json, as_text
-from mlx_bulk.jobs.verify.verify import exit_code
+from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, LogprobComparison, LogprobGap, as_text, comparison_json
+from mlx_bulk.jobs.verify.verify import verify_exit_code
 from mlx_bulk.runner.pipeline import stored_model
 from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_bulk.runner.policies.policy_store import PolicyStore
@@ -181,17 +181,17 @@ def test_a_policy_that_is_gone_and_a_model_that_is_another(bench: Bench, tmp_pat
 
 
 def test_the_sums_in_closed_form():
-    found = Difference()
+    found = LogprobGap()
     found.add(np.array([-1.0, -2.0, -np.inf], np.float32), np.array([-0.5, -2.25, -np.inf], np.float32))
     found.add(np.array([-3.0], np.float32), np.array([-3.0], np.float32))
     assert (found.tokens, found.mean, found.largest) == (4, 0.75 / 4, 0.5)
     assert found.k3 == pytest.approx((np.exp(0.5) - 1.5 + np.exp(-0.25) - 0.75) / 4)
-    assert Difference().mean is None
+    assert LogprobGap().mean is None
 
 
 @pytest.mark.parametrize("other", [np.nan, -np.inf])
 def test_a_logprob_that_is_none_differs_without_bound(other: float):
-    found = Comparison("rescored", float32=True)
+    found = LogprobComparison("rescored", float32=True)
     found.add("0-a", "logprobs", np.array([-1.0, -2.0], np.float32), np.array([-1.0, other], np.float32))
     assert not found.passed
     assert found.differences[ALL, "logprobs"].largest == np.inf
@@ -200,14 +200,14 @@ def test_a_logprob_that_is_none_differs_without_bound(other: float):
 @pytest.mark.parametrize(("off", "passed"), [(0.9 * LARGEST, True), (1.1 * LARGEST, False)])
 def test_the_bounds_hold_for_float32_alone(off: float, passed: bool):
     for float32 in (True, False):
-        found = Comparison("rescored", float32)
+        found = LogprobComparison("rescored", float32)
         found.add("0-a", "logprobs", np.zeros(1000, np.float32), np.array([off] + [0.0] * 999, np.float32))
         assert found.passed == (passed or not float32)
 
 
 def test_nothing_to_compare_says_why():
-    assert "no record is finished yet" in as_text(Comparison("rescored", float32=True))
-    assert "no record has logprobs" in as_text(Comparison("replayed", float32=True, records=2))
+    assert "no record is finished yet" in as_text(LogprobComparison("rescored", float32=True))
+    assert "no record has logprobs" in as_text(LogprobComparison("replayed", float32=True, records=2))
 
 
 @pytest.mark.parametrize("how", ["--rescore", "--replay"])
@@ -221,21 +221,21 @@ def test_before_a_shard_is_done_there_is_nothing_to_compare(bench: Bench, how: s
 
 
 def test_versions_are_listed_as_numbers():
-    found = Comparison("rescored", float32=True)
+    found = LogprobComparison("rescored", float32=True)
     for policy in ("10-b", "2-a", "9-c"):
         found.add(policy, "logprobs", np.zeros(1, np.float32), np.zeros(1, np.float32))
-    assert [row["policy"] for row in as_json(found)["differences"]] == ["2-a", "9-c", "10-b", ALL]  # pyright: ignore
+    assert [row["policy"] for row in comparison_json(found)["differences"]] == ["2-a", "9-c", "10-b", ALL]  # pyright: ignore
     lines = as_text(found).splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == ["2-a", "9-c", "10-b", ALL]
 
 
 def test_a_sound_run_that_is_not_complete_passes_if_its_logprobs_do():
     found = Account(Path("run"), "rollout", rows=4, resolved=2, open_shards=[1])
-    within, beyond = Comparison("rescored", float32=True), Comparison("rescored", float32=True)
+    within, beyond = LogprobComparison("rescored", float32=True), LogprobComparison("rescored", float32=True)
     within.add("0-a", "logprobs", np.zeros(1, np.float32), np.zeros(1, np.float32))
     beyond.add("0-a", "logprobs", np.zeros(1, np.float32), np.ones(1, np.float32))
-    assert [exit_code(found, anew) for anew in (None, within, beyond)] == [5, 0, 5]
+    assert [verify_exit_code(found, anew) for anew in (None, within, beyond)] == [5, 0, 5]
     found.errors["generate", "NaN"] += 1
-    assert exit_code(found, within) == 3
+    assert verify_exit_code(found, within) == 3
     found.note("results", "is damaged", "it does it again")
-    assert exit_code(found, within) == 5
+    assert verify_exit_code(found, within) == 5

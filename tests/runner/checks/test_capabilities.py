@@ -10,12 +10,12 @@ import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks import capabilities as trusting
-from mlx_bulk.runner.checks.capabilities import Trust, shown_by, trust
+from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, shown_by
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.checks.scoring_check import Shortcuts
 from mlx_bulk.runner.checks.tiny_twin import twin
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.models.loader import Model
 from mlx_lm.models import gemma3_text, llama, mamba2, qwen3_next
@@ -78,7 +78,7 @@ def no_mask(h: mx.array, cache: Any = None) -> None:
     """Lets a state take in pads."""
 
 
-def shown(name: str) -> Trust:
+def shown(name: str) -> Capabilities:
     """By the twin of a model as it is released."""
     return shown_by(twin(uncomputed(CONFIGS[name]), CONFIGS[name]))
 
@@ -110,7 +110,7 @@ def test_what_acts_beyond_a_window_is_not_seen_in_short_rows_on_the_weights(monk
     monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
     assert probe(network, tiny.VOCABULARY).way == "padded"
-    _, _, about = fit(of(GEMMA, network), BatchConfig(), Wanted())
+    _, _, about = fit(of(GEMMA, network), BatchConfig(), LogprobOptions())
     assert about["probe"]["way"] == "exact"
     assert about["probe"]["found_on"] == "twin"
     assert "small random twin" in about["probe"]["reason"]
@@ -128,7 +128,7 @@ def test_what_the_twin_does_right_is_still_tried_on_the_weights():
     network = Half(llama.ModelArgs.from_dict(LLAMA))
     network.set_dtype(mx.bfloat16)
     assert shown_by(twin(network, LLAMA)).way == "padded"
-    setup, _, about = fit(of(LLAMA, network), BatchConfig(), Wanted(echo=True))
+    setup, _, about = fit(of(LLAMA, network), BatchConfig(), LogprobOptions(echo=True))
     assert (about["probe"]["way"], about["probe"]["found_on"], about["probe"]["twin"]["way"]) == ("alone", "weights", "padded")
     assert setup.limits.rows == 1
 
@@ -141,7 +141,7 @@ def test_calls_are_not_cut_where_a_prompt_in_several_calls_is_another(monkeypatc
     found = shown("gemma-3-27b")
     assert (found.way, found.shortcuts.chunked, found.shortcuts.shared) == ("padded", False, False)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
-    assert not fit(of(GEMMA, network), BatchConfig(), Wanted())[0].chunked
+    assert not fit(of(GEMMA, network), BatchConfig(), LogprobOptions())[0].chunked
 
 
 # ----------------------------------------------------------------------------------------------------- what is kept
@@ -162,9 +162,9 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_twin_is_tried_once(built: list[int], folder: Path):
     model = of(LLAMA)
-    first = trust(model)
-    assert trust(model) == trust(of(LLAMA)) == first
-    assert first == Trust("padded", first.difference, "", Shortcuts(True, True, True, True))
+    first = capabilities_of(model)
+    assert capabilities_of(model) == capabilities_of(of(LLAMA)) == first
+    assert first == Capabilities("padded", first.difference, "", Shortcuts(True, True, True, True))
     assert (len(built), len(list(folder.iterdir()))) == (1, 1)
 
 
@@ -179,19 +179,19 @@ def test_a_twin_is_tried_once(built: list[int], folder: Path):
 )
 def test_another_model_has_another_twin(built: list[int], change: Callable[[Model], Model]):
     model = of(LLAMA)
-    trust(model)
-    trust(change(model))
+    capabilities_of(model)
+    capabilities_of(change(model))
     assert len(built) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
 def test_a_damaged_memory_is_none(built: list[int], folder: Path, damage: bytes | None):
-    first = trust(of(LLAMA))
+    first = capabilities_of(of(LLAMA))
     (kept,) = folder.iterdir()
     kept.write_bytes(kept.read_bytes().replace(b'"padded"', b'"alone!"') if damage is None else damage)
-    assert trust(of(LLAMA)) == first
+    assert capabilities_of(of(LLAMA)) == first
     assert len(built) == 2
-    assert trust(of(LLAMA)) == first  # written anew
+    assert capabilities_of(of(LLAMA)) == first  # written anew
     assert len(built) == 2
 
 
@@ -214,10 +214,10 @@ def one_size(window: int | None) -> Model:
 
 
 def test_a_small_model_without_a_twin_goes_through_its_checks_itself(monkeypatch: pytest.MonkeyPatch, folder: Path):
-    found = trust(one_size(12))
+    found = capabilities_of(one_size(12))
     assert (found.way, found.on, found.no_twin) == ("padded", "weights", "no twin (kernels for 128 alone)")
     monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
-    found = trust(one_size(12))
+    found = capabilities_of(one_size(12))
     assert found.way == "exact"
     assert found.reason.startswith("padded batches change logprobs by")
     assert not folder.exists()  # the next start's weights may be others
@@ -225,7 +225,7 @@ def test_a_small_model_without_a_twin_goes_through_its_checks_itself(monkeypatch
 
 def test_a_large_one_with_a_window_runs_rows_of_one_length(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trusting, "WORK", 1e6)
-    setup, _, about = fit(one_size(12), BatchConfig(), Wanted(echo=True))
+    setup, _, about = fit(one_size(12), BatchConfig(), LogprobOptions(echo=True))
     said = "no twin (kernels for 128 alone), and rows longer than 12 tokens take too long to try them on the model itself"
     assert (about["probe"]["way"], about["probe"]["reason"]) == ("exact", said)
     assert about["probe"]["twin"] == "no twin (kernels for 128 alone)"
@@ -236,7 +236,7 @@ def test_a_large_one_with_a_window_runs_rows_of_one_length(monkeypatch: pytest.M
 @pytest.mark.parametrize("window", [None, 4096])
 def test_without_a_window_that_rows_can_pass_short_rows_show_all(monkeypatch: pytest.MonkeyPatch, window: int | None):
     monkeypatch.setattr(trusting, "WORK", 1e6)
-    found = trust(one_size(window))
+    found = capabilities_of(one_size(window))
     assert (found.way, found.on) == ("padded", "weights")
 
 
@@ -248,5 +248,5 @@ def test_what_crashes_beyond_its_window_runs_rows_of_one_length():
             return super().__call__(inputs, *more, **named)
 
     config = GEMMA | {"sliding_window": 12}
-    found = trust(of(config, Short(gemma3_text.ModelArgs.from_dict(config))))
+    found = capabilities_of(of(config, Short(gemma3_text.ModelArgs.from_dict(config))))
     assert (found.way, found.reason) == ("exact", "no twin (kernels for 128 alone), and rows longer than 12 tokens crash: too long for me")

@@ -7,13 +7,13 @@ import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks import engine_setup
-from mlx_bulk.runner.checks.capabilities import shown_by, trust
+from mlx_bulk.runner.checks.capabilities import capabilities_of, shown_by
 from mlx_bulk.runner.checks.decode_check import Alone
 from mlx_bulk.runner.checks.engine_setup import fit, foreseen
 from mlx_bulk.runner.checks.padding_probe import Way
-from mlx_bulk.runner.checks.prefix_check import refused, refused_by_weights
+from mlx_bulk.runner.checks.prefix_check import prefix_refusal, refused_by_weights
 from mlx_bulk.runner.checks.tiny_twin import twin
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_lm.models.cache import BatchRotatingKVCache
 
@@ -32,7 +32,7 @@ def tried(network: Any, window: int | None, way: Way, head: Head | None) -> str:
     """By rows longer than a window, or by short ones as on a model's own weights."""
     if window is None:
         return refused_by_weights(network, VOCABULARY, way, ALLOWED, head)
-    return refused(Alone(network), VOCABULARY, way, window, ALLOWED, head)
+    return prefix_refusal(Alone(network), VOCABULARY, way, window, ALLOWED, head)
 
 
 @pytest.mark.parametrize("window", [WINDOW, None])
@@ -125,22 +125,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_shares_where_its_model_is_right_and_says_so(checkpoint: Path):
     model = loaded(checkpoint)
-    setup, _, about = fit(model, BatchConfig(), Wanted())
+    setup, _, about = fit(model, BatchConfig(), LogprobOptions())
     assert setup.shares
     assert about["probe"]["prefixes"] == {"shared": True, "reason": ""}
-    assert foreseen([model], BatchConfig(), Wanted())[0].shares
+    assert foreseen([model], BatchConfig(), LogprobOptions())[0].shares
 
 
 def test_deterministic_mode_shares_nothing(checkpoint: Path):
-    setup, _, about = fit(loaded(checkpoint), BatchConfig(deterministic=True), Wanted())
+    setup, _, about = fit(loaded(checkpoint), BatchConfig(deterministic=True), LogprobOptions())
     assert not setup.shares
     assert about["probe"]["prefixes"] == {"shared": False, "reason": "batch.deterministic"}
 
 
 def test_what_the_twin_or_the_weights_refuse_is_not_taken(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
     model = loaded(checkpoint)
-    assert trust(model).unshared == ""
+    assert capabilities_of(model).unshared == ""
     monkeypatch.setattr(engine_setup, "refused_by_weights", lambda *_: "they differ")
-    setup, _, about = fit(model, BatchConfig(), Wanted())
+    setup, _, about = fit(model, BatchConfig(), LogprobOptions())
     assert not setup.shares
     assert about["probe"]["prefixes"] == {"shared": False, "reason": "they differ"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
 
@@ -19,7 +19,7 @@ from ..support.tiny import VOCABULARY, Ids, assert_scores_are_naive, build, docu
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
 def test_a_rows_bytes_do_not_depend_on_the_order_of_rows(name: str):
     asked = ragged_choices() + [replace(r, row=r.row + 6) for r in documents([*TEXTS, TEXTS[1]])]
-    of = setup(name, static=True, wanted=Wanted(echo=True, top=3, stats=True))
+    of = setup(name, static=True, wanted=LogprobOptions(echo=True, top=3, stats=True))
     shuffled = [asked[i] for i in np.random.default_rng(0).permutation(len(asked))]
     assert as_bytes(scored(of, asked)) == as_bytes(scored(of, shuffled))
     assert_scores_are_naive(build(name), asked, scored(of, asked))
@@ -40,7 +40,7 @@ def test_a_rows_bytes_do_not_depend_on_what_its_mates_contain(name: str):
 def wide() -> Setup:
     """A model large enough that the shape of a product shows in its bits."""
     model = loaded(DEMO)
-    return fit(model, BatchConfig(rows=4, deterministic=True), Wanted(echo=True))[0]
+    return fit(model, BatchConfig(rows=4, deterministic=True), LogprobOptions(echo=True))[0]
 
 
 def _texts(lengths: Sequence[int], seed: int) -> list[Ids]:

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.checks.tiny_config import LONGEST, VOCABULARY, WINDOW, shrinks, shrunken, windows
+from mlx_bulk.runner.checks.tiny_config import LONGEST, VOCABULARY, WINDOW, shrinks, shrunken, window_lengths
 
 from ..support.released_configs import CONFIGS
 
@@ -54,8 +54,8 @@ def test_rows_need_not_be_long_to_pass_what_acts_on_long_ones():
     config = {"sliding_window": 4096, "attention_chunk_size": 8192, "index_topk": 2048, "conv_window": 2, "swa_rope_theta": 1e4}
     small = shrunken(config, 2, 32)
     assert small == config | {"sliding_window": WINDOW, "attention_chunk_size": WINDOW, "index_topk": WINDOW}
-    assert windows(config) == [4096, 8192, 2048]
-    assert windows({"sliding_window": None, "text_config": {"window_size": 12}, "vision_config": {"window_size": 14}}) == [12]
+    assert window_lengths(config) == [4096, 8192, 2048]
+    assert window_lengths({"sliding_window": None, "text_config": {"window_size": 12}, "vision_config": {"window_size": 14}}) == [12]
 
 
 @pytest.mark.parametrize(("trained", "original", "expected"), [(131072, 4096, (512, 16)), (8192, 8192, (LONGEST, 16))])

@@ -11,7 +11,7 @@ from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.data.entry import UnreadableError
 from mlx_bulk.runner.data.line_formats import line_entries
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.data.sources import Source
 
@@ -49,7 +49,7 @@ def test_a_bad_line_spoils_itself_alone(
     config = DataConfig(path=str(path))
     found = scan(config, path.parent)
     assert (found.rows, found.bad) == (BAD + GOOD, BAD)
-    for row, (number, line) in zip(read(found, config, [range(found.rows)]), rows, strict=True):
+    for row, (number, line) in zip(read_rows(found, config, [range(found.rows)]), rows, strict=True):
         if isinstance(line, bytes):
             assert isinstance(row, BadRow), (number, line)
             assert row.line == number

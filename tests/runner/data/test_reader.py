@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.requests import BadRow, Row
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 
 from ..support.read_inputs import ROWS, encoded, read_all
@@ -174,7 +174,7 @@ def test_a_local_folder_as_hub_dataset(tmp_path: Path, monkeypatch: pytest.Monke
     first, second = scan(config, tmp_path), scan(config.model_copy(update={"limit": None}), tmp_path)
     assert (first.rows, second.rows, second.present) == (1200, 1500, {"id": 1500, "n": 1500})
     assert first.sources[0].sha256 == second.sources[0].sha256  # of the whole dataset, so that a longer limit extends a run
-    rows = list(read(first, config, [range(1198, 1200)]))
+    rows = list(read_rows(first, config, [range(1198, 1200)]))
     assert rows == [Row(n, f"k{n}", {"id": f"k{n}", "n": n}) for n in (1198, 1199)]
     with pytest.raises(DataError, match=r"cannot be loaded \(data\.split 'nope'"):
         scan(config.model_copy(update={"split": "nope"}), tmp_path)
@@ -190,7 +190,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path, form: str) -> None:
             pq.write_table(pa.table({"id": range(count), "text": ["some words of a row"] * count}), path)
         config = DataConfig(path=str(path))
         tracemalloc.start()
-        total = sum(1 for _ in read(scan(config, tmp_path), config, [range(count)]))
+        total = sum(1 for _ in read_rows(scan(config, tmp_path), config, [range(count)]))
         held = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert total == count

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 
 from ..support.read_inputs import encoded, read_all
@@ -21,7 +21,7 @@ def test_a_file_that_changed_since_the_scan_stops_the_job(tmp_path: Path, change
     found = scan(config, tmp_path)
     path.write_text(changed)
     with pytest.raises(DataError, match="changed since it was scanned"):
-        list(read(found, config, [range(2)]))
+        list(read_rows(found, config, [range(2)]))
 
 
 @pytest.mark.parametrize("form", ["jsonl", "txt", "csv", "parquet", "arrow", "stream"])
@@ -31,7 +31,7 @@ def test_no_row_of_a_file_that_changes_while_it_is_read_is_handed_on(tmp_path: P
     path.write_bytes(before)
     config = DataConfig(path=str(path))
     found = scan(config, tmp_path)
-    rows = read(found, config, [range(found.rows)])
+    rows = read_rows(found, config, [range(found.rows)])
     handed_on = [next(rows) for _ in range(3)]
     with path.open("r+b") as file:  # in place: readers that are open see it
         file.seek(0, 0 if change == "other rows" else 2)
@@ -46,7 +46,7 @@ def test_a_file_that_changes_and_cannot_be_read_any_more_is_said_to_have_changed
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress(random.Random(0).randbytes(1 << 20).hex("\n", 4).encode()))  # more than a buffer holds
     config = DataConfig(path=str(path))
-    rows = read(scan(config, tmp_path), config, [range(1 << 18)])
+    rows = read_rows(scan(config, tmp_path), config, [range(1 << 18)])
     next(rows)
     size = path.stat().st_size
     with path.open("r+b") as file:

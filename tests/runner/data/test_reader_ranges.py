@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.data import reader, table_formats
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.data.scan_result import Scan
 
@@ -23,7 +23,7 @@ def test_skipped_rows_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parsed: list[str] = []
     decode = json.JSONDecoder.decode
     monkeypatch.setattr(json.JSONDecoder, "decode", lambda self, text: (parsed.append(text), decode(self, text))[1])
-    assert [row.position for row in read(found, config, [range(9, 10)])] == [9]
+    assert [row.position for row in read_rows(found, config, [range(9, 10)])] == [9]
     assert len(parsed) == 1
 
 
@@ -57,9 +57,9 @@ def test_the_rows_that_are_wanted_are_those_of_all_rows(
     monkeypatch.setattr(table_formats, "BATCH_ROWS", batch_rows)
     config = DataConfig.model_validate(mixed.config)
     positions = [position for span in wanted for position in span]
-    every = list(read(mixed, config, [range(150)]))
+    every = list(read_rows(mixed, config, [range(150)]))
     assert [row.position for row in every] == list(range(150))
-    found = list(read(mixed, config, wanted))
+    found = list(read_rows(mixed, config, wanted))
     assert found == [every[position] for position in positions]
     assert [row.place if isinstance(row, Row) else row.message for row in found] == [
         row.place if isinstance(row, Row) else row.message for row in (every[position] for position in positions)
@@ -70,7 +70,7 @@ def test_sources_of_which_no_row_is_wanted_are_not_opened(mixed: Scan, monkeypat
     opened: list[str] = []
     walk = reader.entries
     monkeypatch.setattr(reader, "entries", lambda source, *more: (opened.append(Path(source.path).name), walk(source, *more))[1])
-    list(read(mixed, DataConfig.model_validate(mixed.config), [range(35, 40), range(59, 61)]))
+    list(read_rows(mixed, DataConfig.model_validate(mixed.config), [range(35, 40), range(59, 61)]))
     assert opened == ["b.csv", "c.parquet"]
 
 
@@ -78,6 +78,6 @@ def test_row_groups_before_the_first_row_wanted_are_not_read(mixed: Scan, monkey
     read_groups: list[range] = []
     batches = pq.ParquetFile.iter_batches
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda file, **of: (read_groups.append(of["row_groups"]), batches(file, **of))[1])
-    (row,) = read(mixed, DataConfig.model_validate(mixed.config), [range(60 + 14, 60 + 15)])
+    (row,) = read_rows(mixed, DataConfig.model_validate(mixed.config), [range(60 + 14, 60 + 15)])
     assert (row.columns if isinstance(row, Row) else None) == {"c": 14}
     assert read_groups == [range(2, 5)]

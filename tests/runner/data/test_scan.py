@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan, take_in
 from mlx_bulk.runner.data.scan_result import Scan
 from mlx_bulk.runner.data.sources import drop_waiting
@@ -218,7 +218,7 @@ def test_stdin_is_spooled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"c": 1}\n{"c": 2}\n')))
     found = take_in(scanned(tmp_path, "-"))
     assert (tmp_path / "run" / "stdin.jsonl").read_bytes() == b'{"c": 1}\n{"c": 2}\n'
-    assert [row.position for row in read(found, DataConfig(path="-"), [range(2)])] == [0, 1]
+    assert [row.position for row in read_rows(found, DataConfig(path="-"), [range(2)])] == [0, 1]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     assert scanned(tmp_path, "-").rows == 2
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\n1\n")))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Generated, Sampling
 from mlx_bulk.runner.engine.engine import Engine
 
@@ -118,7 +118,7 @@ def test_a_row_of_nan_fails_alone(sampling: Sampling, broken: float):
     table = table.copy()
     table[9] = broken
     requests = [request(i, [3, start], sampling, [i]) for i, start in enumerate((4, 9, 5))]
-    outcomes = outcomes_of(setup_of(Chain(table), wanted=Wanted(top=4, stats=True)), requests)
+    outcomes = outcomes_of(setup_of(Chain(table), wanted=LogprobOptions(top=4, stats=True)), requests)
     failure = outcomes[1]
     assert isinstance(failure, Failure)
     assert (failure.row, failure.sample, failure.stage) == (1, 0, "generate")
@@ -152,6 +152,6 @@ def test_a_row_whose_tokens_are_all_masked_fails(temperature: float):
     """min_tokens masks every stop id, and here every id is one: nothing can be sampled."""
     everything = tuple(range(counting().vocabulary))
     asked = request(0, [1], Sampling(max_tokens=4, min_tokens=2, temperature=temperature, stop_token_ids=everything))
-    [failure] = outcomes_of(setup_of(counting(), wanted=Wanted()), [asked])
+    [failure] = outcomes_of(setup_of(counting(), wanted=LogprobOptions()), [asked])
     assert isinstance(failure, Failure)
     assert (failure.error, failure.sample) == ("NotANumber", 0)

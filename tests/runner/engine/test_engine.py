@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels import sampling as sampling_kernel
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Sampling
 
 from ..support.tiny import (
@@ -107,7 +107,7 @@ def test_a_batch_of_one_length_leaves_by_index():
 def test_top_logprobs_ranks_and_entropies(name: str):
     network, prompts = build(name), prompts_of((9, 2, 17), seed=6)
     way = "padded" if name in PADDED else "exact"
-    outcomes = run(setup_of(network, way, wanted=Wanted(echo=True, top=5, stats=True)), greedy(prompts))
+    outcomes = run(setup_of(network, way, wanted=LogprobOptions(echo=True, top=5, stats=True)), greedy(prompts))
     for prompt, outcome in zip(prompts, outcomes, strict=True):
         whole = prompt + outcome.ids.tolist()
         truth = log_probabilities(network, whole)[:-1]
@@ -135,7 +135,7 @@ def test_every_family_is_tried():
 
 def test_a_model_without_a_preference_gives_log_v_and_the_lowest_ids():
     flat = Chain(np.zeros((VOCABULARY, VOCABULARY), np.float32))
-    outcome = run(setup_of(flat, wanted=Wanted(echo=True, top=3, stats=True)), greedy([[7, 8, 9]], max_tokens=2))[0]
+    outcome = run(setup_of(flat, wanted=LogprobOptions(echo=True, top=3, stats=True)), greedy([[7, 8, 9]], max_tokens=2))[0]
     assert outcome.ids.tolist() == [0, 0]
     assert outcome.scores.top_ids is not None
     assert outcome.scores.top_ids.tolist() == [[0, 1, 2]] * 2
@@ -177,7 +177,7 @@ def test_the_engine_stops_between_steps_when_asked():
 )
 def test_the_way_of_metal_and_cuda_is_the_cpu_s(monkeypatch: pytest.MonkeyPatch, sampling: Sampling):
     """There the references in mx ops run whole; here they run on the CPU device, against NumPy's way through the same engine."""
-    setup = setup_of(build("llama"), wanted=Wanted(echo=True, top=3, stats=True))
+    setup = setup_of(build("llama"), wanted=LogprobOptions(echo=True, top=3, stats=True))
     asked = [request(i, prompt, sampling, seeds=(1000 + i,)) for i, prompt in enumerate(prompts_of())]
     here = run(setup, asked)
     for module in (logprobs, sampling_kernel):

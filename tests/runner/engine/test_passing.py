@@ -34,7 +34,7 @@ def tokens(*shape: int) -> mx.array:
 
 def fed(network: Any, caches: Caches | None) -> list[NDArray[np.float32]]:
     """Logits of rows of ``LENGTHS`` tokens, without their pads."""
-    with cpu_blocks.tokens(LENGTHS):
+    with cpu_blocks.row_lengths(LENGTHS):
         logits = np.array(network(tokens(3, 64), cache=caches))
     return [logits[row, :n] for row, n in enumerate(LENGTHS)]
 

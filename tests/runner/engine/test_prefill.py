@@ -5,7 +5,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.engine.prefill import LEAST_CHUNK, prefill
 from mlx_bulk.runner.layers.lm_head import Head
@@ -71,7 +71,7 @@ def test_with_the_head_apart_chunks_are_as_long_as_tokens_allow():
 
 def test_without_an_echo_the_tokens_of_a_prefill_are_the_only_bound():
     model = Watched(build("llama"))
-    setup = setup_of(model, tokens=60, logit_bytes=1, wanted=Wanted())
+    setup = setup_of(model, tokens=60, logit_bytes=1, wanted=LogprobOptions())
     found = prefill(setup, [request(i, p, Sampling()) for i, p in enumerate(prompts_of((41, 30)))])
     assert model.shapes == [(2, 30), (2, 10)]
     assert found.echoes == [None, None]
@@ -81,7 +81,7 @@ def test_without_an_echo_the_tokens_of_a_prefill_are_the_only_bound():
 def test_prompts_of_one_token_need_no_call_and_have_an_empty_echo():
     model = Watched(build("llama"))
     found = prefill(
-        setup_of(model, wanted=Wanted(echo=True, top=3, stats=True)), [request(0, [5], Sampling()), request(1, [6], Sampling())]
+        setup_of(model, wanted=LogprobOptions(echo=True, top=3, stats=True)), [request(0, [5], Sampling()), request(1, [6], Sampling())]
     )
     assert model.shapes == []
     for echo in found.echoes:

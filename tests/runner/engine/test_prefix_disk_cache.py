@@ -13,7 +13,7 @@ from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.errors import ModelError
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling
 from mlx_bulk.runner.engine import prefix_disk_cache as keeping
 from mlx_bulk.runner.engine.prefill import grown
@@ -27,7 +27,7 @@ from ...checkpoints import loaded, write_adapter, write_checkpoint
 from ..support.shared_prompts import naive, prompts, requests
 from ..support.tiny import JOINED, PADDED, assert_same, build, engine_of, prompts_of, request, setup_of
 
-ALL = Wanted(echo=True, top=3, stats=True)
+ALL = LogprobOptions(echo=True, top=3, stats=True)
 TEXTS = prompts()
 ASKED = requests(TEXTS)
 
@@ -39,7 +39,7 @@ def generated(setup: Setup, asked: Sequence[Request] = ASKED) -> tuple[list[Gene
     return sorted(found, key=lambda one: (one.row, one.index)), engine.progress.prefilled
 
 
-def of(folder: Path, name: str = "llama", identity: dict[str, Any] | None = None, wanted: Wanted = ALL, **more: Any) -> Setup:
+def of(folder: Path, name: str = "llama", identity: dict[str, Any] | None = None, wanted: LogprobOptions = ALL, **more: Any) -> Setup:
     """A setup whose prefixes are kept in ``folder``, as of another process."""
     kept = PrefixCache.opened(folder, identity or {"weights": name})
     if "most_bytes" in more:
@@ -95,8 +95,10 @@ def test_what_is_kept_of_longer_and_other_prompts_is_not_taken(tmp_path: Path):
         assert generated(of(tmp_path), [request(0, other, Sampling(max_tokens=2))])[1] == len(other) - 1
 
 
-@pytest.mark.parametrize("wanted", [Wanted(), Wanted(echo=True), Wanted(echo=True, top=2, stats=True)], ids=["none", "fewer", "others"])
-def test_an_echo_of_other_figures_is_computed_anew(tmp_path: Path, wanted: Wanted):
+@pytest.mark.parametrize(
+    "wanted", [LogprobOptions(), LogprobOptions(echo=True), LogprobOptions(echo=True, top=2, stats=True)], ids=["none", "fewer", "others"]
+)
+def test_an_echo_of_other_figures_is_computed_anew(tmp_path: Path, wanted: LogprobOptions):
     computed = generated(of(tmp_path))[1]
     found, again = generated(of(tmp_path, wanted=wanted))
     assert again == computed
@@ -158,7 +160,7 @@ def test_a_damaged_file_is_said_once_computed_anew_and_replaced(damage: Any, tmp
 
 def stem(seed: int) -> tuple[NDArray[np.int32], Base]:
     ids = np.array(prompts_of((80,), seed)[0], np.int32)
-    return ids, grown(setup_of(build("llama"), wanted=Wanted()), ids, None)
+    return ids, grown(setup_of(build("llama"), wanted=LogprobOptions()), ids, None)
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path):
@@ -248,7 +250,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fitted(model: Model, folder: Path, **more: Any) -> Setup:
-    return fit(model, BatchConfig(prefix_cache=str(folder), **more), Wanted())[0]
+    return fit(model, BatchConfig(prefix_cache=str(folder), **more), LogprobOptions())[0]
 
 
 def test_the_identity_tells_models_adapters_and_precisions_apart(checkpoint: Path, tmp_path: Path):

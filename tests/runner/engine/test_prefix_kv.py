@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Outcome, Request, Sampling
 from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.engine import prefill as prefilling
@@ -14,7 +14,7 @@ from mlx_bulk.runner.engine import prefix_kv as keeping
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.scheduler.limits import Limits
-from mlx_bulk.runner.scheduler.request_queue import Stem
+from mlx_bulk.runner.scheduler.request_queue import SharedPrefix
 
 from ..support.shared_prompts import DOCUMENTS, OTHERS, SYSTEM, TAILS, naive, prompts, requests
 from ..support.small_memory import Refuses, Tight, cached
@@ -33,7 +33,7 @@ from ..support.tiny import (
     setup_of,
 )
 
-ALL = Wanted(echo=True, top=3, stats=True)
+ALL = LogprobOptions(echo=True, top=3, stats=True)
 ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n in OTHERS) + 2 * (TAILS[2] - 1)  # tokens to be fed
 
 
@@ -86,7 +86,7 @@ def test_the_echo_is_whole_with_its_figures(head: bool):
 
 def test_drawn_samples_are_the_same_with_and_without():
     asked = requests(prompts(), temperature=1.0)
-    setup = setup_of(build("llama"), rows=5, tokens=1024, wanted=Wanted())
+    setup = setup_of(build("llama"), rows=5, tokens=1024, wanted=LogprobOptions())
     assert_same(run(setup, asked), with_stems(setup, asked)[0])
 
 
@@ -116,7 +116,7 @@ def test_only_stems_that_rows_wait_behind_are_kept(monkeypatch: pytest.MonkeyPat
     kept: list[int] = []
     keep = keeping.Stems.keep
 
-    def counting(self: keeping.Stems, stems: Sequence[Stem]) -> None:
+    def counting(self: keeping.Stems, stems: Sequence[SharedPrefix]) -> None:
         keep(self, stems)
         kept.append(len(self.kept))
 
@@ -213,7 +213,7 @@ def test_where_a_stem_and_one_row_do_not_fit_together_the_rest_of_the_window_sha
 def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.Stems):
     setup = setup_of(build("llama"), stems=True)
     engine = engine_of(setup)
-    stem = Stem(np.arange(70, dtype=np.int32))
+    stem = SharedPrefix(np.arange(70, dtype=np.int32))
     kept.kept[stem] = prefilling.grown(setup, stem.ids, None)
     engine.renew()
     assert kept.kept == {}

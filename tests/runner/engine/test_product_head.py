@@ -9,7 +9,7 @@ import pytest
 from mlx import nn
 from mlx_bulk.kernels import fused_logprobs, native
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.cpu_layers import FastLinear
 from mlx_bulk.runner.layers.lm_head import Head, Whole
@@ -108,15 +108,15 @@ def test_a_state_that_is_none_says_nothing_of_the_next():
 @pytest.mark.parametrize(
     ("wanted", "taken"),
     [
-        (Wanted(), True),
-        (Wanted(greedy=True), True),
-        (Wanted(temperature=1.0), True),
-        (Wanted(temperature=0.7), False),
-        (Wanted(top=2), False),
-        (Wanted(stats=True), False),
+        (LogprobOptions(), True),
+        (LogprobOptions(greedy=True), True),
+        (LogprobOptions(temperature=1.0), True),
+        (LogprobOptions(temperature=0.7), False),
+        (LogprobOptions(top=2), False),
+        (LogprobOptions(stats=True), False),
     ],
 )
-def test_figures_that_take_all_logits_get_them(wanted: Wanted, taken: bool):
+def test_figures_that_take_all_logits_get_them(wanted: LogprobOptions, taken: bool):
     product = Head(kernel_models.put("llama")).product(mx.array(STATES))
     assert product is not None
     targets = np.arange(5, dtype=np.int32)

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 
@@ -87,7 +87,7 @@ def test_duplicates_are_fed_once_and_each_gets_its_scores():
 
 def test_nothing_to_score_is_an_outcome_without_scores():
     asked = [ScoreRequest(0, ()), ScoreRequest(1, (Passage(np.array([5], np.int32), np.zeros(0, np.int32)),))]
-    first, second = scored(setup("llama", wanted=Wanted(echo=True, top=2, stats=True, greedy=True)), asked)
+    first, second = scored(setup("llama", wanted=LogprobOptions(echo=True, top=2, stats=True, greedy=True)), asked)
     assert first.scores == ()
     found = [getattr(second.scores[0], name) for name in second.scores[0].__slots__ if name != "tempered"]
     assert [figures.shape[0] for figures in found] == [0] * 6
@@ -95,7 +95,7 @@ def test_nothing_to_score_is_an_outcome_without_scores():
 
 def test_all_figures_wanted_are_there():
     asked = documents(TEXTS[:3])
-    outcomes = scored(setup("llama", wanted=Wanted(echo=True, top=3, stats=True, greedy=True)), asked)
+    outcomes = scored(setup("llama", wanted=LogprobOptions(echo=True, top=3, stats=True, greedy=True)), asked)
     for text, outcome in zip(TEXTS, outcomes, strict=False):
         truth = log_probabilities(build("llama"), text)[:-1]
         (scores,) = outcome.scores

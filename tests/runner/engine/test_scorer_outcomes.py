@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Scored, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.layers.lm_head import Head
@@ -135,7 +135,7 @@ def test_logits_of_many_tokens_stay_within_the_bound():
     network = Wide()
     mx.eval(network.parameters())
     asked = documents(np.random.default_rng(0).integers(0, 152_000, (4, 129)).tolist())
-    work = Scorer(replace(setup_of(network, tokens=4096, wanted=Wanted(echo=True, top=5)), vocabulary=152_000))
+    work = Scorer(replace(setup_of(network, tokens=4096, wanted=LogprobOptions(echo=True, top=5)), vocabulary=152_000))
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()

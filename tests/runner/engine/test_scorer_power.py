@@ -34,8 +34,8 @@ def test_targets_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch):
     def shifted(readers: Any, states: Any, at: Any, targets: Any, *more: Any) -> Any:
         return read(readers, states, at, np.roll(targets, 1), *more)
 
-    read = scorers.read
-    monkeypatch.setattr(scorers, "read", shifted)
+    read = scorers.read_scores
+    monkeypatch.setattr(scorers, "read_scores", shifted)
     with pytest.raises(AssertionError):
         assert_scores_are_naive(build("llama"), documents(TEXTS), scored(setup("llama"), documents(TEXTS)))
 

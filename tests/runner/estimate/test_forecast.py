@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.interface import Progress
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.estimate.forecast import Work, asked, decoding, scoring
+from mlx_bulk.runner.estimate.forecast import Work, decoding, scoring_work, separate_tokens
 
 from ..support.score_calls import ragged_choices
 from ..support.tiny import build, documents, engine_of, multiple_choice, prompts_of, random_chain, request, setup_of
@@ -51,14 +51,20 @@ row = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5))  # pro
 def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float) -> None:
     chain = random_chain(64)
     setup = setup_of(
-        chain, "exact" if way == "exact" else "padded", limits[0], limits[1], Wanted(), static=way == "static", ragged=way != "joined"
+        chain,
+        "exact" if way == "exact" else "padded",
+        limits[0],
+        limits[1],
+        LogprobOptions(),
+        static=way == "static",
+        ragged=way != "joined",
     )
     setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
-    asked = [
+    separate_tokens = [
         request(i, [1 + (i + t) % 60 for t in range(prompt)], replace(SAMPLING, max_tokens=most), range(samples))
         for i, (prompt, most, samples) in enumerate(rows)
     ]
-    windows = [part for part in (asked[:cut], asked[cut:]) if part]
+    windows = [part for part in (separate_tokens[:cut], separate_tokens[cut:]) if part]
     found = decoding(windows, setup, to_the_end)
     assert counted_work(found) == generated(setup, windows)
 
@@ -74,14 +80,14 @@ def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut:
 def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
     rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
 ) -> None:
-    setup = setup_of(random_chain(256), way, limits[0], limits[1], Wanted(), stems=True)
+    setup = setup_of(random_chain(256), way, limits[0], limits[1], LogprobOptions(), stems=True)
     setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
     starts = [[1] * 40, [1] * 40 + [2] * 40, [3] * 90]
-    asked = [
+    separate_tokens = [
         request(i, starts[start] + [4 + (i + t) % 250 for t in range(tail)], replace(SAMPLING, max_tokens=most), range(samples))
         for i, (start, tail, most, samples) in enumerate(rows)
     ]
-    windows = [part for part in (asked[:cut], asked[cut:]) if part]
+    windows = [part for part in (separate_tokens[:cut], separate_tokens[cut:]) if part]
     assert counted_work(decoding(windows, setup, to_the_end)) == generated(setup, windows)
 
 
@@ -91,7 +97,7 @@ def counted_work(work: Work) -> dict[str, int]:
 
 def test_prompts_of_one_and_two_tokens_are_fed_as_wide_as_the_engine_feeds_them():
     requests = [request(i, [1] * (1 + i % 2), replace(SAMPLING, max_tokens=2)) for i in range(4)]
-    setup = setup_of(random_chain(8), wanted=Wanted())
+    setup = setup_of(random_chain(8), wanted=LogprobOptions())
     assert counted_work(decoding([requests], setup, to_the_end)) == generated(setup, [requests])
 
 
@@ -125,10 +131,10 @@ def test_scoring_is_what_the_scorer_does(way: str, what: str):
     scorer, windows = Scorer(setup), iter([requests[what]])
     for _ in scorer.run(lambda wait: next(windows, None)):
         pass
-    work = scoring(requests[what], [setup])
+    work = scoring_work(requests[what], [setup])
     names = ("prefilled", "padded", "scored")
     assert {name: getattr(work, name) for name in names} == counted(scorer.progress, *names)
-    assert asked(requests[what]) >= work.prefilled
+    assert separate_tokens(requests[what]) >= work.prefilled
 
 
 def test_work_of_a_part_of_the_rows_grows_with_them():

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.estimate import survey
-from mlx_bulk.runner.estimate.survey import sampled, window_rows
+from mlx_bulk.runner.estimate.survey import sampled_windows, window_rows
 
 from ...jobs.support.bench import ROWS, Bench
 
@@ -172,7 +172,7 @@ def test_a_large_input_is_sampled_in_whole_windows(bench: Bench, monkeypatch: py
 
 @pytest.mark.parametrize(("rows", "window"), [(1_000_000, 4_096), (200_001, 4_096), (5_000_000, 250_000), (200_001, 4_097)])
 def test_samples_are_spread_over_the_input(rows: int, window: int):
-    spans = list(sampled(rows, window))
+    spans = list(sampled_windows(rows, window))
     assert all(span.start % window == 0 and span.stop <= rows for span in spans)
     assert [a.stop <= b.start for a, b in pairwise(spans)] == [True] * (len(spans) - 1)
     assert 4_096 <= sum(map(len, spans)) <= 200_000
@@ -180,10 +180,10 @@ def test_samples_are_spread_over_the_input(rows: int, window: int):
 
 
 def test_windows_are_whole_shards(bench: Bench):
-    from mlx_bulk.configs.load import load
+    from mlx_bulk.configs.load import load_config
 
     def rows(**batch: Any) -> int:
-        config = load(bench.write_config(batch=batch))
+        config = load_config(bench.write_config(batch=batch))
         assert config.job != "sweep"
         return window_rows(config)
 
@@ -192,7 +192,7 @@ def test_windows_are_whole_shards(bench: Bench):
     assert rows(rows_per_shard=100, deterministic=True) == 100
     rollout: dict[str, Any] = {"job": "rollout", "sampling": {"n": 2, "temperature": 1.0}, "batch": {"rows_per_shard": 100}}
     for policy, window in (({}, 4_000), ({"watch": str(bench.root)}, 100)):
-        config = load(bench.write_config(**rollout, policy=policy))
+        config = load_config(bench.write_config(**rollout, policy=policy))
         assert config.job == "rollout"
         assert window_rows(config) == window
 

@@ -15,8 +15,8 @@ from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import attention, native
 from mlx_bulk.runner.layers import cpu_layers, kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
-from mlx_bulk.runner.models.checkpoint import find
-from mlx_bulk.runner.models.loader import load
+from mlx_bulk.runner.models.checkpoint import find_checkpoint
+from mlx_bulk.runner.models.loader import load_model
 from mlx_lm.models import activations, base
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import get_total_parameters
@@ -200,5 +200,5 @@ def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dic
 
 def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):
     config = ModelConfig(path=str(write_checkpoint(tmp_path / "model")))
-    assert load(config, find(config), PLENTY).substitutes == USED["llama"]
-    assert load(config.model_copy(update={"dtype": "float16"}), find(config), PLENTY).substitutes == ()
+    assert load_model(config, find_checkpoint(config), PLENTY).substitutes == USED["llama"]
+    assert load_model(config.model_copy(update={"dtype": "float16"}), find_checkpoint(config), PLENTY).substitutes == ()

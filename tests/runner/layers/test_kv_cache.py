@@ -9,7 +9,7 @@ from mlx_bulk.runner.layers.kv_cache import (
     Caches,
     announce,
     announce_call,
-    evaluate,
+    evaluate_caches,
     forked,
     fresh,
     growth,
@@ -29,7 +29,7 @@ TOKENS = np.random.default_rng(0).integers(0, 256, (3, 12))
 def filled(name: str, padded: bool) -> Caches:
     caches = fresh(build(name), 3, padded)
     build(name)(mx.array(TOKENS), cache=caches)
-    evaluate(caches)
+    evaluate_caches(caches)
     return caches
 
 
@@ -155,7 +155,7 @@ def test_growth_is_layers_times_keys_and_values(name: str, by_token: int):
     """layers x (keys, values) x heads x width x 4 bytes; a recurrent layer's state does not grow."""
     caches = fresh(build(name), 1, padded=False)
     build(name)(mx.array(TOKENS[:1]), cache=caches)
-    evaluate(caches)
+    evaluate_caches(caches)
     found = growth(caches)
     assert found[0] == by_token
     assert (found[1] > 0) == (name != "llama")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.kernels import logprobs
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.layers.kv_cache import fresh
-from mlx_bulk.runner.layers.lm_head import Head, Whole, read
+from mlx_bulk.runner.layers.lm_head import Head, Whole, read_scores
 from numpy.typing import NDArray
 
 from ..support.tiny import CONFIGS, VOCABULARY, build
@@ -96,7 +96,7 @@ def test_scores_come_in_the_order_asked_for_whatever_the_chunks(rows: int):
     table = rng.normal(0, 2, (10, 40)).astype(np.float32)
     at, targets = rng.integers(0, 10, 25), rng.integers(0, 40, 25).astype(np.int32)
     reader, states = Counted(table), mx.arange(10)[:, None].astype(mx.float32)
-    scores, divergences = read([reader], [states], at, targets, rows, Wanted(top=3, stats=True, greedy=True))
+    scores, divergences = read_scores([reader], [states], at, targets, rows, LogprobOptions(top=3, stats=True, greedy=True))
     truth = logprobs.score(mx.array(table[at]), targets, 3, True, True)
     for name in truth.__slots__:
         np.testing.assert_array_equal(getattr(scores, name), getattr(truth, name))
@@ -107,7 +107,7 @@ def test_scores_come_in_the_order_asked_for_whatever_the_chunks(rows: int):
 def test_a_position_with_several_targets_goes_through_the_head_once():
     reader = Counted(np.random.default_rng(1).normal(0, 2, (2, 40)).astype(np.float32))
     at, targets = np.array([0, 1, 0, 0, 1]), np.array([5, 6, 7, 5, 8], np.int32)
-    scores, _ = read([reader], [mx.array([[0.0], [1.0]])], at, targets, 100, Wanted())
+    scores, _ = read_scores([reader], [mx.array([[0.0], [1.0]])], at, targets, 100, LogprobOptions())
     assert reader.calls == [2]
     assert scores.logprobs[0] == scores.logprobs[3]
 
@@ -117,8 +117,8 @@ def test_a_second_reader_is_what_the_first_is_held_against():
     first, second = (Counted(rng.normal(0, 2, (10, 40)).astype(np.float32)) for _ in range(2))
     states = mx.arange(10)[:, None].astype(mx.float32)
     at, targets = np.arange(9, -1, -1), rng.integers(0, 40, 10).astype(np.int32)
-    scores, found = read([first, second], [states, states], at, targets, 4, Wanted())
-    _, same = read([first, first], [states, states], at, targets, 4, Wanted())
+    scores, found = read_scores([first, second], [states, states], at, targets, 4, LogprobOptions())
+    _, same = read_scores([first, first], [states, states], at, targets, 4, LogprobOptions())
     assert found is not None
     assert same is not None
     truth = logprobs.score(second.table[mx.array(at)], targets)

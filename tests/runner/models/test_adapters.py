@@ -11,7 +11,7 @@ from mlx import nn
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.layers.kv_cache import fresh as empty
 from mlx_bulk.runner.layers.lm_head import Head
-from mlx_bulk.runner.models.adapters import Adapters, Refused
+from mlx_bulk.runner.models.adapters import AdapterRefused, Adapters
 from mlx_lm.utils import load_adapters
 from numpy.typing import NDArray
 
@@ -178,7 +178,7 @@ def test_what_does_not_fit_is_refused_and_the_one_before_goes_on(how: str, tmp_p
     adapters.put_on(write_adapter(tmp_path / "good", network, "dora"))
     good, bad = logits(network), write_adapter(tmp_path / "bad", fresh(), seed=2)
     spoiled(bad, how)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(AdapterRefused) as refused:
         adapters.put_on(bad)
     assert str(bad) in str(refused.value)
     assert REASONS[how] in str(refused.value)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.core.errors import ModelError
-from mlx_bulk.runner.models.checkpoint import Checkpoint, find, fingerprints
+from mlx_bulk.runner.models.checkpoint import Checkpoint, checkpoint_fingerprints, find_checkpoint
 
 from ...checkpoints import write_adapter, write_checkpoint
 
@@ -26,7 +26,7 @@ def test_what_cannot_be_found_is_named(tmp_path: Path):
     }
     for path, message in cases.items():
         with pytest.raises(ModelError) as caught:
-            find(ModelConfig(path=str(path)))
+            find_checkpoint(ModelConfig(path=str(path)))
         assert message in str(caught.value)
 
 
@@ -34,18 +34,18 @@ def test_other_formats_of_weights_are_named(tmp_path: Path, tiny: Path):
     folder = shutil.copytree(tiny, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match=r"holds no model\*\.safetensors \(found pytorch_model\.bin: only safetensors are read\)"):
-        find(ModelConfig(path=str(folder)))
+        find_checkpoint(ModelConfig(path=str(folder)))
 
 
 def test_a_broken_config_is_named(tmp_path: Path, tiny: Path):
     folder = shutil.copytree(tiny, tmp_path / "model")
     (folder / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"model/config\.json is not readable: Expecting property name"):
-        find(ModelConfig(path=str(folder)))
+        find_checkpoint(ModelConfig(path=str(folder)))
 
 
 def test_the_demo_is_found_by_name():
-    checkpoint = find(ModelConfig(path="demo"))
+    checkpoint = find_checkpoint(ModelConfig(path="demo"))
     assert (checkpoint.folder / "model.safetensors").is_file()
     assert checkpoint.context == 512
     assert checkpoint.eos == {0, 2}  # the generation config's, which has one more than the tokenizer
@@ -59,7 +59,7 @@ def test_a_hub_id_is_fetched_at_its_revision(tiny: Path, monkeypatch: pytest.Mon
         return str(tiny)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
-    assert find(ModelConfig(path="org/name", revision="v2")).folder == tiny
+    assert find_checkpoint(ModelConfig(path="org/name", revision="v2")).folder == tiny
     assert asked == [("org/name", "v2")]
 
 
@@ -69,7 +69,7 @@ def test_a_hub_that_has_no_such_model_is_one_line(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     with pytest.raises(ModelError) as caught:
-        find(ModelConfig(path="org/name"))
+        find_checkpoint(ModelConfig(path="org/name"))
     assert str(caught.value) == "model.path: org/name is neither a local folder nor to be had from the hub: 404 Client Error"
 
 
@@ -89,7 +89,7 @@ def test_context_and_eos_are_read_by_any_of_their_names(tmp_path: Path):
 def test_an_eos_of_id_0_counts(tmp_path: Path):
     folder = write_checkpoint(tmp_path / "tiny")
     (folder / "generation_config.json").write_text('{"eos_token_id": 0}')
-    assert find(ModelConfig(path=str(folder))).eos == {0}
+    assert find_checkpoint(ModelConfig(path=str(folder))).eos == {0}
 
 
 @pytest.mark.parametrize("gone", ["adapter_config.json", "adapters.safetensors"])
@@ -97,20 +97,20 @@ def test_a_folder_that_is_no_adapter(tmp_path: Path, tiny: Path, gone: str):
     adapter = write_adapter(tiny, tmp_path / "lora", "lora")
     (adapter / gone).unlink()
     with pytest.raises(ModelError, match=f"^model.adapter: {adapter} holds no {gone}; expected a LoRA or DoRA adapter"):
-        find(ModelConfig(path=str(tiny), adapter=str(adapter)))
+        find_checkpoint(ModelConfig(path=str(tiny), adapter=str(adapter)))
 
 
 def test_messages_name_where_the_model_stands_in_the_config(tmp_path: Path):
     with pytest.raises(ModelError, match=r"^score\.reference\.path: no folder /nowhere; "):
-        find(ModelConfig(path="/nowhere"), "score.reference")
+        find_checkpoint(ModelConfig(path="/nowhere"), "score.reference")
     with pytest.raises(ModelError, match=r"^score\.reference\.path: .* holds no config\.json"):
-        find(ModelConfig(path=str(tmp_path)), "score.reference")
+        find_checkpoint(ModelConfig(path=str(tmp_path)), "score.reference")
 
 
 def test_fingerprints_follow_contents_alone(tmp_path: Path, tiny: Path):
     first = shutil.copytree(tiny, tmp_path / "first")
-    prints = fingerprints(find(ModelConfig(path=str(tiny))))
-    assert fingerprints(find(ModelConfig(path=str(first)))) == prints
+    prints = checkpoint_fingerprints(find_checkpoint(ModelConfig(path=str(tiny))))
+    assert checkpoint_fingerprints(find_checkpoint(ModelConfig(path=str(first)))) == prints
     for name, key in (
         ("model.safetensors", "model.weights"),
         ("tokenizer.json", "model.tokenizer"),
@@ -118,6 +118,6 @@ def test_fingerprints_follow_contents_alone(tmp_path: Path, tiny: Path):
         ("generation_config.json", "model.generation_config"),
     ):
         (first / name).write_bytes((first / name).read_bytes() + b" ")
-        now = fingerprints(find(ModelConfig(path=str(first))))
+        now = checkpoint_fingerprints(find_checkpoint(ModelConfig(path=str(first))))
         assert {k for k in now if now[k] != prints[k]} == {key}
         prints = now

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.errors import ModelError
-from mlx_bulk.runner.models.checkpoint import find, fingerprints
+from mlx_bulk.runner.models.checkpoint import checkpoint_fingerprints, find_checkpoint
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
@@ -143,5 +143,5 @@ def test_an_adapter_is_applied_as_by_mlx_lm(tmp_path: Path, tiny: Path, kind: st
     theirs = mlx_lm_load(str(tiny), adapter_path=str(adapter))[0]
     np.testing.assert_allclose(logprobs(ours.network), logprobs(theirs), rtol=0, atol=1e-5)
     assert np.abs(logprobs(ours.network) - logprobs(loaded(tiny, dtype="float32").network)).max() > 0.1
-    with_adapter, without = (fingerprints(find(ModelConfig(path=str(tiny), adapter=a))) for a in (str(adapter), None))
+    with_adapter, without = (checkpoint_fingerprints(find_checkpoint(ModelConfig(path=str(tiny), adapter=a))) for a in (str(adapter), None))
     assert {key for key in without if without[key] != with_adapter[key]} == {"model.adapter"}

@@ -10,9 +10,9 @@ from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.models import model_pool
-from mlx_bulk.runner.models.checkpoint import Checkpoint, find
+from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.loader import size
-from mlx_bulk.runner.models.model_pool import Models, Wanted, dequantized, rooms
+from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool, dequantized, rooms
 from mlx_lm.utils import load as mlx_lm_load
 
 from ...adapters import write_adapter
@@ -21,9 +21,9 @@ from ...checkpoints import PLENTY, logprobs, write_checkpoint, write_quantized
 on_cpu = pytest.mark.skipif(backend.device_name() != "cpu", reason="quantized weights are dequantized on the CPU alone")
 
 
-def wanted(folder: Path, dtype: str = "auto") -> Wanted:
+def wanted(folder: Path, dtype: str = "auto") -> ModelChoice:
     config = ModelConfig.model_validate({"path": str(folder), "dtype": dtype})
-    return config, find(config)
+    return config, find_checkpoint(config)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_a_model_is_loaded_once_and_another_precision_is_another_model(pair: tuple[Path, Path]) -> None:
-    models = Models()
+    models = ModelPool()
     first, second = models.get([wanted(pair[0]), wanted(pair[1])], PLENTY)
     assert models.get([wanted(pair[1]), wanted(pair[0])], PLENTY) == [second, first]
     [half] = models.get([wanted(pair[0], "bfloat16")], PLENTY)
@@ -42,14 +42,14 @@ def test_a_model_is_loaded_once_and_another_precision_is_another_model(pair: tup
 
 def test_what_is_not_needed_is_dropped_before_anything_is_loaded(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     budgets: list[int] = []
-    load = model_pool.load
+    load = model_pool.load_model
 
     def counting(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> model_pool.Model:
         budgets.append(memory)
         return load(config, checkpoint, memory)
 
-    monkeypatch.setattr(model_pool, "load", counting)
-    models = Models()
+    monkeypatch.setattr(model_pool, "load_model", counting)
+    models = ModelPool()
     [first] = models.get([wanted(pair[0])], PLENTY)
     models.get([wanted(pair[1])], PLENTY)  # the first has made room
     models.get([wanted(pair[1]), wanted(pair[0])], PLENTY)  # both stand: the one that comes gets what the other leaves
@@ -59,20 +59,20 @@ def test_what_is_not_needed_is_dropped_before_anything_is_loaded(pair: tuple[Pat
 @pytest.mark.parametrize("first", [None, "first"])
 def test_the_next_run_finds_on_the_model_what_it_was_loaded_with(pair: tuple[Path, Path], tmp_path: Path, first: str | None) -> None:
     """A sweep's cell leaves the last policy that it watched for on the network."""
-    models = Models()
+    models = ModelPool()
     [base] = models.get([wanted(pair[0])], PLENTY)
     bare, folders = (
         logprobs(base.network),
         [write_adapter(tmp_path / name, base.network, seed=i) for i, name in enumerate(("first", "later"))],
     )
     config = ModelConfig(path=str(pair[0]), adapter=None if first is None else str(folders[0]))
-    [model] = models.get([(config, find(config))], PLENTY)
+    [model] = models.get([(config, find_checkpoint(config))], PLENTY)
     began = logprobs(model.network)
     assert np.array_equal(began, bare) == (first is None)
     assert model.adapters is not None
     model.adapters.put_on(folders[1])
     assert np.abs(logprobs(model.network) - began).max() > 0.1
-    assert models.get([(config, find(config))], PLENTY) == [model]
+    assert models.get([(config, find_checkpoint(config))], PLENTY) == [model]
     np.testing.assert_array_equal(logprobs(model.network), began)
 
 
@@ -83,9 +83,9 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
 ) -> None:
     """Its kernels stand before the adapter does; and where the second one's trial fails, they are taken out of the file for both."""
     config = ModelConfig(path=str(pair[0]), adapter=str(write_adapter(tmp_path / "first", base_of(pair[0]), kind)))
-    models = Models()
+    models = ModelPool()
     kernel_injection.restore(base_of(pair[0]))  # as in a new process
-    [model] = models.get([(config, find(config))], PLENTY)
+    [model] = models.get([(config, find_checkpoint(config))], PLENTY)
     assert model.adapters is not None
     with model.adapters.off():
         np.testing.assert_allclose(logprobs(model.network), logprobs(base_of(pair[0])), rtol=0, atol=1e-4)
@@ -93,7 +93,7 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
     with monkeypatch.context() as patched:
         if not fits:
             patched.setattr(kernel_injection, "_disagreement", lambda truth, found: "logits move")
-        [_, second] = models.get([(config, find(config)), wanted(pair[1])], PLENTY)
+        [_, second] = models.get([(config, find_checkpoint(config)), wanted(pair[1])], PLENTY)
     assert fits or second.substitutes == ()
     with model.adapters.off():
         np.testing.assert_allclose(logprobs(model.network), logprobs(base_of(pair[0])), rtol=0, atol=1e-4)
@@ -106,7 +106,7 @@ def base_of(folder: Path) -> Any:
 
 def test_two_models_that_memory_cannot_hold_are_refused_with_their_sizes(pair: tuple[Path, Path]) -> None:
     size = sum(file.stat().st_size for file in pair[0].glob("*.safetensors"))
-    models = Models()
+    models = ModelPool()
     models.get([wanted(pair[0])], size)
     with pytest.raises(OutOfRoom, match=r"the weights take at least .* GB \(.*/a .* GB and .*/b .* GB\), batch.memory leaves"):
         models.get([wanted(pair[0]), wanted(pair[1])], size)
@@ -119,14 +119,14 @@ def test_what_is_dequantized_follows_from_the_memory_not_from_what_is_loaded_alr
     whole_bytes, whole = size(*wanted(folder), PLENTY)
     packed_bytes, packed = size(*wanted(folder), whole_bytes - 1)
     assert (whole, packed, whole_bytes > 2 * packed_bytes) == (True, False, True)
-    models = Models()
+    models = ModelPool()
     [first] = models.get([wanted(folder)], whole_bytes)
     assert not first.quantized
     assert models.get([wanted(folder)], whole_bytes) == [first]
     [second] = models.get([wanted(folder)], whole_bytes - 1)
     assert second.quantized
     pairs = [wanted(folder), wanted(folder, "float16")]
-    assert [model.quantized for model in Models().get(pairs, 2 * whole_bytes)] == [False, False]
-    assert [model.quantized for model in Models().get(pairs, 2 * whole_bytes - 1)] == [False, True]
+    assert [model.quantized for model in ModelPool().get(pairs, 2 * whole_bytes)] == [False, False]
+    assert [model.quantized for model in ModelPool().get(pairs, 2 * whole_bytes - 1)] == [False, True]
     assert [dequantized(each, room) for each, room in zip(pairs, rooms(pairs, 2 * whole_bytes - 1), strict=True)] == [True, False]
     assert dequantized(wanted(write_checkpoint(tmp_path / "plain")), PLENTY) is None

@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.runner.core.errors import ModelError
-from mlx_bulk.runner.models.checkpoint import find as find_model
-from mlx_bulk.runner.models.checkpoint import find_tokenizer, fingerprints
+from mlx_bulk.runner.models.checkpoint import checkpoint_fingerprints, find_tokenizer
+from mlx_bulk.runner.models.checkpoint import find_checkpoint as find_model
 from mlx_bulk.runner.models.run_tokenizer import tokenizer_of
 
 from ...checkpoints import DEMO, copy_tokenizer
@@ -26,7 +26,7 @@ def run_of(cwd: Path) -> dict[str, Any]:
 
 def test_its_fingerprint_is_that_of_the_whole_checkpoint():
     model = config_of("demo").model
-    assert find_tokenizer(model) == (DEMO, fingerprints(find_model(model))["model.tokenizer"])
+    assert find_tokenizer(model) == (DEMO, checkpoint_fingerprints(find_model(model))["model.tokenizer"])
 
 
 def test_a_relative_path_starts_where_the_run_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,7 @@ import pytest
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.requests import Failure, Row
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.pipeline.io_threads import Desk
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -212,7 +212,7 @@ def test_windows_keep_to_a_round():
     rows = [Row(layout.position(around, row), str(row), {}, round=around) for around in range(3) for row in range(5)]
     nothing = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
     for window_rows, sizes in ((4096, [5, 5, 5]), (4, [4, 1] * 3), (1, [2, 2, 1] * 3)):
-        desk = Desk(
+        desk = IOThreads(
             *(Rolling(None), iter(rows), Written(), nothing, layout, lambda _: None, lambda: False),  # pyright: ignore[reportArgumentType]
             fail_fast=False,
             whole_shards=False,

@@ -17,7 +17,7 @@ import pytest
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.load import load
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.rollout import RolloutConfig
 from mlx_bulk.jobs import Rollouts
 from mlx_bulk.runner.core.errors import DataError, ModelError
@@ -39,7 +39,7 @@ SHARDS_OF_TWO: dict[str, Any] = {"batch": {"rows_per_shard": 2}}
 def job(bench: Bench, rows: list[Record] | None = None, **sections: Any) -> RolloutConfig:
     """The config that ``roll`` runs."""
     sampling = {"n": SAMPLES, "max_tokens": 6, "temperature": 1.0} | sections.pop("sampling", {})
-    config = load(bench.write_config(rows, **{"job": "rollout", "sampling": sampling} | sections))
+    config = load_config(bench.write_config(rows, **{"job": "rollout", "sampling": sampling} | sections))
     assert isinstance(config, RolloutConfig)
     return config
 

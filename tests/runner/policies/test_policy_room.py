@@ -10,7 +10,7 @@ from mlx_bulk.configs.rollout import RolloutConfig
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.policies.policy_engine import full_fits, under
-from mlx_bulk.runner.policies.policy_source import Offered, Source
+from mlx_bulk.runner.policies.policy_source import GivenSource, PolicySource
 from mlx_bulk.runner.policies.policy_updater import Updates
 
 from ...adapters import write_adapter, write_full
@@ -36,10 +36,10 @@ def given_room(run: Run, weights: float) -> Setup:
 
 @pytest.mark.parametrize(
     ("room", "source", "left"),
-    [(5.0, Offered(), 4.0), (2.0, Offered(), 1.0), (1.9, Offered(), 1.9), (5.0, None, 5.0)],
+    [(5.0, GivenSource(), 4.0), (2.0, GivenSource(), 1.0), (1.9, GivenSource(), 1.9), (5.0, None, 5.0)],
     ids=["plenty", "just", "too little", "no updates"],
 )
-def test_what_kv_caches_may_take(tmp_path: Path, room: float, source: Source | None, left: float):
+def test_what_kv_caches_may_take(tmp_path: Path, room: float, source: PolicySource | None, left: float):
     run, asked = Run(tmp_path), list[Setup]()
     setup = given_room(run, room)
 

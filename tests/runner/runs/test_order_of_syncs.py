@@ -178,7 +178,7 @@ def test_a_torn_tail_is_cut_off_on_the_medium_before_more_is_appended(tmp_path: 
     with (tmp_path / "00000000").open("ab") as file:
         file.write(b"torn")
     calls.clear()
-    journal.read(tmp_path / "00000000")
+    journal.read_journal(tmp_path / "00000000")
     assert calls == ["write 00000000", "sync 00000000"]
 
 

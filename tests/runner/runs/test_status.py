@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.runner.runs import status as status_module
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.runs.status import Status, status
+from mlx_bulk.runner.runs.status import Status, run_status
 
 from ...jobs.support.bench import Bench, Record
 from ...jobs.support.run_states import RUN, failure, path, point, shown, started, work
@@ -26,7 +26,7 @@ def test_a_run_at_work(path: Path):
         started(run, ago=60)
         point(run, 3, rate=100, ago=30)
         point(run, 6, rate=300)
-        found = status(path)
+        found = run_status(path)
         text = shown(path)
     assert (found.state, found.rows, found.of, found.committed, found.records) == ("running", 6, 8, 4, 4)
     assert found.seconds_left == pytest.approx(20, abs=3)  # two rows at six a minute
@@ -45,7 +45,7 @@ def test_a_run_that_is_starting_again(path: Path):
         started(run)
         run.session_ended({"how": "stopped", "rows": 2, "errors": 0})
     with RunDir.open(path):
-        found = status(path)
+        found = run_status(path)
     assert (found.state, found.rows) == ("starting", 2)
 
 
@@ -61,8 +61,8 @@ def test_a_later_start_that_has_said_nothing_yet(path: Path, killed: bool):
             run.session_ended({"how": "stopped", "rows": 3, "errors": 0})
     with RunDir.open(path) as run:
         started(run)
-        assert (status(path).state, status(path).rows) == ("running", 3)
-    assert (status(path).state, status(path).rows) == ("killed", 3)
+        assert (run_status(path).state, run_status(path).rows) == ("running", 3)
+    assert (run_status(path).state, run_status(path).rows) == ("killed", 3)
 
 
 def test_a_first_start_that_still_reads_its_input(path: Path):
@@ -86,7 +86,7 @@ def test_a_stopped_run(path: Path):
         started(run, ago=30)
         point(run, 3)
         run.session_ended({"how": "stopped", "rows": 3, "errors": 0})
-    found = status(path)
+    found = run_status(path)
     assert (found.state, found.rows, found.holder) == ("stopped", 3, None)
     assert shown(path).splitlines()[-2:] == [
         "continue  cd /somewhere && mlx-bulk run CONFIG --output 'out put'",
@@ -99,7 +99,7 @@ def test_a_killed_run(path: Path):
         work(run, range(6))
         started(run, ago=30)
         point(run, 2)  # and four rows were committed after this line
-    found = status(path)
+    found = run_status(path)
     assert (found.state, found.rows) == ("killed", 4)
     assert "killed: the process ended without a word; what was finished is safe (last sign of life " in shown(path)
 
@@ -109,14 +109,14 @@ def test_a_run_that_ended_by_an_error(path: Path):
         work(run, range(0))
         started(run)
         run.session_ended({"how": "OutOfRoom", "message": "no room\x1b[2J left"})
-    assert status(path).state == "failed"
+    assert run_status(path).state == "failed"
     assert ": OutOfRoom: no room\\x1b[2J left\n" in shown(path)
 
 
 def test_a_run_that_has_not_begun(path: Path):
     with RunDir.open(path) as run:
         run.bind(RUN)
-    assert status(path).state == "not begun"
+    assert run_status(path).state == "not begun"
     assert "rows      0 of 8 (0.0 %)" in shown(path)
 
 
@@ -155,7 +155,7 @@ def test_errors_are_told_apart_with_the_first_of_each(path: Path):
         work(run, range(4), failures)
         started(run)
         point(run, 8, errors=4)
-    [often, other] = status(path).kinds
+    [often, other] = run_status(path).kinds
     assert (often.stage, often.count, often.row, often.message) == ("too_long", 3, 4, "first")
     assert (other.stage, other.count, other.row) == ("read", 1, 6)
     text = shown(path)
@@ -168,9 +168,9 @@ def test_errors_of_open_shards_are_among_them(path: Path, monkeypatch: pytest.Mo
         work(run, range(1), [failure(2, "in the journal")])
         started(run)
         point(run, 2, errors=1)
-    assert [kind.message for kind in status(path).kinds] == ["in the journal"]
+    assert [kind.message for kind in run_status(path).kinds] == ["in the journal"]
     monkeypatch.setattr(status_module, "_JOURNAL_BYTES", 0)
-    found = status(path)
+    found = run_status(path)
     assert found.kinds == []
     assert found.notes == ["errors: those of shards that are not committed yet are not told apart, as their journals are large"]
 
@@ -184,7 +184,7 @@ def test_it_neither_needs_nor_disturbs_the_lock(path: Path):
     with RunDir.open(path) as run:
         work(run, range(3))
         started(run)
-        before: Status = status(path)
+        before: Status = run_status(path)
         assert before.state == "running"
-    assert status(path).state == "killed"
+    assert run_status(path).state == "killed"
     subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True)

@@ -33,7 +33,7 @@ def test_a_group_is_never_in_two_frames(tmp_path: Path, monkeypatch: pytest.Monk
         out.admit(0, len(GROUP))
         out.add_group(0, GROUP)
         out.close(flush=False)
-        kept = journal.read(run.journal_of(0))
+        kept = journal.read_journal(run.journal_of(0))
         assert kept is not None
         assert [batch.column("sample").to_pylist() for batch in kept.results] == [[0, 1, 2, 3, 4]]
 
@@ -50,7 +50,7 @@ def test_a_group_of_which_a_record_cannot_be_held_is_not_there_in_part(tmp_path:
         out.add_group(1, broken)
         with pytest.raises(MemoryError):
             out.close()
-        kept = journal.read(run.journal_of(0))
+        kept = journal.read_journal(run.journal_of(0))
         assert kept is not None
         assert [row for batch in kept.results for row in batch.column("row").to_pylist()] == [0] * len(GROUP)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.scheduler.limits import Limits
-from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH, Segment, bucket, fed, forest
+from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH, Segment, bucket, fed_passage, forest
 from mlx_bulk.runner.scheduler.score_batches import PORTION, batches, lone
 
 from ..support.tiny import Ids, documents, multiple_choice, passage, prompts_of
@@ -90,7 +90,7 @@ def test_segments_from_the_top_are_the_feed_of_what_they_read(requests: list[Sco
         for segment in way:
             np.testing.assert_array_equal(segment.feed, way[-1].feed[: len(segment.feed)])
             for part in segment.reads:
-                n = min(len(segment.feed), len(fed(part.passage)))
+                n = min(len(segment.feed), len(fed_passage(part.passage)))
                 np.testing.assert_array_equal(part.passage.ids[:n], segment.feed[:n])
 
 
@@ -117,7 +117,7 @@ def test_the_shapes_of_what_stands_alone_are_functions_of_lengths(requests: list
     for segment, wide in ((segment, len(batch[0])) for batch in found for segment in batch):
         assert len(segment) == wide == len(segment.feed)
         for part in segment.reads:
-            feed = fed(part.passage)
+            feed = fed_passage(part.passage)
             assert (wide, wide - segment.pads) == (width(len(feed)), len(feed))
             np.testing.assert_array_equal(segment.feed[: len(feed)], feed)
     assert sorted(x for batch in found for segment in batch for x in read_by(segment)) == asked(requests)
@@ -219,7 +219,7 @@ def test_documents_in_windows_are_finished_all_along():
         ScoreRequest(row, tuple(passage(text[: 20 - 7 * last]) for last, text in enumerate(texts[windows * row : windows * (row + 1)])))
         for row in range(200)
     ]
-    fed_of, whole = [0] * 200, [sum(len(fed(p)) for p in request.passages) for request in requests]
+    fed_of, whole = [0] * 200, [sum(len(fed_passage(p)) for p in request.passages) for request in requests]
     most = 0
     for batch in batches(forest(requests, small, shared=True), small, even=False):
         for segment in batch:
@@ -259,4 +259,4 @@ def test_a_chain_as_long_as_its_texts_are_many_needs_no_stack():
 
 
 def test_a_passage_is_fed_through_the_last_token_before_what_it_scores():
-    assert fed(passage([1, 2, 3, 4], first=2)).tolist() == [1, 2, 3]
+    assert fed_passage(passage([1, 2, 3, 4], first=2)).tolist() == [1, 2, 3]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.limits import Limits, Load
 from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH
-from mlx_bulk.runner.scheduler.prompt_prefixes import fed, like, shared
-from mlx_bulk.runner.scheduler.request_queue import Backlog, Stem, longest_first
+from mlx_bulk.runner.scheduler.prompt_prefixes import fed_prompt, like, shared
+from mlx_bulk.runner.scheduler.request_queue import RequestQueue, SharedPrefix, longest_first
 
 from ..support import shared_prompts
 from ..support.tiny import request
@@ -41,20 +41,20 @@ def limits(draw: st.DrawFn) -> Limits:
 def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Request], of: Limits):
     order, stems = shared(asked, of)
     assert sorted(r.row for r in order) == [r.row for r in asked]
-    behind: dict[Stem, list[Request]] = {}
+    behind: dict[SharedPrefix, list[Request]] = {}
     for one in order:
         if (stem := stems.get(one.row)) is None:
             continue
         chain = list(stem.chain)
         assert one.prompt.ids[: len(stem.ids)].tolist() == stem.ids.tolist()
-        assert len(stem.ids) <= len(fed(one))
+        assert len(stem.ids) <= len(fed_prompt(one))
         assert sum(of.kv(1, len(part.ids)) for part in chain) + of.kv(1, one.reach) <= of.kv_bytes
         for part in chain:
             behind.setdefault(part, []).append(one)
     for stem, rows in behind.items():
         start = len(stem.ids) - stem.own
         assert stem.own >= LEAST
-        assert stem.own * (len(rows) - 1) >= max(CALL, sum(len(fed(one)) - start for one in rows) / WORTH)
+        assert stem.own * (len(rows) - 1) >= max(CALL, sum(len(fed_prompt(one)) - start for one in rows) / WORTH)
         places = [order.index(one) for one in rows]
         assert max(places) - min(places) == len(rows) - 1  # they follow each other
     assert shared(asked[::-1], of)[0] == order  # the order of the input does not enter
@@ -64,7 +64,7 @@ def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Requ
 def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Request], of: Limits):
     order, stems = shared(asked, of)
 
-    def path(one: Request) -> list[Stem]:
+    def path(one: Request) -> list[SharedPrefix]:
         return list(stems[one.row].chain)[::-1] if one.row in stems else []
 
     def assert_longest_first(rows: list[Request], level: int) -> None:
@@ -78,10 +78,10 @@ def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Re
     assert_longest_first(order, 0)
 
 
-def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[Request], Backlog, Load]]:
+def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[Request], RequestQueue, Load]]:
     """Groups until all is taken, and what each was taken beside: ``load``, then nothing."""
     rest = iter([asked])
-    backlog = Backlog(lambda wait: next(rest, None), shared)
+    backlog = RequestQueue(lambda wait: next(rest, None), shared)
     while (found := backlog.take(of, load)) or load.rows:
         if found:
             yield found, backlog, load
@@ -90,7 +90,7 @@ def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[R
 
 @given(windows(), limits(), st.builds(Load, rows=st.integers(0, 5), longest=st.integers(0, 60)))
 def test_each_request_is_taken_once_and_stems_have_their_part_of_the_budget(asked: list[Request], of: Limits, load: Load):
-    kept: set[Stem] = set()
+    kept: set[SharedPrefix] = set()
     seen: list[int] = []
     for found, backlog, beside in taken(asked, of, load):
         seen += [one.row for one in found]
@@ -115,7 +115,7 @@ def test_a_group_holds_rows_behind_several_stems_so_that_no_slot_stays_empty():
     documents = [[i] * 70 for i in range(8)]
     asked = [request(3 * i + k, [*text, 100 + k, 7], Sampling(max_tokens=4)) for i, text in enumerate(documents) for k in range(3)]
     rest = iter([asked])
-    backlog = Backlog(lambda wait: next(rest, None), shared)
+    backlog = RequestQueue(lambda wait: next(rest, None), shared)
     found = backlog.take(replace(WIDE, rows=10), Load())
     assert len(found) == 10
     assert len({backlog.stem(one) for one in found}) == 4
@@ -141,7 +141,7 @@ def test_nothing_is_shared_where_it_saves_less_than_a_call_or_has_no_room():
 def test_what_is_put_back_begins_anew_and_apart_until_the_next_window():
     asked = shared_prompts.requests(shared_prompts.prompts())
     rest = iter([asked, asked])
-    backlog = Backlog(lambda wait: next(rest, None), shared)
+    backlog = RequestQueue(lambda wait: next(rest, None), shared)
     first = backlog.take(replace(WIDE, rows=3), Load())
     assert backlog.shares(first[0])
     backlog.put_back(first)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.limits import Limits, Load
-from mlx_bulk.runner.scheduler.request_queue import Backlog, group, longest_first
+from mlx_bulk.runner.scheduler.request_queue import RequestQueue, group, longest_first
 
 from ..support.tiny import request
 
@@ -60,7 +60,7 @@ def test_a_group_is_the_longest_beginning_that_fits(asked: list[Request], of: Li
 @given(requests(), limits())
 def test_every_request_is_taken_once_longest_first(asked: list[Request], of: Limits):
     windows = iter([asked[:10], asked[10:]])
-    backlog = Backlog(lambda wait: next(windows, None))
+    backlog = RequestQueue(lambda wait: next(windows, None))
     taken = [r for _ in range(len(asked) + 1) for r in backlog.take(of, Load())]
     assert taken == longest_first(asked[:10]) + longest_first(asked[10:])
     assert [r.row for r in longest_first(taken)] == sorted(range(len(asked)), key=lambda i: (-len(asked[i].prompt.ids), i))
@@ -84,7 +84,7 @@ def test_the_backlog_waits_for_input_only_when_idle():
         asked.append(wait)
         return windows.pop(0)
 
-    backlog, of = Backlog(next_window), Limits(4, 100, 1e9, 1.0, 1.0)
+    backlog, of = RequestQueue(next_window), Limits(4, 100, 1e9, 1.0, 1.0)
     assert backlog.take(of, Load(2, 10)) == []
     assert [r.row for r in backlog.take(of, Load())] == [0]
     assert backlog.take(of, Load(1, 10)) == []
@@ -95,7 +95,7 @@ def test_the_backlog_waits_for_input_only_when_idle():
 @given(requests(), limits(), st.data())
 def test_requests_that_are_put_back_wait_in_their_order(asked: list[Request], of: Limits, data: st.DataObject):
     windows = iter([asked])
-    backlog = Backlog(lambda wait: next(windows, None))
+    backlog = RequestQueue(lambda wait: next(windows, None))
     backlog.put_back(data.draw(st.permutations(backlog.take(of, Load()))))
     taken = [r for _ in range(len(asked) + 1) for r in backlog.take(of, Load())]
     assert taken == longest_first(asked)

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import replace
 
 import pytest
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Sampling
 from mlx_bulk.runner.scheduler.limits import Load
 from mlx_bulk.runner.scheduler.request_queue import group, longest_first
@@ -15,7 +15,7 @@ from ..support.tiny import assert_same, build, greedy, prompts_of, request, run,
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
 def test_a_static_batch_keeps_a_rows_bytes_whatever_its_mates_contain(name: str):
     network, sampling = build(name), Sampling(max_tokens=10, top_p=0.9)
-    setup = setup_of(network, static=True, tokens=256, wanted=Wanted(echo=True, top=3, stats=True))
+    setup = setup_of(network, static=True, tokens=256, wanted=LogprobOptions(echo=True, top=3, stats=True))
     lengths = (9, 12, 4, 12)
     first, second = prompts_of(lengths, seed=1), prompts_of(lengths, seed=2)
     second[2] = first[2]

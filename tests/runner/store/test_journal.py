@@ -25,7 +25,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]
     for kind, batch in FRAMES:
         journal.append(path, kind, batch)
         ends.append(path.stat().st_size)
-    journal.sync(path)
+    journal.sync_journal(path)
     return path.read_bytes(), ends
 
 
@@ -41,7 +41,7 @@ def first(frames: int) -> Journal | None:
 def test_round_trip_is_zero_copy(tmp_path: Path, written: tuple[bytes, list[int]]):
     (tmp_path / "00000000").write_bytes(written[0])
     before = pa.total_allocated_bytes()
-    found = journal.read(tmp_path / "00000000")
+    found = journal.read_journal(tmp_path / "00000000")
     assert found == first(5)
     assert pa.total_allocated_bytes() == before
 
@@ -52,7 +52,7 @@ def test_every_truncation_gives_the_frames_before_it(tmp_path: Path, written: tu
     for length in range(len(content) + 1):
         path.write_bytes(content[:length])
         whole = sum(end <= length for end in ends)
-        assert journal.read(path) == first(whole)
+        assert journal.read_journal(path) == first(whole)
         assert path.stat().st_size == ([0, *ends])[whole]
 
 
@@ -67,7 +67,7 @@ def test_a_flipped_bit_anywhere_drops_its_frame_and_what_follows(
     path = tmp_path_factory.mktemp("journal") / "00000000"
     path.write_bytes(damaged)
     whole = sum(end <= offset for end in ends)
-    assert journal.read(path) == first(whole)
+    assert journal.read_journal(path) == first(whole)
     assert path.stat().st_size == ([0, *ends])[whole]
 
 
@@ -80,11 +80,11 @@ def test_payloads_are_aligned_in_the_file(tmp_path: Path):
 def test_a_journal_is_rewritten_with_another_header_and_less_in_it(tmp_path: Path, written: tuple[bytes, list[int]]):
     path = tmp_path / "00000003"
     path.write_bytes(written[0])
-    found = journal.read(path)
+    found = journal.read_journal(path)
     assert found is not None
     journal.rewrite(path, Header(3, 2), found.results, [])
     journal.append(path, *FRAMES[1])
-    assert journal.read(path) == Journal(Header(3, 2), RESULTS, ERRORS)
+    assert journal.read_journal(path) == Journal(Header(3, 2), RESULTS, ERRORS)
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -92,7 +92,7 @@ def test_frames_can_follow_a_cut(tmp_path: Path, written: tuple[bytes, list[int]
     path = tmp_path / "00000000"
     path.write_bytes(written[0][:-1])
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
-        journal.read(path)
+        journal.read_journal(path)
     assert "cut off" in caplog.text
     journal.append(path, *FRAMES[3])
-    assert journal.read(path) == first(5)
+    assert journal.read_journal(path) == first(5)

@@ -97,7 +97,7 @@ def test_an_extension_that_was_stopped_may_be_retried(tmp_path: Path, flawless: 
     path = tmp_path / "run"
     work(path, rows=6, failing=frozenset({(5, 1)}))
     did = work(path, failing=frozenset({(6, 1), (7, 0)}), stop_after=5, shuffle=2)
-    found = journal.read(path / "journal/00000001")
+    found = journal.read_journal(path / "journal/00000001")
     assert found is not None
     assert found.header == Header(1, 2, base=1)
     assert sum(batch.num_rows for batch in found.errors) == 2
@@ -163,7 +163,7 @@ def test_a_retry_cut_short_in_an_open_shard_is_finished_and_what_fails_in_it_is_
         with pytest.raises(InterruptedError):
             work(path, rows=4, retry=True, failing=failing)
     assert set(work(path, rows=4, failing=failing, stop_after=2)) & failing
-    dropped = journal.read(path / "journal/00000000")
+    dropped = journal.read_journal(path / "journal/00000000")
     assert dropped is not None
     assert dropped.header == Header(0, 1, retry=1)
     failed_again = sum(batch.num_rows for batch in dropped.errors)

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.errors import DROP
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Generate, Generated, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.pipeline.io_threads import Desk
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 from mlx_bulk.runner.pipeline.job import Ratings
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
@@ -52,7 +52,7 @@ class Slow:
 class Rolling:
     """A job of groups of three. Row 7 is dropped when it is rated."""
 
-    wanted, samples = Wanted(), SAMPLES
+    wanted, samples = LogprobOptions(), SAMPLES
     schema = pa.schema([("row", pa.int64()), ("round", pa.int32()), ("sample", pa.int32())])
 
     def __init__(self, judge: Slow | None):
@@ -111,11 +111,11 @@ class Written:
             assert self.news.wait_for(lambda: len(self.groups) >= groups, PATIENCE)
 
 
-def desk_of(rows: int, written: Any, job: Any, done: dict[int, Ledger] | None = None, **settings: Any) -> Desk:
+def desk_of(rows: int, written: Any, job: Any, done: dict[int, Ledger] | None = None, **settings: Any) -> IOThreads:
     found: Iterator[Row] = (Row(position, f"key {position}", {"n": position}) for position in range(rows))
     flags: dict[str, Any] = {"fail_fast": False, "whole_shards": False, "stopped": lambda: False, **settings}
     recovered = Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0)
-    return Desk(job, found, written, recovered, Layout(100, 10), lambda _: None, **flags)
+    return IOThreads(job, found, written, recovered, Layout(100, 10), lambda _: None, **flags)
 
 
 def outcome(position: int, sample: int) -> Generated:
@@ -123,6 +123,6 @@ def outcome(position: int, sample: int) -> Generated:
     return Generated(position, Sample(sample, sample), np.zeros(0, np.int32), Scores(empty), empty, "stop", None, None)
 
 
-def put(desk: Desk, position: int, samples: Sequence[int] = range(SAMPLES)) -> None:
+def put(desk: IOThreads, position: int, samples: Sequence[int] = range(SAMPLES)) -> None:
     for sample in samples:
         desk.put(outcome(position, sample))

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.errors import RowError
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.engine.interface import Runs
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.pipeline.io_threads import Desk
+from mlx_bulk.runner.pipeline.io_threads import IOThreads
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -21,7 +21,7 @@ from mlx_bulk.runner.store.shard_ledger import Ledger
 class OneColumn:
     """A job whose rows say how many samples they want; a negative number fails the row."""
 
-    wanted, samples, grouping = Wanted(), None, None
+    wanted, samples, grouping = LogprobOptions(), None, None
     schema = pa.schema([("row", pa.int64()), ("sample", pa.int32())])
 
     def requests(self, row: Row) -> list[Request]:
@@ -86,9 +86,9 @@ def desk_of(
     per_shard: int = 8,
     check: Callable[[AnyRequest], str | None] = lambda _: None,
     **settings: Any,
-) -> Desk:
+) -> IOThreads:
     flags: dict[str, Any] = {"fail_fast": False, "whole_shards": False, **settings}
-    return Desk(OneColumn(), iter(rows), written, recovered(done), Layout(1 << 20, per_shard), check, lambda: False, **flags)
+    return IOThreads(OneColumn(), iter(rows), written, recovered(done), Layout(1 << 20, per_shard), check, lambda: False, **flags)
 
 
 def outcome(row: int, sample: Sample) -> Generated:
@@ -96,7 +96,7 @@ def outcome(row: int, sample: Sample) -> Generated:
     return Generated(row, sample, np.zeros(0, np.int32), Scores(empty), empty, "stop", None, None)
 
 
-def drive(desk: Desk) -> list[list[int]]:
+def drive(desk: IOThreads) -> list[list[int]]:
     """Answers all that is asked, as the engine does; the rows of each window."""
     windows: list[list[int]] = []
     try:

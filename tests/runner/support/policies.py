@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling
 from mlx_bulk.runner.engine.reference_logprobs import Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.policies.policy_engine import PolicyEngine, full_fits
-from mlx_bulk.runner.policies.policy_source import Offered, Watched
+from mlx_bulk.runner.policies.policy_source import FolderSource, GivenSource
 from mlx_bulk.runner.policies.policy_store import PolicyStore
 from mlx_bulk.runner.policies.policy_updater import Updates
 
@@ -20,7 +20,7 @@ from .tiny import DECODE_MEAN, DECODE_TOLERANCE, engine_of, log_probabilities, p
 
 PER_SHARD, SHARDS, SAMPLES = 3, 4, 3
 HOT = Sampling(max_tokens=12, temperature=0.8, top_p=0.9)
-WANTED = Wanted(tempered=True, kept=True)
+WANTED = LogprobOptions(tempered=True, kept=True)
 
 Windows = Callable[[bool], list[Request] | None]
 
@@ -53,8 +53,8 @@ class Run:
         self.adapters = adapters_of(self.network)
         self.setup: Setup = setup_of(self.network, wanted=WANTED, adapters=self.adapters, **more)
         self.store = PolicyStore(self.root, "weights")
-        self.given = Offered()
-        self.updates = Updates(self.adapters, self.store, None, self.given if watch is None else Watched(watch), full_fits(self.setup))
+        self.given = GivenSource()
+        self.updates = Updates(self.adapters, self.store, None, self.given if watch is None else FolderSource(watch), full_fits(self.setup))
         self.reference: Reference | None = None
 
     def engine(self, unit: Callable[[int], int] = lambda position: position // PER_SHARD) -> PolicyEngine:

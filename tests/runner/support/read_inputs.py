@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import BadRow, Row
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 
 ROWS = [{"q": f"säy {n}", "a": str(n)} for n in range(2500)]  # more than two batches of a table
@@ -19,7 +19,7 @@ ROWS = [{"q": f"säy {n}", "a": str(n)} for n in range(2500)]  # more than two b
 def read_all(path: object, folder: Path, wanted: Sequence[range] | None = None, **settings: Any) -> list[Row | BadRow]:
     config = DataConfig.model_validate({"path": path if isinstance(path, list) else str(path), **settings})
     found = scan(config, folder)
-    return list(read(found, config, [range(found.rows)] if wanted is None else wanted))
+    return list(read_rows(found, config, [range(found.rows)] if wanted is None else wanted))
 
 
 def encoded(form: str) -> bytes:

@@ -2,7 +2,7 @@
 
 import functools
 
-from mlx_bulk.runner.text.tokenizer import Tokenizer, load
+from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
@@ -17,7 +17,7 @@ GPT2_BYTES = [chr(256 + HIDDEN.index(byte)) if byte in HIDDEN else chr(byte) for
 
 @functools.cache
 def demo() -> Tokenizer:
-    return load(DEMO, None, {}, trust_remote_code=False)
+    return load_tokenizer(DEMO, None, {}, trust_remote_code=False)
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_map_with_path
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.runner.core.logprob_options import Wanted
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import (
     Failure,
     Generate,
@@ -135,13 +135,15 @@ def greedy(prompts: Sequence[Ids], max_tokens: int = 10) -> list[Request]:
     return [request(i, p, Sampling(max_tokens=max_tokens + i % 3, temperature=0.0)) for i, p in enumerate(prompts)]
 
 
-def setup_of(network: Network, way: str = "padded", rows: int = 4, tokens: int = 64, wanted: Wanted | None = None, **more: Any) -> Setup:
+def setup_of(
+    network: Network, way: str = "padded", rows: int = 4, tokens: int = 64, wanted: LogprobOptions | None = None, **more: Any
+) -> Setup:
     """A setup in which the probes have found all that ``more`` does not say otherwise."""
     limits = Limits(1 if way == "alone" else rows, tokens, 1e12, 1.0, 1.0, even=way not in ("padded", "joined"))
     vocabulary = getattr(network, "vocabulary", VOCABULARY)
     found: dict[str, Any] = {"ragged": way == "padded", "right_padded": True, "shared": True}
     found["head"] = Head(network) if isinstance(network, nn.Module) else None
-    return Setup(network, vocabulary, limits, wanted or Wanted(echo=True), not limits.even, **found | more)
+    return Setup(network, vocabulary, limits, wanted or LogprobOptions(echo=True), not limits.even, **found | more)
 
 
 def engine_of(setup: Setup, eos: Sequence[int] = ()) -> Engine:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.runner.text.stop_strings import StopStrings, cut
+from mlx_bulk.runner.text.stop_strings import StopStrings, cut_at_stop
 from mlx_bulk.runner.text.tokenizer import Tokenizer
 
 from ..support.small_tokenizers import GPT2_BYTES, IM_START, demo, demo_backend, sentencepiece_like
@@ -57,8 +57,8 @@ def test_matches_within_min_tokens_do_not_count():
     assert pushed(tokenizer, ids, ("ab",), after=2) == (4, "ab")
     # A match may begin before the limit, if it ends behind it.
     assert pushed(tokenizer, ids, ("ab",), after=3) == (4, "ab")
-    assert cut("ababab"[:4], ("ab",), "ab", include=False, least=3) == "ab"
-    assert cut("ababab"[:4], ("ab",), "ab", include=True, least=3) == "abab"
+    assert cut_at_stop("ababab"[:4], ("ab",), "ab", include=False, least=3) == "ab"
+    assert cut_at_stop("ababab"[:4], ("ab",), "ab", include=True, least=3) == "abab"
     assert pushed(tokenizer, ids, ("ab",), after=6) == (6, None)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.runner.core.errors import ModelError, RowError
 from mlx_bulk.runner.text.token_offsets import piece_starts
-from mlx_bulk.runner.text.tokenizer import Tokenizer, load
+from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
 from ...checkpoints import BOS, DEMO, EOS, VOCABULARY, copy_tokenizer
 from ..support.small_tokenizers import GPT2_BYTES, IM_START, demo, demo_backend, metaspace, sentencepiece_like, trimming
@@ -158,7 +158,7 @@ def test_a_chat_template_that_writes_bos_gives_one():
 
 def test_a_template_that_refuses_messages_fails_the_row(tmp_path: Path):
     strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user comes first') }}{% endif %}x"
-    tokenizer = load(DEMO, strict, {}, trust_remote_code=False)
+    tokenizer = load_tokenizer(DEMO, strict, {}, trust_remote_code=False)
     assert tokenizer.encode_chat([{"role": "user", "content": "Hi"}], "").text == "x"
     with pytest.raises(RowError, match="the chat template refuses the messages: user comes first") as caught:
         tokenizer.encode_chat([{"role": "assistant", "content": "Hi"}], "")
@@ -166,27 +166,27 @@ def test_a_template_that_refuses_messages_fails_the_row(tmp_path: Path):
 
 
 def test_template_arguments_reach_the_template():
-    tokenizer = load(DEMO, "{{ 'thinks' if enable_thinking else 'answers' }}", {"enable_thinking": True}, trust_remote_code=False)
+    tokenizer = load_tokenizer(DEMO, "{{ 'thinks' if enable_thinking else 'answers' }}", {"enable_thinking": True}, trust_remote_code=False)
     assert tokenizer.encode_chat([{"role": "user", "content": ""}], "").text == "thinks"
 
 
 def test_a_template_is_read_from_its_file_or_refused(tmp_path: Path):
     path = tmp_path / "chat.jinja"
     path.write_text("{{ messages[0].content }}!")
-    assert load(DEMO, str(path), {}, trust_remote_code=False).chat_template == "{{ messages[0].content }}!"
+    assert load_tokenizer(DEMO, str(path), {}, trust_remote_code=False).chat_template == "{{ messages[0].content }}!"
     with pytest.raises(ConfigError, match=r"prompt\.chat_template: .*gone\.jinja is neither a readable file nor a template"):
-        load(DEMO, str(tmp_path / "gone.jinja"), {}, trust_remote_code=False)
+        load_tokenizer(DEMO, str(tmp_path / "gone.jinja"), {}, trust_remote_code=False)
     with pytest.raises(ConfigError, match=r"prompt\.chat_template, line 2: the template cannot be parsed: "):
-        load(DEMO, "{{ messages }}\n{% if %}", {}, trust_remote_code=False)
+        load_tokenizer(DEMO, "{{ messages }}\n{% if %}", {}, trust_remote_code=False)
 
 
 def test_tokenizers_that_cannot_be_loaded(tmp_path: Path):
     with pytest.raises(ModelError, match=r"holds no tokenizer; put the model's tokenizer files beside its weights"):
-        load(tmp_path, None, {}, trust_remote_code=False)
+        load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
     copy_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match=f"model.path: the tokenizer in {tmp_path} cannot be loaded: "):
-        load(tmp_path, None, {}, trust_remote_code=False)
+        load_tokenizer(tmp_path, None, {}, trust_remote_code=False)
 
 
 def test_eos_bos_and_size():
@@ -198,10 +198,10 @@ def test_eos_bos_and_size():
 def test_a_base_model_has_no_chat_template(tmp_path: Path):
     copy_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    assert not load(tmp_path, None, {}, trust_remote_code=False).has_chat_template
+    assert not load_tokenizer(tmp_path, None, {}, trust_remote_code=False).has_chat_template
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"bos_token": None, "eos_token": None}))
-    bare = load(tmp_path, "{{ messages }}", {}, trust_remote_code=False)
+    bare = load_tokenizer(tmp_path, "{{ messages }}", {}, trust_remote_code=False)
     assert bare.has_chat_template
     assert (bare.bos, bare.eos) == (None, frozenset())
 

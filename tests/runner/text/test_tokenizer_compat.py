@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.text.tokenizer import Tokenizer, load
+from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
 from ...checkpoints import copy_tokenizer
 from ..support.small_tokenizers import demo, sentencepiece_like
@@ -22,7 +22,7 @@ def changed(folder: Path, edit: Edit, names: Edit = lambda _: None) -> Tokenizer
         content = json.loads((folder / name).read_text(encoding="utf-8"))
         change(content)
         (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    return load(folder, None, {}, trust_remote_code=False)
+    return load_tokenizer(folder, None, {}, trust_remote_code=False)
 
 
 def rename(content: dict[str, Any]) -> None:

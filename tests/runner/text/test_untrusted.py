@@ -11,7 +11,7 @@ from mlx_bulk.configs.errors import BulkError, ConfigError
 from mlx_bulk.configs.schema import DataConfig, ModelConfig, PromptConfig
 from mlx_bulk.runner.core.errors import DataError, ModelError, RowError
 from mlx_bulk.runner.data.scan import scan
-from mlx_bulk.runner.models.checkpoint import find
+from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.text import tokenizer as tokenizers
 from mlx_bulk.runner.text.chat_template_check import has_powers, try_template
 from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template
@@ -49,7 +49,7 @@ HARMLESS = {"", "{0.__class__}", "1"}
 
 @pytest.fixture(scope="module")
 def hf() -> Any:
-    return tokenizers.load(DEMO, None, {}, trust_remote_code=False)._hf  # pyright: ignore[reportPrivateUsage]
+    return tokenizers.load_tokenizer(DEMO, None, {}, trust_remote_code=False)._hf  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize("template", ESCAPES)
@@ -107,12 +107,12 @@ def test_a_template_s_own_appetite_costs_its_row_alone():
 @pytest.mark.parametrize("template", ["{{ 10**10**10 }}", "{% for m in messages %}{% if 0 %}{{ 2 ** m }}{% endif %}{% endfor %}"])
 def test_a_chat_template_that_would_make_the_process_deaf_is_refused_before_it_runs(template: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"prompt.chat_template: the template raises numbers to powers \(\*\*\)"):
-        tokenizers.load(DEMO, template, {}, trust_remote_code=False)
+        tokenizers.load_tokenizer(DEMO, template, {}, trust_remote_code=False)
     folder = shutil.copytree(DEMO, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(template + "{% generation %}{% endgeneration %}")
     with pytest.raises(ModelError, match=r"the chat template that comes with the model raises numbers to powers"):
-        tokenizers.load(folder, None, {}, trust_remote_code=False)
-    tokenizers.load(folder, "{{ messages[0].content }}", {}, trust_remote_code=False)  # another in its place
+        tokenizers.load_tokenizer(folder, None, {}, trust_remote_code=False)
+    tokenizers.load_tokenizer(folder, "{{ messages[0].content }}", {}, trust_remote_code=False)  # another in its place
 
 
 def test_a_chat_template_that_does_not_end_is_refused(hf: Any):
@@ -147,14 +147,14 @@ def test_a_tokenizer_s_own_code_is_not_run(tmp_path: Path):
     own = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", "tokenization_own.Own"]}, "tokenizer_class": "Own"}
     folder = with_code(write_checkpoint(tmp_path / "model"), tokenizer_config=own)
     with pytest.raises(ModelError, match=r"it needs code that comes with it; set model\.trust_remote_code if you trust it"):
-        tokenizers.load(folder, None, {}, trust_remote_code=False)
+        tokenizers.load_tokenizer(folder, None, {}, trust_remote_code=False)
     assert not (folder / "RUN").exists()
 
 
 def test_a_model_s_own_code_is_not_run(tmp_path: Path):
     mapped = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
     folder = with_code(write_checkpoint(tmp_path / "mapped"), config={"auto_map": mapped})
-    tokenizers.load(folder, None, {}, trust_remote_code=False)
+    tokenizers.load_tokenizer(folder, None, {}, trust_remote_code=False)
     loaded(folder)  # mlx-lm has the architecture
     unknown = with_code(write_checkpoint(tmp_path / "unknown"), config={"auto_map": mapped, "model_type": "own_kind"})
     with pytest.raises(ModelError, match="mlx-lm has no model type 'own_kind'"):
@@ -179,14 +179,14 @@ def test_pickles_are_not_read(tmp_path: Path):
     for place, names in left.items():
         for name in names:
             (place / name).write_bytes(bomb)
-    tokenizers.load(folder, None, {}, trust_remote_code=False)
+    tokenizers.load_tokenizer(folder, None, {}, trust_remote_code=False)
     loaded(folder, adapter=str(adapter))
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelError, match="only safetensors are read"):
-        find(ModelConfig(path=str(folder)))
+        find_checkpoint(ModelConfig(path=str(folder)))
     (adapter / "adapters.safetensors").rename(adapter / "adapters.bin")
     with pytest.raises(ModelError, match=r"adapters\.safetensors"):
-        find(ModelConfig(path=str(DEMO), adapter=str(adapter)))
+        find_checkpoint(ModelConfig(path=str(DEMO), adapter=str(adapter)))
     assert not (tmp_path / "RUN").exists()
 
 
