@@ -23,6 +23,7 @@ from ..layers.cpu_layers import all_read
 from ..layers.kv_cache import Caches, forked, select
 from ..layers.lm_head import Head
 from ..models.device_memory import is_out_of_memory
+from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.request_queue import RequestQueue
 from .interface import Progress
@@ -92,13 +93,8 @@ class Engine:
     # -------------------------------------------------------------------------------------------------- admission
 
     def _admit(self, backlog: RequestQueue) -> None:
-        """Fills free slots from the parked group, else from one that is prefilled now.
-
-        A batch that decodes is joined when an eighth of its slots are free: mlx-lm's caches are copied by a join.
-        """
-        limits = self._setup.limits
-        free = limits.rows - len(self._order)
-        if len(self._order) and (not self._setup.joins or free < max(1, limits.rows // 8)):
+        """Fills free slots from the parked group, else from one that is prefilled now."""
+        if not may_join(self._setup.limits, len(self._order), self._setup.joins):
             return
         if self._parked is None:
             if not len(self._order):
@@ -116,7 +112,7 @@ class Engine:
             self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.row not in self._counted)
             self.progress.prefilled += self._parked.tokens + computed
             self.progress.padded += self._parked.padded_tokens + computed
-        self._join(self._parked, free, backlog.room(self._setup.group_limits))
+        self._join(self._parked, backlog.room(self._setup.group_limits))
         if not self._parked.waiting:
             self._parked = None
 
@@ -124,11 +120,10 @@ class Engine:
         rows = [self._slots.row(slot).request for slot in self._order]
         return Load(len(rows), max((row.reach for row in rows), default=0))
 
-    def _join(self, group: Prefilled, free: int, limits: Limits) -> None:
+    def _join(self, group: Prefilled, limits: Limits) -> None:
         """As many of the group's waiting samples as ``limits`` have room for take slots; their caches join the batch."""
-        longest = max(self._load().longest, *(request.reach for request in group.requests))
-        free = min(free, limits.most_rows(longest) - len(self._order))
-        if free <= 0:
+        free = joining_rows(limits, self._load(), (request.reach for request in group.requests))
+        if not free:
             return
         now, later = group.waiting[:free], group.waiting[free:]
         rows, of, padded = [i for i, _ in now], len(group.requests), self._setup.padded

@@ -7,9 +7,8 @@ does, chunks are cut so that one chunk's logits stay within a stated bound: no [
              e f h                     e f . .               f h
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +18,7 @@ from ...kernels.logprobs import Scores, join_scores
 from ..core.requests import Request, Sample
 from ..layers.kv_cache import Caches, announce, announce_call, evaluate_caches, forked, fresh, joined, merged, select, settle
 from ..layers.lm_head import read_scores
-from ..scheduler.prompt_prefixes import like
+from ..scheduler.prefill_calls import call_width, prefill_calls
 from .prefix_disk_cache import Base
 from .setup import Setup
 
@@ -63,14 +62,11 @@ def prefill(setup: Setup, requests: list[Request], bases: Sequence[Base | None] 
     ``bases``: of each row the one that holds its first tokens, if there is any.
     """
     rows = [_Feed(r.prompt.ids, len(r.prompt.ids) - 1, base, r) for r, base in zip(requests, bases or [None] * len(requests), strict=True)]
-    if not setup.padded or (setup.ragged and setup.static):  # a static batch is prefilled in one shape, whatever its rows contain
+    lengths, starts = [len(row) for row in rows], [row.start for row in rows]
+    calls = prefill_calls(lengths, starts, padded=setup.padded, ragged=setup.ragged, static=setup.static)
+    if len(calls) == 1:
         return _together(setup, rows)
-    longest_first = sorted(rows, key=len, reverse=True)
-    lengths = [len(row) for row in longest_first]
-    alike = [longest_first[part] for part in like(lengths)] if setup.ragged else list(_alike(longest_first))
-    if len(alike) == 1:
-        return _together(setup, rows)
-    parts = [_together(setup, part) for part in alike]
+    parts = [_together(setup, [rows[i] for i in call]) for call in calls]
     caches = joined([part.caches for part in parts])
     evaluate_caches(caches)
     requests = [request for part in parts for request in part.requests]
@@ -80,17 +76,9 @@ def prefill(setup: Setup, requests: list[Request], bases: Sequence[Base | None] 
     )
 
 
-def _alike(longest_first: list[_Feed]) -> Iterator[list[_Feed]]:
-    """Rows of one length, behind as many tokens."""
-    for _, alike in groupby(sorted(longest_first, key=lambda row: (-len(row), row.start)), lambda row: (len(row), row.start)):
-        yield list(alike)
-
-
 def _together(setup: Setup, rows: list[_Feed]) -> Prefilled:
     lengths = [len(row) for row in rows]
-    width = max(lengths)
-    if width == 1 and min(lengths) == 0:
-        width = 2  # mlx-lm's rotating caches take a call of one token for a decode step, which must not be padded
+    width = call_width(lengths)
     caches = _on_top(setup, [row.base for row in rows])
     announce(caches, lengths, width)
     tokens = np.zeros((len(rows), width), np.int32)

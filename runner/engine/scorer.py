@@ -25,7 +25,7 @@ from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, passes, pa
 from ..layers.lm_head import read_scores
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.prefix_tree import Owner, Read, Segment, bucket, fed_passage, forest
-from ..scheduler.score_batches import batches, lone
+from ..scheduler.score_batches import batches, child_turns, lone, scoring_limits
 from .interface import Progress
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
@@ -70,9 +70,7 @@ class Scorer:
         self._wanted, self._static = setup.wanted, setup.static
         self._right_padded = all(model.right_padded for model in self._models)
         self._shared = not setup.static and self._right_padded and all(model.shared for model in self._models)
-        limits = setup.limits
-        if not self._right_padded and not limits.even:  # nobody has tried rows of one length
-            limits = replace(limits, rows=1)
+        limits = scoring_limits(setup.limits, self._right_padded)
         self._room = MemoryBackoff(limits, setup.static)
         self._batch: list[Segment] = []  # what is fed
         self._apart = not self._shared  # nothing is shared within this window
@@ -199,15 +197,14 @@ class Scorer:
 
         A turn's tokens are taken out again before the next; where that cannot be, each turn has caches of its own.
         """
-        order = sorted(range(len(children)), key=lambda row: -len(children[row]))
+        order, turns = child_turns(children)
         if order != list(range(len(children))):
             for caches in rows.held:
                 select(caches, order, rows.rows, padded=False)
-        turns = [sorted(children[row], key=lambda child: -len(child)) for row in order]
-        for turn in range(len(turns[0])):
+        for members in turns:
             if stopped():
                 return
-            self._batch = members = [own[turn] for own in turns if len(own) > turn]
+            self._batch = members
             if len(members) < rows.rows:
                 rows.keep(len(members))
             width = max(len(segment) for segment in members)

@@ -11,11 +11,13 @@ from typing import Self
 
 from ..core.requests import Request, Sample, ScoreRequest
 from ..engine.setup import Setup
+from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
+from ..scheduler.prefill_calls import call_width, prefill_calls
 from ..scheduler.prefix_tree import Segment, bucket, fed_passage, forest
-from ..scheduler.prompt_prefixes import like, shared
+from ..scheduler.prompt_prefixes import shared
 from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix, nothing_shared
-from ..scheduler.score_batches import batches, lone
+from ..scheduler.score_batches import batches, child_turns, lone, scoring_limits
 
 Lengths = Callable[[Request, Sample], int]
 
@@ -104,8 +106,7 @@ class _Flight:
     def admit(self, backlog: RequestQueue) -> bool:
         """Fills free slots as the engine does once a turn; whether anything changed."""
         limits, load = self.setup.limits, self.load
-        free = limits.rows - load.rows
-        if load.rows and (not self.setup.joins or free < max(1, limits.rows // 8)):
+        if not may_join(limits, load.rows, self.setup.joins):
             return False
         if not self.parked:
             requests = backlog.take(self.setup.group_limits, load)
@@ -113,8 +114,8 @@ class _Flight:
                 return False
             self._prefill(requests, backlog)
         longest = max(load.longest, *(request.reach for request, _ in self.parked))
-        free = min(free, backlog.room(self.setup.group_limits).most_rows(longest) - load.rows)
-        now, self.parked = self.parked[: max(0, free)], self.parked[max(0, free) :]
+        free = joining_rows(backlog.room(self.setup.group_limits), load, [longest])
+        now, self.parked = self.parked[:free], self.parked[free:]
         for request, sample in now:
             heappush(self.ends, (self.work.steps + max(1, self.length(request, sample)), request.reach))
         self.work.hold(len(self.ends), limits.kv(len(self.ends), longest) + sum(limits.kv(1, len(stem.ids)) for stem in self.kept))
@@ -125,12 +126,9 @@ class _Flight:
         new = {one for stem in stems if stem for one in stem.chain} - self.kept
         once = sum(stem.own for stem in new)
         lengths = [len(r.prompt.ids) - 1 - (len(stem.ids) if stem else 0) for r, stem in zip(requests, stems, strict=True)]
-        lengths.sort(reverse=True)
-        if not self.setup.padded or (self.setup.ragged and self.setup.static):
-            calls = [lengths]
-        else:
-            calls = [lengths[part] for part in like(lengths)] if self.setup.ragged else [[n] for n in lengths]
-        padded = once + sum(len(call) * (2 if call[0] == 1 and call[-1] == 0 else call[0]) for call in calls)  # as in ``prefill``
+        starts = [len(stem.ids) if stem else 0 for stem in stems]
+        calls = prefill_calls(lengths, starts, padded=self.setup.padded, ragged=self.setup.ragged, static=self.setup.static)
+        padded = once + sum(len(call) * call_width([lengths[row] for row in call]) for call in calls)
         self.kept = set(backlog.begun)
         self.work.feed(len(requests), once + sum(lengths), padded)
         self.parked = [(request, sample) for request in requests for sample in request.work.samples]
@@ -151,7 +149,7 @@ def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> W
     """What the scorer does for one window of ``requests`` with one model, or with a reference beside it."""
     first, work = setups[0], Work()
     right_padded = all(setup.right_padded for setup in setups)
-    limits = first.limits if right_padded or first.limits.even else replace(first.limits, rows=1)  # as in ``Scorer``
+    limits = scoring_limits(first.limits, right_padded)
     work.scored = sum(len(passage.positions) for request in requests for passage in request.passages)
     if first.static:
         for batch in lone(requests, limits.rows, bucket if right_padded else int):
@@ -178,6 +176,5 @@ def _feed_all(work: Work, segments: Sequence[Segment], limits: Limits, even: boo
         if len(batch) == 1 and batch[0].children:
             _feed_all(work, batch[0].children, limits, even, held + limits.kv(1, len(batch[0].feed)))
         elif batch[0].children:
-            turns = [sorted(stem.children, key=lambda child: -len(child)) for stem in batch]
-            for turn in range(max(map(len, turns))):
-                _feed(work, [own[turn] for own in turns if len(own) > turn], limits, held)
+            for members in child_turns([stem.children for stem in batch])[1]:
+                _feed(work, members, limits, held)

@@ -7,7 +7,7 @@
 The trie is that of ``prefixes``, over all of a prompt's tokens but the last, which is left to the first decode step.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -61,15 +61,3 @@ def _sorted(rows: Sequence[tuple[Ids, Request]], known: Sequence[Ids]) -> list[t
 def fed_prompt(request: Request) -> Ids:
     """The tokens of a prompt that are prefilled."""
     return request.prompt.ids[:-1]
-
-
-def like(lengths: Sequence[int]) -> Iterator[slice]:
-    """Cuts rows, longest first, into calls of like ``lengths``: the pads of none take longer than another call would."""
-    begin = pads = 0
-    for at, length in enumerate(lengths):
-        more = lengths[begin] - length
-        if pads + more > CALL:
-            yield slice(begin, at)
-            begin, pads, more = at, 0, 0
-        pads += more
-    yield slice(begin, len(lengths))

@@ -4,7 +4,7 @@ Pure and deterministic. Knows nothing of models or text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from .limits import Limits
 from .prefix_tree import CALL, WORTH, Read, Segment, fed_passage, owned_passages
 
 PORTION = 32  # batches in which what is begun is finished: rows are saved all along, and lengths still vary enough to match
+
+
+def scoring_limits(limits: Limits, right_padded: bool) -> Limits:
+    """Returns the limits of a scoring batch: one row where rows can't be right-padded and nobody has tried rows of one length."""
+    return limits if right_padded or limits.even else replace(limits, rows=1)
 
 
 def lone(requests: Sequence[ScoreRequest], rows: int, width: Callable[[int], int]) -> list[list[Segment]]:
@@ -64,6 +69,17 @@ def batches(segments: Sequence[Segment], limits: Limits, even: bool, held: float
                 found.append(open_batch)
             open_batch.append(leaf)
     return found
+
+
+def child_turns(children: Sequence[Sequence[Segment]]) -> tuple[list[int], list[list[Segment]]]:
+    """Splits the children of B segments into batches: the longest child of each segment, then the second of each, and so on.
+
+    Returns the order of the segments [B], those with most children first, and the batches. Row i of each batch is a child of segment
+    order[i], so a later batch only drops rows at the end.
+    """
+    order = sorted(range(len(children)), key=lambda row: -len(children[row]))
+    longest_first = [sorted(children[row], key=lambda child: -len(child)) for row in order]
+    return order, [[own[turn] for own in longest_first if len(own) > turn] for turn in range(len(longest_first[0]))]
 
 
 def _portions(leaves: list[Segment], tokens: int) -> Iterator[list[Segment]]:

@@ -60,11 +60,11 @@ def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut:
         ragged=way != "joined",
     )
     setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
-    separate_tokens = [
+    requests = [
         request(i, [1 + (i + t) % 60 for t in range(prompt)], replace(SAMPLING, max_tokens=most), range(samples))
         for i, (prompt, most, samples) in enumerate(rows)
     ]
-    windows = [part for part in (separate_tokens[:cut], separate_tokens[cut:]) if part]
+    windows = [part for part in (requests[:cut], requests[cut:]) if part]
     found = decoding(windows, setup, to_the_end)
     assert counted_work(found) == generated(setup, windows)
 
@@ -83,11 +83,11 @@ def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
     setup = setup_of(random_chain(256), way, limits[0], limits[1], LogprobOptions(), stems=True)
     setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
     starts = [[1] * 40, [1] * 40 + [2] * 40, [3] * 90]
-    separate_tokens = [
+    requests = [
         request(i, starts[start] + [4 + (i + t) % 250 for t in range(tail)], replace(SAMPLING, max_tokens=most), range(samples))
         for i, (start, tail, most, samples) in enumerate(rows)
     ]
-    windows = [part for part in (separate_tokens[:cut], separate_tokens[cut:]) if part]
+    windows = [part for part in (requests[:cut], requests[cut:]) if part]
     assert counted_work(decoding(windows, setup, to_the_end)) == generated(setup, windows)
 
 

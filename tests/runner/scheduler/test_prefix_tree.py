@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH, Segment, bucket, fed_passage, forest
-from mlx_bulk.runner.scheduler.score_batches import PORTION, batches, lone
+from mlx_bulk.runner.scheduler.score_batches import PORTION, batches, child_turns, lone, scoring_limits
 
 from ..support.tiny import Ids, documents, multiple_choice, passage, prompts_of
 
@@ -57,8 +57,7 @@ def all_batches(segments: list[Segment], limits: Limits, even: bool, held: float
         if len(batch) == 1:
             yield from all_batches(batch[0].children, limits, even, held + limits.kv(1, len(batch[0].feed)))
         else:
-            for turn in range(max(len(stem.children) for stem in batch)):
-                yield [stem.children[turn] for stem in batch if len(stem.children) > turn], held
+            yield from ((turn, held) for turn in child_turns([stem.children for stem in batch])[1])
 
 
 def read_by(segment: Segment) -> Iterator[tuple[int, int, int]]:
@@ -228,6 +227,28 @@ def test_documents_in_windows_are_finished_all_along():
     assert fed_of == whole
     assert most <= PORTION * small.tokens + 2 * max(whole)
     assert PORTION * small.tokens < sum(whole) / 4  # else the bound would say nothing
+
+
+def test_turns_of_children_drop_rows_at_the_end_only():
+    prompts = prompts_of((30, 30, 30))
+    choices = [[[1], [2]], [[3] * 9, [4] * 5, [5] * 7], [[6], [7], [8] * 2]]
+    (stems,) = batches(
+        forest(multiple_choice(prompts, [[[1, *end, 1] for end in ends] for ends in choices]), WIDE, shared=True), WIDE, False
+    )
+    children = [stem.children for stem in stems]
+    order, turns = child_turns(children)
+    counts = [len(children[row]) for row in order]
+    assert counts == sorted(counts, reverse=True)
+    assert [len(turn) for turn in turns] == [sum(n > number for n in counts) for number in range(max(counts))]
+    for turn in turns:
+        assert all(any(child is own for own in children[order[row]]) for row, child in enumerate(turn))
+    assert sorted(id(child) for turn in turns for child in turn) == sorted(id(child) for own in children for child in own)
+
+
+def test_rows_that_can_not_be_padded_are_scored_alone_unless_equal_lengths_were_tried():
+    assert scoring_limits(WIDE, right_padded=True) == WIDE
+    assert scoring_limits(replace(WIDE, even=True), right_padded=False) == replace(WIDE, even=True)
+    assert scoring_limits(WIDE, right_padded=False).rows == 1
 
 
 def test_a_prompt_with_many_completions_is_fed_alone():

@@ -2,15 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 
-import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.limits import Limits, Load
 from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH
-from mlx_bulk.runner.scheduler.prompt_prefixes import fed_prompt, like, shared
+from mlx_bulk.runner.scheduler.prompt_prefixes import fed_prompt, shared
 from mlx_bulk.runner.scheduler.request_queue import RequestQueue, SharedPrefix, longest_first
 
 from ..support import shared_prompts
@@ -152,15 +151,3 @@ def test_what_is_put_back_begins_anew_and_apart_until_the_next_window():
     assert [one.row for one in left] == [one.row for one in longest_first(asked)]
     assert not any(backlog.stem(one) for one in left)
     assert any(backlog.stem(one) for one in backlog.take(WIDE, Load()))
-
-
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 90), min_size=1, max_size=30))
-def test_rows_of_like_length_share_a_call(lengths: list[int]):
-    lengths = sorted(lengths, reverse=True)
-    parts = list(like(lengths))
-    assert np.concatenate([np.arange(len(lengths))[part] for part in parts]).tolist() == list(range(len(lengths)))
-    pads = [sum(lengths[part.start] - n for n in lengths[part]) for part in parts]
-    assert max(pads) <= CALL
-    for part, after in pairwise(parts):
-        assert pads[parts.index(part)] + lengths[part.start] - lengths[after.start] > CALL
