@@ -1,0 +1,93 @@
+"""Commands about configs: ``plan`` forecasts one, ``eval`` runs one of lm-evaluation-harness, ``init`` prints an example.
+
+Each command states its options and imports heavy libraries when it needs them; other rooms compute.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+
+import click
+
+from ..terminal.console import one_line_errors, ready, set_log
+from .options import ConfigSource, config_source, json_option, log_level_option, quiet_option
+
+
+@click.command()
+@config_source("model", "data", "output", example="sampling.n=4")
+@click.option(
+    "--calibrate", is_flag=True, help="Loads the model and times some of the rows, some 20 seconds: hours, tokens/s, finish time."
+)
+@json_option
+@log_level_option
+def plan(source: ConfigSource, calibrate: bool, as_json: bool, log_level: str) -> None:
+    """Shows what a run of CONFIG would have to do and what it takes: rows, tokens, memory, disk. Writes nothing, loads no weights."""
+    set_log(log_level)
+    with one_line_errors():
+        try:
+            code, text = _plan(source, calibrate, as_json)
+        except KeyboardInterrupt:
+            click.echo("mlx-bulk: interrupted; nothing was written", err=True)
+            sys.exit(128 + signal.SIGINT)
+        click.echo(text)
+    sys.exit(code)
+
+
+def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, str]:
+    """Returns the exit code and the text of a plan."""
+    from ...configs.cells import cells
+    from ...configs.load import load_config
+    from ...configs.sweep import SweepConfig
+
+    config = load_config(source.file, source.overrides, source.paths)
+    sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
+    ready()
+    from ...runner.estimate.plan import planned
+    from ...runner.models.model_pool import ModelPool
+    from ..kinds import KINDS
+    from ..plan.sweep import plan_exit_code, planned_sweep, planned_sweep_as_json, planned_sweep_as_text
+    from ..plan.text import plan_as_json, plan_as_text
+
+    if isinstance(config, SweepConfig):
+        plans = planned_sweep(sweep_cells, KINDS, calibrate)
+        return plan_exit_code(plans), planned_sweep_as_json(plans) if as_json else planned_sweep_as_text(plans)
+    forecast = planned(config, KINDS[config.job], ModelPool() if calibrate else None)
+    return 0, plan_as_json(forecast) if as_json else plan_as_text(forecast, shutil.get_terminal_size((100, 0)).columns)
+
+
+@click.command("eval")
+@config_source("model", "output", example="limit=100")
+@log_level_option
+@quiet_option
+def eval_(source: ConfigSource, log_level: str, quiet: bool) -> None:
+    """Runs the tasks of lm-evaluation-harness that CONFIG names, and prints their table."""
+    set_log(log_level, quiet)
+    with one_line_errors():
+        from ...configs.load import load_eval
+
+        config = load_eval(source.file, source.overrides, source.paths)
+        if quiet:
+            os.environ["TQDM_DISABLE"] = "1"  # lm-eval's bars have no other switch
+            logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        ready()
+        from .evaluation import run_evaluation
+
+        try:
+            evaluation = run_evaluation(config)
+        except KeyboardInterrupt:
+            click.echo("mlx-bulk: interrupted; nothing was written, the same command starts again", err=True)
+            sys.exit(128 + signal.SIGINT)
+        click.echo(evaluation.tables)
+        if not quiet:
+            click.echo(f"complete -> {evaluation.results}", err=True)
+
+
+@click.command()
+@click.argument("job", type=click.Choice(("generate", "score", "rollout", "sweep")), default="generate")
+def init(job: str) -> None:
+    """Prints a config of a JOB (generate where none is said) with all settings, explained, which runs as it is: save it, and run it."""
+    from .init_config import config_text
+
+    click.echo(config_text(job), nl=False)

@@ -1,0 +1,86 @@
+"""A config's job or sweep, run in this process: its exit code, its closing text, and its report.
+
+Knows no option of the command line. Heavy libraries are imported once the config is read.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...runner.core.host_process import HostProcess
+from ..terminal.closing_line import QUARANTINED, continuing, ending
+from ..terminal.console import ready
+from .options import ConfigSource
+from .signals import Stop
+
+if TYPE_CHECKING:
+    from ...configs.cells import Cell
+    from ...runner.pipeline.progress_display import Show
+
+
+@dataclass(slots=True, frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    code: its exit code; None for a run that a signal stopped, whose code is the signal's. text: closes the output on stderr.
+    report_folder: the run or sweep that needs a new report, or None.
+    """
+
+    code: int | None
+    text: str
+    report_folder: Path | None
+
+
+def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
+    """Runs the job or the sweep of ``source``; ``start`` holds the fields of ``runs.run_dir.Start``. Raises BulkError."""
+    from ...configs.cells import cells
+    from ...configs.load import load_config
+    from ...configs.sweep import SweepConfig
+
+    config = load_config(source.file, source.overrides, source.paths)
+    if isinstance(config, SweepConfig):
+        return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
+    ready()
+    from ...runner.models.model_pool import ModelPool
+    from ...runner.pipeline import session
+    from ...runner.runs.run_dir import Start
+    from ..kinds import KINDS
+
+    summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, ModelPool())
+    code = QUARANTINED if summary.errors else 0
+    reportable = summary.complete and summary.records > 0
+    report_folder = summary.output if reportable and (summary.worked or not _has_report(summary.output)) else None
+    return RunOutcome(code if summary.complete else None, ending(summary, continuing(start["overwrite"])), report_folder)
+
+
+def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
+    ready()
+    from ...runner.runs.run_dir import Start
+    from ..kinds import KINDS
+    from ..sweep import sweep
+    from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
+
+    ended = sweep.run_sweep(
+        sweep_cells, KINDS, folder, Start(**start), host, show, lambda ended: write_sweep_table(sweep_table(ended), folder)
+    )
+    code = sweep.sweep_exit_code(ended)
+    last_line = sweep.closing_line(ended, folder, continuing(start["overwrite"]))
+    return RunOutcome(code, f"{closing_table(ended)}\n{last_line}", None if code is None else folder)
+
+
+def draw_report(folder: Path, stop: Stop) -> None:
+    """Writes the report of a complete run or sweep, unless a signal came while the run was ending."""
+    from ..report.report import report_at_end, say_left_out
+
+    if stop.code:
+        say_left_out(folder, "interrupted")
+    else:
+        report_at_end(folder)
+
+
+def _has_report(run: Path) -> bool:
+    """Returns whether the run's page shows all committed records; a process killed before it drew leaves an older page."""
+    from ...runner.store.paths import RunPaths
+
+    paths = RunPaths(run)
+    return paths.report.exists() and paths.report.stat().st_mtime_ns >= paths.commits.stat().st_mtime_ns

@@ -1,0 +1,63 @@
+"""Options that several commands share, and the config file with the overrides that a command line names.
+
+Imports nothing heavy: a config is read where a command asks for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..terminal.console import LEVELS
+
+Command = Callable[..., None]
+Option = Callable[[Command], Command]
+
+_SHORTHANDS = {"model": "model.path", "data": "data.path", "output": "output.path"}
+
+run_folder_argument: Option = click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+json_option: Option = click.option("--json", "as_json", is_flag=True, help="Prints one JSON object in place of text.")
+log_level_option: Option = click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
+quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Errors only: no progress, no log.")
+
+
+@dataclass(slots=True, frozen=True)
+class ConfigSource:
+    """A config file and the changes that the command line makes to it.
+
+    overrides: the values of ``--set``, as KEY=VALUE. paths: values of ``--model``, ``--data`` and ``--output`` by their config keys.
+    """
+
+    file: Path
+    overrides: tuple[str, ...]
+    paths: dict[str, str]
+
+
+def config_source(*shorthands: str, example: str) -> Option:
+    """Adds the argument CONFIG, the options of ``shorthands`` and ``--set``; the command takes them as ``source``, a ``ConfigSource``.
+
+    shorthands: of "model", "data" and "output". example: an override that the help text shows.
+    """
+    help_text = f"Overrides a key, for example {example}. Repeatable."
+    parameters: list[Option] = [
+        click.argument("config", type=click.Path(path_type=Path)),
+        *(click.option(f"--{name}", help=f"Short for --set {_SHORTHANDS[name]}=…") for name in shorthands),
+        click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text),
+    ]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def with_source(config: Path, overrides: tuple[str, ...], **options: Any) -> None:
+            values = {_SHORTHANDS[name]: options.pop(name) for name in shorthands}
+            paths = {key: value for key, value in values.items() if value is not None}
+            command(ConfigSource(config, overrides, paths), **options)
+
+        decorated: Command = with_source
+        for parameter in reversed(parameters):
+            decorated = parameter(decorated)
+        return decorated
+
+    return decorate

@@ -1,0 +1,124 @@
+"""``mlx-bulk run CONFIG``: its options, and the process that runs it: this one, or a second one under a supervisor.
+
+A run in this process ends on SIGINT and SIGTERM between two steps. ``execution.py`` does the work.
+"""
+
+import signal
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...runner.core.host_process import HostProcess, Supervisor
+from ..terminal.closing_line import continuing
+from ..terminal.console import one_line_errors, set_log, tell
+from .execution import RunOutcome, draw_report, run_config
+from .options import ConfigSource, config_source, log_level_option, quiet_option
+from .signals import Stop, interrupted
+from .supervisor_link import Link, telling_exit
+
+if TYPE_CHECKING:
+    from ...runner.pipeline.progress_display import Show
+
+_WORDS = "mlx_bulk.words"
+
+
+class _Repeatable(click.Command):
+    """A command that keeps the words it was called with."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@dataclass(slots=True, frozen=True)
+class RunOptions:
+    """The options of ``mlx-bulk run`` beside its config; words: the command line behind ``run``, as it was typed."""
+
+    overwrite: bool
+    retry_errors: bool
+    adopt: tuple[str, ...]
+    supervised: bool
+    json_progress: bool
+    log_level: str
+    quiet: bool
+    words: tuple[str, ...]
+
+    @property
+    def show(self) -> "Show":
+        """How progress is shown."""
+        return "nothing" if self.quiet else "json" if self.json_progress else "progress"
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """The fields of ``runs.run_dir.Start``, which is imported later."""
+        words = ("run", *self.words)
+        return {"overwrite": self.overwrite, "retry_errors": self.retry_errors, "adopt": self.adopt, "words": words}
+
+    @property
+    def continuing(self) -> str:
+        """The command that continues the run."""
+        return continuing(self.overwrite)
+
+
+@click.command(cls=_Repeatable)
+@config_source("model", "data", "output", example="sampling.n=4")
+@click.option("--overwrite", is_flag=True, help="Removes the run that the output folder holds, and starts over.")
+@click.option("--retry-errors", is_flag=True, help="Does the rows in errors/ again; those that succeed move to the results.")
+@click.option("--adopt", multiple=True, metavar="KEY", help="Goes on although KEY has changed, as you vouch for it. Repeatable.")
+@click.option(
+    "--supervised/--no-supervised",
+    default=sys.platform == "darwin",
+    help="Runs the model in a second process, which is started again when it dies; a row that kills it goes to errors/.  "
+    "[default: --supervised on macOS only]",
+)
+@click.option("--json-progress", is_flag=True, help="Tells progress as JSON, a line every 5 seconds on stderr (docs/status.md).")
+@log_level_option
+@quiet_option
+def run(source: ConfigSource, **values: Any) -> None:
+    """Runs the job or the sweep in CONFIG, or continues it where its run directory left off."""
+    options = RunOptions(**values, words=tuple(click.get_current_context().meta[_WORDS]))
+    if options.quiet and options.json_progress:
+        raise click.UsageError("--json-progress and --quiet exclude each other: the one tells progress, the other nothing.")
+    set_log(options.log_level, options.quiet)
+    link = Link.inherited()
+    if options.supervised and link is None:
+        _run_supervised(options.words)
+    else:
+        _run_here(source, options, link)
+
+
+def _run_supervised(words: tuple[str, ...]) -> None:
+    """Runs the command in a second process, starts it again when it dies, and exits with its code."""
+    from .supervisor import supervise
+
+    with one_line_errors():
+        # -P as with the installed script: the working folder is no place to import from.
+        sys.exit(supervise([sys.executable, "-P", "-m", "mlx_bulk.jobs", "run", *words]))
+
+
+def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> None:
+    """Runs the config in this process, and exits with the run's code, or with the signal's where one stopped the run."""
+    command = options.continuing
+    stop = Stop(command=command) if link is None else Stop(link.signalled, command)
+    host = HostProcess(stop.asked, stop.saving, link or Supervisor())
+    outcome: RunOutcome | None = None
+    with telling_exit(link), one_line_errors():
+        try:
+            with stop:
+                outcome = run_config(source, options.start, host, options.show)
+                if outcome.code is not None:
+                    stop.finished(outcome.code)
+                if outcome.report_folder is not None:
+                    draw_report(outcome.report_folder, stop)
+        except KeyboardInterrupt:
+            if outcome is None or outcome.code is None:
+                tell(f"mlx-bulk: {interrupted(command)}")
+                sys.exit(stop.code or 128 + signal.SIGINT)
+        with suppress(KeyboardInterrupt):
+            if not options.quiet:
+                tell(outcome.text)
+        # A signal that comes when all is done changes nothing of what the run has come to.
+        sys.exit(stop.code if outcome.code is None else outcome.code)
