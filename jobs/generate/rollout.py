@@ -181,7 +181,7 @@ class RolloutJob(GenerateJob):
 
     def closing(self, statistics: pa.Table) -> str:
         """The statistics as lines for the terminal."""
-        return rollout_closing(rollout_statistics, self.config.policy.watch)
+        return rollout_closing(statistics, self.config.policy.watch)
 
 
 def _reason(ratings: Ratings, name: str, sample: int, reward: float | None) -> str | None:

@@ -244,7 +244,7 @@ class ScoreJob:
 
     def closing(self, statistics: pa.Table) -> str:
         """The statistics as a table for the terminal."""
-        return score_closing(score_statistics)
+        return score_closing(statistics)
 
 
 def _unmarked(*, given: bool, has: bool) -> str:
