@@ -20,7 +20,7 @@ from .worker_process import START_SECONDS, Worker, WorkerDied, WorkerHangs
 GIVEN = ("prompts", "completions", "completion_ids")
 RESERVED = frozenset({*GIVEN, "prompt", "completion", "log_extra", "log_metric", "trainer_state"})
 
-_BUILT_IN = Path(__file__).parent / "reward_builtins.py"
+_BUILT_IN = Path(__file__).parent / "builtin_rewards.py"
 _WORDS = {
     "column": "the column (or dotted path) that holds the answer",
     "pattern": "a regular expression as Python's re reads it",
