@@ -19,14 +19,12 @@ from ...configs.explain import problems, shown
 from ...configs.fields import Section, nearest
 from ...configs.schema import BatchConfig
 from ...kernels import backend
-from ...runner.checks.engine_setup import fit
-from ...runner.checks.row_limits import row_check
 from ...runner.core.errors import ModelError
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
 from ...runner.models.checkpoint import Checkpoint, find_checkpoint
-from ...runner.models.loader import load_model
+from ...runner.pipeline.loading import load_models
 from ...runner.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlx_bulk")
@@ -90,11 +88,9 @@ def load_for_eval(model_args: dict[str, Any]) -> EvalModel:
         log.warning("BLAS: %s", note)
     checkpoint = find_checkpoint(config)
     hf = _tokenizer(config, checkpoint)
-    model = load_model(config, checkpoint, int(batch.memory * backend.memory_bytes()))
     share = BatchConfig(rows=batch.rows, tokens=batch.tokens, memory=batch.memory)
-    setup, _, about = fit(model, share, LogprobOptions(echo=True, greedy=True))
-    tokenizer = Tokenizer(hf)
-    check = row_check(setup, checkpoint.config)
+    loaded = load_models([(config, checkpoint)], share, LogprobOptions(echo=True, greedy=True))
+    tokenizer, check = Tokenizer(hf), loaded.row_check()
 
     def refuse(request: AnyRequest) -> None:
         if (problem := check(request)) is not None:
@@ -107,12 +103,12 @@ def load_for_eval(model_args: dict[str, Any]) -> EvalModel:
         hf=hf,
         hf_config=_config(checkpoint, config.trust_remote_code),
         tokenizer=tokenizer,
-        setup=setup,
-        eos=frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < model.vocabulary),
+        setup=loaded.setup,
+        eos=frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < loaded.setup.vocabulary),
         special={token.content: i for i, token in hf.added_tokens_decoder.items() if token.special},
         generation=_generation(checkpoint.folder),
         refuse=refuse,
-        info={"model_dtype": model.dtype, "model_revision": config.revision or "main", "mlx_bulk": about},
+        info={"model_dtype": loaded.model.dtype, "model_revision": config.revision or "main", "mlx_bulk": loaded.about},
     )
 
 

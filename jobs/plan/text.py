@@ -11,7 +11,6 @@ import numpy as np
 from ...configs.visible import visible
 from ...runner.estimate.plan import Plan
 from ...runner.runs.throughput import duration
-from ...runner.scheduler.prefix_tree import LEAST
 from ..terminal.tables import counted, folded
 from .histogram import text_histogram
 
@@ -191,14 +190,13 @@ def _completions(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _shared_prompts(plan: Plan) -> Iterator[tuple[str, str]]:
-    common = 0 if plan.survey.common is None else len(plan.survey.common)
     said: list[str] = []
     if plan.shared_tokens:
         said.append(f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill")
     if plan.alike_tokens > 0:
         said.append(f"{plan.alike_tokens:,} prompt tokens are not fed again: rows begin alike")
-    elif common >= LEAST and plan.survey.rows > 1:
-        said.append(f"all prompts begin with the same {common:,} tokens; each row's prefill computes them anew")
+    elif plan.repeated_prefix:
+        said.append(f"all prompts begin with the same {plan.repeated_prefix:,} tokens; each row's prefill computes them anew")
     yield from zip(["shared", *[""] * len(said)], said, strict=False)
 
 

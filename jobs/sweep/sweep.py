@@ -24,13 +24,13 @@ from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline import session
 from ...runner.pipeline.job import Kind
 from ...runner.pipeline.progress_display import Show
+from ...runner.pipeline.run_spec import why_refused
 from ...runner.runs.run_dir import RunDir, Start
 from ...runner.runs.run_files import SWEEP_FILE
 from ...runner.runs.summary import Summary
 from ...runner.store.paths import RunPaths
 from ..terminal.closing_line import QUARANTINED, continuing, last_line
 from ..terminal.tables import counted
-from .preflight import hindrances
 
 log = logging.getLogger("mlx_bulk")
 
@@ -197,8 +197,8 @@ def _doom(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ..
     left = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not outside.supervisor.orders(_path(cell).absolute()).begun]
     for cell in left:
         RunDir.open(_path(cell)).close()
-    hindered = hindrances([cell.config for cell in left], kinds, adopt)
-    for cell, why in zip(left, hindered, strict=True):
+    reasons = why_refused([cell.config for cell in left], kinds, adopt)
+    for cell, why in zip(left, reasons, strict=True):
         if why is not None:
             log.warning("cell %s cannot start, so its old run stays: %s", cell.name, why)
             continue

@@ -7,19 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
-from ...runner.checks.engine_setup import fit
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Floats, Scored
-from ...runner.engine.prefill import chunk
+from ...runner.engine.kept_logprobs import kept_logprobs
 from ...runner.engine.reference_logprobs import reference_request
 from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
-from ...runner.layers.kv_cache import evaluate_caches, fresh
-from ...runner.layers.lm_head import Head
 from ...runner.pipeline.stored_model import run_model
 from .logprob_diff import LogprobComparison
 from .stored_records import Stored, stored_records
@@ -32,12 +28,11 @@ def rescored(run: Path) -> LogprobComparison:
     """
     with run_model(run) as found:
         batch = found.config.batch.model_copy(update={"deterministic": False})
-        setup = fit(found.model, batch, LogprobOptions(echo=True))[0]
-        comparison = LogprobComparison("rescored", found.float32)
-        for name, called in found.policies():
-            now = setup if setup.head is None else replace(setup, head=Head(setup.model))
+        loaded = found.load(batch, LogprobOptions(echo=True))
+        comparison = LogprobComparison("rescored", loaded.float32)
+        for name, called, setup in found.policies(loaded):
             for records in tqdm(stored_records(found.run, found.config, name), unit=" batches", disable=None, leave=False):
-                _compare(now, records, called, comparison)
+                _compare(setup, records, called, comparison)
         return comparison
 
 
@@ -52,7 +47,10 @@ def _compare(setup: Setup, records: list[Stored], policy: str, comparison: Logpr
                 elif (reason := _hidden(record, figure)) is not None:
                     comparison.leave_out(reason)
                 elif figure == "sampled_logprobs" and record.filtered:
-                    comparison.add(policy, figure, stored, _renormalised(setup, record))
+                    assert record.kept is not None
+                    assert record.temperature
+                    kept = kept_logprobs(setup, record.prompt, record.completion, record.kept, record.temperature)
+                    comparison.add(policy, figure, stored, kept)
                 else:
                     comparison.add(policy, figure, stored, tempered)
 
@@ -85,23 +83,3 @@ def _scored(setup: Setup, records: list[Stored], temperature: float | None) -> I
         else:  # a logit that is NaN, or no memory
             lost = np.full(len(record.completion), np.nan, np.float32)
             yield record, lost, lost
-
-
-def _renormalised(setup: Setup, record: Stored) -> Floats:
-    """Sampled logprobs [N]: of logits / temperature, over the kept ids alone."""
-    assert record.kept is not None
-    assert record.temperature
-    ids, first = np.concatenate([record.prompt, record.completion]), len(record.prompt) - 1
-    caches, at, found = fresh(setup.model, 1, padded=False), 0, list[float]()
-    while at < len(ids) - 1:
-        n = chunk(setup, 1, len(ids) - 1 - at)
-        states = setup.reader.states(mx.array(ids[None, at : at + n]), caches)[0]
-        evaluate_caches(caches)
-        wanted = np.arange(max(first, at), at + n)
-        for some in np.array_split(wanted, max(1, -(-len(wanted) // setup.logit_rows))) if len(wanted) else ():
-            logits = np.array(setup.reader.logits(states[mx.array(some - at)]).astype(mx.float32)).astype(np.float64)
-            for x, position in zip(logits / record.temperature, some.tolist(), strict=True):
-                kept = x[record.kept[position - first]]
-                found.append(x[ids[position + 1]] - kept.max() - np.log(np.exp(kept - kept.max()).sum()))
-        at += n
-    return np.array(found, np.float32)

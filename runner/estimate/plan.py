@@ -11,15 +11,15 @@ from pathlib import Path
 from ...configs.errors import ConfigError
 from ...configs.schema import JobConfig
 from ...kernels import backend
-from ..checks.engine_setup import foreseen
 from ..data.sources import reads_stdin
 from ..engine.setup import Setup
-from ..models.loader import Model, outline
-from ..models.model_pool import ModelPool, rooms
+from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind
-from ..pipeline.run_spec import RunSpec, memory_for
+from ..pipeline.loading import outline_models
+from ..pipeline.run_spec import RunSpec
 from ..policies.policy_engine import sampling_limits
 from ..scheduler.limits import Limits
+from ..scheduler.prefix_tree import LEAST
 from .disk import disk_bytes
 from .forecast import Work, decoding
 from .output_folder import OutputState, found_in_output
@@ -77,6 +77,12 @@ class Plan:
         return round(self.survey.factor * self.survey.fed_apart) - self.work.prefilled if self.survey.generates else 0
 
     @property
+    def repeated_prefix(self) -> int:
+        """Tokens that all prompts begin with and that are worth sharing: 0 where they are too few, or there is one row."""
+        common = 0 if self.survey.common is None else len(self.survey.common)
+        return common if common >= LEAST and self.survey.rows > 1 else 0
+
+    @property
     def rows_left(self) -> int:
         """Rows that a run would still have to do."""
         return max(0, self.survey.rows - self.found.rows)
@@ -114,8 +120,7 @@ def planned(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> P
     kind.check(config, [])
     root = Path(config.output.path)
     known = RunSpec.of(config, root, kind, afresh=False)
-    outlines = _outlines(config, known)
-    setups = foreseen(outlines, config.batch, known.job.wanted)
+    outlines, setups = zip(*outline_models(known.models(config), config.batch, known.job.wanted), strict=True)
     limits = sampling_limits(setups[0].limits, config, outlines[0].weight_bytes)
     survey = surveyed(config, known, setups, limits)
     calibration = None if models is None or not survey.lengths else calibrated(config, known, survey, models)
@@ -139,12 +144,6 @@ def planned(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> P
         calibration=calibration,
         found=found_in_output(config, known),
     )
-
-
-def _outlines(config: JobConfig, known: RunSpec) -> list[Model]:
-    """The model, and the reference behind it, without their weights."""
-    needed = known.models(config)
-    return [outline(*each, room) for each, room in zip(needed, rooms(needed, memory_for(config)), strict=True)]
 
 
 def _work(survey: Survey, setup: Setup, calibration: Calibration | None) -> tuple[Work, Work | None]:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
-from ..checks.engine_setup import fit
 from ..core.requests import AnyRequest, Failure, Generated, Request, Row, Sample
 from ..data.reader import read_rows
 from ..engine.interface import Progress, Runs
 from ..engine.setup import Setup
 from ..models.model_pool import ModelPool
-from ..pipeline.run_spec import RunSpec, memory_for
+from ..pipeline.loading import load_models
+from ..pipeline.run_spec import RunSpec
 from ..policies.policy_engine import sampling_limits
 from .forecast import Work
 from .survey import Survey
@@ -64,14 +64,13 @@ def to_the_end(request: Request, sample: Sample) -> int:
 def calibrated(config: JobConfig, known: RunSpec, survey: Survey, models: ModelPool) -> Calibration:
     """Loads the model into ``models`` and times rows of the survey. Raises what a run raises that cannot begin."""
     begin = monotonic()
-    model, *others = models.get(known.models(config), memory_for(config))
     batch = config.batch.model_copy(update={"prefix_cache": None})  # nothing is written
-    setup, reference, _ = fit(model, batch, known.job.wanted, others[0] if others else None)
-    setup = replace(setup, limits=sampling_limits(setup.limits, config, model.weight_bytes))
+    loaded = load_models(known.models(config), batch, known.job.wanted, models)
+    setup = replace(loaded.setup, limits=sampling_limits(loaded.setup.limits, config, loaded.model.weight_bytes))
     load_seconds = monotonic() - begin
     windows = _windows(config, known, survey, setup)
     # A group's reference logprobs and rewards come from elsewhere, beside the engine.
-    trial = _Trial(known.job.engine(setup, reference if known.job.grouping is None else None), windows)
+    trial = _Trial(known.job.engine(setup, loaded.reference if known.job.grouping is None else None), windows)
     trial.run()
     return trial.calibration(load_seconds)
 

@@ -1,4 +1,4 @@
 """Checkpoints found, loaded, adapted, kept. Knows no rows.
 
-Public: model_pool, run_tokenizer, device_memory.
+Public: checkpoint, model_pool, run_tokenizer, device_memory.
 """

@@ -3,6 +3,7 @@
 import resource
 import sys
 
+from ...configs.schema import BatchConfig
 from ...kernels import backend
 from ..core.errors import OutOfRoom
 
@@ -16,6 +17,11 @@ MARKS = (
     "bad_alloc",
     "cannot allocate",
 )
+
+
+def memory_for(batch: BatchConfig) -> int:
+    """Returns the bytes that models, KV caches and workspace may share."""
+    return int(batch.memory * backend.memory_bytes())
 
 
 def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:

@@ -1,4 +1,4 @@
 """A run from end to end: job contract, worker threads, progress; on disk (session) and in memory.
 
-Public: job, session, in_memory, stored_model, loading, progress_display.
+Public: job, session, in_memory, stored_model, loading, run_spec, progress_display.
 """

@@ -20,8 +20,6 @@ import pyarrow as pa
 
 from ...configs.errors import ConfigError
 from ...configs.rollout import RolloutConfig
-from ..checks.engine_setup import fit
-from ..checks.row_limits import row_check
 from ..core.errors import DROP
 from ..core.policy import Policy
 from ..core.requests import Request
@@ -29,7 +27,6 @@ from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
 from ..layers.kernel_injection import only_inside
 from ..models.adapters import CONFIG, TENSORS
-from ..models.model_pool import ModelPool
 from ..policies.policy_engine import full_fits, under
 from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
@@ -37,7 +34,8 @@ from ..policies.policy_updater import Updates
 from ..store.recovery import Recovered
 from .io_threads import WINDOW_ROWS, IOThreads
 from .job import Kind
-from .run_spec import RunSpec, memory_for
+from .loading import load_models
+from .run_spec import RunSpec
 from .sinks import MemorySink
 
 log = logging.getLogger("mlx_bulk")
@@ -72,14 +70,12 @@ class InMemoryRollouts:
         config = self.config
         self._kind.check(config, [])
         self._known = known = RunSpec.of(config, folder, self._kind, True)
-        model, *others = ModelPool().get(known.models(config), memory_for(config))
-        other = others[0] if others else None
-        self._setup, self._reference, _ = fit(model, config.batch, known.job.wanted, other)
-        compared = None if known.reference is None or self._reference is None else (self._reference, known.reference.config)
-        self._check = row_check(self._setup, known.checkpoint.config, compared)
+        loaded = load_models(known.models(config), config.batch, known.job.wanted)
+        model, self._setup, self._reference = loaded.model, loaded.setup, loaded.reference
+        self._check = loaded.row_check()
         self._layout = Layout(known.found.rows, config.batch.rows_per_shard, config.rounds)
         assert model.adapters is not None, "a loaded model has them"
-        self._inferring = only_inside([each.network for each in (model, *others) if each.substitutes])
+        self._inferring = only_inside([each.network for each in (model, loaded.reference_model) if each is not None and each.substitutes])
         self._adapters, self._given = model.adapters, GivenSource()
         self._kept, self._written = folder / "policies", folder / "given"
         with self._inferring():

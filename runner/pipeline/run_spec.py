@@ -4,12 +4,14 @@ From it comes the run's identity: what may not change between two starts of one 
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
+from ...configs.errors import BulkError
 from ...configs.schema import JobConfig, identity
 from ...kernels import backend, native
 from ..data.scan import scan
@@ -18,9 +20,10 @@ from ..data.type_inference import JSON_METADATA
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
+from ..models.device_memory import memory_for
 from ..models.model_pool import ModelChoice, dequantized, rooms
 from ..models.reference_checkpoint import vocabulary_of
-from ..runs.drift import columns_of
+from ..runs.drift import columns_of, require_adoptable
 from ..text import tokenizer as tokenizers
 from .job import Job, Kind, Parts
 
@@ -95,13 +98,31 @@ class RunSpec:
     def _dequantized(self, config: JobConfig) -> dict[str, bool]:
         """How quantized weights are held, by their place in the config: it follows from the memory that is there, and changes bits."""
         wanted = self.models(config)
-        whole, keys = map(dequantized, wanted, rooms(wanted, memory_for(config))), ("model", config.reference_key)
+        whole, keys = map(dequantized, wanted, rooms(wanted, memory_for(config.batch))), ("model", config.reference_key)
         return {f"{key}.dequantized": found for key, found in zip(keys, whole, strict=False) if found is not None}
 
 
-def memory_for(config: JobConfig) -> int:
-    """Bytes that models, KV caches and workspace may share."""
-    return int(config.batch.memory * backend.memory_bytes())
+def why_refused(configs: Sequence[JobConfig], kinds: Mapping[str, Kind], adopt: tuple[str, ...]) -> list[str | None]:
+    """Returns for each config why its run could not start over, in their order: None where input, model and tokenizer are there.
+
+    A sweep asks this for all its runs before it marks the first old one for removal. Reads no weights and no rows, and changes
+    nothing in a run directory. Inputs that several configs share are scanned once. ``adopt``: as in ``Start``.
+    """
+    scans: dict[str, Scan] = {}
+    return [_why_refused(config, kinds[config.job], adopt, scans) for config in configs]
+
+
+def _why_refused(config: JobConfig, kind: Kind, adopt: tuple[str, ...], scans: dict[str, Scan]) -> str | None:
+    data = config.data.model_dump_json()
+    try:
+        if data not in scans:
+            scans[data] = scan(config.data, Path(config.output.path), afresh=True)
+        require_adoptable(adopt, RunSpec.over(scans[data], config, kind).identity(config).keys())
+    except BulkError as error:
+        return str(error)
+    except Exception as error:  # a fault of ours, or of a library: the start would meet it too
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _warn(config: JobConfig, found: Scan) -> None:

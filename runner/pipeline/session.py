@@ -14,13 +14,10 @@ from typing import get_args
 
 import pyarrow as pa
 
-from ...configs.schema import BatchConfig, JobConfig, free
+from ...configs.schema import JobConfig, free
 from ...kernels import backend
-from ..checks.engine_setup import fit
-from ..checks.row_limits import row_check
 from ..core.errors import OutOfRoom
 from ..core.host_process import HostProcess, Orders
-from ..core.logprob_options import LogprobOptions
 from ..core.requests import BadRow, Outcome, Row
 from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
@@ -32,7 +29,6 @@ from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import is_out_of_memory, peak_bytes
-from ..models.loader import Model
 from ..models.model_pool import ModelPool
 from ..policies.policy_engine import PolicyEngine, sampling_engine
 from ..runs.failures import dropped
@@ -47,8 +43,9 @@ from . import crash_isolation
 from .heartbeat import Heartbeat
 from .io_threads import WINDOW_ROWS, IOThreads
 from .job import Job, Kind
+from .loading import LoadedModels, load_models
 from .progress_display import Show, Watch
-from .run_spec import RunSpec, memory_for
+from .run_spec import RunSpec
 
 log = logging.getLogger("mlx_bulk")
 
@@ -163,17 +160,18 @@ class _Session:
 
     def _work(self, known: RunSpec, layout: Layout, writer: Writer, recovered: Recovered) -> tuple[Progress, bool]:
         """Runs the model over what is left; the engine's counts, and whether everything is done."""
-        config, found, job, other = self.config, known.found, known.job, known.reference
+        config, found, job = self.config, known.found, known.job
         log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
         if backend.device_name() == "cpu" and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(self.run_dir.results)  # a volume that stays full costs no model load
         self.heartbeat.doing("loading the model")
-        setup, reference, about = fit(*self._models(known, job.wanted))
+        loaded = self._loaded(known)
+        setup, reference = loaded.setup, loaded.reference
         if halved := self.orders.halved:
             setup, reference = _halved(setup, halved), reference and _halved(reference, halved)
             log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", setup.limits.rows, setup.limits.tokens)
-        self.run_dir.session({**about, "halved": halved, "settings": free(config), "words": self.start.words})
+        self.run_dir.session({**loaded.about, "halved": halved, "settings": free(config), "words": self.start.words})
         self.started = True
         engine = sampling_engine(job.engine, setup, reference, config, known.checkpoint, self.run_dir, layout)
         newest = engine.updates.newest_version if isinstance(engine, PolicyEngine) else lambda: 0
@@ -191,7 +189,7 @@ class _Session:
             writer,
             recovered,
             layout,
-            row_check(setup, known.checkpoint.config, None if reference is None or other is None else (reference, other.config)),
+            replace(loaded, setup=setup, reference=reference).row_check(),
             stopped,
             first=first,
             fatal=self.orders.fatal,
@@ -232,14 +230,13 @@ class _Session:
             self.heartbeat.doing("writing the last records")
             desk.close()
 
-    def _models(self, known: RunSpec, wanted: LogprobOptions) -> tuple[Model, BatchConfig, LogprobOptions, Model | None]:
-        """What ``fit`` takes, loaded: the model, and the reference beside it."""
-        model, *others = self.models.get(known.models(self.config), memory_for(self.config))
+    def _loaded(self, known: RunSpec) -> LoadedModels:
+        """Loads the model, and the reference beside it."""
         batch = self.config.batch
         if batch.prefix_cache is not None and self.config.job != "generate":
             log.warning("batch.prefix_cache: %s is not used, as only generate jobs keep prefixes", batch.prefix_cache)
             batch = batch.model_copy(update={"prefix_cache": None})
-        return model, batch, wanted, others[0] if others else None
+        return load_models(known.models(self.config), batch, known.job.wanted, self.models)
 
     def _write_statistics(self, job: Job) -> pa.Table:
         """Writes stats.arrow."""

@@ -1,48 +1,67 @@
-"""The model of a finished run, loaded again for those who work its logprobs out anew: the same weights, each policy in turn."""
+"""Loads the model and the input of a finished run again, for ``verify``, which computes the run's logprobs a second time."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ...configs.jobs import ROW_JOBS
 from ...configs.rollout import RolloutConfig
-from ...configs.schema import GenerateConfig
-from ..core.errors import ModelError, RunDirError
+from ...configs.schema import BatchConfig, DataConfig, GenerateConfig
+from ..core.errors import ModelError, RowError, RunDirError
+from ..core.logprob_options import LogprobOptions
+from ..core.requests import AnyRequest, BadRow, Row
+from ..core.shard_layout import Layout
+from ..data.reader import read_rounds
+from ..data.rescan import without_stdin
+from ..engine.setup import Setup
+from ..layers.lm_head import Head
 from ..models import checkpoint as checkpoints
-from ..models.loader import Model
-from ..models.model_pool import ModelPool
+from ..models.checkpoint import Checkpoint
 from ..policies.policy_store import PolicyStore
 from ..policies.recorded_policies import policies_of
 from ..runs.audit import described_run
 from ..store.paths import RunPaths
-from .run_spec import memory_for
+from .job import Job, Kind
+from .loading import LoadedModels, load_models
+from .run_spec import RunSpec
 
 
 @dataclass(slots=True, frozen=True)
 class RunModel:
-    """A run of completions, its config, and its model. stored: its run.json."""
+    """A finished run of completions: its folder, its run.json, its config and its checkpoint."""
 
     run: Path
     stored: dict[str, Any]
     config: GenerateConfig
-    model: Model
+    checkpoint: Checkpoint
 
-    @property
-    def float32(self) -> bool:
-        """Whether float32's promises hold for it."""
-        return self.model.dtype == "float32"
+    def load(self, batch: BatchConfig, wanted: LogprobOptions) -> LoadedModels:
+        """Loads the run's model, to run with these ``batch`` settings. Raises as ``load_models``."""
+        return load_models([(self.config.model, self.checkpoint)], batch, wanted)
 
-    def policies(self) -> Iterator[tuple[str | None, str]]:
-        """Each policy of the records, put on the network: its name for ``stored_records`` (None: all), and what it is called.
+    def input(self, kind: Kind) -> "StoredInput":
+        """Finds the run's input. Raises RunDirError where it has fewer rows than the run, DataError where it is not there."""
+        config = self.config.model_copy(update={"data": without_stdin(self.config.data, self.run)})
+        if isinstance(config, RolloutConfig):  # rewards change no token, and the adapter of each policy is kept with the run
+            policy = config.policy.model_copy(update={"adapter": None, "reference": None})
+            config = config.model_copy(update={"rewards": [], "policy": policy})
+        spec, layout = RunSpec.of(config, self.run, kind, afresh=False), Layout.of(self.stored)
+        if spec.found.rows < layout.rows:
+            raise RunDirError(f"{self.run}: its input has {spec.found.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
+        return StoredInput(spec, config.data, layout)
 
-        Raises ModelError where one is not kept, or not what it was.
+    def policies(self, loaded: LoadedModels) -> Iterator[tuple[str | None, str, Setup]]:
+        """Puts each policy of the records on the loaded network in turn.
+
+        Yields its name for ``stored_records`` (None: all records), its name for people, and the setup to run it with. Raises ModelError
+        where a policy is not kept, or not what it was.
         """
         if not isinstance(self.config, RolloutConfig):
-            yield None, "the model"
+            yield None, "the model", loaded.setup
             return
-        adapters = self.model.adapters
+        adapters, setup = loaded.model.adapters, loaded.setup
         assert adapters is not None, "a loaded model has them"
         store = PolicyStore(RunPaths(self.run).policies, adapters.weights())
         for name in policies_of(self.run):
@@ -51,12 +70,37 @@ class RunModel:
                 adapters.back()
             else:
                 adapters.put_on(policy.adapter)
-            yield name, name
+            yield name, name, setup if setup.head is None else replace(setup, head=Head(setup.model))
+
+
+@dataclass(slots=True, frozen=True)
+class StoredInput:
+    """The input of a finished run, read again row by row."""
+
+    spec: RunSpec
+    data: DataConfig
+    layout: Layout
+
+    @property
+    def job(self) -> Job:
+        """Returns the run's job."""
+        return self.spec.job
+
+    def rows(self, shards: Iterable[int]) -> Iterator[Row | BadRow]:
+        """Reads the rows of some shards, in the order of ``shards``."""
+        return read_rounds(self.spec.found, self.data, self.layout, iter(shards))
+
+    def requests(self, row: Row | BadRow) -> list[AnyRequest]:
+        """Returns the requests of a row: none where the row went to errors/ before it came to the model."""
+        try:
+            return [] if isinstance(row, BadRow) else self.job.requests(row)
+        except RowError:
+            return []
 
 
 @contextmanager
 def run_model(run: Path) -> Generator[RunModel]:
-    """Loads the model of the run directory ``run``; inside the block, relative paths start where the run was started.
+    """Finds the model of the run directory ``run``; inside the block, relative paths start where the run was started.
 
     Raises RunDirError for a run that has no completions, ModelError where the model is not the run's.
     """
@@ -68,11 +112,9 @@ def run_model(run: Path) -> Generator[RunModel]:
     config = kind.model_validate(stored["config"])
     began_in = Path(stored["cwd"])
     with chdir(began_in) if began_in.is_dir() else nullcontext():
-        wanted = config.model  # a rollout's adapters are kept with the run, each under its version
-        checkpoint = checkpoints.find_checkpoint(wanted)
+        checkpoint = checkpoints.find_checkpoint(config.model)  # a rollout's adapters are kept with the run, each under its version
         _require_the_same(run, stored["identity"], checkpoints.checkpoint_fingerprints(checkpoint), isinstance(config, RolloutConfig))
-        model = ModelPool().get([(wanted, checkpoint)], memory_for(config))[0]
-        yield RunModel(run, stored, config, model)
+        yield RunModel(run, stored, config, checkpoint)
 
 
 def _require_the_same(run: Path, had: dict[str, Any], has: dict[str, str], rollout: bool) -> None:

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from mlx_bulk.configs.schema import JobConfig, ModelConfig
+from mlx_bulk.configs.schema import BatchConfig, ModelConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import size
-from mlx_bulk.runner.pipeline import run_spec, session
+from mlx_bulk.runner.pipeline import loading, run_spec
 
 from ..checkpoints import PLENTY, write_quantized
 from ..jobs.support.bench import Bench
@@ -26,11 +26,11 @@ def make_memory_small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig(path=str(bench.model))
     need, _ = size(config, find_checkpoint(config), PLENTY)
 
-    def small(_: JobConfig) -> int:
+    def small(_: BatchConfig) -> int:
         return need - 1
 
     monkeypatch.setattr(run_spec, "memory_for", small)
-    monkeypatch.setattr(session, "memory_for", small)
+    monkeypatch.setattr(loading, "memory_for", small)
 
 
 def noted(bench: Bench) -> list[bool]:

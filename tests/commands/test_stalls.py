@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.pipeline import heartbeat, io_threads, run_spec, session
+from mlx_bulk.runner.pipeline import heartbeat, io_threads, loading, run_spec
 from mlx_bulk.runner.store import writer
 
 from ..jobs.support.bench import Bench, Record
@@ -29,18 +29,18 @@ class Said:
 
 
 def test_a_stall_is_told_whatever_it_is(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    scanning, loading = "reading the input and the tokenizer", "loading the model"
+    scanning, loads = "reading the input and the tokenizer", "loading the model"
     disk, closing = "waiting for finished rows to be written", "writing the last records"
-    said = Said(scanning, loading, disk, closing)
+    said = Said(scanning, loads, disk, closing)
     owner: Any = writer.Writer
-    scan, fit, add, close = run_spec.scan, session.fit, owner._add, owner.close
+    scan, fit, add, close = run_spec.scan, loading.fit, owner._add, owner.close
 
     def scanned(*arguments: Any) -> Any:
         said.wait(scanning)
         return scan(*arguments)
 
     def fitted(*arguments: Any) -> Any:
-        said.wait(loading)
+        said.wait(loads)
         return fit(*arguments)
 
     def added(self: Any, *arguments: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_stall_is_told_whatever_it_is(bench: Bench, monkeypatch: pytest.Monkey
     monkeypatch.setattr(io_threads, "OUTCOMES", 2)
     monkeypatch.setattr(writer, "_QUEUE_ITEMS", 1)
     monkeypatch.setattr(run_spec, "scan", scanned)
-    monkeypatch.setattr(session, "fit", fitted)
+    monkeypatch.setattr(loading, "fit", fitted)
     monkeypatch.setattr(owner, "_add", added)
     monkeypatch.setattr(owner, "close", closed)
     done = bench.run(rows=ROWS, batch={"rows": 24, "stall_seconds": 0.01})

@@ -106,7 +106,7 @@ def test_quiet_is_told_only_what_went_wrong(bench: Bench):
 
 @pytest.mark.slow
 def test_loading_is_broken_off(bench: Bench):
-    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.runner.pipeline.session:fit", after=0) as child:
+    with blocked(bench.write_config(rows=ROWS, **JOB), "mlx_bulk.runner.pipeline.loading:fit", after=0) as child:
         code, said, _ = child.ended(signal.SIGINT)
     assert code == 130
     assert said[-1] == "mlx-bulk: interrupted before the first step of this session; nothing was lost, the same command continues"

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.files import disk_space
-from mlx_bulk.runner.pipeline import crash_isolation
+from mlx_bulk.runner.pipeline import crash_isolation, loading
 from mlx_bulk.runner.pipeline import session as pipeline
 
 from ..support.bench import Bench
@@ -114,7 +114,7 @@ def test_a_signal_when_the_last_cell_is_done_changes_nothing(bench: Bench, monke
             os.kill(os.getpid(), signal.SIGINT)
         return summary
 
-    monkeypatch.setattr(pipeline, "run", signalled)
+    monkeypatch.setattr(pipeline, "run_job", signalled)
     done = bench.command(sweep_of(bench))
     assert done.code == 0
     assert done.last_line.startswith("sweep: 2 of 2 cells complete -> ")
@@ -125,7 +125,7 @@ def test_an_interrupted_start_of_a_run_that_has_rows_does_not_say_that_it_starts
         signal_with_an_outcome(patch, nth=2)
         assert bench.run(**ONE_BY_ONE).code == 130
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "fit", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(loading, "fit", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         done = bench.run(**ONE_BY_ONE)
     assert done.code == 143
     assert done.last_line == "mlx-bulk: interrupted before the first step of this session; nothing was lost, the same command continues"
@@ -136,7 +136,7 @@ def test_a_volume_that_stays_full_costs_no_model_load(bench: Bench, monkeypatch:
         raise AssertionError("the model was loaded")
 
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda volume: Usage(100 << 20, 99 << 20, 1 << 20))
-    monkeypatch.setattr(pipeline, "fit", load)
+    monkeypatch.setattr(loading, "fit", load)
     done = bench.run()
     assert done.code == 6
     assert done.last_line.startswith(f"mlx-bulk: {bench.root}/run/results: the volume ")

@@ -12,7 +12,9 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, LogprobComparison, LogprobGap, as_text, comparison_json
 from mlx_bulk.jobs.verify.verify import verify_exit_code
+from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.pipeline import stored_model
+from mlx_bulk.runner.pipeline.loading import LoadedModels
 from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_bulk.runner.policies.policy_store import PolicyStore
 from mlx_bulk.runner.runs.audit import Account
@@ -141,10 +143,10 @@ def test_a_replay_of_two_versions_stays_within_the_bounds(bench: Bench):
 def test_a_replay_notices_other_weights(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     assert bench.run(sampling=FILTERED, batch={"deterministic": True, "rows": 3, "rows_per_shard": 3}).code == 0
 
-    def turned(run: stored_model.RunModel) -> Iterator[tuple[str | None, str]]:
-        network = run.model.network
+    def turned(_: stored_model.RunModel, loaded: LoadedModels) -> Iterator[tuple[str | None, str, Setup]]:
+        network = loaded.model.network
         network.update({"lm_head": {"weight": network.lm_head.weight * (1 + 2.0**-12)}})
-        yield None, "the model"
+        yield None, "the model", loaded.setup
 
     monkeypatch.setattr(stored_model.RunModel, "policies", turned)
     code, found = anew(bench, "--replay")

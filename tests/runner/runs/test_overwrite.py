@@ -9,8 +9,8 @@ from mlx_bulk.runner.files.checked_json import read_document
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.commit_log import Commit, append_closing, append_commit
 
-from ...runner.support.run_dirs import OF_TEN, RUN, finish, tree
-from ...runner.support.run_dirs import finished as finished
+from ..support.run_dirs import OF_TEN, RUN, finish, tree
+from ..support.run_dirs import finished as finished
 
 
 def test_overwrite_removes_what_is_ours_and_nothing_else(finished: Path):

@@ -1,0 +1,64 @@
+"""Loads models and checks how their rows may share a batch, in one step.
+
+Every way to run a model begins here: a run on disk, rollouts in memory, a plan's trial, a replay, and lm-eval.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...configs.schema import BatchConfig
+from ..checks.engine_setup import fit, foreseen
+from ..checks.row_limits import row_check
+from ..core.logprob_options import LogprobOptions
+from ..core.requests import AnyRequest
+from ..engine.setup import Setup
+from ..models.device_memory import memory_for
+from ..models.loader import Model, outline
+from ..models.model_pool import ModelChoice, ModelPool, rooms
+
+
+@dataclass(slots=True, frozen=True)
+class LoadedModels:
+    """A loaded model and its engine setup, with those of a reference model where there is one.
+
+    ``about`` holds what a session notes of them in sessions.jsonl: versions, device, batch limits and the checks' results.
+    """
+
+    model: Model
+    setup: Setup
+    reference_model: Model | None
+    reference: Setup | None
+    about: dict[str, Any]
+
+    @property
+    def float32(self) -> bool:
+        """Returns whether float32's promises hold for the model's logprobs."""
+        return self.model.dtype == "float32"
+
+    def row_check(self) -> Callable[[AnyRequest], str | None]:
+        """Returns the function that says why a request is too large to run even alone; see ``row_limits.row_check``."""
+        if self.reference is None or self.reference_model is None:
+            return row_check(self.setup, self.model.checkpoint.config)
+        return row_check(self.setup, self.model.checkpoint.config, (self.reference, self.reference_model.checkpoint.config))
+
+
+def load_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions, pool: ModelPool | None = None) -> LoadedModels:
+    """Loads the model, and the reference if ``choices`` names a second one, and finds the setup of each.
+
+    Models that ``pool`` holds are not loaded again. Raises OutOfRoom where memory does not hold the weights, ModelError where a model
+    cannot be loaded or deterministic mode cannot be kept.
+    """
+    model, *others = (ModelPool() if pool is None else pool).get(choices, memory_for(batch))
+    other = others[0] if others else None
+    setup, reference, about = fit(model, batch, wanted, other)
+    return LoadedModels(model, setup, other, reference, about)
+
+
+def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions) -> list[tuple[Model, Setup]]:
+    """Returns each model without its weights, and the setup that ``load_models`` will come to as far as tiny twins show it.
+
+    Raises OutOfRoom where memory does not hold the weights, ModelError where a checkpoint cannot be read.
+    """
+    outlines = [outline(*choice, room) for choice, room in zip(choices, rooms(choices, memory_for(batch)), strict=True)]
+    return list(zip(outlines, foreseen(outlines, batch, wanted), strict=True))
