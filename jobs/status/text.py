@@ -9,8 +9,9 @@ from typing import Any
 
 from ...configs.visible import visible
 from ...runner.core.errors import DROP
+from ...runner.runs.failures import ErrorKind
 from ...runner.runs.history import TOKENS
-from ...runner.runs.status import ErrorKind, Status
+from ...runner.runs.status import Status
 from ...runner.runs.throughput import duration
 from ..statistics import rollout_table, score_table
 from ..terminal.tables import counted, folded, shortened, sparkline

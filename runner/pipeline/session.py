@@ -31,9 +31,7 @@ from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import is_out_of_memory, peak_bytes
 from ..models.model_pool import ModelPool
 from ..policies.policy_engine import PolicyEngine, sampling_engine
-from ..runs.failures import dropped
-from ..runs.reasons import reasons
-from ..runs.refused import refused_policies
+from ..runs.failures import dropped_groups, error_reasons, refused_policies
 from ..runs.run_dir import RunDir, Start
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
 from ..runs.throughput import Counts
@@ -247,7 +245,7 @@ class _Session:
 
     def _summary(self, known: RunSpec, layout: Layout, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
         """Says how the run ended; ``statistics`` are there when it is complete."""
-        left_out = dropped(self.run_dir) if writer.errors and known.job.grouping is not None else 0
+        left_out = dropped_groups(self.run_dir) if writer.errors and known.job.grouping is not None else 0
         summary = Summary(
             job=self.config.job,
             output=self.run_dir.root,
@@ -266,7 +264,7 @@ class _Session:
             peak_memory_bytes=peak_bytes(),
             complete=statistics is not None,
             worked=worked,
-            reasons=reasons(self.run_dir.root) if writer.errors > left_out else (),
+            reasons=error_reasons(self.run_dir.root) if writer.errors > left_out else (),
             closing="" if statistics is None else known.job.closing(statistics),
         )
         values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..core.errors import ModelError
 from ..models.adapters import AdapterRefused, Adapters, replaces_weights
-from ..runs.refused import REFUSED
+from ..runs.failures import REFUSED
 from .policy_source import Offer, PolicySource
 from .policy_store import TAKEN, PolicyStore
 

@@ -17,8 +17,8 @@ from ..data.rescan import recount
 from ..files.checked_json import read_document
 from ..files.checked_lines import damaged_lines, read_lines
 from ..files.file_stamp import sha256
-from ..store import journal
 from ..store.commit_log import Commit, CommitLog, read_commits
+from ..store.open_journals import journal_files, uncommitted_journals
 from ..store.paths import RunPaths, part_of
 from .drift import INPUTS, inputs_drift
 from .run_dir import SCHEMA_VERSION
@@ -196,18 +196,14 @@ def _count_shard(found: Account, paths: RunPaths, commit: Commit, rows: range, s
 
 
 def _look_at_journals(found: Account, paths: RunPaths, log: CommitLog) -> None:
-    """What is finished and not committed. A journal that its shard's commit has overtaken, or an empty one beside it, is litter."""
-    for path in sorted(file for file in paths.journal.glob("*") if file.name.isdigit()):
-        try:
-            kept, lost = journal.peek(path)
-        except FileNotFoundError:  # committed in this moment
+    """Counts what is finished and not committed. An empty journal beside its shard's commit is litter and does not count."""
+    for each in uncommitted_journals(journal_files(paths), log):
+        shard, kept = int(each.path.name), each.journal
+        if kept is None and not each.damaged_bytes and shard in log.commits:
             continue
-        shard = int(path.name)
-        overtaken = kept is not None and kept.header.generation <= log.generations.get(shard, 0)
-        if overtaken or (kept is None and not lost and shard in log.commits):
-            continue
-        if lost or kept is None:
-            found.note(path, f"{lost:,} bytes behind its last whole frame are torn or damaged", "it does their rows again")
+        if each.damaged_bytes or kept is None:
+            what = f"{each.damaged_bytes:,} bytes behind its last whole frame are torn or damaged"
+            found.note(each.path, what, "it does their rows again")
         if shard not in found.open_shards:
             found.open_shards.append(shard)
         found.journaled += sum(batch.num_rows for batch in kept.results + kept.errors) if kept is not None else 0

@@ -26,6 +26,7 @@ from ..files.checked_lines import append_line, read_lines, salvage_lines
 from ..files.disk_space import room_on
 from ..files.folder_lock import lock, now, refuse_strangers, unlock
 from ..store.commit_log import read_commits
+from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
 from .drift import INPUTS, KeyDrift, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, rounds_drift, values_at
@@ -239,7 +240,7 @@ class RunDir(RunPaths):
 
     def _say_what_goes(self) -> None:
         """Says what is lost where the run that is removed is not complete."""
-        commits, journals = read_commits(self), sum(OWN_JOURNALS.fullmatch(file.name) is not None for file in self.journal.iterdir())
+        commits, journals = read_commits(self), len(journal_files(self))
         if commits.closing is None and (commits.commits or journals):
             rows = sum(commit.rows for commit in commits.commits.values())
             said = "%s: --overwrite removes a run that is not complete, with %d committed rows and %d open shards"

@@ -4,11 +4,9 @@ Takes no lock, reads no more of the results than their count, and changes nothin
 ``status_text.py``'s.
 """
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,32 +16,13 @@ from ..core.errors import DROP, RunDirError
 from ..core.shard_layout import total_rows
 from ..files.checked_lines import damaged_lines
 from ..files.folder_lock import Holder, holder
-from ..store import journal
 from ..store.commit_log import CommitLog, read_commits
 from ..store.paths import RunPaths
-from ..store.results import read_errors
+from .failures import ErrorKind, error_kinds, refused_policies
 from .history import History, Session, history
-from .refused import refused_policies
 from .run_files import stored_run, stored_statistics
 
 State = Literal["running", "starting", "complete", "stopped", "failed", "killed", "not begun"]
-
-_READ = 200_000  # failures that are told apart: a second or two
-_KINDS = 1_000
-_JOURNAL_BYTES = 256 << 20
-_COLUMNS = ["row", "key", "stage", "error", "message"]
-
-
-@dataclass(slots=True)
-class ErrorKind:
-    """Failures of one stage and class: how many, and the first of them."""
-
-    stage: str
-    error: str
-    count: int
-    row: int
-    key: str | None
-    message: str
 
 
 @dataclass(slots=True)
@@ -111,7 +90,7 @@ def run_status(run: Path) -> Status:
         sum(commit.rows for commit in log.commits.values()),
         sum(commit.records for commit in log.commits.values()),
         errors,
-        _kinds(paths, log, notes),
+        error_kinds(paths, log, notes),
         refused_policies(paths),
         past,
         _alive(paths, past),
@@ -167,38 +146,6 @@ def _said(session: Session) -> tuple[int, int] | None:
     if session.rows is not None and session.errors is not None:
         return session.rows, session.errors
     return (session.points[-1].rows, session.points[-1].errors) if session.points else None
-
-
-def _kinds(paths: RunPaths, log: CommitLog, notes: list[str]) -> list[ErrorKind]:
-    """The failures by stage and class, the most frequent first; of the first 200,000 where there are more."""
-    kinds: dict[tuple[str, str], ErrorKind] = {}
-    seen = 0
-    try:
-        for batch in chain(read_errors(paths.root, _COLUMNS), _journaled(paths, log, notes)):
-            for row, key, stage, error, message in zip(*(batch.column(name).to_pylist() for name in _COLUMNS), strict=True):
-                if (kind := kinds.get((stage, error))) is not None:
-                    kind.count += 1
-                elif len(kinds) < _KINDS:
-                    kinds[stage, error] = ErrorKind(stage, error, 1, row, key, message)
-            if (seen := seen + batch.num_rows) >= _READ:
-                notes.append(f"errors: told apart by the first {seen:,}; errors/ has them all")
-                break
-    except RunDirError as error:
-        notes.append(str(error))
-    return sorted(kinds.values(), key=lambda kind: (-kind.count, kind.row))
-
-
-def _journaled(paths: RunPaths, log: CommitLog, notes: list[str]) -> Iterator[pa.RecordBatch]:
-    """The failures in the journals of open shards, which hold results too and are read whole: only where they are small."""
-    room = _JOURNAL_BYTES
-    for path in sorted(file for file in paths.journal.glob("*") if file.name.isdigit()):
-        with suppress(FileNotFoundError):  # committed in this moment
-            if (room := room - path.stat().st_size) < 0:
-                notes.append("errors: those of shards that are not committed yet are not told apart, as their journals are large")
-                return
-            found, _ = journal.peek(path)
-            if found is not None and found.header.generation > log.generations.get(found.header.shard, 0):
-                yield from found.errors
 
 
 def _alive(paths: RunPaths, past: History) -> datetime | None:

@@ -17,13 +17,22 @@ from ..core.errors import DriftError
 from ..core.shard_layout import Layout
 from ..files.atomic import fsync_folder
 from ..files.file_stamp import Stamp, sha256, stamp_of
-from . import journal
 from .commit_log import Commit, CommitLog, append_retry, append_void, mend_commits, read_commits
 from .journal import Header, Journal
+from .open_journals import (
+    has_errors,
+    headers,
+    journal_files,
+    read_journals,
+    reopen,
+    uncommitted_journals,
+    unfinished_journals,
+    within,
+    without_errors,
+)
 from .orphan_parts import adopt, put_away
 from .part_file import has_schema
-from .paths import OWN_JOURNALS, RunPaths
-from .reopened_journals import has_errors, headers, read_journals, reopen, unfinished_journals, within, without_errors
+from .paths import RunPaths
 from .row_order import positions
 from .shard_commit import base_batches
 from .shard_ledger import Ledger
@@ -100,11 +109,11 @@ def recover(paths: RunPaths, run: str, layout: Layout, schema: pa.Schema, retry_
 
 def require_covered(paths: RunPaths, layout: Layout) -> None:
     """Raises DriftError where rows are finished that a run of this ``layout`` does not have. Changes nothing."""
-    _require_committed(paths, read_commits(paths), layout.rows_of)
-    for file in sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name) and file.suffix != ".tmp"):
-        found, _ = journal.peek(file)
-        if found is not None and not within(found, layout.rows_of(found.header.shard)):
-            raise DriftError(f"{file}: holds finished rows that the input, now of {layout.rows} rows, does not have. {_WAYS_OUT}")
+    commits = read_commits(paths)
+    _require_committed(paths, commits, layout.rows_of)
+    for each in uncommitted_journals(journal_files(paths), commits):
+        if each.journal is not None and not within(each.journal, layout.rows_of(each.journal.header.shard)):
+            raise DriftError(f"{each.path}: holds finished rows that the input, now of {layout.rows} rows, does not have. {_WAYS_OUT}")
 
 
 def _require_committed(paths: RunPaths, commits: CommitLog, rows_of: Callable[[int], range]) -> None:

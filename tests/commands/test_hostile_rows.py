@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.runner.runs.reasons import reasons
+from mlx_bulk.runner.runs.failures import error_reasons
 
 from ..jobs.support.bench import Bench, Record
 from ..malformed import UNREADABLE, UNUSABLE, good, line_of
@@ -66,7 +66,7 @@ def test_rows_do_not_get_to_the_terminal(bench: Bench, name: str):
     options = ("--log-level", "debug") if "debug" in name else ()
     done = bench.run(*options, rows=ROWS, **RUNS[name])
     assert done.code in (3, 5), done.stderr
-    assert_own_words(done.stderr, done.stdout, *reasons(done.output))
+    assert_own_words(done.stderr, done.stdout, *error_reasons(done.output))
     assert ("owned" in done.stderr) == (name in SAID)
     assert_within(bench, before)
     assert all(error["input"] for error in done.errors)

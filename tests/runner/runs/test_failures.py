@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from mlx_bulk.runner.files.file_stamp import sha256
-from mlx_bulk.runner.runs import reasons as module
-from mlx_bulk.runner.runs.reasons import reasons
+from mlx_bulk.runner.runs import failures as module
+from mlx_bulk.runner.runs.failures import error_reasons
 from mlx_bulk.runner.store.commit_log import Commit, PartFile, append_commit
 from mlx_bulk.runner.store.part_file import ERRORS_SCHEMA
 from mlx_bulk.runner.store.paths import RunPaths
@@ -40,7 +40,7 @@ def test_like_reasons_are_counted_together_and_the_most_frequent_come_first(tmp_
         return "template", "RowError", f"score.choices: 'q{row}' holds \"text {row}\";\nexpected a list (rows.jsonl, line {row + 1})"
 
     shards = [[("read", "ParseError", "not JSON"), template(1)], [], [template(2), ("too_long", "TooLong", "97 ids"), template(4)]]
-    assert reasons(write_errors(tmp_path / "run", shards)) == (
+    assert error_reasons(write_errors(tmp_path / "run", shards)) == (
         "3 failed at template, the first in row 1: score.choices: 'q1' holds \"text 1\"; expected a list (rows.jsonl, line 2)",
         "1 failed at read, the first in row 0: not JSON",
         "1 failed at too_long, the first in row 3: 97 ids",
@@ -50,7 +50,7 @@ def test_like_reasons_are_counted_together_and_the_most_frequent_come_first(tmp_
 def test_messages_do_not_tell_reasons_apart_but_stages_and_classes_do(tmp_path: Path):
     read = [("read", "UnreadableRow", f"{what} at column 1") for what in ("not JSON", "a list", "no text", "text", "a number", "NaN", "x")]
     late = [("template", "RowError", m) for m in ("null: q.", "no list: choices.")] + [("template", "TemplateError", "no filter")]
-    assert reasons(write_errors(tmp_path / "run", [[*late, *read]])) == (
+    assert error_reasons(write_errors(tmp_path / "run", [[*late, *read]])) == (
         "7 failed at read, the first in row 3: not JSON at column 1",
         "2 failed at template, the first in row 0: null: q.",
         "1 failed at template, the first in row 2: no filter",
@@ -59,7 +59,7 @@ def test_messages_do_not_tell_reasons_apart_but_stages_and_classes_do(tmp_path: 
 
 def test_reasons_beyond_three_are_counted(tmp_path: Path):
     run = write_errors(tmp_path / "run", [[(stage, "E", "x") for stage in "aabbccdde"]])
-    assert [line.split(",")[0] for line in reasons(run)] == [
+    assert [line.split(",")[0] for line in error_reasons(run)] == [
         "2 failed at a",
         "2 failed at b",
         "2 failed at c",
@@ -68,20 +68,20 @@ def test_reasons_beyond_three_are_counted(tmp_path: Path):
 
 
 def test_a_long_message_is_cut(tmp_path: Path):
-    (line,) = reasons(write_errors(tmp_path / "run", [[("read", "E", "no" * 1000)]]))
+    (line,) = error_reasons(write_errors(tmp_path / "run", [[("read", "E", "no" * 1000)]]))
     assert line == f"1 failed at read, the first in row 0: {'no' * 149}n…"
 
 
 def test_no_more_than_some_failures_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_READ", 3)
+    monkeypatch.setattr(module, "_MAX_COUNTED", 3)
     shards = [[("read", "E", "a")] * 2] * 4
-    assert reasons(write_errors(tmp_path / "run", shards)) == (
+    assert error_reasons(write_errors(tmp_path / "run", shards)) == (
         "4 failed at read, the first in row 0: a",
         "these are the first 4 that failed: errors/ has them all",
     )
-    monkeypatch.setattr(module, "_READ", 7)
-    assert reasons(write_errors(tmp_path / "whole", shards)) == ("8 failed at read, the first in row 0: a",)
+    monkeypatch.setattr(module, "_MAX_COUNTED", 7)
+    assert error_reasons(write_errors(tmp_path / "whole", shards)) == ("8 failed at read, the first in row 0: a",)
 
 
 def test_no_failures_have_no_reasons(tmp_path: Path):
-    assert reasons(write_errors(tmp_path / "run", [[]])) == ()
+    assert error_reasons(write_errors(tmp_path / "run", [[]])) == ()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.runs import status as status_module
+from mlx_bulk.runner.runs import failures as failures_module
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.status import Status, run_status
 
@@ -169,7 +169,7 @@ def test_errors_of_open_shards_are_among_them(path: Path, monkeypatch: pytest.Mo
         started(run)
         point(run, 2, errors=1)
     assert [kind.message for kind in run_status(path).kinds] == ["in the journal"]
-    monkeypatch.setattr(status_module, "_JOURNAL_BYTES", 0)
+    monkeypatch.setattr(failures_module, "_MAX_JOURNAL_BYTES", 0)
     found = run_status(path)
     assert found.kinds == []
     assert found.notes == ["errors: those of shards that are not committed yet are not told apart, as their journals are large"]

@@ -6,7 +6,7 @@ import pytest
 from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.runs.failures import dropped
+from mlx_bulk.runner.runs.failures import dropped_groups
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.commit_log import read_commits
 from mlx_bulk.runner.store.paths import RunPaths
@@ -22,7 +22,7 @@ DROPPED = [0, 3]
 def recorded(run: RunDir, rows: range, *, retry: bool = False, fails: bool = True, finish: bool = True) -> list[int]:
     """A session over these rows; those that it did."""
     recovered = run.recover(LAYOUT, SCHEMA, retry)
-    assert 0 <= dropped(run) <= recovered.errors
+    assert 0 <= dropped_groups(run) <= recovered.errors
     out, did = Writer(run, run.identity, SCHEMA, LAYOUT, recovered, NEVER), list[int]()
     for row in rows:
         ledger = recovered.done.get(LAYOUT.shard_of(row))
@@ -55,7 +55,7 @@ def test_what_was_dropped_is_not_done_again(tmp_path: Path, first: int):
         recorded(run, range(first), finish=first == LAYOUT.rows)
     with opened(path) as run:
         assert recorded(run, range(LAYOUT.rows), retry=True, fails=False) == [1, *range(first, LAYOUT.rows)]
-        assert dropped(run) == 2
+        assert dropped_groups(run) == 2
     assert in_errors(path) == [(row, DROP) for row in DROPPED]
     log = read_commits(RunPaths(path))
     assert log.closing == {"complete": True, "rows": 6, "records": 4, "errors": 2}
@@ -69,10 +69,10 @@ def test_what_was_dropped_is_not_done_again(tmp_path: Path, first: int):
 def test_drops_are_counted_once_while_a_retry_is_open(tmp_path: Path):
     with opened(tmp_path / "run") as run:
         recorded(run, range(6))
-        assert dropped(run) == 2
+        assert dropped_groups(run) == 2
     with opened(tmp_path / "run") as run:
         recovered = run.recover(LAYOUT, SCHEMA, retry_errors=True)
-        assert (recovered.errors, dropped(run), recovered.committed) == (2, 2, {1})
+        assert (recovered.errors, dropped_groups(run), recovered.committed) == (2, 2, {1})
     with opened(tmp_path / "run") as run:  # cut short there, any start goes on
         assert recorded(run, range(6)) == [1]
     assert in_errors(tmp_path / "run") == [(0, DROP), (1, "generate"), (3, DROP)]

@@ -1,12 +1,14 @@
-"""Journals as the next session continues them: those of shards that were open, and new ones of committed shards that it reopens.
+"""Journals of shards that are not committed: a read-only walk over them, and how the next session continues them.
 
-A committed shard is reopened where its input has grown, or where its errors are to be done again. Its parts stand, and are
-read by others, until the merged generation is committed. The caller holds the run's lock.
+A shard is open while it is being filled. A committed shard is opened again where its input has grown, or where its errors are
+retried. Its parts stay, and are read by others, until the merged generation is committed. The caller holds the run's lock;
+only ``journal_files`` and ``uncommitted_journals`` do without it.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,34 @@ from .shard_commit import base_batches
 log = logging.getLogger("mlx_bulk")
 
 
+@dataclass(slots=True, frozen=True)
+class UncommittedJournal:
+    """A journal file as it lies there. journal: None where its header is not whole; damaged_bytes: those behind its last good frame."""
+
+    path: Path
+    journal: Journal | None
+    damaged_bytes: int
+
+
+def journal_files(paths: RunPaths) -> list[Path]:
+    """Lists the journals' files by their names, without temporary ones."""
+    if not paths.journal.is_dir():
+        return []
+    return sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name) and file.suffix != ".tmp")
+
+
+def uncommitted_journals(files: Iterable[Path], log: CommitLog) -> Iterator[UncommittedJournal]:
+    """Reads each of ``files`` whose generation is not committed yet, and leaves it as it is.
+
+    Passes over files that are gone: another process has committed their shards meanwhile.
+    """
+    for file in files:
+        with suppress(FileNotFoundError):
+            found, damaged_bytes = journal.peek(file)
+            if found is None or found.header.generation > log.generations.get(found.header.shard, 0):
+                yield UncommittedJournal(file, found, damaged_bytes)
+
+
 def read_journals(
     paths: RunPaths, schema: pa.Schema, rows_of: Callable[[int], range], committed: Collection[int] = ()
 ) -> dict[int, Journal]:
@@ -30,9 +60,12 @@ def read_journals(
 
     rows_of: the input rows of a shard. An empty file of a ``committed`` shard holds no row that is done again: it goes without a word.
     """
+    for file in paths.journal.iterdir():
+        if OWN_JOURNALS.fullmatch(file.name) and file.suffix == ".tmp":
+            file.unlink()
     found: dict[int, Journal] = {}
-    for file in sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name)):
-        if file.suffix == ".tmp" or (file.stat().st_size == 0 and int(file.name) in committed):
+    for file in journal_files(paths):
+        if file.stat().st_size == 0 and int(file.name) in committed:
             file.unlink()
         elif (read := journal.read_journal(file)) is None or file != paths.journal_of(read.header.shard):
             _remove(file, "does not begin as it was written")
