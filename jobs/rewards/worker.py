@@ -2,7 +2,7 @@
 
 Run as a script by its path, so that it starts in milliseconds: it imports the standard library alone, and nothing of this package,
 of mlx or of NumPy. It knows no config and no group, only functions, keyword arguments and lists of numbers. The calling side is
-``reward_process.py``.
+``worker_process.py``.
 
     in:  length (8 bytes), pickle of the functions' names      then   length, pickle of (function, its args, pickle of the group)
     out: a line of JSON: what each is, or why it is refused    then   {"rewards": […], "errors": […]} or {"failed": "kind: text"}

@@ -1,6 +1,6 @@
 """A worker process of the rewards as its caller sees it: started, asked with a time limit, replaced when it dies or hangs.
 
-Knows pipes and processes, and no group: inputs come as bytes, answers are what ``reward_worker.py`` wrote.
+Knows pipes and processes, and no group: inputs come as bytes, answers are what ``worker.py`` wrote.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import Any
 log = logging.getLogger("mlx_bulk")
 
 START_SECONDS = 300.0  # to import the files of the functions, and what those import
-_SCRIPT = Path(__file__).parent / "reward_worker.py"
+_SCRIPT = Path(__file__).parent / "worker.py"
 _LINE = 500  # characters of what a function prints that go into the log at once
 
 
