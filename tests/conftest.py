@@ -23,8 +23,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads o
 backend.prepare()
 # Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))
+# Compiled kernels stay too, under the hash of their sources: compiling them takes each process half a minute.
 _remembered = tempfile.TemporaryDirectory(prefix="mlx-bulk-cache-")
+_kernels = backend.cache_folder("kernels").expanduser().absolute()
+_kernels.mkdir(parents=True, exist_ok=True)
 os.environ["XDG_CACHE_HOME"] = _remembered.name
+backend.cache_folder("kernels").parent.mkdir(parents=True)
+backend.cache_folder("kernels").symlink_to(_kernels, target_is_directory=True)
 
 # These import mlx, and so come behind the backend.
 from .checkpoints import loaded, write_checkpoint  # noqa: E402
