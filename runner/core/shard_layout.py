@@ -6,6 +6,8 @@ A shard is within one round, so in a shard an input row stands once. Knows count
 from dataclasses import dataclass
 from typing import Any, Self
 
+WINDOW_ROWS = 4096
+
 
 @dataclass(slots=True, frozen=True)
 class Layout:
@@ -90,3 +92,11 @@ def covered_rows(inputs: dict[str, Any]) -> int:
 def total_rows(run: dict[str, Any]) -> int:
     """How many rows a run has in all its rounds, by its run.json."""
     return covered_rows(run["inputs"]) * rounds_of(run)
+
+
+def window_shards(rows_per_shard: int, one_shard: bool) -> int:
+    """Returns how many shards make a window, the rows that are handed to the model at once.
+
+    A window holds ``one_shard`` where batches or policies go by the shard, else as many as fit in WINDOW_ROWS rows, at least one.
+    """
+    return 1 if one_shard else max(1, WINDOW_ROWS // rows_per_shard)

@@ -3,7 +3,7 @@
 Of an input of more than 200,000 rows whole windows spread evenly over it are read. Nothing is run and nothing is written.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -13,13 +13,12 @@ from tqdm import tqdm
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
 from ..checks.row_limits import row_check
-from ..core.errors import RowError
+from ..core import shard_layout
 from ..core.requests import AnyRequest, BadRow, Failure, Generate, Ids, Prompt, Request, Row, ScoreRequest
 from ..core.shard_layout import rounds_of
 from ..data.reader import read_rows
-from ..data.type_inference import json_text
 from ..engine.setup import Setup
-from ..pipeline.io_threads import WINDOW_ROWS
+from ..pipeline.row_requests import NOTHING_RECORDED, RecordedRows, RowRequests
 from ..pipeline.run_spec import RunSpec
 from ..scheduler.limits import Limits
 from ..scheduler.request_queue import Arrange, SharedPrefix, SharedPrefixes
@@ -28,8 +27,6 @@ from .forecast import Work, arrangement, scoring_work, separate_tokens
 SAMPLED_ROWS = 200_000
 EXAMPLES = 3  # of each kind of problem
 KEPT = 512  # rows whose records' sizes are tried out
-
-Check = Callable[[AnyRequest], str | None]
 
 
 @dataclass(slots=True)
@@ -120,7 +117,8 @@ def surveyed(config: JobConfig, known: RunSpec, setups: Sequence[Setup], limits:
     window = window_rows(config)
     configs = [known.checkpoint.config, *([known.reference.config] if known.reference is not None else [])]
     second = None if len(setups) == 1 else (setups[1], configs[1])
-    check = row_check(setups[0], configs[0], second)
+    recorded = RecordedRows(NOTHING_RECORDED, shard_layout.Layout(found.input_rows, config.batch.rows_per_shard))
+    row_requests = RowRequests(known.job, recorded, row_check(setups[0], configs[0], second), {}, False)
     setups = [replace(setups[0], limits=limits), *setups[1:]]
     spans = list(sampled_windows(found.input_rows, window))
     every = max(1, -(-sum(map(len, spans)) // KEPT))
@@ -129,7 +127,7 @@ def surveyed(config: JobConfig, known: RunSpec, setups: Sequence[Setup], limits:
         for _, group in groupby(rows, key=lambda row: row.position // window):
             requests: list[AnyRequest] = []
             for row in group:
-                own = _requests(found, known, row, check)
+                own = _requests(found, row_requests, row)
                 if found.looked_at % every == 0 and isinstance(row, Row):
                     found.kept += [(row, request) for request in own]
                 found.looked_at += 1
@@ -140,10 +138,10 @@ def surveyed(config: JobConfig, known: RunSpec, setups: Sequence[Setup], limits:
 
 
 def window_rows(config: JobConfig) -> int:
-    """Rows of a window, as ``preparing.Desk`` makes them: whole shards, one in deterministic mode and where newer policies may come."""
+    """Returns how many rows a run of ``config`` has in a window: one shard in deterministic mode and where newer policies may come."""
     per_shard = config.batch.rows_per_shard
     watches = isinstance(config, RolloutConfig) and config.policy.watch is not None
-    return per_shard * (1 if config.batch.deterministic or watches else max(1, WINDOW_ROWS // per_shard))
+    return per_shard * shard_layout.window_shards(per_shard, config.batch.deterministic or watches)
 
 
 def sampled_windows(rows: int, window: int) -> Iterator[range]:
@@ -151,29 +149,20 @@ def sampled_windows(rows: int, window: int) -> Iterator[range]:
     if rows <= SAMPLED_ROWS:
         yield range(rows)
         return
-    size = min(window, WINDOW_ROWS)
+    size = min(window, shard_layout.WINDOW_ROWS)
     windows, taken = -(-rows // window), min(-(-rows // window), SAMPLED_ROWS // size)
     for number in range(taken):
         start = number * windows // taken * window
         yield range(start, min(start + size, rows))
 
 
-def _requests(found: Survey, known: RunSpec, row: Row | BadRow, check: Check) -> list[AnyRequest]:
+def _requests(found: Survey, row_requests: RowRequests, row: Row | BadRow) -> list[AnyRequest]:
     """A row's requests; none where it cannot be done, which is counted."""
-    if isinstance(row, BadRow):
-        _problem(found, Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text))
-        return []
-    try:
-        requests: list[AnyRequest] = known.job.requests(row)
-        problem = next((problem for request in requests if (problem := check(request))), None)
-        if problem is None:
-            return requests
-        stage, message = "too_long", problem
-    except RowError as error:
-        stage, message = error.stage, str(error)
-    message = f"{message} ({row.place})" if row.place else message
-    _problem(found, Failure(row.position, row.key, None, stage, "RowError", message, json_text(row.columns)))
-    return []
+    prepared = row_requests.prepare(row)
+    for message in prepared.messages:
+        if isinstance(message, Failure):
+            _problem(found, message)
+    return list(prepared.requests)
 
 
 def _problem(found: Survey, failure: Failure) -> None:

@@ -22,12 +22,12 @@ def picked(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) -> lis
     return [[found[position] for position in group if position in found] for group in groups]
 
 
-def outcomes(engine: Runs, desk: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
-    """All outcomes; those of each of the desk's first ``groups`` windows before the engine sees the next window."""
+def outcomes(engine: Runs, threads: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    """All outcomes; those of each of the threads' first ``groups`` windows before the engine sees the next window."""
     for _ in range(groups):
-        yield from engine.run(_once(desk.next_window(True)), stopped)
-        desk.flush()
-    yield from engine.run(desk.next_window, stopped)
+        yield from engine.run(_once(threads.next_window(True)), stopped)
+        threads.flush()
+    yield from engine.run(threads.next_window, stopped)
 
 
 def _once(window: list[Any] | None) -> Callable[[bool], list[Any] | None]:

@@ -1,6 +1,6 @@
-"""Rows whose samples are recorded together: rated beside the model's work, then handed on whole, or not at all.
+"""Groups that wait for their ratings. All samples of a row are rated together, then recorded together or not at all.
 
-Belongs to the thread that records. Knows neither rewards nor files: what a rating is, and what becomes of it, is the job's.
+Belongs to the recording thread. Does not know rewards or files: the job's ``Grouping`` says what a rating is and what it leads to.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from typing import Any
 from ..core.requests import Failure, Generated, Request, Row
 from .job import Grouping, Ratings
 
-RATED_AT_ONCE = 64  # groups: the model waits when so many are not rated yet
+RATED_AT_ONCE = 64  # groups: the model waits while more than these are not rated yet
 
 
 @dataclass(slots=True, frozen=True)
-class Recorded:
-    """What became of a group: its records by sample, or one failure of its row as a whole."""
+class RatedGroup:
+    """A group after its rating. outcome: its records by sample, or one failure of the whole row."""
 
     position: int
     outcome: dict[int, dict[str, Any]] | Failure
@@ -24,7 +24,7 @@ class Recorded:
 
 @dataclass(slots=True, frozen=True)
 class _Group:
-    """All outcomes of a row, by their sample, and the ratings to come."""
+    """All outcomes of a row, in the order of their samples, and the ratings to come."""
 
     row: Row
     request: Request
@@ -33,13 +33,14 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups that wait for their ratings. ``told`` is called, in any thread, when there is one more; ``stopped`` whether the
-    run is to end early: then nobody waits, and groups that are not rated are done again at the next start. ``newest``: the version of
-    the trainer's newest policy.
+    """The groups that are not rated yet.
+
+    on_rated: called, in any thread, when ratings have arrived. stopped: returns True when the run is to end early; then nobody
+    waits for ratings, and the next start does these groups again. newest_version: returns the version of the trainer's newest policy.
     """
 
-    def __init__(self, grouping: Grouping, told: Callable[[], None], stopped: Callable[[], bool], newest: Callable[[], int]):
-        self._grouping, self._told, self._stopped, self._newest = grouping, told, stopped, newest
+    def __init__(self, grouping: Grouping, on_rated: Callable[[], None], stopped: Callable[[], bool], newest_version: Callable[[], int]):
+        self._grouping, self._on_rated, self._stopped, self._newest_version = grouping, on_rated, stopped, newest_version
         self._judge = grouping.judge()
         self._waiting: list[_Group] = []
 
@@ -52,15 +53,15 @@ class PendingGroups:
         else:
             ratings = self._judge.rate(row, request, ordered)
         self._waiting.append(_Group(row, request, ordered, ratings))
-        ratings.add_done_callback(lambda _: self._told())
+        ratings.add_done_callback(lambda _: self._on_rated())
 
-    def recorded(self, most: int) -> Iterator[Recorded]:
-        """Those whose ratings are there. Waits for ratings while more than ``most`` groups are without."""
+    def rated(self, most: int) -> Iterator[RatedGroup]:
+        """Yields the groups whose ratings have arrived. Waits while more than ``most`` groups are without ratings."""
         while True:
             waiting, self._waiting = self._waiting, []
             for group in waiting:
                 if group.ratings.done():
-                    yield self._recorded(group)
+                    yield self._rated(group)
                 else:
                     self._waiting.append(group)
             if len(self._waiting) <= most or self._stopped():
@@ -68,12 +69,13 @@ class PendingGroups:
             wait([group.ratings for group in self._waiting], timeout=0.2, return_when=FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Ends the rating; what is not rated is left."""
+        """Ends the rating; groups without ratings are dropped."""
         if self._judge is not None:
             self._judge.close()
 
-    def _recorded(self, group: _Group) -> Recorded:
-        records = self._grouping.group(group.row, group.request, group.outcomes, group.ratings.result(), self._newest())
+    def _rated(self, group: _Group) -> RatedGroup:
+        position = group.row.position
+        records = self._grouping.group(group.row, group.request, group.outcomes, group.ratings.result(), self._newest_version())
         if isinstance(records, Failure):
-            return Recorded(group.row.position, records)
-        return Recorded(group.row.position, {outcome.index: record for outcome, record in zip(group.outcomes, records, strict=True)})
+            return RatedGroup(position, records)
+        return RatedGroup(position, {outcome.index: record for outcome, record in zip(group.outcomes, records, strict=True)})

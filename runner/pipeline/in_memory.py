@@ -23,7 +23,7 @@ from ...configs.rollout import RolloutConfig
 from ..core.errors import DROP
 from ..core.policy import Policy
 from ..core.requests import Request
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..layers.kernel_injection import only_inside
 from ..models.adapters import CONFIG, TENSORS
@@ -31,16 +31,14 @@ from ..policies.policy_engine import full_fits, under
 from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import Updates
-from ..store.recovery import Recovered
-from .io_threads import WINDOW_ROWS, IOThreads
+from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Kind
 from .loading import load_models
+from .row_requests import NOTHING_RECORDED
 from .run_spec import RunSpec
 from .sinks import MemorySink
 
 log = logging.getLogger("mlx_bulk")
-
-_NOTHING_DONE = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
 
 
 class InMemoryRollouts:
@@ -156,29 +154,26 @@ class InMemoryRollouts:
         engine = under(self._updates, known.job.engine, self._setup, self._reference, config, layout)
         collected = MemorySink(self.schema, layout)
         self.errors = collected.errors
-        desk = IOThreads(
-            known.job,
-            read_rounds(known.found, config.data, layout, range(layout.shards)),
-            collected,
-            _NOTHING_DONE,
-            layout,
-            self._check,
-            lambda: ended,
-            fail_fast=config.on_error == "fail",
+        rules = SessionRules(
+            check=self._check,
+            stopped=lambda: ended,
+            window_shards=window_shards(layout.rows_per_shard, self._setup.static or not by_round),
             whole_shards=self._setup.static,
-            window_rows=WINDOW_ROWS if by_round else layout.rows_per_shard,
-            newest=self._updates.newest_version,
+            fail_fast=config.on_error == "fail",
         )
+        rows = read_rounds(known.found, config.data, layout, range(layout.shards))
+        session = SessionInput(known.job, rows, layout, NOTHING_RECORDED)
+        threads = IOThreads(session, rules, collected, self._updates.newest_version)
         try:
-            while (window := desk.next_window(True)) is not None:
+            while (window := threads.next_window(True)) is not None:
                 collected.expect(request.row for request in window)
-                for outcome in engine.run(_once(window), lambda: desk.failed):
-                    desk.put(outcome)
+                for outcome in engine.run(_once(window), lambda: threads.failed):
+                    threads.put(outcome)
                     yield from collected.ready()
-                yield from collected.rest(lambda: desk.failed)
+                yield from collected.rest(lambda: threads.failed)
         finally:
             ended = True
-            desk.close()
+            threads.close()
             for _ in collected.ready():
                 pass
             _tell(self.errors)

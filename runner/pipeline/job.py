@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ...configs.schema import JobConfig
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Failure, Generated, Outcome, Request, Row
+from ..core.requests import BadRow, Failure, Generated, Outcome, Request, Row
 from ..data.type_inference import json_text
 from ..engine.interface import Runs
 from ..engine.setup import Setup
@@ -143,10 +143,15 @@ class Kind(Protocol):
 
 
 def row_failure(row: Row, stage: str, error: str, message: str) -> Failure:
-    """The failure of a row as a whole, for errors/."""
+    """Returns the failure of a whole row: ``stage`` it failed at, ``error`` (a class name), and a message with the row's place."""
     return Failure(row.position, row.key, None, stage, error, placed(message, row), json_text(row.columns))
 
 
+def bad_row_failure(row: BadRow) -> Failure:
+    """Returns the failure of a row that could not be read."""
+    return Failure(row.position, row.key, None, "read", "UnreadableRow", row.message, row.text)
+
+
 def placed(message: str, row: Row) -> str:
-    """The message, with where the row stands."""
+    """Returns the message with the row's place in the input added."""
     return f"{message} ({row.place})" if row.place else message

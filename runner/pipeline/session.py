@@ -19,7 +19,7 @@ from ...kernels import backend
 from ..core.errors import OutOfRoom
 from ..core.host_process import HostProcess, Orders
 from ..core.requests import BadRow, Outcome, Row
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, take_in
 from ..data.sources import drop_waiting, reads_stdin
@@ -39,7 +39,7 @@ from ..store.recovery import Recovered
 from ..store.writer import Writer
 from . import crash_isolation
 from .heartbeat import Heartbeat
-from .io_threads import WINDOW_ROWS, IOThreads
+from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Job, Kind
 from .loading import LoadedModels, load_models
 from .progress_display import Show, Watch
@@ -106,7 +106,7 @@ class _Session:
         self.config, self.run_dir, self.start, self.models = config, run_dir, start, models
         self.show: Show = show
         self.outside, self.orders, self.heartbeat = outside, orders, heartbeat
-        self.desk: IOThreads | None = None
+        self.io_threads: IOThreads | None = None
         self.started = False
         self.begin = monotonic()
 
@@ -151,7 +151,7 @@ class _Session:
 
     def _save(self, writer: Writer) -> bool:
         """Saves what is finished, in a thread of its own, as the process is about to end in the middle of a step."""
-        saved = self.desk is None or self.desk.flush()
+        saved = self.io_threads is None or self.io_threads.flush()
         if self.started:
             self.run_dir.session_ended({"how": "stopped", "rows": writer.rows, "errors": writer.errors})
         return saved
@@ -181,21 +181,16 @@ class _Session:
 
         first = crash_isolation.picked(rows(), groups)
         stopped = self.outside.stopped
-        desk = self.desk = IOThreads(
-            job,
-            rows(),
-            writer,
-            recovered,
-            layout,
-            replace(loaded, setup=setup, reference=reference).row_check(),
-            stopped,
-            first=first,
-            fatal=self.orders.fatal,
-            fail_fast=config.on_error == "fail",
+        live = isinstance(engine, PolicyEngine) and engine.updates.live
+        rules = SessionRules(
+            check=replace(loaded, setup=setup, reference=reference).row_check(),
+            stopped=stopped,
+            window_shards=window_shards(layout.rows_per_shard, setup.static or live),
             whole_shards=setup.static,
-            window_rows=layout.rows_per_shard if isinstance(engine, PolicyEngine) and engine.updates.live else WINDOW_ROWS,
-            newest=newest,
+            fail_fast=config.on_error == "fail",
+            fatal=self.orders.fatal,
         )
+        threads = self.io_threads = IOThreads(SessionInput(job, rows(), layout, recovered, first), rules, writer, newest)
 
         def counts() -> Counts:
             version = engine.updates.policy.version if isinstance(engine, PolicyEngine) else None
@@ -203,7 +198,7 @@ class _Session:
 
         try:
             with Watch(engine.progress, counts, self.run_dir.add_metrics, self.show):
-                self._feed(crash_isolation.outcomes(engine, desk, len(first), lambda: stopped() or desk.failed), desk)
+                self._feed(crash_isolation.outcomes(engine, threads, len(first), lambda: stopped() or threads.failed), threads)
         except BaseException as error:
             if is_out_of_memory(error):
                 cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
@@ -214,19 +209,19 @@ class _Session:
             log.info("batch.prefix_cache: %s", setup.prefix_cache.account)
         return engine.progress, not stopped()
 
-    def _feed(self, outcomes: Iterator[Outcome], desk: IOThreads) -> None:
-        """Hands what the model has finished to the desk, until there is no more; what it has taken is written, come what may."""
+    def _feed(self, outcomes: Iterator[Outcome], threads: IOThreads) -> None:
+        """Hands what the model has finished to the threads, until there is no more; what it has taken is written, come what may."""
         try:
             for outcome in outcomes:
-                if desk.full:
+                if threads.full:
                     self.heartbeat.doing("waiting for finished rows to be written")
-                desk.put(outcome)
+                threads.put(outcome)
         except BaseException:
-            desk.abandon()
+            threads.abandon()
             raise
         finally:
             self.heartbeat.doing("writing the last records")
-            desk.close()
+            threads.close()
 
     def _loaded(self, known: RunSpec) -> LoadedModels:
         """Loads the model, and the reference beside it."""

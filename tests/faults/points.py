@@ -10,7 +10,7 @@ from typing import Any, Literal
 SYNC = ("mlx_bulk.runner.files.atomic:sync_descriptor",)
 WRITE, REPLACE, UNLINK, MKDIR = ("os:write",), ("os:replace",), ("os:unlink",), ("os:mkdir",)
 FRAME = ("mlx_bulk.runner.store.journal:append",)
-ROW = ("mlx_bulk.runner.pipeline.io_threads:IOThreads._requests",)
+ROW = ("mlx_bulk.runner.pipeline.row_requests:RowRequests.prepare",)
 RECORD = ("mlx_bulk.runner.store.writer:Writer.add",)
 COMMITS = r"/commits\.jsonl "
 

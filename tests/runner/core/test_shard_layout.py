@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.core.shard_layout import WINDOW_ROWS, Layout, window_shards
 
 LAYOUTS = st.builds(Layout, st.integers(0, 40), st.integers(1, 12), st.integers(1, 4))
 
@@ -45,3 +45,11 @@ def test_more_rounds_move_nothing(layout: Layout):
 def test_run_json_says_the_layout(rounds: int | None, expected: Layout):
     config = {"batch": {"rows_per_shard": 2}} | ({} if rounds is None else {"rounds": rounds})
     assert Layout.of({"config": config, "inputs": {"limit": 5, "sources": [{"rows": 9}]}}) == expected
+
+
+@given(st.integers(1, 3 * WINDOW_ROWS))
+def test_a_window_is_whole_shards_of_up_to_so_many_rows_or_one_shard(rows_per_shard: int):
+    shards = window_shards(rows_per_shard, one_shard=False)
+    assert shards == 1 or shards * rows_per_shard <= WINDOW_ROWS
+    assert (shards + 1) * rows_per_shard > WINDOW_ROWS
+    assert window_shards(rows_per_shard, one_shard=True) == 1

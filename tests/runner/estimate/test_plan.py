@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.runner.core import shard_layout
 from mlx_bulk.runner.estimate import survey
 from mlx_bulk.runner.estimate.survey import sampled_windows, window_rows
 
@@ -159,7 +160,7 @@ def test_a_large_input_is_sampled_in_whole_windows(bench: Bench, monkeypatch: py
     rows = [{"q": "one two three " * (1 + i % 5)} for i in range(400)]
     config = bench.write_config(rows, batch={"rows_per_shard": 10}, sampling={"ignore_eos": True, "max_tokens": 3})
     whole = plan(config)
-    monkeypatch.setattr(survey, "WINDOW_ROWS", 20)
+    monkeypatch.setattr(shard_layout, "WINDOW_ROWS", 20)
     monkeypatch.setattr(survey, "SAMPLED_ROWS", 100)
     part = plan(config)
     assert (part["rows"], part["rows_read"]) == (400, 100)

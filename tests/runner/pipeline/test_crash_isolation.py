@@ -8,7 +8,7 @@ from mlx_bulk.runner.core.requests import BadRow, Generated, Row, Sample
 from mlx_bulk.runner.engine.interface import Progress
 from mlx_bulk.runner.pipeline.crash_isolation import outcomes, picked
 
-from ..support.made_up_jobs import Written, desk_of, outcome, rows_of
+from ..support.made_up_jobs import Written, outcome, rows_of, threads_of
 
 
 def test_rows_are_picked_in_the_order_of_their_groups_and_no_further_than_needed():
@@ -42,20 +42,20 @@ class Recording:
 def test_each_group_is_saved_before_the_next_begins():
     rows, written = rows_of(1, 1, 1, 1, 1), Written()
     groups = picked(iter(rows), [(3,), (1, 2)])
-    desk, engine = desk_of(rows, written, first=groups), Recording(written)
-    for each in outcomes(engine, desk, len(groups), lambda: False):
-        desk.put(each)
-    desk.close()
+    threads, engine = threads_of(rows, written, isolated=groups), Recording(written)
+    for each in outcomes(engine, threads, len(groups), lambda: False):
+        threads.put(each)
+    threads.close()
     assert engine.seen == [([3], []), ([1, 2], [1]), ([0, 4], [1, 3])]
 
 
 @pytest.mark.parametrize("stop_after", [0, 1])
 def test_a_stop_ends_the_groups_too(stop_after: int):
     rows, written = rows_of(1, 1, 1), Written()
-    desk, engine = desk_of(rows, written, first=[[rows[1]], [rows[2]]]), Recording(written)
+    threads, engine = threads_of(rows, written, isolated=[[rows[1]], [rows[2]]]), Recording(written)
     found: list[int] = []
-    for each in outcomes(engine, desk, 2, lambda: len(found) >= stop_after):
+    for each in outcomes(engine, threads, 2, lambda: len(found) >= stop_after):
         found.append(each.row)
-        desk.put(each)
-    desk.close()
+        threads.put(each)
+    threads.close()
     assert found == [1][:stop_after]

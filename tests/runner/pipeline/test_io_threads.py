@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.requests import BadRow, Failure, Row, Sample
-from mlx_bulk.runner.pipeline.io_threads import WINDOW_ROWS
+from mlx_bulk.runner.core.shard_layout import WINDOW_ROWS
 
-from ..support.made_up_jobs import Written, desk_of, drive, outcome, rows_of
+from ..support.made_up_jobs import Written, drive, outcome, rows_of, threads_of
 
 PATIENCE = 30.0  # seconds after which a test that waits for another thread has failed
 
@@ -21,7 +21,7 @@ PATIENCE = 30.0  # seconds after which a test that waits for another thread has 
 @given(st.lists(st.integers(-1, 3).filter(bool), max_size=30), st.integers(1, 9))
 def test_each_sample_is_recorded_once_and_bad_rows_fail_once(samples: list[int], per_shard: int):
     written = Written()
-    drive(desk_of(rows_of(*samples), written, per_shard=per_shard))
+    drive(threads_of(rows_of(*samples), written, per_shard=per_shard))
     assert sorted(written.added) == [(row, sample) for row, n in enumerate(samples) for sample in range(n)]
     assert written.admitted == {row: n for row, n in enumerate(samples) if n > 0}
     assert [failure.row for failure in written.failed] == [row for row, n in enumerate(samples) if n < 0]
@@ -29,17 +29,17 @@ def test_each_sample_is_recorded_once_and_bad_rows_fail_once(samples: list[int],
 
 def test_windows_end_with_shards():
     count = 2 * WINDOW_ROWS + 5
-    windows = drive(desk_of(rows_of(*[1] * count), Written(), per_shard=WINDOW_ROWS // 2))
+    windows = drive(threads_of(rows_of(*[1] * count), Written(), per_shard=WINDOW_ROWS // 2))
     assert [len(window) for window in windows] == [WINDOW_ROWS, WINDOW_ROWS, 5]
     # Whole shards are run shard by shard: what is in a batch then does not hang on what is around.
-    windows = drive(desk_of(rows_of(*[1] * 20), Written(), per_shard=8, whole_shards=True))
+    windows = drive(threads_of(rows_of(*[1] * 20), Written(), per_shard=8, whole_shards=True))
     assert [len(window) for window in windows] == [8, 8, 4]
 
 
 def test_failures_carry_stage_key_and_row():
     written = Written()
     rows: list[Row | BadRow] = [*rows_of(1, -1, 1), BadRow(3, "line 4: not valid JSON", "{oops", 4)]
-    drive(desk_of(rows, written, check=lambda request: "too large" if request.row == 2 else None))
+    drive(threads_of(rows, written, check=lambda request: "too large" if request.row == 2 else None))
     by_row = {failure.row: failure for failure in written.failed}
     assert [(by_row[i].stage, by_row[i].key, by_row[i].sample, by_row[i].message) for i in (1, 2, 3)] == [
         ("template", "key 1", None, "-1 samples"),
@@ -51,21 +51,21 @@ def test_failures_carry_stage_key_and_row():
 
 def test_a_sample_that_fails_in_the_engine_gets_its_row_s_key():
     written = Written()
-    desk = desk_of(rows_of(2), written)
-    window = desk.next_window(True)
+    threads = threads_of(rows_of(2), written)
+    window = threads.next_window(True)
     assert window is not None
-    desk.put(Failure(0, None, 1, "generate", "NotANumber", "NaN", ""))
-    desk.put(outcome(0, Sample(0, 0)))
-    desk.close()
+    threads.put(Failure(0, None, 1, "generate", "NotANumber", "NaN", ""))
+    threads.put(outcome(0, Sample(0, 0)))
+    threads.close()
     (failure,) = written.failed
     assert (failure.key, failure.sample, json.loads(failure.input)) == ("key 0", 1, {"n": 2})
     assert written.added == [(0, 0)]
 
 
 def test_fail_fast_names_row_key_and_reason():
-    desk = desk_of(rows_of(1, -1, 1), Written(), fail_fast=True)
+    threads = threads_of(rows_of(1, -1, 1), Written(), fail_fast=True)
     with pytest.raises(DataError, match=r"on_error: fail, and row 1 \(key key 1\) failed at template: -1 samples"):
-        drive(desk)
+        drive(threads)
 
 
 def test_what_reading_raises_comes_out_of_close():
@@ -74,7 +74,7 @@ def test_what_reading_raises_comes_out_of_close():
         raise DataError("rows.jsonl changed")
 
     with pytest.raises(DataError, match=r"rows\.jsonl changed"):
-        drive(desk_of(rows(), Written()))
+        drive(threads_of(rows(), Written()))
 
 
 def test_what_the_writer_raises_comes_out_and_nobody_waits():
@@ -84,7 +84,7 @@ def test_what_the_writer_raises_comes_out_and_nobody_waits():
 
     # More outcomes than the queue between the threads holds: the model's thread must not wait for one that has ended.
     with pytest.raises(OSError, match="disk is gone"):
-        drive(desk_of(rows_of(*[1] * 5000), Broken()))
+        drive(threads_of(rows_of(*[1] * 5000), Broken()))
 
 
 def test_closing_early_records_what_was_put_and_stops_reading():
@@ -98,32 +98,32 @@ def test_closing_early_records_what_was_put_and_stops_reading():
                 begun.set()
 
     written = Written()
-    desk = desk_of(endless(), written)
-    window = desk.next_window(True)
+    threads = threads_of(endless(), written)
+    window = threads.next_window(True)
     assert window is not None
-    desk.put(outcome(window[0].row, Sample(0, 0)))
+    threads.put(outcome(window[0].row, Sample(0, 0)))
     assert begun.wait(PATIENCE)
-    desk.close()
+    threads.close()
     assert written.added == [(window[0].row, 0)]
     assert read[0] < 5 * WINDOW_ROWS
 
 
 def test_a_shard_without_requests_does_not_shift_the_windows_behind_it():
     """All rows of the first shard fail; the next shard is one window, as it is when the run goes on after it."""
-    windows = drive(desk_of(rows_of(*[-1] * 4, *[1] * 4, *[1] * 4), Written(), per_shard=4, whole_shards=True))
+    windows = drive(threads_of(rows_of(*[-1] * 4, *[1] * 4, *[1] * 4), Written(), per_shard=4, whole_shards=True))
     assert windows == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 def test_a_flush_returns_behind_what_was_put_before_it():
     written = Written()
-    desk = desk_of(rows_of(1, 1, 1), written)
-    window = desk.next_window(True)
+    threads = threads_of(rows_of(1, 1, 1), written)
+    window = threads.next_window(True)
     assert window is not None
     for request in window[:2]:
-        desk.put(outcome(request.row, Sample(0, 0)))
-    assert desk.flush()
+        threads.put(outcome(request.row, Sample(0, 0)))
+    assert threads.flush()
     assert written.flushed == [2]
-    desk.close()
+    threads.close()
 
 
 def test_a_flush_does_not_wait_for_a_disk_that_has_failed():
@@ -131,9 +131,9 @@ def test_a_flush_does_not_wait_for_a_disk_that_has_failed():
         def add(self, row: int, sample: int, record: dict[str, Any]) -> None:
             raise OSError("disk is gone")
 
-    desk = desk_of(rows_of(1), Broken())
-    assert desk.next_window(True) is not None
-    desk.put(outcome(0, Sample(0, 0)))
-    assert not desk.flush()
+    threads = threads_of(rows_of(1), Broken())
+    assert threads.next_window(True) is not None
+    threads.put(outcome(0, Sample(0, 0)))
+    assert not threads.flush()
     with pytest.raises(OSError, match="disk is gone"):
-        desk.close()
+        threads.close()

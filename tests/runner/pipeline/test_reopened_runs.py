@@ -1,4 +1,4 @@
-"""A desk in a run that goes on: what is recorded is not asked again, and what fails now does not take it away."""
+"""A threads in a run that goes on: what is recorded is not asked again, and what fails now does not take it away."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,7 @@ import pytest
 from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
-from ..support.made_up_jobs import OneColumn, Written, desk_of, drive, rows_of
+from ..support.made_up_jobs import OneColumn, Written, drive, rows_of, threads_of
 
 
 def ledger_of(samples: dict[int, set[int]], failed: Collection[int] = ()) -> Ledger:
@@ -22,7 +22,7 @@ def ledger_of(samples: dict[int, set[int]], failed: Collection[int] = ()) -> Led
 def test_what_is_recorded_already_is_not_asked_again():
     done = {0: ledger_of({0: {0, 2}, 1: {0}}, failed={2})}
     written = Written()
-    windows = drive(desk_of(rows_of(3, 1, -1, 2), written, done))
+    windows = drive(threads_of(rows_of(3, 1, -1, 2), written, done))
     assert windows == [[0, 3]]
     assert sorted(written.added) == [(0, 1), (3, 0), (3, 1)]
     # Rows with nothing left are admitted all the same: their shard waits for them.
@@ -33,7 +33,7 @@ def test_what_is_recorded_already_is_not_asked_again():
 def test_whole_shards_run_again_what_is_recorded_but_do_not_record_it_twice():
     done = {0: ledger_of({0: {0, 2}, 1: {0}})}
     written = Written()
-    windows = drive(desk_of(rows_of(3, 1, 2), written, done, whole_shards=True))
+    windows = drive(threads_of(rows_of(3, 1, 2), written, done, whole_shards=True))
     assert windows == [[0, 1, 2]]
     assert sorted(written.added) == [(0, 1), (2, 0), (2, 1)]
 
@@ -42,7 +42,7 @@ def test_less_memory_than_before_fails_only_what_is_not_recorded():
     """Samples 0 and 2 of row 0 are recorded, all of row 1; this session has room for neither row."""
     done = {0: ledger_of({0: {0, 2}, 1: {0}})}
     written = Written()
-    assert drive(desk_of(rows_of(3, 1, 1), written, done, check=lambda _: "too large")) == []
+    assert drive(threads_of(rows_of(3, 1, 1), written, done, check=lambda _: "too large")) == []
     assert written.admitted == {0: 3, 1: 1}
     assert [(failure.row, failure.sample, failure.stage) for failure in written.failed] == [(0, 1, "too_long"), (2, None, "too_long")]
     assert written.failed[0].key == "key 0"
@@ -61,7 +61,7 @@ def test_a_row_of_which_samples_are_recorded_never_fails_whole(
     ledger, written = ledger_of({0: {0, 2}, 1: {0, 1}, 2: {0}}), Written()
     ledger.admit(2, 1)
     rows: list[Row | BadRow] = [Row(0, "key 0", {"n": -1}), BadRow(1, "not valid JSON", "{oops", 2), Row(2, "key 2", {"n": -1})]
-    assert drive(desk_of(rows, written, {0: ledger}, whole_shards=whole_shards)) == []
+    assert drive(threads_of(rows, written, {0: ledger}, whole_shards=whole_shards)) == []
     assert [(each.row, each.sample) for each in written.failed] == missing
     assert {each.row: (each.stage, each.key, each.input) for each in written.failed}[0] == ("template", "key 0", '{"n": -1}')
     assert all(each.input == "{oops" for each in written.failed if each.row == 1)
@@ -71,7 +71,7 @@ def test_a_row_of_which_samples_are_recorded_never_fails_whole(
 def test_rows_that_come_first_are_windows_of_their_own_and_come_once():
     rows = rows_of(1, 1, 2, 1, 1, 1)
     written = Written()
-    windows = drive(desk_of(rows, written, per_shard=2, first=[[rows[4], rows[1]], [], [rows[2]]]))
+    windows = drive(threads_of(rows, written, per_shard=2, isolated=[[rows[4], rows[1]], [], [rows[2]]]))
     assert windows == [[4, 1], [], [2], [0, 3, 5]]
     assert sorted(written.added) == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (4, 0), (5, 0)]
 
@@ -80,7 +80,7 @@ def test_a_fatal_row_is_quarantined_whole_or_by_the_samples_that_are_left():
     written = Written()
     rows = rows_of(1, 2, 3)
     fatal = {1: "the process died of it", 2: "of this too"}
-    assert drive(desk_of(rows, written, {0: ledger_of({2: {1}})}, first=[[rows[1], rows[2]]], fatal=fatal)) == [[], [0]]
+    assert drive(threads_of(rows, written, {0: ledger_of({2: {1}})}, isolated=[[rows[1], rows[2]]], fatal=fatal)) == [[], [0]]
     assert [(each.row, each.sample, each.stage, each.error, each.message) for each in written.failed] == [
         (1, None, "generate", "EngineAborted", "the process died of it"),
         (2, 0, "generate", "EngineAborted", "of this too"),

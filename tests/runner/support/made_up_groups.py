@@ -1,7 +1,7 @@
 """A job of groups, a judge whose ratings come when a test says so, and a writer that tells what it is given."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,8 +11,8 @@ from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Generate, Generated, Prompt, Request, Row, Sample, Sampling
-from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.pipeline.io_threads import IOThreads
+from mlx_bulk.runner.core.shard_layout import Layout, window_shards
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from mlx_bulk.runner.pipeline.job import Ratings
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
@@ -111,11 +111,22 @@ class Written:
             assert self.news.wait_for(lambda: len(self.groups) >= groups, PATIENCE)
 
 
-def desk_of(rows: int, written: Any, job: Any, done: dict[int, Ledger] | None = None, **settings: Any) -> IOThreads:
-    found: Iterator[Row] = (Row(position, f"key {position}", {"n": position}) for position in range(rows))
-    flags: dict[str, Any] = {"fail_fast": False, "whole_shards": False, "stopped": lambda: False, **settings}
+def threads_of(
+    rows: int,
+    written: Any,
+    job: Any,
+    done: dict[int, Ledger] | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+    fail_fast: bool = False,
+    whole_shards: bool = False,
+    fatal: dict[int, str] | None = None,
+    newest_version: Callable[[], int] = lambda: 0,
+) -> IOThreads:
+    """The threads of a session over ``rows`` made-up rows in shards of ten."""
+    made_up = (Row(position, f"key {position}", {"n": position}) for position in range(rows))
     recovered = Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0)
-    return IOThreads(job, found, written, recovered, Layout(100, 10), lambda _: None, **flags)
+    rules = SessionRules(lambda _: None, stopped, window_shards(10, whole_shards), whole_shards, fail_fast, fatal or {})
+    return IOThreads(SessionInput(job, made_up, Layout(100, 10), recovered), rules, written, newest_version)
 
 
 def outcome(position: int, sample: int) -> Generated:
@@ -123,6 +134,6 @@ def outcome(position: int, sample: int) -> Generated:
     return Generated(position, Sample(sample, sample), np.zeros(0, np.int32), Scores(empty), empty, "stop", None, None)
 
 
-def put(desk: IOThreads, position: int, samples: Sequence[int] = range(SAMPLES)) -> None:
+def put(threads: IOThreads, position: int, samples: Sequence[int] = range(SAMPLES)) -> None:
     for sample in samples:
-        desk.put(outcome(position, sample))
+        threads.put(outcome(position, sample))

@@ -1,6 +1,6 @@
-"""Desks over made-up rows of a job with one column, and a writer that keeps what it is given."""
+"""I/O threads over made-up rows of a job with one column, and a writer that keeps what it is given."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,10 @@ from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
-from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.engine.interface import Runs
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.pipeline.io_threads import IOThreads
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -79,16 +79,21 @@ def rows_of(*samples: int) -> list[Row | BadRow]:
     return [Row(position, f"key {position}", {"n": n}) for position, n in enumerate(samples)]
 
 
-def desk_of(
+def threads_of(
     rows: Iterator[Row | BadRow] | list[Row | BadRow],
     written: Any,
     done: dict[int, Ledger] | None = None,
     per_shard: int = 8,
     check: Callable[[AnyRequest], str | None] = lambda _: None,
-    **settings: Any,
+    isolated: Sequence[Sequence[Row | BadRow]] = (),
+    fail_fast: bool = False,
+    whole_shards: bool = False,
+    fatal: dict[int, str] | None = None,
 ) -> IOThreads:
-    flags: dict[str, Any] = {"fail_fast": False, "whole_shards": False, **settings}
-    return IOThreads(OneColumn(), iter(rows), written, recovered(done), Layout(1 << 20, per_shard), check, lambda: False, **flags)
+    """The threads of a session of ``OneColumn`` that nobody stops."""
+    session = SessionInput(OneColumn(), iter(rows), Layout(1 << 20, per_shard), recovered(done), isolated)
+    rules = SessionRules(check, lambda: False, window_shards(per_shard, whole_shards), whole_shards, fail_fast, fatal or {})
+    return IOThreads(session, rules, written)
 
 
 def outcome(row: int, sample: Sample) -> Generated:
@@ -96,16 +101,16 @@ def outcome(row: int, sample: Sample) -> Generated:
     return Generated(row, sample, np.zeros(0, np.int32), Scores(empty), empty, "stop", None, None)
 
 
-def drive(desk: IOThreads) -> list[list[int]]:
+def drive(threads: IOThreads) -> list[list[int]]:
     """Answers all that is asked, as the engine does; the rows of each window."""
     windows: list[list[int]] = []
     try:
-        while (window := desk.next_window(True)) is not None:
+        while (window := threads.next_window(True)) is not None:
             windows.append([request.row for request in window])
             for request in window:
                 assert isinstance(request, Request)
                 for sample in request.work.samples:
-                    desk.put(outcome(request.row, sample))
+                    threads.put(outcome(request.row, sample))
     finally:
-        desk.close()
+        threads.close()
     return windows
