@@ -57,7 +57,7 @@ def batch_difference(alone: Alone, vocabulary: int, way: Way, window: int, allow
     Some rows are longer than ``window`` tokens at the start, some at the end. ``head`` and ``chunked``: as ``Setup`` has them.
     """
     requests = list(_requests(vocabulary, window))
-    limits = Limits(1 if way == "alone" else ROWS, 1 << 30, float("inf"), 1.0, 1.0, even=way not in PADDED)
+    limits = Limits(1 if way == "alone" else ROWS, 1 << 30, float("inf"), 1.0, 1.0, equal_lengths=way not in PADDED)
     at_once = Setup(
         alone.network, vocabulary, limits, LogprobOptions(echo=head is not None), way in PADDED, ragged=way == "padded", head=head
     )

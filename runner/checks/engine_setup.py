@@ -53,7 +53,7 @@ def fit(
     limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
     if config.deterministic and not all(slots_independent(m.network, m.vocabulary, limits.rows) for m in models):
         raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
-    padded = not limits.even
+    padded = not limits.equal_lengths
     short = [
         confirmed(m.network, m.vocabulary, limits, padded, shown.shortcuts, way.allowed) if wanted.echo or wanted.reference else None
         for m, shown, way in zip(models, trusts, ways, strict=True)
@@ -105,7 +105,7 @@ def foreseen(models: Sequence[Model], config: BatchConfig, wanted: LogprobOption
             m.vocabulary,
             limits,
             wanted,
-            not limits.even,
+            not limits.equal_lengths,
             config.deterministic,
             LOGIT_BYTES[device],
             ragged=t.way == "padded",
@@ -174,7 +174,7 @@ def _limits(config: BatchConfig, ways: list[BatchingMode], device: str, weight_b
     room = kv_bytes(config.memory, weight_bytes, workspace=2 * LOGIT_BYTES[device])
     kinds = {way.way for way in ways}
     token_bytes, row_bytes = sum(way.token_bytes for way in ways), sum(way.row_bytes for way in ways)
-    return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, even=not kinds <= set(PADDED))
+    return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not kinds <= set(PADDED))
 
 
 def _said(way: BatchingMode, limits: Limits) -> str:

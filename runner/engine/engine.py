@@ -105,14 +105,14 @@ class Engine:
             self._entering = requests
             self.progress.flight({r.row for r in requests} | {self._slots.row(slot).request.row for slot in self._order})
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
-            bases, computed = self._stems.bases(self._setup, requests, backlog.stem)
+            bases, computed = self._stems.bases(self._setup, requests, backlog.prefix_of)
             self._parked = prefill(self._setup, requests, bases) if bases else prefill(self._setup, requests)
-            self._stems.keep(backlog.begun)
+            self._stems.keep(backlog.kept_prefixes)
             self._entering = []
             self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.row not in self._counted)
             self.progress.prefilled += self._parked.tokens + computed
             self.progress.padded += self._parked.padded_tokens + computed
-        self._join(self._parked, backlog.room(self._setup.group_limits))
+        self._join(self._parked, backlog.limits_left(self._setup.group_limits))
         if not self._parked.waiting:
             self._parked = None
 
@@ -229,7 +229,7 @@ class Engine:
         rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)
         self._entering = []
         self._stems.clear()
-        apart = rows == 1 and backlog.shares(lost[0])
+        apart = rows == 1 and backlog.shares_memory(lost[0])
         if rows > 1:
             self._room.halve(rows, max(load.longest, *(request.reach for request in lost)), doing, why)
         elif apart:

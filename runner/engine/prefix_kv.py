@@ -5,12 +5,11 @@ as memory ran out or weights changed, is computed anew when a row asks for it.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from ..core.requests import Request
 from ..layers.kv_cache import fresh
-from ..scheduler.prompt_prefixes import shared
-from ..scheduler.request_queue import Arrange, SharedPrefix, nothing_shared
+from ..scheduler.prompt_prefixes import arrangement
+from ..scheduler.request_queue import Arrange, SharedPrefix
 from .prefill import grown
 from .prefix_disk_cache import Base
 from .setup import Setup
@@ -26,9 +25,8 @@ class Stems:
     def arranging(self, setup: Setup) -> Arrange:
         """How a backlog that begins now is arranged."""
         self.clear()
-        if not setup.shares:
-            return nothing_shared
-        return shared if setup.prefix_cache is None else partial(shared, known=setup.prefix_cache.known(setup.wanted.echoed))
+        cached = setup.prefix_cache.known(setup.wanted.echoed) if setup.shares and setup.prefix_cache is not None else []
+        return arrangement(setup.shares, cached)
 
     def bases(self, setup: Setup, requests: list[Request], stem: Callable[[Request], SharedPrefix | None]) -> tuple[list[Base | None], int]:
         """What each row of a group is prefilled on top of, nothing where none has a stem; and how many tokens were computed for that."""
@@ -55,9 +53,9 @@ class Stems:
         return setup.prefix_cache.load(stem.ids, setup.wanted.echoed, lambda: fresh(setup.model, 1, padded=False))
 
     def _anew(self, setup: Setup, stem: SharedPrefix) -> Base:
-        above = None if stem.above is None else self._base(setup, stem.above)
+        above = None if stem.parent is None else self._base(setup, stem.parent)
         base = grown(setup, stem.ids, above)
-        self._computed += stem.own
+        self._computed += stem.own_tokens
         if setup.prefix_cache is not None:
             setup.prefix_cache.save(stem.ids, setup.wanted.echoed, base)
         return base

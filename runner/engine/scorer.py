@@ -24,8 +24,8 @@ from ..layers.cpu_blocks import row_lengths as tokens_of
 from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, passes, passing, select, trim, trimmable, widened
 from ..layers.lm_head import read_scores
 from ..models.device_memory import is_out_of_memory
-from ..scheduler.prefix_tree import Owner, Read, Segment, bucket, fed_passage, forest
-from ..scheduler.score_batches import batches, child_turns, lone, scoring_limits
+from ..scheduler.prefix_tree import Owner, PassageRead, Segment, bucket_length, forest, passage_input
+from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 from .interface import Progress
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
@@ -117,7 +117,7 @@ class Scorer:
             self._apart = True
             self._room.free(doing, why, "the next rows are scored without sharing what they have in common")
         else:
-            too_large = {own[0] for part in first.reads if len(fed_passage(part.passage)) == len(first.feed) for own in part.owners}
+            too_large = {own[0] for part in first.reads if len(passage_input(part.passage)) == len(first.ids) for own in part.owners}
             if self._room.halve_calls(opened[min(too_large)].request.row, doing, why):
                 too_large = set[int]()
         self._models = [replace(model, limits=self._room.limits) for model in self._models]
@@ -143,7 +143,7 @@ class Scorer:
 
     def _feed_lone(self, requests: list[ScoreRequest], opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Feeds each passage by itself, in batches of fixed shapes."""
-        for batch in lone(requests, self._room.limits.rows, bucket if self._right_padded else int):
+        for batch in fixed_batches(requests, self._room.limits.rows, bucket_length if self._right_padded else int):
             if stopped():
                 return
             self._batch = batch
@@ -157,7 +157,7 @@ class Scorer:
         The caches of one batch serve the next, where the tokens fed can be taken out of them again.
         """
         spare: _Rows | None = None
-        for batch in batches(segments, self._room.limits, not self._right_padded, held):
+        for batch in segment_batches(segments, self._room.limits, not self._right_padded, held):
             if stopped():
                 return
             self._batch = batch
@@ -166,7 +166,7 @@ class Scorer:
             again = base is not None and rows.kept and trimmable(rows.every, max(segment.longest for segment in batch) - batch[0].start)
             yield from self._feed(batch, rows, opened, stopped)
             if len(batch) == 1 and batch[0].children:
-                above = held + self._room.limits.kv(1, len(batch[0].feed))
+                above = held + self._room.limits.kv(1, len(batch[0].ids))
                 yield from self._feed_all(batch[0].children, rows, above, opened, stopped)
             elif batch[0].children:
                 yield from self._feed_in_turn([stem.children for stem in batch], rows, opened, stopped)
@@ -220,9 +220,9 @@ class Scorer:
         width = max(len(segment) for segment in members)
         tokens = np.zeros((len(members), width), np.int32)
         for row, segment in zip(tokens, members, strict=True):
-            row[: len(segment)] = segment.feed[segment.start :]
+            row[: len(segment)] = segment.ids[segment.start :]
         self.progress.flight({opened[own[0]].request.row for segment in members for part in segment.reads for own in part.owners})
-        self.progress.doing(f"scoring {len(members)} rows of up to {max(len(segment.feed) for segment in members)} tokens")
+        self.progress.doing(f"scoring {len(members)} rows of up to {max(len(segment.ids) for segment in members)} tokens")
         at = 0
         while at < width and not stopped():
             n = min(chunk(model, len(members), width - at) for model in self._models)
@@ -245,12 +245,12 @@ class Scorer:
 
     def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[PartialScores]) -> Iterator[Outcome]:
         """Scores what is asked for at ``width`` tokens from ``at``, for whomever it is; outcomes of the requests that it ends."""
-        found: list[tuple[Read, int]] = []
+        found: list[tuple[PassageRead, int]] = []
         index: list[NDArray[np.intp]] = []
         targets: list[NDArray[np.int32]] = []
         for row, segment in enumerate(members):
             begin = segment.start + at
-            end = min(begin + width, len(segment.feed))
+            end = min(begin + width, len(segment.ids))
             for part in segment.reads:
                 passage = part.passage
                 first, last = np.searchsorted(passage.positions, (begin + 1, end + 1))

@@ -14,10 +14,10 @@ from ..engine.setup import Setup
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.prefill_calls import call_width, prefill_calls
-from ..scheduler.prefix_tree import Segment, bucket, fed_passage, forest
-from ..scheduler.prompt_prefixes import shared
-from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix, nothing_shared
-from ..scheduler.score_batches import batches, child_turns, lone, scoring_limits
+from ..scheduler.prefix_tree import Segment, bucket_length, forest, passage_input
+from ..scheduler.prompt_prefixes import arrangement
+from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix
+from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 
 Lengths = Callable[[Request, Sample], int]
 
@@ -69,18 +69,13 @@ class Work:
         return replace(self, **{name: round(factor * getattr(self, name)) for name in sums})
 
 
-def arrangement(setup: Setup) -> Arrange:
-    """How the engine arranges a window."""
-    return shared if setup.shares else nothing_shared
-
-
 def decoding(windows: Iterable[list[Request]], setup: Setup, length: Lengths, arrange: Arrange | None = None) -> Work:
     """What the engine does for all ``windows`` if each completion has as many tokens as ``length`` says (at least one).
 
     ``arrange``: how windows were arranged whose requests have no ids any more.
     """
     flight, rest = _Flight(setup, length), iter(windows)
-    backlog = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup))
+    backlog = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup.shares))
     while True:
         admitted = flight.admit(backlog)
         if not flight.ends:
@@ -114,7 +109,7 @@ class _Flight:
                 return False
             self._prefill(requests, backlog)
         longest = max(load.longest, *(request.reach for request, _ in self.parked))
-        free = joining_rows(backlog.room(self.setup.group_limits), load, [longest])
+        free = joining_rows(backlog.limits_left(self.setup.group_limits), load, [longest])
         now, self.parked = self.parked[:free], self.parked[free:]
         for request, sample in now:
             heappush(self.ends, (self.work.steps + max(1, self.length(request, sample)), request.reach))
@@ -122,14 +117,14 @@ class _Flight:
         return bool(now)
 
     def _prefill(self, requests: Sequence[Request], backlog: RequestQueue) -> None:
-        stems = [backlog.stem(request) for request in requests]
+        stems = [backlog.prefix_of(request) for request in requests]
         new = {one for stem in stems if stem for one in stem.chain} - self.kept
-        once = sum(stem.own for stem in new)
+        once = sum(stem.own_tokens for stem in new)
         lengths = [len(r.prompt.ids) - 1 - (len(stem.ids) if stem else 0) for r, stem in zip(requests, stems, strict=True)]
         starts = [len(stem.ids) if stem else 0 for stem in stems]
         calls = prefill_calls(lengths, starts, padded=self.setup.padded, ragged=self.setup.ragged, static=self.setup.static)
         padded = once + sum(len(call) * call_width([lengths[row] for row in call]) for call in calls)
-        self.kept = set(backlog.begun)
+        self.kept = set(backlog.kept_prefixes)
         self.work.feed(len(requests), once + sum(lengths), padded)
         self.parked = [(request, sample) for request in requests for sample in request.work.samples]
 
@@ -152,7 +147,7 @@ def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> W
     limits = scoring_limits(first.limits, right_padded)
     work.scored = sum(len(passage.positions) for request in requests for passage in request.passages)
     if first.static:
-        for batch in lone(requests, limits.rows, bucket if right_padded else int):
+        for batch in fixed_batches(requests, limits.rows, bucket_length if right_padded else int):
             _feed(work, batch, limits, 0.0)
     else:
         _feed_all(work, forest(requests, limits, right_padded and all(setup.shared for setup in setups)), limits, not right_padded, 0.0)
@@ -161,7 +156,7 @@ def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> W
 
 def separate_tokens(requests: Iterable[ScoreRequest]) -> int:
     """Tokens that would be fed if each passage were fed by itself."""
-    return sum(len(fed_passage(passage)) for request in requests for passage in request.passages if len(passage.positions))
+    return sum(len(passage_input(passage)) for request in requests for passage in request.passages if len(passage.positions))
 
 
 def _feed(work: Work, batch: Sequence[Segment], limits: Limits, held: float) -> None:
@@ -171,10 +166,10 @@ def _feed(work: Work, batch: Sequence[Segment], limits: Limits, held: float) -> 
 
 def _feed_all(work: Work, segments: Sequence[Segment], limits: Limits, even: bool, held: float) -> None:
     """As ``Scorer`` feeds segments and all that stands behind them."""
-    for batch in batches(segments, limits, even, held):
+    for batch in segment_batches(segments, limits, even, held):
         _feed(work, batch, limits, held)
         if len(batch) == 1 and batch[0].children:
-            _feed_all(work, batch[0].children, limits, even, held + limits.kv(1, len(batch[0].feed)))
+            _feed_all(work, batch[0].children, limits, even, held + limits.kv(1, len(batch[0].ids)))
         elif batch[0].children:
             for members in child_turns([stem.children for stem in batch])[1]:
                 _feed(work, members, limits, held)

@@ -19,7 +19,7 @@ from ..pipeline.loading import outline_models
 from ..pipeline.run_spec import RunSpec
 from ..policies.policy_engine import sampling_limits
 from ..scheduler.limits import Limits
-from ..scheduler.prefix_tree import LEAST
+from ..scheduler.prefix_tree import MIN_PREFIX
 from .disk import disk_bytes
 from .forecast import Work, decoding
 from .output_folder import OutputState, found_in_output
@@ -80,7 +80,7 @@ class Plan:
     def repeated_prefix(self) -> int:
         """Tokens that all prompts begin with and that are worth sharing: 0 where they are too few, or there is one row."""
         common = 0 if self.survey.common is None else len(self.survey.common)
-        return common if common >= LEAST and self.survey.rows > 1 else 0
+        return common if common >= MIN_PREFIX and self.survey.rows > 1 else 0
 
     @property
     def rows_left(self) -> int:
@@ -134,7 +134,7 @@ def planned(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> P
         survey=survey,
         limits=limits,
         aside_bytes=setups[0].limits.kv_bytes - limits.kv_bytes,
-        way="one row at a time" if limits.rows == 1 else "rows of one length" if limits.even else "rows of like length",
+        way="one row at a time" if limits.rows == 1 else "rows of one length" if limits.equal_lengths else "rows of like length",
         work=work,
         expected=expected,
         weight_bytes=sum(model.weight_bytes for model in outlines),

@@ -21,8 +21,10 @@ from ..engine.setup import Setup
 from ..pipeline.row_requests import NOTHING_RECORDED, RecordedRows, RowRequests
 from ..pipeline.run_spec import RunSpec
 from ..scheduler.limits import Limits
+from ..scheduler.prefix_tree import common_length
+from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix, SharedPrefixes
-from .forecast import Work, arrangement, scoring_work, separate_tokens
+from .forecast import Work, scoring_work, separate_tokens
 
 SAMPLED_ROWS = 200_000
 EXAMPLES = 3  # of each kind of problem
@@ -183,9 +185,9 @@ def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], c
         found.cut += isinstance(request, ScoreRequest) and request.truncated
     prompts = [request for request in requests if isinstance(request, Request)]
     for request in prompts:
-        found.common = request.prompt.ids if found.common is None else _alike(found.common, request.prompt.ids)
+        found.common = request.prompt.ids if found.common is None else found.common[: common_length(found.common, request.prompt.ids)]
     if prompts:
-        order, stems = arrangement(setups[0])(prompts, setups[0].group_limits)
+        order, stems = arrangement(setups[0].shares)(prompts, setups[0].group_limits)
         lengths = _without_ids(stems)
         found.windows.append(
             [RequestShape(request.row, len(request.prompt.ids), request.work, lengths.get(request.row)) for request in order]
@@ -200,19 +202,13 @@ def request_tokens(request: AnyRequest) -> int:
     return len(request.prompt.ids) if isinstance(request, Request) else request.text_tokens
 
 
-def _alike(a: Ids, b: Ids) -> Ids:
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    return a[: int(differ.argmax()) if differ.any() else n]
-
-
 def _without_ids(stems: SharedPrefixes) -> dict[int, SharedPrefix]:
     """New stems that are as long, whose ids take no memory."""
     found: dict[SharedPrefix, SharedPrefix] = {}
 
     def of(stem: SharedPrefix) -> SharedPrefix:
         if stem not in found:
-            found[stem] = SharedPrefix(_no_ids(len(stem.ids)), None if stem.above is None else of(stem.above))
+            found[stem] = SharedPrefix(_no_ids(len(stem.ids)), None if stem.parent is None else of(stem.parent))
         return found[stem]
 
     return {row: of(stem) for row, stem in stems.items()}

@@ -173,11 +173,11 @@ def _fit(limits: Limits, weight_bytes: int) -> bool:
 
 def _beside_weights(limits: Limits, weight_bytes: int) -> Limits:
     """What a base model of ``weight_bytes`` leaves of ``limits`` where any step may bring full weights."""
-    return limits.less(weight_bytes) if _fit(limits, weight_bytes) else limits
+    return limits.minus(weight_bytes) if _fit(limits, weight_bytes) else limits
 
 
 def _beside_reference(limits: Limits) -> Limits:
-    return limits.less(SHARE * limits.kv_bytes)
+    return limits.minus(SHARE * limits.kv_bytes)
 
 
 def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Limits:

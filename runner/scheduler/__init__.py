@@ -1,4 +1,4 @@
-"""Which rows go together, and when: pure and deterministic. Calls no model.
+"""Decides which rows go through the model together, and when. Pure and deterministic; calls no model and knows no text.
 
 Public: none.
 """

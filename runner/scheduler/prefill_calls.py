@@ -8,7 +8,7 @@ rows, longest first   a a a a a a a a        one call: b's pads cost less than a
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from .prefix_tree import CALL
+from .prefix_tree import CALL_TOKENS
 
 
 def prefill_calls(lengths: Sequence[int], starts: Sequence[int], *, padded: bool, ragged: bool, static: bool) -> list[list[int]]:
@@ -41,7 +41,7 @@ def similar_lengths(lengths: Sequence[int]) -> Iterator[slice]:
     begin = pads = 0
     for at, length in enumerate(lengths):
         more = lengths[begin] - length
-        if pads + more > CALL:
+        if pads + more > CALL_TOKENS:
             yield slice(begin, at)
             begin, pads, more = at, 0, 0
         pads += more

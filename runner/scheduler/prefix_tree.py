@@ -1,11 +1,10 @@
-"""What is fed once for many: passages of a window become trees of segments, and segments become batches.
+"""Builds trees of shared prefixes, so that tokens which several passages begin with go through the model once.
 
-    passages  a b c d e x        segments  a b c d e ─┬─ x        tokens that several passages begin with are fed once,
-              a b c d e y z                           ├─ y z      what differs stands on top of their caches
-              a b c d e y w q                         └─ y w q    (if it saves enough: y is fed twice)
+    passages  a b c d e x        segments  a b c d e ─┬─ x        shared tokens are computed once; children continue
+              a b c d e y z                           ├─ y z      from a copy of their parent's KV cache
+              a b c d e y w q                         └─ y w q    (y is computed twice: sharing it would save too little)
 
-Pure and deterministic; knows nothing of models or text. In deterministic mode nothing is shared and batches have fixed
-shapes (``lone``), so that no row's figures depend on what the others contain.
+In deterministic mode nothing is shared, so that a row's figures don't depend on other rows (see ``fixed_batches``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,17 +17,17 @@ from numpy.typing import NDArray
 from ..core.requests import Ids, Passage, ScoreRequest
 from .limits import Limits
 
-LEAST = 16  # tokens: a shorter prefix saves less than the call and the copy of its caches cost
-CALL = 64  # tokens that take as long as what a call costs besides its tokens: the weights are read, on a CPU packed, in each
-WORTH = 8  # a prefix is fed apart where that saves at least an eighth of the tokens: its batches are smaller ones
+MIN_PREFIX = 16  # tokens: sharing fewer saves less than the extra call and the copy of the KV cache cost
+CALL_TOKENS = 64  # tokens that take as long as a call's fixed cost: each call reads the weights (and packs them, on a CPU)
+SAVING_SHARE = 8  # a prefix is shared only if it saves an eighth of the tokens, because it makes batches smaller
 
 
 Owner = tuple[int, int]
 
 
 @dataclass(slots=True, frozen=True)
-class Read:
-    """A passage whose logprobs are read along a branch. ``owners``: (request, passage) of each that is the same, and gets the same."""
+class PassageRead:
+    """A passage whose logprobs are read along a branch. ``owners``: (request, passage) of each equal passage; all get the same scores."""
 
     passage: Passage
     owners: list[Owner]
@@ -36,153 +35,156 @@ class Read:
 
 @dataclass(slots=True, frozen=True)
 class Segment:
-    """The tokens of ``feed`` [T] behind its first ``start``, which the segments above have fed; ``children`` stand behind it.
+    """A node of the tree: the tokens ``ids[start:]``, after the first ``start`` that its parents compute. ids: [T].
 
-    ``reads`` are all passages that run through it. The logits at a token give the logprob of the token behind it, so a segment
-    reads their positions start + 1 … T. The last ``pads`` of the feed stand for nothing.
+    ``reads`` are all passages that run through the segment. The logits at a token give the logprob of the next token, so a segment
+    gives those of positions start + 1 … T. The last ``pads`` ids are padding.
     """
 
-    feed: Ids
+    ids: Ids
     start: int = 0
-    reads: list[Read] = field(default_factory=list[Read])
+    reads: list[PassageRead] = field(default_factory=list[PassageRead])
     children: "list[Segment]" = field(default_factory=list["Segment"])
     pads: int = 0
 
     def __len__(self) -> int:
-        """Tokens that it feeds itself."""
-        return len(self.feed) - self.start
+        """Counts the segment's own tokens."""
+        return len(self.ids) - self.start
 
     @property
     def height(self) -> int:
-        """Levels of segments below."""
+        """Counts the levels of segments below."""
         return 1 + max(child.height for child in self.children) if self.children else 0
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest branch, from its first."""
-        return max((child.longest for child in self.children), default=len(self.feed))
+        """Counts the tokens of the longest branch through this segment, from the first token on."""
+        return max((child.longest for child in self.children), default=len(self.ids))
 
     def shortened(self, length: int) -> "Segment":
-        """The same with ``length`` tokens; those behind them are fed by each of the children, which have none themselves."""
+        """Returns the segment cut to ``length`` tokens. Each child takes over the rest; the children must be leaves."""
         end = self.start + length
-        return replace(self, feed=self.feed[:end], children=[replace(child, start=end) for child in self.children])
+        return replace(self, ids=self.ids[:end], children=[replace(child, start=end) for child in self.children])
 
 
-def fed_passage(passage: Passage) -> Ids:
-    """The tokens that are fed to score a passage: all before the last position scored."""
+def passage_input(passage: Passage) -> Ids:
+    """Returns the tokens that go through the model to score a passage: all before the last position scored."""
     return passage.ids[: passage.positions[-1]]
 
 
-def bucket(length: int) -> int:
-    """The least m · 2^k that holds ``length`` tokens, where m is one of 8 … 15: at most an eighth of pads, but for fewer than 8."""
+def bucket_length(length: int) -> int:
+    """Returns the least m · 2^k, with m in 8 … 15, that holds ``length`` tokens. Padding is at most an eighth, from 8 tokens on."""
     step = 1 << max(0, (length - 1).bit_length() - 4)
     return max(8, -(-length // step) * step)
 
 
 def owned_passages(requests: Sequence[ScoreRequest]) -> list[tuple[Passage, Owner]]:
-    """All passages, each with the index of its request and its own index within it."""
+    """Lists all passages with something to score, each with the index of its request and its own index within the request."""
     return [(p, (i, j)) for i, request in enumerate(requests) for j, p in enumerate(request.passages) if len(p.positions)]
 
 
-def _key(passage: Passage) -> tuple[int, bytes, bytes]:
-    """Equal for passages that score the same tokens behind the same tokens."""
+def _passage_key(passage: Passage) -> tuple[int, bytes, bytes]:
+    """Returns a key that is equal for passages which score the same tokens after the same tokens."""
     length = int(passage.positions[-1])
     return length, sort_key(passage.ids[: length + 1]), sort_key(passage.positions)
 
 
 def sort_key(ids: Ids) -> bytes:
-    """Bytes that compare as the ids do, token by token."""
+    """Returns bytes that compare as the ids do, token by token."""
     return ids.astype(">u4").tobytes()
 
 
-def forest(requests: Sequence[ScoreRequest], limits: Limits, shared: bool) -> list[Segment]:
-    """The segments at which no other stands above, with all that stands behind them. Each position is read at one segment.
+def common_length(a: Ids, b: Ids) -> int:
+    """Counts the tokens that ``a`` and ``b`` both begin with."""
+    n = min(len(a), len(b))
+    differ = a[:n] != b[:n]
+    return int(differ.argmax()) if differ.any() else n
 
-    What is fed in full by a longer passage is not fed apart, and ``shared`` prefixes are fed once. Without it only equal feeds are.
+
+def forest(requests: Sequence[ScoreRequest], limits: Limits, shared: bool) -> list[Segment]:
+    """Returns the root segments of all passages of ``requests``. Each position is read at one segment.
+
+    With ``shared``, a common prefix is one segment, and a passage that a longer one begins with needs no segment of its own. Without
+    it only passages with equal inputs share one.
     """
-    feeds, reads = _feeds(requests, merged=shared)
+    inputs, reads = _distinct_inputs(requests, merged=shared)
     if not shared:
-        return [Segment(feed, 0, own) for feed, own in zip(feeds, reads, strict=True)]
-    top: list[Segment] = []
-    below: dict[Prefix | None, list[Segment]] = {None: top}
-    for prefix in prefixes(feeds, limits):
-        if prefix.end is None:
-            below[prefix.above].append(Segment(feeds[prefix.low], prefix.start, reads[prefix.low]))
+        return [Segment(ids, 0, own) for ids, own in zip(inputs, reads, strict=True)]
+    roots: list[Segment] = []
+    children: dict[PrefixRange | None, list[Segment]] = {None: roots}
+    for found in prefix_ranges(inputs, limits):
+        if found.end is None:
+            children[found.parent].append(Segment(inputs[found.low], found.start, reads[found.low]))
             continue
-        stem = Segment(feeds[prefix.low][: prefix.end], prefix.start, [read for own in reads[prefix.low : prefix.high] for read in own])
-        below[prefix.above].append(stem)
-        below[prefix] = stem.children
-    return top
+        segment = Segment(inputs[found.low][: found.end], found.start, [read for own in reads[found.low : found.high] for read in own])
+        children[found.parent].append(segment)
+        children[found] = segment.children
+    return roots
 
 
 @dataclass(slots=True, frozen=True, eq=False)
-class Prefix:
-    """What feeds low … high - 1 begin with behind the prefix ``above``: their tokens start … end - 1, which are fed once.
+class PrefixRange:
+    """Tokens start … end - 1, which inputs low … high - 1 share after the prefix ``parent``. They are computed once.
 
-    ``end`` is None for the rest of one feed, from ``start`` on.
+    ``end`` is None for the rest of one input, from ``start`` on.
     """
 
     low: int
     high: int
     start: int
     end: int | None
-    above: "Prefix | None"
+    parent: "PrefixRange | None"
 
 
-def prefixes(feeds: Sequence[Ids], limits: Limits, grown: Sequence[int] | None = None, least: int = 0) -> Iterator[Prefix]:
-    """The prefixes that are fed once, each before what stands behind it, and the rest of each feed.
+def prefix_ranges(
+    inputs: Sequence[Ids], limits: Limits, final_lengths: Sequence[int] | None = None, min_saved: int = 0
+) -> Iterator[PrefixRange]:
+    """Yields the prefixes worth sharing, each before its children, and the rest of each input.
 
-    ``feeds`` are in the order of their ids. ``grown``: tokens that each feed is to become, where those are not its own. A prefix
-    saves ``least`` tokens at least.
+    ``inputs`` are sorted by their ids. ``final_lengths``: tokens that each row becomes while it decodes; by default its input's own. A
+    prefix saves at least ``min_saved`` tokens.
     """
-    common = np.array([0] + [_common(a, b) for a, b in pairwise(feeds)], np.int64)
-    lengths = np.array([len(feed) for feed in feeds], np.int64)
-    becomes = lengths if grown is None else np.array(grown, np.int64)
-    none: Prefix | None = None
-    open_ranges = [(0, len(feeds), 0, 0.0, none)] if feeds else []
-    while open_ranges:  # feeds low … high - 1 stand behind `base` tokens, whose caches and those above take `held` bytes
-        low, high, base, held, above = open_ranges.pop()
+    common = np.array([0] + [common_length(a, b) for a, b in pairwise(inputs)], np.int64)
+    lengths = np.array([len(ids) for ids in inputs], np.int64)
+    final = lengths if final_lengths is None else np.array(final_lengths, np.int64)
+    root: PrefixRange | None = None
+    open_ranges = [(0, len(inputs), 0, 0.0, root)] if inputs else []
+    while open_ranges:  # inputs low … high - 1 continue after `base` tokens, whose KV caches take `held` bytes with their parents'
+        low, high, base, held, parent = open_ranges.pop()
         if high - low == 1:
-            yield Prefix(low, high, base, None, above)
+            yield PrefixRange(low, high, base, None, parent)
             continue
         inner = common[low + 1 : high]
         depth = int(inner.min())
-        saves = (depth - base) * (high - low - 1)
-        if saves >= least and _pays(limits, depth - base, lengths[low:high], int(becomes[low:high].max()), base, held):
-            above = Prefix(low, high, base, depth, above)
-            yield above
+        saved = (depth - base) * (high - low - 1)
+        if saved >= min_saved and _pays(limits, depth - base, lengths[low:high], int(final[low:high].max()), base, held):
+            parent = PrefixRange(low, high, base, depth, parent)
+            yield parent
             base, held = depth, held + limits.kv(1, depth)
         cuts = [low, *(low + 1 + np.flatnonzero(inner == depth)).tolist(), high]
-        open_ranges += [(a, b, base, held, above) for a, b in pairwise(cuts)]
+        open_ranges += [(a, b, base, held, parent) for a, b in pairwise(cuts)]
 
 
-def _pays(limits: Limits, saved: int, lengths: NDArray[np.int64], longest: int, base: int, held: float) -> bool:
-    """Whether ``saved`` tokens that all of the feeds have in common behind ``base`` are fed apart: worth it, and there is room."""
-    if saved < LEAST or WORTH * saved * (len(lengths) - 1) < (lengths - base).sum():
+def _pays(limits: Limits, tokens: int, lengths: NDArray[np.int64], longest: int, base: int, held: float) -> bool:
+    """Returns True when sharing ``tokens`` after ``base`` saves enough for inputs of ``lengths`` [N], and leaves memory for a row."""
+    if tokens < MIN_PREFIX or SAVING_SHARE * tokens * (len(lengths) - 1) < (lengths - base).sum():
         return False
-    return held + limits.kv(1, base + saved) + limits.kv(1, longest) <= limits.kv_bytes
+    return held + limits.kv(1, base + tokens) + limits.kv(1, longest) <= limits.kv_bytes
 
 
-def _feeds(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], list[list[Read]]]:
-    """What has to be fed, in the order of its ids, and what is read there. ``merged``: not what begins the next feed."""
-    reads: dict[tuple[int, bytes, bytes], Read] = {}
+def _distinct_inputs(requests: Sequence[ScoreRequest], merged: bool) -> tuple[list[Ids], list[list[PassageRead]]]:
+    """Returns the different inputs, sorted by their ids, and the reads of each. ``merged``: leaves out one that begins another."""
+    reads: dict[tuple[int, bytes, bytes], PassageRead] = {}
     for passage, owner in owned_passages(requests):
-        read = reads.setdefault(_key(passage), Read(passage, []))
+        read = reads.setdefault(_passage_key(passage), PassageRead(passage, []))
         read.owners.append(owner)
-    feeds: list[Ids] = []
-    own: list[list[Read]] = []
-    for feed, read in sorted(((fed_passage(read.passage), read) for read in reads.values()), key=lambda x: sort_key(x[0])):
-        if feeds and _common(feeds[-1], feed) == len(feeds[-1]) and (merged or len(feed) == len(feeds[-1])):
-            feeds[-1] = feed
+    inputs: list[Ids] = []
+    own: list[list[PassageRead]] = []
+    for ids, read in sorted(((passage_input(read.passage), read) for read in reads.values()), key=lambda x: sort_key(x[0])):
+        if inputs and common_length(inputs[-1], ids) == len(inputs[-1]) and (merged or len(ids) == len(inputs[-1])):
+            inputs[-1] = ids
             own[-1].append(read)
         else:
-            feeds.append(feed)
+            inputs.append(ids)
             own.append([read])
-    return feeds, own
-
-
-def _common(a: Ids, b: Ids) -> int:
-    """How many tokens two feeds begin alike."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n
+    return inputs, own

@@ -1,63 +1,69 @@
-"""What prompts of a window begin with alike, and the order in which they are then prefilled. Pure and deterministic.
+"""Finds the prefixes that prompts of a window share, and the order in which the rows are prefilled.
 
-    prompts   s s s a a x        stems   s s s ─┬─ a a ─┬─ x      each is prefilled once; rows are fed what stands behind
-              s s s a a y z                     │       └─ y z    the last of theirs
-              s s s b                           └─ b
+    prompts   s s s a a x        shared prefixes   s s s ─┬─ a a ─┬─ x      each is prefilled once; of a row, only the tokens
+              s s s a a y z                               │       └─ y z    after its longest shared prefix are prefilled
+              s s s b                                     └─ b
 
-The trie is that of ``prefixes``, over all of a prompt's tokens but the last, which is left to the first decode step.
+The tree is that of ``prefix_ranges``, over all tokens of a prompt but the last. The last is left to the first decode step.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
 from ..core.requests import Ids, Request
 from .limits import Limits
-from .prefix_tree import CALL, Prefix, prefixes, sort_key
-from .request_queue import Arranged, SharedPrefix, longest_first
+from .prefix_tree import CALL_TOKENS, PrefixRange, prefix_ranges, sort_key
+from .request_queue import Arrange, SharedPrefix, WindowOrder, longest_first, share_nothing
 
-Place = tuple[tuple[int, int], ...]
+OrderKey = tuple[tuple[int, int], ...]
 
 
-def shared(requests: Iterable[Request], limits: Limits, known: Sequence[Ids] = ()) -> Arranged:
-    """The stems that pay within ``limits``, and the requests in an order in which those behind one stem follow each other.
+def arrangement(shares: bool, cached: Sequence[Ids] = ()) -> Arrange:
+    """Returns how a queue arranges its windows: with shared prefixes if ``shares``, else longest first."""
+    return partial(share_prefixes, cached=cached) if shares else share_nothing
 
-    Longest first: stems by the longest prompt behind them, among the prompts that stand behind none. ``known`` are prefixes that
-    need not be computed: where a prompt begins with one, that is a stem as if another prompt did too.
+
+def share_prefixes(requests: Iterable[Request], limits: Limits, cached: Sequence[Ids] = ()) -> WindowOrder:
+    """Returns the requests in order, and the shared prefixes that pay within ``limits``. Rows with one shared prefix follow each other.
+
+    Longest first: a shared prefix takes its place by its longest prompt, among the prompts that share nothing. ``cached`` are
+    prefixes that need not be computed. A prompt that begins with one shares it, even if no other prompt does.
     """
-    rows = [(fed_prompt(request), request) for request in longest_first(requests)]
-    by_ids = _sorted(rows, known) if known else sorted(rows, key=lambda row: sort_key(row[0]))
-    stems: dict[Prefix, SharedPrefix] = {}
-    places: dict[Prefix | None, Place] = {None: ()}
-    found: dict[int, SharedPrefix] = {}
-    order: list[tuple[Place, Request]] = []
-    becomes = [len(ids) if request is None else request.reach for ids, request in by_ids]
-    for prefix in prefixes([ids for ids, _ in by_ids], limits, becomes, CALL):
-        own = [request for _, request in by_ids[prefix.low : prefix.high] if request is not None]
+    rows = [(prefilled_ids(request), request) for request in longest_first(requests)]
+    by_ids = _with_cached(rows, cached) if cached else sorted(rows, key=lambda row: sort_key(row[0]))
+    lengths = [len(ids) if request is None else request.reach for ids, request in by_ids]
+    shared: dict[PrefixRange, SharedPrefix] = {}
+    keys: dict[PrefixRange | None, OrderKey] = {None: ()}
+    prefixes: dict[int, SharedPrefix] = {}
+    order: list[tuple[OrderKey, Request]] = []
+    for span in prefix_ranges([ids for ids, _ in by_ids], limits, lengths, CALL_TOKENS):
+        own = [request for _, request in by_ids[span.low : span.high] if request is not None]
         if not own:
             continue
-        place = (*places[prefix.above], min((-len(request.prompt.ids), request.row) for request in own))
-        if prefix.end is None:
-            order.append((place, own[0]))
-            if prefix.above is not None:
-                found[own[0].row] = stems[prefix.above]
-        else:
-            above = None if prefix.above is None else stems[prefix.above]
-            stems[prefix], places[prefix] = SharedPrefix(own[0].prompt.ids[: prefix.end], above), place
-    return [request for _, request in sorted(order, key=lambda placed: placed[0])], found
+        key = (*keys[span.parent], min((-len(request.prompt.ids), request.row) for request in own))
+        parent = None if span.parent is None else shared[span.parent]
+        if span.end is not None:
+            shared[span], keys[span] = SharedPrefix(own[0].prompt.ids[: span.end], parent), key
+            continue
+        order.append((key, own[0]))
+        if parent is not None:
+            prefixes[own[0].row] = parent
+    return [request for _, request in sorted(order, key=lambda keyed: keyed[0])], prefixes
 
 
-def _sorted(rows: Sequence[tuple[Ids, Request]], known: Sequence[Ids]) -> list[tuple[Ids, Request | None]]:
-    """The rows by their ids, each prefix of those ``known`` that one begins with in front of it."""
-    every: list[tuple[Ids, Request | None]] = sorted([*((ids, None) for ids in known), *rows], key=lambda row: sort_key(row[0]))
+def _with_cached(rows: Sequence[tuple[Ids, Request]], cached: Sequence[Ids]) -> list[tuple[Ids, Request | None]]:
+    """Sorts the rows by their ids, and puts each cached prefix in front of the rows that begin with it; other cached ones are left out."""
+    every: list[tuple[Ids, Request | None]] = sorted([*((ids, None) for ids in cached), *rows], key=lambda row: sort_key(row[0]))
     kept: list[tuple[Ids, Request | None]] = []
     for ids, request in reversed(every):
-        after = kept[-1][0][: len(ids)] if kept else ids[:0]
-        if request is not None or np.array_equal(ids, after):
+        following = kept[-1][0][: len(ids)] if kept else ids[:0]
+        if request is not None or np.array_equal(ids, following):
             kept.append((ids, request))
     return kept[::-1]
 
 
-def fed_prompt(request: Request) -> Ids:
-    """The tokens of a prompt that are prefilled."""
+def prefilled_ids(request: Request) -> Ids:
+    """Returns the tokens of a prompt that are prefilled: all but the last."""
     return request.prompt.ids[:-1]

@@ -1,7 +1,4 @@
-"""Scoring batches: which segments of the prefix tree go through the model together, in calls of like length.
-
-Pure and deterministic. Knows nothing of models or text.
-"""
+"""Groups the segments of the prefix tree into batches for scoring: segments of similar length go through the model together."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,65 +7,61 @@ import numpy as np
 
 from ..core.requests import ScoreRequest
 from .limits import Limits
-from .prefix_tree import CALL, WORTH, Read, Segment, fed_passage, owned_passages
+from .prefix_tree import CALL_TOKENS, SAVING_SHARE, PassageRead, Segment, owned_passages, passage_input
 
-PORTION = 32  # batches in which what is begun is finished: rows are saved all along, and lengths still vary enough to match
+PORTION_BATCHES = 32  # batches after which all rows that were begun are finished: rows are saved all along, and lengths still match well
 
 
 def scoring_limits(limits: Limits, right_padded: bool) -> Limits:
     """Returns the limits of a scoring batch: one row where rows can't be right-padded and nobody has tried rows of one length."""
-    return limits if right_padded or limits.even else replace(limits, rows=1)
+    return limits if right_padded or limits.equal_lengths else replace(limits, rows=1)
 
 
-def lone(requests: Sequence[ScoreRequest], rows: int, width: Callable[[int], int]) -> list[list[Segment]]:
-    """Batches for deterministic mode, widest first: the shape of a passage's batch is a function of its length alone.
+def fixed_batches(requests: Sequence[ScoreRequest], rows: int, padded_length: Callable[[int], int]) -> list[list[Segment]]:
+    """Returns the batches of deterministic mode, widest first. The shape of a passage's batch depends on its length alone.
 
-        width 10   a b c d e f g h i .     rows 3: always as many, where passages are missing dummies stand
+        width 10   a b c d e f g h i .     rows 3: always as many; dummies stand in for missing passages
                    k l m n o p q r s t
                    0 0 0 0 0 0 0 0 0 0
 
-    ``width``: tokens that a feed of so many is padded to; those of one width stand together, in the order of the input.
-    Nothing that passages contain enters, and the same passage twice is fed twice.
+    ``padded_length`` gives the width that an input of so many tokens is padded to. Inputs of one width share batches, in the order of
+    the input. The content of passages plays no part, and the same passage twice is computed twice.
     """
     buckets: dict[int, list[Segment]] = {}
     for passage, owner in owned_passages(requests):
-        feed = fed_passage(passage)
-        wide = width(len(feed))
-        segment = Segment(np.pad(feed, (0, wide - len(feed))), 0, [Read(passage, [owner])], pads=wide - len(feed))
-        buckets.setdefault(wide, []).append(segment)
-    found: list[list[Segment]] = []
-    for wide, segments in sorted(buckets.items(), reverse=True):
-        dummy = Segment(np.zeros(wide, np.int32), pads=wide)
-        found += [[*some, *[dummy] * (rows - len(some))] for some in (segments[at : at + rows] for at in range(0, len(segments), rows))]
-    return found
+        ids = passage_input(passage)
+        width = padded_length(len(ids))
+        segment = Segment(np.pad(ids, (0, width - len(ids))), 0, [PassageRead(passage, [owner])], pads=width - len(ids))
+        buckets.setdefault(width, []).append(segment)
+    batches: list[list[Segment]] = []
+    for width, segments in sorted(buckets.items(), reverse=True):
+        dummy = Segment(np.zeros(width, np.int32), pads=width)
+        for at in range(0, len(segments), rows):
+            real = segments[at : at + rows]
+            batches.append([*real, *[dummy] * (rows - len(real))])
+    return batches
 
 
-def batches(segments: Sequence[Segment], limits: Limits, even: bool, held: float = 0.0) -> list[list[Segment]]:
-    """Which segments are fed together: those with children, then the others in portions, longest first. ``held``: bytes of the
-    caches that they stand on.
+def segment_batches(segments: Sequence[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0) -> list[list[Segment]]:
+    """Returns which sibling segments go through the model together: first those with children, then the leaves, longest first.
 
-    A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the tokens is fed alone, in chunks. ``even``:
-    only segments of one length stand together. Segments with children always are of one length: what a batch of them exceeds
-    its shortest by is fed by the children. Trees of more than two levels are fed alone.
+    ``held``: bytes of the KV caches of their parents. A batch keeps to rows, padded tokens and KV bytes; one segment that exceeds the
+    tokens goes alone, in chunks. With ``equal_lengths`` only segments of one length share a batch.
+
+    Segments with children share a batch only at one length: all are cut to the shortest, and their children compute the rest. Trees of
+    more than two levels go alone.
     """
-    found: list[list[Segment]] = []
-    together: _Together | None = None
-    for stem in sorted((s for s in segments if s.children), key=lambda s: (-min(s.height, 2), -len(s))):
-        if together is None or not together.takes(stem, limits, held):
-            together = _Together()
-            found.append(together.stems)
-        together.add(stem)
-    found = [[stem.shortened(len(batch[-1])) for stem in batch] if len(batch) > 1 else batch for batch in found]
-    for portion in _portions([s for s in segments if not s.children], PORTION * limits.tokens):
-        open_batch: list[Segment] = []
+    batches = _parent_batches([s for s in segments if s.children], limits, held)
+    for portion in _portions([s for s in segments if not s.children], PORTION_BATCHES * limits.tokens):
+        batch: list[Segment] = []
         for leaf in portion:
-            first = open_batch[0] if open_batch else leaf
-            fits = _fits(len(open_batch) + 1, len(first), len(first.feed), limits, held)
-            if not open_batch or not fits or (even and len(leaf) != len(first)):
-                open_batch = []
-                found.append(open_batch)
-            open_batch.append(leaf)
-    return found
+            first = batch[0] if batch else leaf
+            fits = _fits(len(batch) + 1, len(first), len(first.ids), limits, held)
+            if not batch or not fits or (equal_lengths and len(leaf) != len(first)):
+                batch = []
+                batches.append(batch)
+            batch.append(leaf)
+    return batches
 
 
 def child_turns(children: Sequence[Sequence[Segment]]) -> tuple[list[int], list[list[Segment]]]:
@@ -82,47 +75,62 @@ def child_turns(children: Sequence[Sequence[Segment]]) -> tuple[list[int], list[
     return order, [[own[turn] for own in longest_first if len(own) > turn] for turn in range(len(longest_first[0]))]
 
 
+def _parent_batches(parents: Sequence[Segment], limits: Limits, held: float) -> list[list[Segment]]:
+    batches: list[_ParentBatch] = []
+    for parent in sorted(parents, key=lambda s: (-min(s.height, 2), -len(s))):
+        if not batches or not batches[-1].takes(parent, limits, held):
+            batches.append(_ParentBatch())
+        batches[-1].add(parent)
+    return [batch.cut_to_shortest() for batch in batches]
+
+
 def _portions(leaves: list[Segment], tokens: int) -> Iterator[list[Segment]]:
-    """The leaves in portions of about ``tokens``, each longest first; a request's own stand together, or in two portions that follow."""
+    """Splits the leaves into portions of about ``tokens``, each longest first. A request's leaves are in one portion, or two in a row."""
     portion: list[Segment] = []
-    room = tokens
+    left = tokens
     for leaf in sorted(leaves, key=lambda s: s.reads[0].owners[0]):
-        if portion and len(leaf) > room:
+        if portion and len(leaf) > left:
             yield sorted(portion, key=lambda s: -len(s))
-            portion, room = [], tokens
+            portion, left = [], tokens
         portion.append(leaf)
-        room -= len(leaf)
+        left -= len(leaf)
     if portion:
         yield sorted(portion, key=lambda s: -len(s))
 
 
 @dataclass(slots=True)
-class _Together:
-    """Segments with children, longest first, that are fed in one call up to the end of the shortest."""
+class _ParentBatch:
+    """Segments with children, longest first, that share a call up to the end of the shortest."""
 
-    stems: list[Segment] = field(default_factory=list[Segment])
+    segments: list[Segment] = field(default_factory=list[Segment])
     longest: int = 0  # tokens of the longest branch
-    apart: bool = False  # it is a tree of more levels
-    others: int = 0  # children less one, of all
-    tokens: int = 0  # that would be fed again if the stems had no tokens of their own: for each child but one
+    deep: bool = False  # the batch holds a tree of more than two levels
+    further_children: int = 0  # children of all segments, without the first of each
+    further_tokens: int = 0  # tokens computed again if the segments had none of their own: once for each further child
 
     def takes(self, new: Segment, limits: Limits, held: float) -> bool:
-        """Whether ``new`` is fed with these: where little has to be fed twice. The children's turns may need copies of the caches."""
-        rows, width, longest = len(self.stems) + 1, len(new), max(self.longest, new.longest)
-        if self.apart or new.height > 1 or 2 * max(len(new.children), len(self.stems[0].children)) > limits.rows:
+        """Returns True when ``new`` may join: little is computed twice, and memory is left for the children's copies of KV caches."""
+        rows, width, longest = len(self.segments) + 1, len(new), max(self.longest, new.longest)
+        if self.deep or new.height > 1 or 2 * max(len(new.children), len(self.segments[0].children)) > limits.rows:
             return False
-        twice = self.tokens - self.others * width
-        saved = CALL * (1 + len(new.children))  # with a batch of its own, it would be fed in as many calls
-        return twice <= rows * width / WORTH + saved and _fits(rows, width, longest, limits, held + limits.kv(rows, longest))
+        twice = self.further_tokens - self.further_children * width
+        saved = CALL_TOKENS * (1 + len(new.children))  # a batch of its own would take as many calls more
+        return twice <= rows * width / SAVING_SHARE + saved and _fits(rows, width, longest, limits, held + limits.kv(rows, longest))
 
     def add(self, new: Segment) -> None:
-        """One more."""
-        self.stems.append(new)
-        self.longest, self.apart = max(self.longest, new.longest), self.apart or new.height > 1
-        self.others += len(new.children) - 1
-        self.tokens += (len(new.children) - 1) * len(new)
+        """Adds a segment, no longer than the last."""
+        self.segments.append(new)
+        self.longest, self.deep = max(self.longest, new.longest), self.deep or new.height > 1
+        self.further_children += len(new.children) - 1
+        self.further_tokens += (len(new.children) - 1) * len(new)
+
+    def cut_to_shortest(self) -> list[Segment]:
+        """Returns the segments, all as long as the shortest of them."""
+        if len(self.segments) == 1:
+            return self.segments
+        return [segment.shortened(len(self.segments[-1])) for segment in self.segments]
 
 
 def _fits(rows: int, width: int, longest: int, limits: Limits, held: float) -> bool:
-    """Whether so many rows of which ``width`` tokens are fed, and that become ``longest``, are one batch."""
+    """Returns True when ``rows`` rows fit one batch, each with ``width`` tokens to compute, and becoming ``longest``."""
     return rows <= limits.rows and rows * width <= limits.tokens and held + limits.kv(rows, longest) <= limits.kv_bytes

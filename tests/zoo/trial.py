@@ -158,7 +158,7 @@ def forced(setup: Setup, network: Any) -> dict[str, Callable[[], float]]:
     loose = small(
         replace(setup, limits=replace(setup.limits, rows=4)), head=None, right_padded=True, shared=True, chunked=True, ragged=True
     )
-    even, ragged = (replace(loose, padded=padded, limits=replace(loose.limits, even=not padded)) for padded in (False, True))
+    even, ragged = (replace(loose, padded=padded, limits=replace(loose.limits, equal_lengths=not padded)) for padded in (False, True))
     return {
         "padded": lambda: attempt(lambda: max(generating(ragged, alone).batched, generating(in_chunks(ragged), alone).batched)),
         "joined": lambda: attempt(lambda: generating(replace(ragged, chunked=False, ragged=False), alone).batched),

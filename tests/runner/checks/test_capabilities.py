@@ -230,7 +230,7 @@ def test_a_large_one_with_a_window_runs_rows_of_one_length(monkeypatch: pytest.M
     assert (about["probe"]["way"], about["probe"]["reason"]) == ("exact", said)
     assert about["probe"]["twin"] == "no twin (kernels for 128 alone)"
     assert about["probe"]["scoring"] == {"head": True, "right_padded": False, "shared": False, "reasons": [said]}
-    assert (setup.limits.even, setup.head is not None) == (True, True)
+    assert (setup.limits.equal_lengths, setup.head is not None) == (True, True)
 
 
 @pytest.mark.parametrize("window", [None, 4096])

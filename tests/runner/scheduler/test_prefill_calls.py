@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.scheduler.prefill_calls import call_width, prefill_calls, similar_lengths
-from mlx_bulk.runner.scheduler.prefix_tree import CALL
+from mlx_bulk.runner.scheduler.prefix_tree import CALL_TOKENS
 
 
 @settings(max_examples=50)
@@ -17,9 +17,9 @@ def test_rows_of_like_length_share_a_call(lengths: list[int]):
     parts = list(similar_lengths(lengths))
     assert np.concatenate([np.arange(len(lengths))[part] for part in parts]).tolist() == list(range(len(lengths)))
     pads = [sum(lengths[part.start] - n for n in lengths[part]) for part in parts]
-    assert max(pads) <= CALL
+    assert max(pads) <= CALL_TOKENS
     for part, after in pairwise(parts):
-        assert pads[parts.index(part)] + lengths[part.start] - lengths[after.start] > CALL
+        assert pads[parts.index(part)] + lengths[part.start] - lengths[after.start] > CALL_TOKENS
 
 
 shapes = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 2)), min_size=1, max_size=30)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.scheduler.limits import Limits
-from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH, Segment, bucket, fed_passage, forest
-from mlx_bulk.runner.scheduler.score_batches import PORTION, batches, child_turns, lone, scoring_limits
+from mlx_bulk.runner.scheduler.prefix_tree import CALL_TOKENS, MIN_PREFIX, SAVING_SHARE, Segment, bucket_length, forest, passage_input
+from mlx_bulk.runner.scheduler.score_batches import PORTION_BATCHES, child_turns, fixed_batches, scoring_limits, segment_batches
 
 from ..support.tiny import Ids, documents, multiple_choice, passage, prompts_of
 
@@ -50,12 +50,12 @@ def branches(segments: list[Segment], above: tuple[Segment, ...] = ()) -> Iterat
         yield from branches(segment.children, way) if segment.children else [way]
 
 
-def all_batches(segments: list[Segment], limits: Limits, even: bool, held: float = 0.0) -> Iterator[tuple[list[Segment], float]]:
+def all_batches(segments: list[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0) -> Iterator[tuple[list[Segment], float]]:
     """Every batch that is fed, as the scorer goes through them, with the bytes held beside it."""
-    for batch in batches(segments, limits, even, held):
+    for batch in segment_batches(segments, limits, equal_lengths, held):
         yield batch, held
         if len(batch) == 1:
-            yield from all_batches(batch[0].children, limits, even, held + limits.kv(1, len(batch[0].feed)))
+            yield from all_batches(batch[0].children, limits, equal_lengths, held + limits.kv(1, len(batch[0].ids)))
         else:
             yield from ((turn, held) for turn in child_turns([stem.children for stem in batch])[1])
 
@@ -64,7 +64,7 @@ def read_by(segment: Segment) -> Iterator[tuple[int, int, int]]:
     """(request, passage, position) of what is read at a segment."""
     for part in segment.reads:
         positions = part.passage.positions
-        here = positions[(positions > segment.start) & (positions <= len(segment.feed))]
+        here = positions[(positions > segment.start) & (positions <= len(segment.ids))]
         yield from ((*owner, int(p)) for owner in part.owners for p in here)
 
 
@@ -76,7 +76,7 @@ def asked(requests: list[ScoreRequest]) -> list[tuple[int, int, int]]:
 @given(_requests(), _limits, st.booleans())
 def test_every_position_is_read_once_whatever_is_shared_and_batched(requests: list[ScoreRequest], limits: Limits, shared: bool):
     top = forest(requests, limits, shared)
-    read = [x for batch, _ in all_batches(top, limits, even=False) for segment in batch for x in read_by(segment)]
+    read = [x for batch, _ in all_batches(top, limits, equal_lengths=False) for segment in batch for x in read_by(segment)]
     assert sorted(read) == asked(requests)
 
 
@@ -84,13 +84,13 @@ def test_every_position_is_read_once_whatever_is_shared_and_batched(requests: li
 @given(_requests(), _limits)
 def test_segments_from_the_top_are_the_feed_of_what_they_read(requests: list[ScoreRequest], limits: Limits):
     for way in branches(forest(requests, limits, shared=True)):
-        assert [segment.start for segment in way] == [0, *(len(segment.feed) for segment in way[:-1])]
+        assert [segment.start for segment in way] == [0, *(len(segment.ids) for segment in way[:-1])]
         assert all(len(segment) for segment in way)
         for segment in way:
-            np.testing.assert_array_equal(segment.feed, way[-1].feed[: len(segment.feed)])
+            np.testing.assert_array_equal(segment.ids, way[-1].ids[: len(segment.ids)])
             for part in segment.reads:
-                n = min(len(segment.feed), len(fed_passage(part.passage)))
-                np.testing.assert_array_equal(part.passage.ids[:n], segment.feed[:n])
+                n = min(len(segment.ids), len(passage_input(part.passage)))
+                np.testing.assert_array_equal(part.passage.ids[:n], segment.ids[:n])
 
 
 @settings(max_examples=150, deadline=None)
@@ -109,22 +109,22 @@ def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits
 
 
 @settings(max_examples=50, deadline=None)
-@given(_requests(), st.integers(1, 5), st.sampled_from([bucket, int]))
+@given(_requests(), st.integers(1, 5), st.sampled_from([bucket_length, int]))
 def test_the_shapes_of_what_stands_alone_are_functions_of_lengths(requests: list[ScoreRequest], rows: int, width: Callable[[int], int]):
-    found = lone(requests, rows, width)
+    found = fixed_batches(requests, rows, width)
     assert [len(batch) for batch in found] == [rows] * len(found)
     for segment, wide in ((segment, len(batch[0])) for batch in found for segment in batch):
-        assert len(segment) == wide == len(segment.feed)
+        assert len(segment) == wide == len(segment.ids)
         for part in segment.reads:
-            feed = fed_passage(part.passage)
+            feed = passage_input(part.passage)
             assert (wide, wide - segment.pads) == (width(len(feed)), len(feed))
-            np.testing.assert_array_equal(segment.feed[: len(feed)], feed)
+            np.testing.assert_array_equal(segment.ids[: len(feed)], feed)
     assert sorted(x for batch in found for segment in batch for x in read_by(segment)) == asked(requests)
 
 
 def test_what_stands_alone_keeps_its_order_and_batches_are_filled_up():
     texts = prompts_of((40, 80, 38, 40, 40))
-    found = lone(documents([*texts, texts[0]]), 4, bucket)
+    found = fixed_batches(documents([*texts, texts[0]]), 4, bucket_length)
     owners = [[[part.owners for part in segment.reads] for segment in batch] for batch in found]
     assert owners == [[[[(1, 0)]], [], [], []], [[[(0, 0)]], [[(2, 0)]], [[(3, 0)]], [[(4, 0)]]], [[[(5, 0)]], [], [], []]]
     assert [[len(segment) for segment in batch] for batch in found] == [[80] * 4, [40] * 4, [40] * 4]
@@ -133,7 +133,7 @@ def test_what_stands_alone_keeps_its_order_and_batches_are_filled_up():
 
 @given(st.integers(1, 1 << 20))
 def test_a_bucket_is_at_most_an_eighth_wider_than_what_stands_in_it(length: int):
-    wide = bucket(length)
+    wide = bucket_length(length)
     assert max(8, length) <= wide
     assert wide == 8 or 8 * (wide - length) <= wide
     assert any(wide == m << k for m in range(8, 16) for k in range(20))
@@ -170,9 +170,9 @@ def test_the_same_passage_twice_is_fed_and_read_once(shared: bool):
 
 
 def test_what_saves_little_is_not_shared():
-    start, *ends = prompts_of((LEAST, 200, 200, 200))
+    start, *ends = prompts_of((MIN_PREFIX, 200, 200, 200))
     assert len(forest(documents([start + end for end in ends]), WIDE, shared=True)) == 3  # 16 of 216
-    start, *ends = prompts_of((LEAST - 1, 2, 2, 2))
+    start, *ends = prompts_of((MIN_PREFIX - 1, 2, 2, 2))
     assert len(forest(documents([start + end for end in ends]), WIDE, shared=True)) == 3  # most of them, but few
 
 
@@ -193,7 +193,7 @@ def test_a_prefix_is_not_kept_where_there_is_no_room_for_it_beside_a_row():
 def test_prompts_of_like_length_are_fed_together_up_to_the_shortest_of_them():
     prompts = prompts_of((32, 30, 400, 31))
     top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 4), WIDE, shared=True)
-    found = batches(top, WIDE, even=False)
+    found = segment_batches(top, WIDE, equal_lengths=False)
     assert [[len(segment) for segment in batch] for batch in found] == [[400], [30, 30, 30]]
     assert [len(child) for stem in found[1] for child in stem.children] == [3, 3, 3, 2, 2, 2, 1, 1, 1]
 
@@ -202,10 +202,10 @@ def test_prompts_are_fed_apart_where_that_costs_less_than_what_they_would_be_fed
     def together(longer: int) -> bool:
         prompts = prompts_of((30 + longer, 30))
         top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 2), WIDE, shared=True)
-        return len(batches(top, WIDE, even=False)) == 1
+        return len(segment_batches(top, WIDE, equal_lengths=False)) == 1
 
     # The longer prompt's last tokens are fed for each of its three choices, twice too often; apart are four calls more.
-    most = (60 // WORTH + 4 * CALL) // 2
+    most = (60 // SAVING_SHARE + 4 * CALL_TOKENS) // 2
     assert together(most)
     assert not together(most + 1)
 
@@ -218,21 +218,21 @@ def test_documents_in_windows_are_finished_all_along():
         ScoreRequest(row, tuple(passage(text[: 20 - 7 * last]) for last, text in enumerate(texts[windows * row : windows * (row + 1)])))
         for row in range(200)
     ]
-    fed_of, whole = [0] * 200, [sum(len(fed_passage(p)) for p in request.passages) for request in requests]
+    fed_of, whole = [0] * 200, [sum(len(passage_input(p)) for p in request.passages) for request in requests]
     most = 0
-    for batch in batches(forest(requests, small, shared=True), small, even=False):
+    for batch in segment_batches(forest(requests, small, shared=True), small, equal_lengths=False):
         for segment in batch:
             fed_of[segment.reads[0].owners[0][0]] += len(segment)
         most = max(most, sum(part for part, all_of_it in zip(fed_of, whole, strict=True) if part < all_of_it))
     assert fed_of == whole
-    assert most <= PORTION * small.tokens + 2 * max(whole)
-    assert PORTION * small.tokens < sum(whole) / 4  # else the bound would say nothing
+    assert most <= PORTION_BATCHES * small.tokens + 2 * max(whole)
+    assert PORTION_BATCHES * small.tokens < sum(whole) / 4  # else the bound would say nothing
 
 
 def test_turns_of_children_drop_rows_at_the_end_only():
     prompts = prompts_of((30, 30, 30))
     choices = [[[1], [2]], [[3] * 9, [4] * 5, [5] * 7], [[6], [7], [8] * 2]]
-    (stems,) = batches(
+    (stems,) = segment_batches(
         forest(multiple_choice(prompts, [[[1, *end, 1] for end in ends] for ends in choices]), WIDE, shared=True), WIDE, False
     )
     children = [stem.children for stem in stems]
@@ -247,37 +247,39 @@ def test_turns_of_children_drop_rows_at_the_end_only():
 
 def test_rows_that_can_not_be_padded_are_scored_alone_unless_equal_lengths_were_tried():
     assert scoring_limits(WIDE, right_padded=True) == WIDE
-    assert scoring_limits(replace(WIDE, even=True), right_padded=False) == replace(WIDE, even=True)
+    assert scoring_limits(replace(WIDE, equal_lengths=True), right_padded=False) == replace(WIDE, equal_lengths=True)
     assert scoring_limits(WIDE, right_padded=False).rows == 1
 
 
 def test_a_prompt_with_many_completions_is_fed_alone():
     prompts = prompts_of((30, 30))
     top = forest(multiple_choice(prompts, [[[i, 1] for i in range(20)], [[2, 1], [3, 1]]]), WIDE, shared=True)
-    assert [len(batch) for batch in batches(top, WIDE, even=False)] == [1, 1]
+    assert [len(batch) for batch in segment_batches(top, WIDE, equal_lengths=False)] == [1, 1]
 
 
 def test_an_order_by_bytes_is_one_by_ids():
     """Ids above 255 do not sort by their first byte."""
     start: Ids = list(range(300, 320))
     top = forest(documents([[*start, 256, 1], [*start, 1, 1], [*start, 511, 1]]), WIDE, shared=True)
-    assert [int(child.feed[-1]) for child in reversed(top[0].children)] == [1, 256, 511]
+    assert [int(child.ids[-1]) for child in reversed(top[0].children)] == [1, 256, 511]
 
 
 def test_nothing_to_score_is_nothing_to_feed():
     empty = Passage(np.array([1, 2], np.int32), np.zeros(0, np.int32))
     requests = [ScoreRequest(0, (empty,)), ScoreRequest(1, ())]
     assert forest(requests, WIDE, shared=True) == []
-    assert lone(requests, 4, bucket) == []
-    assert batches([], WIDE, even=False) == []
+    assert fixed_batches(requests, 4, bucket_length) == []
+    assert segment_batches([], WIDE, equal_lengths=False) == []
 
 
 def test_a_chain_as_long_as_its_texts_are_many_needs_no_stack():
     texts = [[7] * i + [8, 8] for i in range(1, sys.getrecursionlimit() + 100)]
     requests = documents(texts)
     top = forest(requests, WIDE, shared=True)
-    assert sorted(x for batch, _ in all_batches(top, WIDE, even=False) for segment in batch for x in read_by(segment)) == asked(requests)
+    assert sorted(x for batch, _ in all_batches(top, WIDE, equal_lengths=False) for segment in batch for x in read_by(segment)) == asked(
+        requests
+    )
 
 
 def test_a_passage_is_fed_through_the_last_token_before_what_it_scores():
-    assert fed_passage(passage([1, 2, 3, 4], first=2)).tolist() == [1, 2, 3]
+    assert passage_input(passage([1, 2, 3, 4], first=2)).tolist() == [1, 2, 3]

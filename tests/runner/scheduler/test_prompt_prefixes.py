@@ -1,4 +1,4 @@
-"""What prompts share, as properties: each request once, stems that are what they say, the KV budget kept, and the work saved."""
+"""What prompts share, as properties: each request once, prefixes that are what they say, the KV budget kept, and the work saved."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.limits import Limits, Load
-from mlx_bulk.runner.scheduler.prefix_tree import CALL, LEAST, WORTH
-from mlx_bulk.runner.scheduler.prompt_prefixes import fed_prompt, shared
+from mlx_bulk.runner.scheduler.prefix_tree import CALL_TOKENS, MIN_PREFIX, SAVING_SHARE
+from mlx_bulk.runner.scheduler.prompt_prefixes import prefilled_ids, share_prefixes
 from mlx_bulk.runner.scheduler.request_queue import RequestQueue, SharedPrefix, longest_first
 
 from ..support import shared_prompts
@@ -38,33 +38,33 @@ def limits(draw: st.DrawFn) -> Limits:
 
 @given(windows(), limits())
 def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Request], of: Limits):
-    order, stems = shared(asked, of)
+    order, prefixes = share_prefixes(asked, of)
     assert sorted(r.row for r in order) == [r.row for r in asked]
     behind: dict[SharedPrefix, list[Request]] = {}
     for one in order:
-        if (stem := stems.get(one.row)) is None:
+        if (prefix := prefixes.get(one.row)) is None:
             continue
-        chain = list(stem.chain)
-        assert one.prompt.ids[: len(stem.ids)].tolist() == stem.ids.tolist()
-        assert len(stem.ids) <= len(fed_prompt(one))
+        chain = list(prefix.chain)
+        assert one.prompt.ids[: len(prefix.ids)].tolist() == prefix.ids.tolist()
+        assert len(prefix.ids) <= len(prefilled_ids(one))
         assert sum(of.kv(1, len(part.ids)) for part in chain) + of.kv(1, one.reach) <= of.kv_bytes
         for part in chain:
             behind.setdefault(part, []).append(one)
-    for stem, rows in behind.items():
-        start = len(stem.ids) - stem.own
-        assert stem.own >= LEAST
-        assert stem.own * (len(rows) - 1) >= max(CALL, sum(len(fed_prompt(one)) - start for one in rows) / WORTH)
+    for prefix, rows in behind.items():
+        start = len(prefix.ids) - prefix.own_tokens
+        assert prefix.own_tokens >= MIN_PREFIX
+        assert prefix.own_tokens * (len(rows) - 1) >= max(CALL_TOKENS, sum(len(prefilled_ids(one)) - start for one in rows) / SAVING_SHARE)
         places = [order.index(one) for one in rows]
         assert max(places) - min(places) == len(rows) - 1  # they follow each other
-    assert shared(asked[::-1], of)[0] == order  # the order of the input does not enter
+    assert share_prefixes(asked[::-1], of)[0] == order  # the order of the input does not enter
 
 
 @given(windows(), limits())
 def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Request], of: Limits):
-    order, stems = shared(asked, of)
+    order, prefixes = share_prefixes(asked, of)
 
     def path(one: Request) -> list[SharedPrefix]:
-        return list(stems[one.row].chain)[::-1] if one.row in stems else []
+        return list(prefixes[one.row].chain)[::-1] if one.row in prefixes else []
 
     def assert_longest_first(rows: list[Request], level: int) -> None:
         parts = [list(part) for _, part in groupby(rows, lambda one: path(one)[level] if len(path(one)) > level else one)]
@@ -80,10 +80,10 @@ def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Re
 def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[Request], RequestQueue, Load]]:
     """Groups until all is taken, and what each was taken beside: ``load``, then nothing."""
     rest = iter([asked])
-    backlog = RequestQueue(lambda wait: next(rest, None), shared)
-    while (found := backlog.take(of, load)) or load.rows:
+    queue = RequestQueue(lambda wait: next(rest, None), share_prefixes)
+    while (found := queue.take(of, load)) or load.rows:
         if found:
-            yield found, backlog, load
+            yield found, queue, load
         load = Load()
 
 
@@ -91,21 +91,21 @@ def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[R
 def test_each_request_is_taken_once_and_stems_have_their_part_of_the_budget(asked: list[Request], of: Limits, load: Load):
     kept: set[SharedPrefix] = set()
     seen: list[int] = []
-    for found, backlog, beside in taken(asked, of, load):
+    for found, queue, beside in taken(asked, of, load):
         seen += [one.row for one in found]
-        stems = kept | {part for one in found if (stem := backlog.stem(one)) for part in stem.chain}
+        prefixes = kept | {part for one in found if (prefix := queue.prefix_of(one)) for part in prefix.chain}
         rows = beside.rows + sum(min(len(one.work.samples), of.rows) for one in found)
         longest = max(beside.longest, *(one.reach for one in found))
-        held = sum(of.kv(1, len(stem.ids)) for stem in stems)
+        held = sum(of.kv(1, len(prefix.ids)) for prefix in prefixes)
         alone = len(found) == 1 and not beside.rows  # then it is taken even where its samples must wait for each other
         assert alone or held + of.kv(rows, longest) <= of.kv_bytes
-        assert held + of.kv(1, max(one.reach for one in found)) <= of.kv_bytes or not stems
-        new = sum(stem.own for stem in stems - kept)
-        own = [len(one.prompt.ids) - len(stem.ids) for one in found if (stem := backlog.stem(one))]
+        assert held + of.kv(1, max(one.reach for one in found)) <= of.kv_bytes or not prefixes
+        new = sum(prefix.own_tokens for prefix in prefixes - kept)
+        own = [len(one.prompt.ids) - len(prefix.ids) for one in found if (prefix := queue.prefix_of(one))]
         assert len(found) == 1 or new + sum(own) <= of.tokens
-        kept = set(backlog.begun)
-        assert kept <= stems
-        assert backlog.room(of).kv_bytes == of.kv_bytes - sum(of.kv(1, len(stem.ids)) for stem in kept)
+        kept = set(queue.kept_prefixes)
+        assert kept <= prefixes
+        assert queue.limits_left(of).kv_bytes == of.kv_bytes - sum(of.kv(1, len(prefix.ids)) for prefix in kept)
     assert sorted(seen) == [one.row for one in asked]
     assert not kept
 
@@ -114,40 +114,40 @@ def test_a_group_holds_rows_behind_several_stems_so_that_no_slot_stays_empty():
     documents = [[i] * 70 for i in range(8)]
     asked = [request(3 * i + k, [*text, 100 + k, 7], Sampling(max_tokens=4)) for i, text in enumerate(documents) for k in range(3)]
     rest = iter([asked])
-    backlog = RequestQueue(lambda wait: next(rest, None), shared)
-    found = backlog.take(replace(WIDE, rows=10), Load())
+    queue = RequestQueue(lambda wait: next(rest, None), share_prefixes)
+    found = queue.take(replace(WIDE, rows=10), Load())
     assert len(found) == 10
-    assert len({backlog.stem(one) for one in found}) == 4
-    assert [len(stem.ids) for stem in backlog.begun] == [71 - 1]  # of the fourth, of which two rows wait
+    assert len({queue.prefix_of(one) for one in found}) == 4
+    assert [len(prefix.ids) for prefix in queue.kept_prefixes] == [71 - 1]  # of the fourth, of which two rows wait
 
 
 def test_a_prompt_that_comes_again_is_fed_once():
-    order, stems = shared([request(i, list(range(40)), Sampling()) for i in range(3)], WIDE)
-    assert {len(stems[one.row].ids) for one in order} == {39}
-    assert len(set(stems.values())) == 1
+    order, prefixes = share_prefixes([request(i, list(range(40)), Sampling()) for i in range(3)], WIDE)
+    assert {len(prefixes[one.row].ids) for one in order} == {39}
+    assert len(set(prefixes.values())) == 1
 
 
 def test_nothing_is_shared_where_it_saves_less_than_a_call_or_has_no_room():
-    pair = [request(i, [*range(CALL - 1), 100 + i, 7], Sampling(max_tokens=5)) for i in range(2)]
-    assert shared(pair, WIDE)[1] == {}
-    pair = [request(i, [*range(CALL), 100 + i, 7], Sampling(max_tokens=5)) for i in range(2)]
-    assert len(shared(pair, WIDE)[1]) == 2
-    need = WIDE.kv(1, CALL) + WIDE.kv(1, CALL + 7)
-    assert len(shared(pair, replace(WIDE, kv_bytes=need))[1]) == 2
-    assert shared(pair, replace(WIDE, kv_bytes=need - 1)) == (longest_first(pair), {})
+    pair = [request(i, [*range(CALL_TOKENS - 1), 100 + i, 7], Sampling(max_tokens=5)) for i in range(2)]
+    assert share_prefixes(pair, WIDE)[1] == {}
+    pair = [request(i, [*range(CALL_TOKENS), 100 + i, 7], Sampling(max_tokens=5)) for i in range(2)]
+    assert len(share_prefixes(pair, WIDE)[1]) == 2
+    need = WIDE.kv(1, CALL_TOKENS) + WIDE.kv(1, CALL_TOKENS + 7)
+    assert len(share_prefixes(pair, replace(WIDE, kv_bytes=need))[1]) == 2
+    assert share_prefixes(pair, replace(WIDE, kv_bytes=need - 1)) == (longest_first(pair), {})
 
 
 def test_what_is_put_back_begins_anew_and_apart_until_the_next_window():
     asked = shared_prompts.requests(shared_prompts.prompts())
     rest = iter([asked, asked])
-    backlog = RequestQueue(lambda wait: next(rest, None), shared)
-    first = backlog.take(replace(WIDE, rows=3), Load())
-    assert backlog.shares(first[0])
-    backlog.put_back(first)
-    assert backlog.begun == []
-    assert [one.row for one in backlog.take(replace(WIDE, rows=3), Load())] == [one.row for one in first]
-    backlog.put_back(first, apart=True)
-    left = backlog.take(WIDE, Load())
+    queue = RequestQueue(lambda wait: next(rest, None), share_prefixes)
+    first = queue.take(replace(WIDE, rows=3), Load())
+    assert queue.shares_memory(first[0])
+    queue.put_back(first)
+    assert queue.kept_prefixes == []
+    assert [one.row for one in queue.take(replace(WIDE, rows=3), Load())] == [one.row for one in first]
+    queue.put_back(first, unshared=True)
+    left = queue.take(WIDE, Load())
     assert [one.row for one in left] == [one.row for one in longest_first(asked)]
-    assert not any(backlog.stem(one) for one in left)
-    assert any(backlog.stem(one) for one in backlog.take(WIDE, Load()))
+    assert not any(queue.prefix_of(one) for one in left)
+    assert any(queue.prefix_of(one) for one in queue.take(WIDE, Load()))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.limits import Limits, Load
-from mlx_bulk.runner.scheduler.request_queue import RequestQueue, group, longest_first
+from mlx_bulk.runner.scheduler.request_queue import RequestQueue, longest_first, next_group
 
 from ..support.tiny import request
 
@@ -20,7 +20,7 @@ def limits(draw: st.DrawFn) -> Limits:
         kv_bytes=draw(st.sampled_from([50.0, 400.0, 1e9])),
         token_bytes=draw(st.sampled_from([0.0, 1.0, 2.5])),
         row_bytes=draw(st.sampled_from([0.0, 7.0])),
-        even=draw(st.booleans()),
+        equal_lengths=draw(st.booleans()),
     )
 
 
@@ -40,14 +40,14 @@ def fits(taken: list[Request], of: Limits, load: Load) -> bool:
     lengths = [len(r.prompt.ids) for r in taken]
     within_kv = rows * (longest * of.token_bytes + of.row_bytes) <= of.kv_bytes
     within_tokens = len(taken) == 1 or len(taken) * max(lengths) <= of.tokens
-    return rows <= of.rows and within_kv and within_tokens and (not of.even or len(set(lengths)) == 1)
+    return rows <= of.rows and within_kv and within_tokens and (not of.equal_lengths or len(set(lengths)) == 1)
 
 
 @given(requests(), limits(), loads)
 def test_a_group_is_the_longest_beginning_that_fits(asked: list[Request], of: Limits, load: Load):
     waiting = deque(longest_first(asked))
     before = list(waiting)
-    taken = group(waiting, of, load)
+    taken = next_group(waiting, of, load)
     assert taken + list(waiting) == before
     alone = len(taken) == 1 and load.rows == 0  # a row that nothing precedes is taken even where it is too large
     assert not taken or alone or fits(taken, of, load)
@@ -60,8 +60,8 @@ def test_a_group_is_the_longest_beginning_that_fits(asked: list[Request], of: Li
 @given(requests(), limits())
 def test_every_request_is_taken_once_longest_first(asked: list[Request], of: Limits):
     windows = iter([asked[:10], asked[10:]])
-    backlog = RequestQueue(lambda wait: next(windows, None))
-    taken = [r for _ in range(len(asked) + 1) for r in backlog.take(of, Load())]
+    queue = RequestQueue(lambda wait: next(windows, None))
+    taken = [r for _ in range(len(asked) + 1) for r in queue.take(of, Load())]
     assert taken == longest_first(asked[:10]) + longest_first(asked[10:])
     assert [r.row for r in longest_first(taken)] == sorted(range(len(asked)), key=lambda i: (-len(asked[i].prompt.ids), i))
 
@@ -72,7 +72,7 @@ def test_the_plan_depends_on_nothing_but_requests_and_limits(asked: list[Request
     random.shuffle(shuffled)  # pyright: ignore[reportAttributeAccessIssue]
     first, second = deque(longest_first(asked)), deque(longest_first(shuffled))
     while first:
-        assert group(first, of, Load()) == group(second, of, Load())
+        assert next_group(first, of, Load()) == next_group(second, of, Load())
     assert not second
 
 
@@ -84,28 +84,28 @@ def test_the_backlog_waits_for_input_only_when_idle():
         asked.append(wait)
         return windows.pop(0)
 
-    backlog, of = RequestQueue(next_window), Limits(4, 100, 1e9, 1.0, 1.0)
-    assert backlog.take(of, Load(2, 10)) == []
-    assert [r.row for r in backlog.take(of, Load())] == [0]
-    assert backlog.take(of, Load(1, 10)) == []
-    assert backlog.take(of, Load()) == []  # it has ended, and is not asked again
+    queue, of = RequestQueue(next_window), Limits(4, 100, 1e9, 1.0, 1.0)
+    assert queue.take(of, Load(2, 10)) == []
+    assert [r.row for r in queue.take(of, Load())] == [0]
+    assert queue.take(of, Load(1, 10)) == []
+    assert queue.take(of, Load()) == []  # it has ended, and is not asked again
     assert asked == [False, True, False]
 
 
 @given(requests(), limits(), st.data())
 def test_requests_that_are_put_back_wait_in_their_order(asked: list[Request], of: Limits, data: st.DataObject):
     windows = iter([asked])
-    backlog = RequestQueue(lambda wait: next(windows, None))
-    backlog.put_back(data.draw(st.permutations(backlog.take(of, Load()))))
-    taken = [r for _ in range(len(asked) + 1) for r in backlog.take(of, Load())]
+    queue = RequestQueue(lambda wait: next(windows, None))
+    queue.put_back(data.draw(st.permutations(queue.take(of, Load()))))
+    taken = [r for _ in range(len(asked) + 1) for r in queue.take(of, Load())]
     assert taken == longest_first(asked)
 
 
 def test_a_row_too_large_for_the_budget_waits_until_it_is_alone():
     of = Limits(4, 100, kv_bytes=100.0, token_bytes=1.0, row_bytes=0.0)
     big = request(0, [0] * 90, Sampling(max_tokens=90))
-    assert group(deque([big]), of, Load(1, 5)) == []
-    assert group(deque([big]), of, Load()) == [big]
+    assert next_group(deque([big]), of, Load(1, 5)) == []
+    assert next_group(deque([big]), of, Load()) == [big]
 
 
 def test_kv_counts_buffers_as_wide_as_the_longest_row():

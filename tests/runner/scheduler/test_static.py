@@ -7,7 +7,7 @@ import pytest
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Sampling
 from mlx_bulk.runner.scheduler.limits import Load
-from mlx_bulk.runner.scheduler.request_queue import group, longest_first
+from mlx_bulk.runner.scheduler.request_queue import longest_first, next_group
 
 from ..support.tiny import assert_same, build, greedy, prompts_of, request, run, setup_of
 
@@ -43,4 +43,4 @@ def test_a_static_batch_is_made_by_rows_alone():
     setup = setup_of(build("llama"), rows=3, static=True)
     tight = replace(setup, limits=replace(setup.limits, kv_bytes=50.0))
     waiting = deque(longest_first(greedy(prompts_of())))
-    assert len(group(waiting, tight.group_limits, Load())) == 3
+    assert len(next_group(waiting, tight.group_limits, Load())) == 3

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from mlx_bulk.runner.core.requests import Request, Sampling
-from mlx_bulk.runner.scheduler.prompt_prefixes import fed_prompt
+from mlx_bulk.runner.scheduler.prompt_prefixes import prefilled_ids
 
 from .tiny import VOCABULARY, Ids, prompts_of, request
 
@@ -35,4 +35,4 @@ def requests(texts: Sequence[Ids], temperature: float = 0.0) -> list[Request]:
 
 def naive(asked: Sequence[Request]) -> int:
     """Tokens that are prefilled where each prompt is by itself."""
-    return sum(len(fed_prompt(one)) for one in asked)
+    return sum(len(prefilled_ids(one)) for one in asked)

@@ -139,11 +139,11 @@ def setup_of(
     network: Network, way: str = "padded", rows: int = 4, tokens: int = 64, wanted: LogprobOptions | None = None, **more: Any
 ) -> Setup:
     """A setup in which the probes have found all that ``more`` does not say otherwise."""
-    limits = Limits(1 if way == "alone" else rows, tokens, 1e12, 1.0, 1.0, even=way not in ("padded", "joined"))
+    limits = Limits(1 if way == "alone" else rows, tokens, 1e12, 1.0, 1.0, equal_lengths=way not in ("padded", "joined"))
     vocabulary = getattr(network, "vocabulary", VOCABULARY)
     found: dict[str, Any] = {"ragged": way == "padded", "right_padded": True, "shared": True}
     found["head"] = Head(network) if isinstance(network, nn.Module) else None
-    return Setup(network, vocabulary, limits, wanted or LogprobOptions(echo=True), not limits.even, **found | more)
+    return Setup(network, vocabulary, limits, wanted or LogprobOptions(echo=True), not limits.equal_lengths, **found | more)
 
 
 def engine_of(setup: Setup, eos: Sequence[int] = ()) -> Engine:
