@@ -11,7 +11,7 @@ import sys
 
 import click
 
-from ..terminal.console import one_line_errors, ready, set_log
+from ..terminal.console import one_line_errors, prepare_mlx, set_log
 from .options import ConfigSource, config_source, json_option, log_level_option, quiet_option
 
 
@@ -43,7 +43,7 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
 
     config = load_config(source.file, source.overrides, source.paths)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
-    ready()
+    prepare_mlx()
     from ...runner.estimate.plan import planned
     from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS
@@ -71,7 +71,7 @@ def eval_(source: ConfigSource, log_level: str, quiet: bool) -> None:
         if quiet:
             os.environ["TQDM_DISABLE"] = "1"  # lm-eval's bars have no other switch
             logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        ready()
+        prepare_mlx()
         from .evaluation import run_evaluation
 
         try:

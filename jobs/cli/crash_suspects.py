@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...runner.core.errors import ModelError, OutOfRoom
-from ..terminal.tables import counted
+from ..terminal.tables import count_text
 
 Group = tuple[int, ...]
 
@@ -83,7 +83,7 @@ class Suspects:
         else:
             half = (len(rows) + 1) // 2
             said, follows = (
-                f"{cause} with {counted(len(rows), 'row')} in the model",
+                f"{cause} with {count_text(len(rows), 'row')} in the model",
                 f"it starts again and runs them apart, at most {half:,} at once",
             )
             if at is None and len(rows) > 1 and self._again_without_cause():
@@ -117,7 +117,9 @@ class Suspects:
         repeated = self._repeated == (self._run, rows)
         if number == signal.SIGKILL and (repeated or self._frozen_kills >= FROZEN_DEATHS):
             often = (
-                f"twice with the same {counted(len(rows), 'row')}" if repeated else f"{self._frozen_kills} times, each time with other rows"
+                f"twice with the same {count_text(len(rows), 'row')}"
+                if repeated
+                else f"{self._frozen_kills} times, each time with other rows"
             )
             raise OutOfRoom(
                 f"the process died of SIGKILL {often} in the model: the system seems to be short of memory. Finished rows are safe. "
@@ -127,12 +129,12 @@ class Suspects:
         if repeated:
             listed = ", ".join(f"{row % self._positions}" for row in rows[:10]) + (", …" if len(rows) > 10 else "")
             raise ModelError(
-                f"the process {cause} twice with the same {counted(len(rows), 'row')} in the model ({listed}); finished rows are safe. "
+                f"the process {cause} twice with the same {count_text(len(rows), 'row')} in the model ({listed}); finished rows are safe. "
                 "batch.deterministic does not take a batch apart to find the row that does it: run them once with batch.deterministic "
                 "false and another --output to find it"
             )
         self._repeated = self._run, rows
-        return f"the process {cause} with {counted(len(rows), 'row')} in the model", "it starts again"
+        return f"the process {cause} with {count_text(len(rows), 'row')} in the model", "it starts again"
 
 
 def _cause(number: int) -> str:

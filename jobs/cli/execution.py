@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runner.core.host_process import HostProcess
-from ..terminal.closing_line import QUARANTINED, continuing, ending
-from ..terminal.console import ready
+from ..terminal.closing_line import QUARANTINED, closing_text, continue_command
+from ..terminal.console import prepare_mlx
 from .options import ConfigSource
 from .signals import Stop
 
@@ -40,7 +40,7 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     config = load_config(source.file, source.overrides, source.paths)
     if isinstance(config, SweepConfig):
         return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
-    ready()
+    prepare_mlx()
     from ...runner.models.model_pool import ModelPool
     from ...runner.pipeline import session
     from ...runner.runs.run_dir import Start
@@ -50,11 +50,11 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     code = QUARANTINED if summary.errors else 0
     reportable = summary.complete and summary.records > 0
     report_folder = summary.output if reportable and (summary.worked or not _has_report(summary.output)) else None
-    return RunOutcome(code if summary.complete else None, ending(summary, continuing(start["overwrite"])), report_folder)
+    return RunOutcome(code if summary.complete else None, closing_text(summary, continue_command(start["overwrite"])), report_folder)
 
 
 def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
-    ready()
+    prepare_mlx()
     from ...runner.runs.run_dir import Start
     from ..kinds import KINDS
     from ..sweep import sweep
@@ -64,7 +64,7 @@ def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], h
         sweep_cells, KINDS, folder, Start(**start), host, show, lambda ended: write_sweep_table(sweep_table(ended), folder)
     )
     code = sweep.sweep_exit_code(ended)
-    last_line = sweep.closing_line(ended, folder, continuing(start["overwrite"]))
+    last_line = sweep.closing_line(ended, folder, continue_command(start["overwrite"]))
     return RunOutcome(code, f"{closing_table(ended)}\n{last_line}", None if code is None else folder)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...runner.core.host_process import HostProcess, Supervisor
-from ..terminal.closing_line import continuing
-from ..terminal.console import one_line_errors, set_log, tell
+from ..terminal.closing_line import continue_command
+from ..terminal.console import one_line_errors, print_message, set_log
 from .execution import RunOutcome, draw_report, run_config
 from .options import ConfigSource, config_source, log_level_option, quiet_option
 from .signals import Stop, interrupted
@@ -60,7 +60,7 @@ class RunOptions:
     @property
     def continuing(self) -> str:
         """The command that continues the run."""
-        return continuing(self.overwrite)
+        return continue_command(self.overwrite)
 
 
 @click.command(cls=_Repeatable)
@@ -115,10 +115,10 @@ def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> N
                     draw_report(outcome.report_folder, stop)
         except KeyboardInterrupt:
             if outcome is None or outcome.code is None:
-                tell(f"mlx-bulk: {interrupted(command)}")
+                print_message(f"mlx-bulk: {interrupted(command)}")
                 sys.exit(stop.code or 128 + signal.SIGINT)
         with suppress(KeyboardInterrupt):
             if not options.quiet:
-                tell(outcome.text)
+                print_message(outcome.text)
         # A signal that comes when all is done changes nothing of what the run has come to.
         sys.exit(stop.code if outcome.code is None else outcome.code)

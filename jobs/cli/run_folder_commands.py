@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ..terminal.console import one_line_errors, ready, set_log
+from ..terminal.console import one_line_errors, prepare_mlx, set_log
 from .options import json_option, log_level_option, run_folder_argument
 
 _FORMATS = ("parquet", "jsonl", "csv", "openai", "trl", "verl", "prime-rl", "verifiers")
@@ -87,7 +87,7 @@ def verify(run_folder: Path, mode: str | None, as_json: bool, log_level: str) ->
     set_log(log_level)
     with one_line_errors():
         if mode is not None:
-            ready()
+            prepare_mlx()
         from ..verify.verify import account_as_json, account_as_text, compared_anew, verified, verify_exit_code
 
         account = verified(run_folder)
@@ -109,7 +109,7 @@ def export(run_folder: Path, kind: str, to: str, partial: bool, overwrite: bool,
     set_log(log_level)
     with one_line_errors():
         if kind in ("openai", "trl"):  # they may need the tokenizer
-            ready()
+            prepare_mlx()
         from ..export.export import exported, exported_as_text
 
         try:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ...configs.cells import plain
-from ..terminal.tables import aligned, figure, shortened
+from ..terminal.tables import align_columns, figure, shorten
 from .compare import RunComparison, Side
 from .paired_records import Figures, Paired
 
@@ -51,7 +51,7 @@ def shown_as_text(comparison: RunComparison) -> str:
     Of runs whose documents cannot be held against each other, the notes alone: nearly all of their settings differ.
     """
     blocks = [
-        aligned([["", "", ""], *([name, *run_cells(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
+        align_columns([["", "", ""], *([name, *run_cells(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
         [f"Note: {note}." for note in comparison.notes],
         *([_settings(comparison), _statistics(comparison), *_paired(comparison.paired)] if comparison.paired else []),
     ]
@@ -68,7 +68,7 @@ def run_cells(side: Side) -> list[str]:
 def _settings(comparison: RunComparison) -> list[str]:
     if not comparison.settings:
         return ["Settings, weights and tokenizers are the same."]
-    return aligned([["settings that differ", "A", "B"], *setting_lines(comparison)], 3)
+    return align_columns([["settings that differ", "A", "B"], *setting_lines(comparison)], 3)
 
 
 def setting_lines(comparison: RunComparison) -> list[list[str]]:
@@ -82,11 +82,11 @@ def _value(key: str, value: Any) -> str:
         return value.removeprefix("sha256 ")[:12]
     if key == "score.reference" and value is None:
         return "none"
-    return "–" if value is None else shortened(plain(value), _VALUE_WIDTH)
+    return "–" if value is None else shorten(plain(value), _VALUE_WIDTH)
 
 
 def _statistics(comparison: RunComparison) -> list[str]:
-    return aligned([["statistics", "A", "B"], *statistic_lines(comparison)], 1)
+    return align_columns([["statistics", "A", "B"], *statistic_lines(comparison)], 1)
 
 
 def statistic_lines(comparison: RunComparison) -> list[list[str]]:
@@ -105,7 +105,7 @@ def _paired(paired: Paired) -> list[list[str]]:
     """The blocks on the documents one by one."""
     title, notes = noted(paired)
     lines = most_lines(paired)
-    most = [f"The documents that differ most, by {paired.measure}:", *aligned(lines, len(lines[0]) - 3)] if lines else []
+    most = [f"The documents that differ most, by {paired.measure}:", *align_columns(lines, len(lines[0]) - 3)] if lines else []
     return [[title, *notes, *_figures(paired)], most]
 
 
@@ -145,7 +145,7 @@ def figure_lines(paired: Paired) -> list[list[str]]:
 
 def _figures(paired: Paired) -> list[str]:
     found = paired.figures
-    lines = aligned([["", ""], *([f"  {name}", value] for name, value in figure_lines(paired))], 1)[1:]
+    lines = align_columns([["", ""], *([f"  {name}", value] for name, value in figure_lines(paired))], 1)[1:]
     if found.get("first_difference_min") is not None:
         at = ", ".join(f"{name} {found[f'first_difference_{name}']:,}" for name in _PERCENTILES)
         lines.append(f"  first token that differs, counted from 0, where completions do: {at}")
@@ -164,7 +164,7 @@ def most_lines(paired: Paired) -> list[list[str]]:
     headings = {"row_b": "row of B"} if "row_b" in names else {}
     rows = [
         [
-            *(shortened(plain(document[name]), _KEY_WIDTH) for name in names),
+            *(shorten(plain(document[name]), _KEY_WIDTH) for name in names),
             *(figure(document[name]) for name in ("a", "b", "difference")),
         ]
         for document in paired.most

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from ..terminal.tables import figure, shortened
+from ..terminal.tables import figure, shorten
 
 _DIGEST = re.compile("(?:sha256 )?[0-9a-f]{64}")
 _GROUPS = 8  # columns of the statistics: that over all, and the first groups
@@ -63,7 +63,7 @@ def _local_name(value: Any, cwd: str) -> Any:
 def _fingerprints(stored: dict[str, Any]) -> list[list[str]]:
     identity = [[key, str(value)] for key, value in stored["identity"].items() if _DIGEST.fullmatch(str(value))]
     sources = [[Path(source["path"]).name, source["sha256"] or ""] for source in stored["inputs"]["sources"]]
-    return [[f"`{shortened(_cell(key), 60)}`", f"`{value.removeprefix('sha256 ')}`"] for key, value in [*identity, *sources]]
+    return [[f"`{shorten(_cell(key), 60)}`", f"`{value.removeprefix('sha256 ')}`"] for key, value in [*identity, *sources]]
 
 
 def _statistics(table: pa.Table) -> str:
@@ -81,7 +81,7 @@ def _value(value: Any) -> str:
 
 def _cell(text: str) -> str:
     """Text that cannot end a table's cell or the code span that it stands in."""
-    return shortened(text, 60).replace("|", "¦").replace("`", "ˋ")
+    return shorten(text, 60).replace("|", "¦").replace("`", "ˋ")
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

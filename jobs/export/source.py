@@ -19,7 +19,7 @@ from ...runner.runs.failures import committed_drops
 from ...runner.runs.run_files import notes_on, stored_run
 from ...runner.store.commit_log import read_commits
 from ...runner.store.paths import RunPaths
-from ..terminal.tables import counted
+from ..terminal.tables import count_text
 from .table_writers import Notes
 
 _Item = TypeVar("_Item")
@@ -83,7 +83,7 @@ class ExportedRun:
         if self.errors > self.dropped and not with_errors:
             notes.append(f"not in it: {self.errors - self.dropped:,} quarantined in errors/")
         if self.dropped and not with_errors:
-            notes.append(f"not in it: {counted(self.dropped, 'group')} dropped by the config, which errors/ names")
+            notes.append(f"not in it: {count_text(self.dropped, 'group')} dropped by the config, which errors/ names")
         return notes
 
 

@@ -16,7 +16,7 @@ from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
 from ..sweep.sweep import in_loading_order, missing_paths
-from ..terminal.tables import aligned, shortened
+from ..terminal.tables import align_columns, shorten
 from .text import plan_values, size_as_text
 
 log = logging.getLogger("mlx_bulk")
@@ -63,7 +63,7 @@ def plan_exit_code(found: Sequence[Planned]) -> int:
 
 def planned_sweep_as_text(found: Sequence[Planned]) -> str:
     """A table, a line a cell; below it what is wrong, and what all cells take together."""
-    lines = aligned([_HEAD, *(_cells(each) for each in found)], 1)
+    lines = align_columns([_HEAD, *(_cells(each) for each in found)], 1)
     for each in found:
         if each.plan is None:
             lines.append(f"{each.cell.label}: {each.message}")
@@ -97,9 +97,7 @@ _HEAD = ("cell", "rows", "left", "bad", "tokens", "memory", "disk", "time left")
 
 def _name(cell: Cell) -> str:
     """What a cell changes, in short: the last words of its keys, the beginnings of its values."""
-    return shortened(
-        ", ".join(f"{key.rpartition('.')[2]}={shortened(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL
-    )
+    return shorten(", ".join(f"{key.rpartition('.')[2]}={shorten(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL)
 
 
 def _cells(each: Planned) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from ...configs.visible import visible
 from ...runner.estimate.plan import Plan
 from ...runner.runs.throughput import duration
-from ..terminal.tables import counted, folded
+from ..terminal.tables import count_text, fold
 from .histogram import text_histogram
 
 _LABEL = 10
@@ -25,7 +25,7 @@ def plan_as_text(plan: Plan, width: int) -> str:
         if label == "chart":
             lines += [f"{'':{_LABEL}}{line}" for line in text_histogram(plan.survey.lengths, width - _LABEL)]
             continue
-        pieces = folded(visible(" ".join(text.split())), max(30, width - _LABEL))
+        pieces = fold(visible(" ".join(text.split())), max(30, width - _LABEL))
         lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
     return "\n".join(lines)
 
@@ -158,7 +158,7 @@ def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
 def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
     survey, work = plan.survey, plan.expected or plan.work
     if not survey.generates:
-        fed = f"{work.prefilled:,} fed in {counted(work.calls, 'batch', 'batches')} of {plan.way}"
+        fed = f"{work.prefilled:,} fed in {count_text(work.calls, 'batch', 'batches')} of {plan.way}"
         yield "scored", f"{work.scored:,} tokens, {fed}, {_waste(plan)} padding"
         if plan.shared_tokens > 0:
             asked = plan.shared_tokens + work.prefilled
@@ -170,7 +170,7 @@ def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "shared", "nothing: no rows begin alike for long enough"
         return
     yield from _completions(plan)
-    calls, steps = counted(work.calls, "prefill"), counted(work.steps, "step")
+    calls, steps = count_text(work.calls, "prefill"), count_text(work.steps, "step")
     yield "batches", f"{calls} of {plan.way}, up to {plan.limits.rows:,} at once, {_waste(plan)} padding; {steps}"
     yield from _shared_prompts(plan)
 

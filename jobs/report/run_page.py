@@ -25,7 +25,7 @@ from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
 from ..statistics.score_table import main_columns, notes
 from ..status.text import duration
-from ..terminal.tables import counted, figure
+from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
 from .distributions import distributions, rewards
 from .page import Card, Page, PageSection, table
@@ -110,7 +110,7 @@ def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
         yield Card("Mean reward", f"{found.groups.rewards.mean:.4g}", f"{found.groups.rewards.count:,} samples")
     if failed := sum(error.count for error in found.reward_errors.values()):
         functions = len({name for name, _ in found.reward_errors})
-        yield Card("Not rated", f"{failed:,}", f"rewards that {counted(functions, 'function')} failed to give")
+        yield Card("Not rated", f"{failed:,}", f"rewards that {count_text(functions, 'function')} failed to give")
     if found.accuracy:
         labelled = found.accuracy["right"] + found.accuracy["wrong"]
         if labelled:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ...runner.store.results import read_results
 from ...runner.text.tokenizer import Tokenizer
-from ..terminal.tables import shortened
+from ..terminal.tables import shorten
 from .lowest import Lowest
 from .record_pass import SPAN, Pass, identities
 from .token_view import MOST, Spell, decoded, numbered, shown_tokens, token_spelling
@@ -122,7 +122,7 @@ class _Shown:
         name += [f"round {values['round']}"] if values.get("round") is not None else []
         record: Json = {"name": " · ".join(name), "tags": sorts, "parts": list(self._parts(values, self.spans.get(who)))}
         if values["key"] != str(values["row"]):
-            record |= {"key": values["key"], "who": " · ".join([shortened(values["key"], _KEY), *name[1:]])}
+            record |= {"key": values["key"], "who": " · ".join([shorten(values["key"], _KEY), *name[1:]])}
         record["facts"] = [[heading, _fact(values[column])] for column, heading in _FACTS if values.get(column) is not None]
         if (given := values.get("input")) is not None:
             record["input"] = _cut(json.dumps(given, ensure_ascii=False, indent=1, default=str))

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.visible import visible
-from ..terminal.tables import aligned, counted, figure, shortened
+from ..terminal.tables import align_columns, count_text, figure, shorten
 
 MOST_VERSIONS = 12  # lines; those between the first and the newest are left out
 
@@ -18,13 +18,13 @@ def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
         return ""
     lines = [_heading(whole), *_dropped(whole)]
     if whole["reward"] is not None or "rewards" in whole:
-        lines += aligned(_functions(whole), 1)
+        lines += align_columns(_functions(whole), 1)
     for name, kinds in (whole.get("reward_errors") or {}).items():
         lines += [_error(name, kind, found) for kind, found in kinds.items() if found is not None]
     for of, word in (("round", "round"), ("policy_version", "policy version")):
         parts = [row for row in rows if row["of"] == of]
         if len(parts) > 1:
-            lines += aligned(_parts(parts, word), 1)
+            lines += align_columns(_parts(parts, word), 1)
     if watched is not None and {row["group"] for row in rows if row["of"] == "policy_version"} == {"0"}:
         lines.append(f"no policy was ever taken from {visible(watched)}: the model itself has sampled all of it")
     return "\n".join(lines)
@@ -45,7 +45,7 @@ def _dropped(whole: dict[str, Any]) -> list[str]:
     if not whole.get("dropped"):
         return []
     verb = "is" if whole["dropped"] == 1 else "are"
-    said = f"of the groups that were kept: {counted(whole['dropped'], 'dropped group')} {verb} in none of these figures"
+    said = f"of the groups that were kept: {count_text(whole['dropped'], 'dropped group')} {verb} in none of these figures"
     return [said + ("" if whole.get("pass_at") is None or any(whole["pass_at"].values()) else ", so pass@k is not to be had")]
 
 
@@ -72,7 +72,7 @@ def _functions(whole: dict[str, Any]) -> list[list[str]]:
 
 
 def _error(name: str, kind: str, found: dict[str, Any]) -> str:
-    return f"no reward: {name}: {found['count']:,} × {kind}: {shortened(visible(found['first']), 120)}"
+    return f"no reward: {name}: {found['count']:,} × {kind}: {shorten(visible(found['first']), 120)}"
 
 
 def _parts(parts: list[dict[str, Any]], word: str) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..terminal.tables import figure, shortened, terminal_width, wrapped
+from ..terminal.tables import figure, shorten, terminal_width, wrap_table
 
 GROUPS = 20  # shown; stats.arrow has them all
 NAME_WIDTH = 22  # at most, and no more than a fifth of a line
@@ -29,13 +29,13 @@ def closing_within(table: pa.Table, width: int) -> str:
     left = table.num_rows - len(rows)
     more = [f"… and {left:,} more {'group' if left == 1 else 'groups'} in stats.arrow"] if left else []
     names = ["", *(_name(row, min(NAME_WIDTH, width // 5)) for row in rows)]
-    blocks = wrapped(names, _cells(rows, main_columns(rows[0])), width)
+    blocks = wrap_table(names, _cells(rows, main_columns(rows[0])), width)
     blocks[-1] += more
     if rows[0].get("kl_mean") is not None:
-        against = wrapped(names, _cells(rows, DIVERGENCE), width)
+        against = wrap_table(names, _cells(rows, DIVERGENCE), width)
         against[-1] += more
         blocks += _titled("Against the reference model:", against)
-        spread = wrapped(["", ""], _cells(rows[:1], PERCENTILES), width + 2)
+        spread = wrap_table(["", ""], _cells(rows[:1], PERCENTILES), width + 2)
         blocks += _titled("KL(reference ‖ model) of a token in nats, over all:", [[line[2:] for line in lines] for lines in spread])
     blocks.append(notes(rows[0]))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
@@ -101,7 +101,7 @@ def main_columns(row: Row) -> list[Column]:
 def _name(row: Row, width: int) -> str:
     if row["of"] == "all":
         return "all"
-    return "  (no value)" if row["group"] is None else f"  {shortened(row['group'], width)}"
+    return "  (no value)" if row["group"] is None else f"  {shorten(row['group'], width)}"
 
 
 def _cells(rows: list[Row], columns: list[Column]) -> list[list[str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...configs.visible import visible
 from ...runner.runs.run_files import cells_of
 from ...runner.runs.status import Status, run_status
-from ..terminal.tables import aligned, counted, shortened
+from ..terminal.tables import align_columns, count_text, shorten
 from .text import progress_of, status_values
 
 _NAME_WIDTH = 60
@@ -28,12 +28,12 @@ def sweep_status_as_text(folder: Path, found: dict[str, Status | None]) -> str:
     said = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     lines = [["cell", "state", "rows", "errors"]]
     for name, each in found.items():
-        shown = shortened(visible(name), _NAME_WIDTH)
+        shown = shorten(visible(name), _NAME_WIDTH)
         figures = ["waiting", "", ""] if each is None else [each.state, progress_of(each), f"{each.errors - each.dropped:,}"]
         lines.append([shown, *figures])
     report = folder / "report.html"
     last = [f"report    {report}"] if report.is_file() else []
-    return "\n".join([f"sweep     {folder}: {counted(len(found), 'cell')}: {said}", *last, "", *aligned(lines, 2)])
+    return "\n".join([f"sweep     {folder}: {count_text(len(found), 'cell')}: {said}", *last, "", *align_columns(lines, 2)])
 
 
 def sweep_status_as_json(folder: Path, found: dict[str, Status | None]) -> str:

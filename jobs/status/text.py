@@ -14,7 +14,7 @@ from ...runner.runs.history import TOKENS
 from ...runner.runs.status import Status
 from ...runner.runs.throughput import duration
 from ..statistics import rollout_table, score_table
-from ..terminal.tables import counted, folded, shortened, sparkline
+from ..terminal.tables import count_text, fold, shorten, sparkline
 
 _LABEL = 10
 _SPARKS = 40
@@ -36,7 +36,7 @@ def status_as_text(found: Status, width: int) -> str:
     lines: list[str] = []
     for label, text in _lines(found):
         clean = visible(" ".join(text.split()))
-        pieces = folded(clean, max(30, width - _LABEL)) if label != "continue" else [clean]
+        pieces = fold(clean, max(30, width - _LABEL)) if label != "continue" else [clean]
         lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
     if came_out := _came_out(found, max(80, width)):
         lines += ["", came_out]
@@ -161,11 +161,11 @@ def _errors(found: Status) -> Iterator[tuple[str, str]]:
         yield "", f"{others:,} of {len(quarantined) - _KINDS:,} other kinds"
     if found.dropped:
         kinds = ", ".join(f"{kind.count:,} {kind.error}" for kind in found.kinds if kind.stage == DROP)
-        yield "dropped", f"{counted(found.dropped, 'group')}: {kinds}; by the config, so they are no errors"
+        yield "dropped", f"{count_text(found.dropped, 'group')}: {kinds}; by the config, so they are no errors"
 
 
 def _place(kind: ErrorKind) -> str:
-    return f"row {kind.row:,}" + (f" (key {shortened(visible(kind.key), 24)})" if kind.key not in (None, str(kind.row)) else "")
+    return f"row {kind.row:,}" + (f" (key {shorten(visible(kind.key), 24)})" if kind.key not in (None, str(kind.row)) else "")
 
 
 def _speed(found: Status) -> Iterator[tuple[str, str]]:
@@ -180,9 +180,9 @@ def _speed(found: Status) -> Iterator[tuple[str, str]]:
     yield "speed", f"{bars}{latest}{mean:,.0f} tok/s on average"
     if found.state == "running" and age >= _OLD_SECONDS:
         yield "", f"no figures for {duration(age)}: it hangs, sleeps, or its disk does not answer"
-    counted = [f"{past.tokens[name]:,} {name.removesuffix('_tokens')}" for name in TOKENS if past.tokens[name]]
+    counts = [f"{past.tokens[name]:,} {name.removesuffix('_tokens')}" for name in TOKENS if past.tokens[name]]
     starts = f", {len(past.sessions):,} starts" if len(past.sessions) > 1 else ""
-    yield "tokens", f"{' + '.join(counted) or 'none'}, in {duration(past.seconds)} with the model loaded{starts}"
+    yield "tokens", f"{' + '.join(counts) or 'none'}, in {duration(past.seconds)} with the model loaded{starts}"
 
 
 def _command(found: Status) -> str | None:

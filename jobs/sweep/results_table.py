@@ -17,7 +17,7 @@ from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.paths import RunPaths
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
-from ..terminal.tables import aligned, figure, shortened, width_of
+from ..terminal.tables import align_columns, figure, shorten, width_of
 from .sweep import Ended
 
 TABLE_FILE = "sweep.arrow"
@@ -87,7 +87,7 @@ def closing_table(ended: Sequence[Ended]) -> str:
         if room < 0:
             break
         columns.append(column)
-    lines = aligned(list(zip(*columns, strict=True)), left)
+    lines = align_columns(list(zip(*columns, strict=True)), left)
     marked = any(cell.endswith("*") for column in columns[left:] for cell in column)
     lines += _noted(ended, rows, marked)
     lines += [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
@@ -173,11 +173,11 @@ def _settings(cells: Sequence[Overrides]) -> list[list[str]]:
 
 def _end_of(text: str, width: int) -> str:
     """``text`` cut at its front: paths differ at their end."""
-    return shortened(text[::-1], width)[::-1]
+    return shorten(text[::-1], width)[::-1]
 
 
 def _width(columns: Sequence[Sequence[str]]) -> int:
-    return max(map(width_of, aligned(list(zip(*columns, strict=True)), 0)))
+    return max(map(width_of, align_columns(list(zip(*columns, strict=True)), 0)))
 
 
 def _state(each: Ended, reasons: list[str]) -> str:

@@ -29,8 +29,8 @@ from ...runner.runs.run_dir import RunDir, Start
 from ...runner.runs.run_files import SWEEP_FILE
 from ...runner.runs.summary import Summary
 from ...runner.store.paths import RunPaths
-from ..terminal.closing_line import QUARANTINED, continuing, last_line
-from ..terminal.tables import counted
+from ..terminal.closing_line import QUARANTINED, continue_command, last_line
+from ..terminal.tables import count_text
 
 log = logging.getLogger("mlx_bulk")
 
@@ -93,7 +93,7 @@ def run_sweep(
             ended[cell.name] = _ended(
                 cell,
                 lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, outside, show, models),
-                continuing(start.overwrite),
+                continue_command(start.overwrite),
             )
             tell(list(ended.values()))
             if outside.stopped():
@@ -162,7 +162,7 @@ def closing_line(ended: Sequence[Ended], folder: Path, command: str) -> str:
     count = {state: sum(each.state == state for each in ended) for state in ("complete", "failed", "stopped", "waiting")}
     said = [f"{count['complete']:,} of {len(ended):,} cells complete"]
     if errors := sum(each.summary.errors for each in ended if each.summary):
-        said.append(f"{counted(errors, 'row')} quarantined")
+        said.append(f"{count_text(errors, 'row')} quarantined")
     if count["failed"]:
         said.append(f"{count['failed']:,} failed")
     if unfinished := count["stopped"] + count["waiting"]:

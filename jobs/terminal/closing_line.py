@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .tables import counted
+from .tables import count_text
 
 if TYPE_CHECKING:
     from ...runner.runs.summary import Summary
@@ -11,12 +11,12 @@ _SHARED = 0.9  # of prompt tokens computed: where fewer are, the last line says 
 QUARANTINED = 3  # exit code: complete, some rows are in errors/
 
 
-def continuing(overwrite: bool) -> str:
+def continue_command(overwrite: bool) -> str:
     """The command that continues a run which was started with or without ``--overwrite``: that option would remove it."""
     return "the same command without --overwrite" if overwrite else "the same command"
 
 
-def ending(summary: "Summary", command: str) -> str:
+def closing_text(summary: "Summary", command: str) -> str:
     """All that is said at the end of a run: its statistics, why rows were quarantined, and the last line.
 
     ``command`` is the one that continues it.
@@ -28,8 +28,8 @@ def ending(summary: "Summary", command: str) -> str:
 def last_line(summary: "Summary", command: str) -> str:
     """What the run has come to: rows, tokens, speed, and where it lies; ``command`` continues it, if it was stopped."""
     errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
-    errors += f", {counted(summary.dropped, 'group')} dropped" if summary.dropped else ""
-    errors += f", {counted(summary.refused, 'policy', 'policies')} refused" if summary.refused else ""
+    errors += f", {count_text(summary.dropped, 'group')} dropped" if summary.dropped else ""
+    errors += f", {count_text(summary.refused, 'policy', 'policies')} refused" if summary.refused else ""
     if summary.of and not summary.worked:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens

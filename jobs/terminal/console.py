@@ -26,22 +26,22 @@ def one_line_errors() -> Generator[None]:
         yield
     except BulkError as error:
         log.debug("the error below came from here:", exc_info=error)
-        tell(f"mlx-bulk: {error}")
+        print_message(f"mlx-bulk: {error}")
         sys.exit(error.exit_code)
     except Exception as error:  # a fault of ours, or of a library: still one line, and nothing finished is lost
         log.debug("the error below came from here:", exc_info=error)
         found = visible(f"{type(error).__name__}: {error}")
-        tell(f"mlx-bulk: {found} (finished rows are safe; --log-level debug shows where)")
+        print_message(f"mlx-bulk: {found} (finished rows are safe; --log-level debug shows where)")
         sys.exit(BulkError.exit_code)
 
 
-def tell(text: str) -> None:
+def print_message(text: str) -> None:
     """Says ``text`` on stderr; where nobody reads it any more, what is done is done all the same."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
-def ready() -> None:
+def prepare_mlx() -> None:
     """Loads mlx with its fast BLAS, before anything else imports it."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for those who call it
     from ...kernels.backend import BackendError, load_mlx

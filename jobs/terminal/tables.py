@@ -49,16 +49,16 @@ def _four_digits(value: float) -> str:
     return f"{value:,.{max(0, digits)}f}" if -3 < digits < 8 else f"{value:.2e}"
 
 
-def counted(count: int, one: str, many: str | None = None) -> str:
+def count_text(count: int, one: str, many: str | None = None) -> str:
     """A count with its noun: ``1 record``, ``2 records``; ``many`` where an s is not enough.
 
-    >>> counted(1, "file"), counted(2000, "file"), counted(2, "policy", "policies")
+    >>> count_text(1, "file"), count_text(2000, "file"), count_text(2, "policy", "policies")
     ('1 file', '2,000 files', '2 policies')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """``text`` on one line of at most ``width`` columns; where something is left out stands an ellipsis."""
     text = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
     while width_of(text) > width:
@@ -71,7 +71,7 @@ def width_of(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
-def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     """The rows, a heading first, as lines, their columns two spaces apart.
 
     The first ``left`` columns begin together, the others end together, the ± of their cells below each other.
@@ -81,7 +81,7 @@ def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
     return ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
 
 
-def wrapped(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+def wrap_table(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """A table as one block of lines, or as few as let it fit into ``width``, about equally wide.
 
     names: what each line begins with, in every block; columns: the cells of each, its heading first. A column that alone is too
@@ -89,7 +89,7 @@ def wrapped(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) 
     """
     blocks = _filled(names, columns, width)
     narrow = next(limit for limit in range(width + 1) if len(_filled(names, columns, limit)) <= len(blocks)) if len(blocks) > 1 else width
-    return [aligned(list(zip(names, *block, strict=True)), 1) for block in _filled(names, columns, narrow)]
+    return [align_columns(list(zip(names, *block, strict=True)), 1) for block in _filled(names, columns, narrow)]
 
 
 def _filled(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[Sequence[str]]]:
@@ -124,7 +124,7 @@ def _set_right(cells: list[str]) -> list[str]:
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def folded(text: str, width: int) -> list[str]:
+def fold(text: str, width: int) -> list[str]:
     """The text on lines of at most ``width`` columns, broken between words, and within one that is longer; the rest is cut off."""
     lines = [""]
     for word in text.split(" "):
@@ -136,7 +136,7 @@ def folded(text: str, width: int) -> list[str]:
             if width_of(lines[-1] + character) > width:
                 lines.append("")
             lines[-1] += character
-    return lines if len(lines) <= _FOLDED_LINES else [*lines[: _FOLDED_LINES - 1], shortened(f"{lines[_FOLDED_LINES - 1]} …", width)]
+    return lines if len(lines) <= _FOLDED_LINES else [*lines[: _FOLDED_LINES - 1], shorten(f"{lines[_FOLDED_LINES - 1]} …", width)]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

@@ -16,7 +16,7 @@ from ...runner.core.errors import DROP, RunDirError
 from ...runner.runs.audit import Account, account, described_run
 from ...runner.runs.run_files import is_sweep, notes_on
 from ..terminal.closing_line import QUARANTINED
-from ..terminal.tables import counted
+from ..terminal.tables import count_text
 from .logprob_diff import LogprobComparison, as_text, comparison_json
 
 _UNSOUND = 5  # exit code: not complete, damaged, or over another input than it began with
@@ -93,18 +93,18 @@ def account_as_text(found: Account, anew: LogprobComparison | None = None) -> st
 
 def _counts(found: Account) -> Iterator[tuple[str, str]]:
     yield "run", f"{found.run} ({found.job})"
-    now = "cannot be read" if found.input_rows is None else counted(found.input_rows, "row")
+    now = "cannot be read" if found.input_rows is None else count_text(found.input_rows, "row")
     now += f", in {found.rounds:,} rounds" if found.rounds > 1 else ""
-    yield "input", now if found.input_rows == found.rows else f"{now}; the run covers {counted(found.rows, 'row')}"
-    yield "results", counted(found.records, "record")
+    yield "input", now if found.input_rows == found.rows else f"{now}; the run covers {count_text(found.rows, 'row')}"
+    yield "results", count_text(found.records, "record")
     errors = _quarantined(found)
     kinds = ", ".join(f"{count:,} {stage} ({error})" for (stage, error), count in errors.items())
     yield "errors", f"{sum(errors.values()):,}: {kinds}" if kinds else "none"
     if left_out := {error: count for (stage, error), count in found.errors.most_common() if stage == DROP}:
         kinds = ", ".join(f"{count:,} {error}" for error, count in left_out.items())
-        yield "dropped", f"{counted(sum(left_out.values()), 'group')}: {kinds}; by the config, so they are no errors"
+        yield "dropped", f"{count_text(sum(left_out.values()), 'group')}: {kinds}; by the config, so they are no errors"
     yield "open", _open(found)
-    yield "parts", f"{counted(found.files, 'file')}, {counted(found.bytes, 'byte')}, read in full: they are what was committed"
+    yield "parts", f"{count_text(found.files, 'file')}, {count_text(found.bytes, 'byte')}, read in full: they are what was committed"
 
 
 def _open(found: Account) -> str:
@@ -113,15 +113,15 @@ def _open(found: Account) -> str:
     shards = ", ".join(map(str, found.open_shards[:_SHOWN])) + (", …" if len(found.open_shards) > _SHOWN else "")
     journaled = f"; {found.journaled:,} of their records {'is' if found.journaled == 1 else 'are'} in journals" if found.journaled else ""
     named = "shard" if len(found.open_shards) == 1 else "shards"
-    return f"{counted(found.total - found.resolved, 'row')}, in {named} {shards}{journaled}"
+    return f"{count_text(found.total - found.resolved, 'row')}, in {named} {shards}{journaled}"
 
 
 def _verdict(found: Account) -> str:
     if found.complete:
         errors = sum(_quarantined(found).values())
-        quarantined = f", {counted(errors, 'record')} in errors/" if errors else ""
+        quarantined = f", {count_text(errors, 'record')} in errors/" if errors else ""
         rounds = f" in each of {found.rounds:,} rounds" if found.rounds > 1 else ""
-        return f"complete and sound: {counted(found.rows, 'row')}, each once{rounds}{quarantined}"
+        return f"complete and sound: {count_text(found.rows, 'row')}, each once{rounds}{quarantined}"
     if found.problems:
         wrong = "1 thing is wrong" if len(found.problems) == 1 else f"{len(found.problems):,} things are wrong"
         return f"not sound: {wrong}, {found.resolved:,} of {found.total:,} rows are done"
