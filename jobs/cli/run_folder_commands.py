@@ -88,11 +88,11 @@ def verify(run_folder: Path, mode: str | None, as_json: bool, log_level: str) ->
     with one_line_errors():
         if mode is not None:
             prepare_mlx()
-        from ..verify.verify import account_as_json, account_as_text, compared_anew, verified, verify_exit_code
+        from ..verify.verify import audit_as_json, audit_as_text, compared_anew, verified, verify_exit_code
 
         account = verified(run_folder)
         comparison = None if mode is None else compared_anew(run_folder, mode)
-        click.echo(account_as_json(account, comparison) if as_json else account_as_text(account, comparison))
+        click.echo(audit_as_json(account, comparison) if as_json else audit_as_text(account, comparison))
     sys.exit(verify_exit_code(account, comparison))
 
 

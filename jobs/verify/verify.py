@@ -1,6 +1,6 @@
 """``mlx-bulk verify RUN``: a run's account as text for a person, as JSON for machines, and as an exit code.
 
-Counts nothing itself; that is ``runner/account.py``.
+Counts nothing itself; that is ``runner/runs/audit.py``.
 """
 
 import json
@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from ...configs.visible import visible
 from ...runner.core.errors import DROP, RunDirError
-from ...runner.runs.audit import Account, account, described_run
-from ...runner.runs.run_files import is_sweep, notes_on
+from ...runner.runs.audit import Audit, audit_run
+from ...runner.runs.run_files import current_run, is_sweep, notes_on
 from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import count_text
 from .logprob_diff import LogprobComparison, as_text, comparison_json
@@ -23,7 +23,7 @@ _UNSOUND = 5  # exit code: not complete, damaged, or over another input than it 
 _SHOWN = 20
 
 
-def verified(run: Path) -> Account:
+def verified(run: Path) -> Audit:
     """The account of the run directory ``run``, whose input is looked for from where the run was started.
 
     A bar on a terminal shows how far it is. Raises RunDirError where there is no run to give account of.
@@ -31,14 +31,14 @@ def verified(run: Path) -> Account:
     if is_sweep(run):
         raise RunDirError(f"{run}: is a sweep. Its cells are runs: verify the folders in it one by one.")
     run = run.absolute()
-    described = described_run(run)
-    began_in = Path(described["cwd"])
+    run_json = current_run(run)
+    began_in = Path(run_json["cwd"])
     with chdir(began_in) if began_in.is_dir() else nullcontext():
-        found = account(run, lambda shards: tqdm(shards, unit=" shards", disable=None, leave=False))
+        found = audit_run(run, lambda shards: tqdm(shards, unit=" shards", disable=None, leave=False))
     if found.job == "rollout" and (found.resolved or found.journaled):
         from ...runner.policies.policy_audit import policy_problems  # loads mlx
 
-        found.problems += policy_problems(run, described["identity"]["model.weights"])
+        found.problems += policy_problems(run, run_json["identity"]["model.weights"])
     return found
 
 
@@ -53,7 +53,7 @@ def compared_anew(run: Path, how: str) -> LogprobComparison:
     return replayed(run)
 
 
-def verify_exit_code(found: Account, anew: LogprobComparison | None = None) -> int:
+def verify_exit_code(found: Audit, anew: LogprobComparison | None = None) -> int:
     """0 for a run that is complete and sound, 3 if rows of it are quarantined, 5 for anything else, other logprobs ``anew`` too.
 
     With ``anew`` the code is about what is there: that a sound run is not complete yet is said, and is no 5.
@@ -63,12 +63,12 @@ def verify_exit_code(found: Account, anew: LogprobComparison | None = None) -> i
     return QUARANTINED if _quarantined(found) else 0
 
 
-def _quarantined(found: Account) -> dict[tuple[str, str], int]:
+def _quarantined(found: Audit) -> dict[tuple[str, str], int]:
     """The failures less what was left out on purpose, the most frequent first."""
     return {kind: count for kind, count in found.errors.most_common() if kind[0] != DROP}
 
 
-def account_as_json(found: Account, anew: LogprobComparison | None = None) -> str:
+def audit_as_json(found: Audit, anew: LogprobComparison | None = None) -> str:
     """The account as one JSON object, with what came of comparing ``anew``."""
     errors = [{"stage": stage, "error": error, "count": count} for (stage, error), count in found.errors.most_common()]
     values = asdict(found) | {"run": str(found.run), "errors": errors, "notes": notes_on(found.run)}
@@ -78,7 +78,7 @@ def account_as_json(found: Account, anew: LogprobComparison | None = None) -> st
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
-def account_as_text(found: Account, anew: LogprobComparison | None = None) -> str:
+def audit_as_text(found: Audit, anew: LogprobComparison | None = None) -> str:
     """The account as a line each for input, results, errors, open rows and parts, a line for each thing wrong, and the verdict.
 
     Behind it what came of comparing ``anew``.
@@ -91,7 +91,7 @@ def account_as_text(found: Account, anew: LogprobComparison | None = None) -> st
     return "\n".join(visible(line) for line in [*lines, *wrong, _verdict(found), *compared])
 
 
-def _counts(found: Account) -> Iterator[tuple[str, str]]:
+def _counts(found: Audit) -> Iterator[tuple[str, str]]:
     yield "run", f"{found.run} ({found.job})"
     now = "cannot be read" if found.input_rows is None else count_text(found.input_rows, "row")
     now += f", in {found.rounds:,} rounds" if found.rounds > 1 else ""
@@ -107,7 +107,7 @@ def _counts(found: Account) -> Iterator[tuple[str, str]]:
     yield "parts", f"{count_text(found.files, 'file')}, {count_text(found.bytes, 'byte')}, read in full: they are what was committed"
 
 
-def _open(found: Account) -> str:
+def _open(found: Audit) -> str:
     if not found.open_shards:
         return "nothing"
     shards = ", ".join(map(str, found.open_shards[:_SHOWN])) + (", …" if len(found.open_shards) > _SHOWN else "")
@@ -116,7 +116,7 @@ def _open(found: Account) -> str:
     return f"{count_text(found.total - found.resolved, 'row')}, in {named} {shards}{journaled}"
 
 
-def _verdict(found: Account) -> str:
+def _verdict(found: Audit) -> str:
     if found.complete:
         errors = sum(_quarantined(found).values())
         quarantined = f", {count_text(errors, 'record')} in errors/" if errors else ""

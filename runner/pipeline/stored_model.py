@@ -21,7 +21,7 @@ from ..models import checkpoint as checkpoints
 from ..models.checkpoint import Checkpoint
 from ..policies.policy_store import PolicyStore
 from ..policies.recorded_policies import policies_of
-from ..runs.audit import described_run
+from ..runs.run_files import current_run
 from ..store.paths import RunPaths
 from .job import Job, Kind
 from .loading import LoadedModels, load_models
@@ -105,7 +105,7 @@ def run_model(run: Path) -> Generator[RunModel]:
     Raises RunDirError for a run that has no completions, ModelError where the model is not the run's.
     """
     run = run.absolute()
-    stored = described_run(run)
+    stored = current_run(run)
     kind = ROW_JOBS.get(str(stored["config"]["job"]))
     if kind is None or not issubclass(kind, GenerateConfig):
         raise RunDirError(f"{run}: is a {stored['config']['job']} job; only completions can be scored anew (generate, rollout)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.schema import DataConfig
-from ..core.errors import BulkError, RunDirError
+from ..core.errors import BulkError
 from ..core.shard_layout import Layout, covered_rows
 from ..data.rescan import recount
 from ..files.checked_json import read_document
@@ -21,7 +21,7 @@ from ..store.commit_log import Commit, CommitLog, read_commits
 from ..store.open_journals import journal_files, uncommitted_journals
 from ..store.paths import RunPaths, part_of
 from .drift import INPUTS, inputs_drift
-from .run_dir import SCHEMA_VERSION
+from .run_files import current_run
 from .shard_audit import DamageError, count_shard
 
 _RESTORE = "put the input back as it was; a run over another input is a new one, with another --output"
@@ -37,7 +37,7 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Account:
+class Audit:
     """What a run's directory holds, held against its input.
 
     rows: those of the input that the run covers, in each of ``rounds``; input_rows: what its input has now, None where it cannot
@@ -75,89 +75,69 @@ class Account:
         self.problems.append(Finding(str(place), what, f"run the same command again: {cure}"))
 
 
-def account(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> Account:
+def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> Audit:
     """The account of the run directory ``run``; relative paths of its input start at the working directory.
 
     ``counting`` is given the shards and gives them back one by one, and so sees how far the count is. Raises RunDirError where
     the folder has no readable run.json: there is nothing then to hold it against.
     """
-    paths, described = RunPaths(run), described_run(run)
-    layout = Layout.of(described)
-    found = Account(run, str(described["config"]["job"]), layout.rows, layout.rounds)
-    _hold_against_input(found, described)
-    _look_at_notes(found, paths)
-    samples, log = _samples(described["config"], paths), read_commits(paths)
+    paths, run_json = RunPaths(run), current_run(run)
+    layout = Layout.of(run_json)
+    audit = Audit(run, str(run_json["config"]["job"]), layout.rows, layout.rounds)
+    _hold_against_input(audit, run_json)
+    _look_at_notes(audit, paths)
+    samples, log = _samples(run_json["config"], paths), read_commits(paths)
     for shard in counting(range(max(layout.shards, max(log.commits, default=-1) + 1))):
         if (commit := log.commits.get(shard)) is None:
-            found.open_shards.append(shard)
+            audit.open_shards.append(shard)
         else:
-            _count_shard(found, paths, commit, layout.rows_of(shard), samples)
-            if shard in log.retries and shard not in found.open_shards:
-                found.open_shards.append(shard)
+            _count_shard(audit, paths, commit, layout.rows_of(shard), samples)
+            if shard in log.retries and shard not in audit.open_shards:
+                audit.open_shards.append(shard)
     log = read_commits(paths)  # the run may have gone on
-    _look_at_journals(found, paths, log)
-    _look_for_strays(found, paths, log)
-    _hold_against_closing(found, paths, log)
-    return found
+    _look_at_journals(audit, paths, log)
+    _look_for_strays(audit, paths, log)
+    _hold_against_closing(audit, paths, log)
+    return audit
 
 
-def described_run(run: Path) -> dict[str, Any]:
-    """What run.json says. Raises RunDirError where ``run`` is no run directory, or its run.json is damaged."""
-    path = RunPaths(run).run
+def _hold_against_input(audit: Audit, run_json: dict[str, Any]) -> None:
+    inputs = run_json["inputs"]
+    data = DataConfig.model_validate(run_json["config"]["data"]).model_copy(update={"limit": inputs["limit"]})
     try:
-        described = read_document(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        what = "is not a folder" if not run.is_dir() else "has no run.json: it is not a run directory, or nothing of its run was started"
-        raise RunDirError(f"{run}: {what}. Give the folder that output.path names.") from error
-    except ValueError as error:
-        raise RunDirError(
-            f"{path}: {error}, so there is nothing to hold the run against. Run the same command again: it rebuilds the file."
-        ) from error
-    if described["schema_version"] != SCHEMA_VERSION:
-        raise RunDirError(
-            f"{path}: has schema version {described['schema_version']}, this mlx-bulk reads {SCHEMA_VERSION}. "
-            "Verify it with the version that started the run (see sessions.jsonl)."
-        )
-    return described
-
-
-def _hold_against_input(found: Account, described: dict[str, Any]) -> None:
-    inputs = described["inputs"]
-    data = DataConfig.model_validate(described["config"]["data"]).model_copy(update={"limit": inputs["limit"]})
-    try:
-        now = recount(data, found.run)
+        now = recount(data, audit.run)
         changed = inputs_drift(inputs, now)
     except (BulkError, OSError) as error:
-        found.problems.append(Finding(INPUTS, str(error), "put the input where it was; the results can be read without it"))
+        audit.problems.append(Finding(INPUTS, str(error), "put the input where it was; the results can be read without it"))
         return
-    found.input_rows = covered_rows(now)
-    found.problems += [Finding(difference.key, difference.text, _RESTORE) for difference in changed]
-    if not changed and found.input_rows != found.rows:
-        found.note(INPUTS, f"the input has {found.input_rows:,} rows now, the run covers {found.rows:,}", "it does the new ones")
+    audit.input_rows = covered_rows(now)
+    audit.problems += [Finding(difference.key, difference.text, _RESTORE) for difference in changed]
+    if not changed and audit.input_rows != audit.rows:
+        audit.note(INPUTS, f"the input has {audit.input_rows:,} rows now, the run covers {audit.rows:,}", "it does the new ones")
 
 
-def _look_at_notes(found: Account, paths: RunPaths) -> None:
+def _look_at_notes(audit: Audit, paths: RunPaths) -> None:
     """The files beside the parts and journals."""
-    summary = _read_note(found, paths.summary)
-    _read_note(found, paths.inputs)
+    summary = _read_note(audit, paths.summary)
+    _read_note(audit, paths.inputs)
     if digest := summary.get("stats_sha256"):
         if not paths.stats.exists():
-            found.note(paths.stats, "is missing", "it is written anew")
+            audit.note(paths.stats, "is missing", "it is written anew")
         elif sha256(paths.stats) != digest:
-            found.note(paths.stats, "is damaged: its sha256 is not the one in summary.json", "it is written anew")
+            audit.note(paths.stats, "is damaged: its sha256 is not the one in summary.json", "it is written anew")
     for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
         if damaged := damaged_lines(path):
             lines = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
-            found.note(path, f"the checksums of {len(damaged)} lines do not fit (lines {lines})", "they are set aside")
+            audit.note(path, f"the checksums of {len(damaged)} lines do not fit (lines {lines})", "they are set aside")
 
 
-def _read_note(found: Account, path: Path) -> dict[str, Any]:
+def _read_note(audit: Audit, path: Path) -> dict[str, Any]:
     try:
         return read_document(path)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        found.note(path, str(error), "it is written anew")
+        audit.note(path, str(error), "it is written anew")
         return {}
 
 
@@ -169,33 +149,33 @@ def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:
     return None if "n" in sampling["columns"] or adopted & {"sampling.n", "sampling.columns"} else int(sampling["n"])
 
 
-def _count_shard(found: Account, paths: RunPaths, commit: Commit, rows: range, samples: int | None) -> None:
+def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, samples: int | None) -> None:
     """Counts the shard in, or notes what is wrong with it; ``rows``: those it is to have."""
     if commit.rows > len(rows):
-        found.open_shards.append(commit.shard)
+        audit.open_shards.append(commit.shard)
         what = f"shard {commit.shard} is committed with {commit.rows} rows, the input gives it {len(rows)}"
-        found.problems.append(Finding(str(paths.commits), what, _RESTORE))
+        audit.problems.append(Finding(str(paths.commits), what, _RESTORE))
         return None
     try:
         count = count_shard(paths, commit, rows.start, samples)
     except DamageError as error:
         superseding = read_commits(paths).commits.get(commit.shard)
         if superseding not in (None, commit):  # the run is at work, and took the old part away
-            return _count_shard(found, paths, superseding, rows, samples)
-        found.open_shards.append(commit.shard)
-        found.note(error.part, str(error), f"it does shard {commit.shard} again")
+            return _count_shard(audit, paths, superseding, rows, samples)
+        audit.open_shards.append(commit.shard)
+        audit.note(error.part, str(error), f"it does shard {commit.shard} again")
         return None
     if commit.rows < len(rows):
-        found.open_shards.append(commit.shard)
-    found.resolved += commit.rows
-    found.records += count.records
-    found.errors += count.errors
-    found.files += count.files
-    found.bytes += count.bytes
+        audit.open_shards.append(commit.shard)
+    audit.resolved += commit.rows
+    audit.records += count.records
+    audit.errors += count.errors
+    audit.files += count.files
+    audit.bytes += count.bytes
     return None
 
 
-def _look_at_journals(found: Account, paths: RunPaths, log: CommitLog) -> None:
+def _look_at_journals(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
     """Counts what is finished and not committed. An empty journal beside its shard's commit is litter and does not count."""
     for each in uncommitted_journals(journal_files(paths), log):
         shard, kept = int(each.path.name), each.journal
@@ -203,13 +183,13 @@ def _look_at_journals(found: Account, paths: RunPaths, log: CommitLog) -> None:
             continue
         if each.damaged_bytes or kept is None:
             what = f"{each.damaged_bytes:,} bytes behind its last whole frame are torn or damaged"
-            found.note(each.path, what, "it does their rows again")
-        if shard not in found.open_shards:
-            found.open_shards.append(shard)
-        found.journaled += sum(batch.num_rows for batch in kept.results + kept.errors) if kept is not None else 0
+            audit.note(each.path, what, "it does their rows again")
+        if shard not in audit.open_shards:
+            audit.open_shards.append(shard)
+        audit.journaled += sum(batch.num_rows for batch in kept.results + kept.errors) if kept is not None else 0
 
 
-def _look_for_strays(found: Account, paths: RunPaths, log: CommitLog) -> None:
+def _look_for_strays(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
     """Arrow files that no commit declares: who reads a folder as a whole would read rows twice."""
     for folder in (paths.results, paths.errors):
         for file in sorted(folder.glob("*.arrow")):
@@ -218,15 +198,15 @@ def _look_for_strays(found: Account, paths: RunPaths, log: CommitLog) -> None:
             if commit is not None and named == (commit.shard, commit.generation) and (folder == paths.results or commit.errors):
                 continue
             if named:
-                found.note(file, "no commit declares it", "it adopts the file, or takes it away")
+                audit.note(file, "no commit declares it", "it adopts the file, or takes it away")
             elif not file.name.startswith("."):
-                found.problems.append(Finding(str(file), "is not the run's", "move it elsewhere: who reads the folder reads it too"))
+                audit.problems.append(Finding(str(file), "is not the run's", "move it elsewhere: who reads the folder reads it too"))
 
 
-def _hold_against_closing(found: Account, paths: RunPaths, log: CommitLog) -> None:
-    found.closed = log.closing is not None
-    counted = {"rows": found.resolved, "records": found.records, "errors": found.errors.total()}
-    if log.closing is not None and not (found.problems or found.open_shards) and counted != {key: log.closing[key] for key in counted}:
+def _hold_against_closing(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
+    audit.closed = log.closing is not None
+    counted = {"rows": audit.resolved, "records": audit.records, "errors": audit.errors.total()}
+    if log.closing is not None and not (audit.problems or audit.open_shards) and counted != {key: log.closing[key] for key in counted}:
         said = ", ".join(f"{log.closing[key]} {key}" for key in counted)
         what = f"its closing line says {said}; there are {', '.join(f'{number} {key}' for key, number in counted.items())}"
-        found.problems.append(Finding(str(paths.commits), what, "this is a fault of mlx-bulk's: keep the folder, and report it"))
+        audit.problems.append(Finding(str(paths.commits), what, "this is a fault of mlx-bulk's: keep the folder, and report it"))

@@ -5,7 +5,6 @@ done, and never removes a file that it cannot name as the project's.
 """
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -30,10 +29,10 @@ from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
 from .drift import INPUTS, KeyDrift, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, rounds_drift, values_at
+from .run_files import SCHEMA_VERSION, read_run, unchecked_run
 
 log = logging.getLogger("mlx_bulk")
 
-SCHEMA_VERSION = 2
 
 MARK = "mlx-bulk run"
 
@@ -74,7 +73,7 @@ class RunDir(RunPaths):
         """
         try:
             with room_on(path):
-                refuse_strangers(path, MARK, known=_read_run(path / "run.json") is not None, begins_with=OWN_FOLDERS)
+                refuse_strangers(path, MARK, known=unchecked_run(path) is not None, begins_with=OWN_FOLDERS)
                 make_folder(path)
                 run = cls(path, lock(path, MARK))
                 try:
@@ -213,9 +212,9 @@ class RunDir(RunPaths):
                 raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
             return None
         try:
-            stored = read_document(self.run)
+            stored = read_run(self.root)
         except ValueError:
-            stored = _read_run(self.run)
+            stored = unchecked_run(self.root)
             if stored is None or "check" in stored or stored["schema_version"] == SCHEMA_VERSION:
                 return self._rebuilt(run) if finished else None
         if stored["schema_version"] != SCHEMA_VERSION:
@@ -236,7 +235,7 @@ class RunDir(RunPaths):
             )
         log.warning("%s: was damaged; it is rebuilt, as sessions.jsonl shows that this is the same run", self.run)
         self._store(run)
-        return read_document(self.run)
+        return read_run(self.root)
 
     def _say_what_goes(self) -> None:
         """Says what is lost where the run that is removed is not complete."""
@@ -269,12 +268,3 @@ class RunDir(RunPaths):
         for kept in self.policies.iterdir() if self.policies.is_dir() else ():
             if OWN_POLICIES.fullmatch(kept.name):
                 shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
-
-
-def _read_run(path: Path) -> dict[str, Any] | None:
-    """What run.json seems to say, its checksum aside; None where it is not one of ours."""
-    try:
-        run = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return run if isinstance(run, dict) and {"schema_version", "identity", "inputs"} <= run.keys() else None

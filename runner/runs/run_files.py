@@ -1,5 +1,6 @@
 """What a run directory says of itself in run.json and stats.arrow, and a sweep's folder in sweep.json. Changes nothing, takes no lock."""
 
+import json
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,55 @@ from ..files.checked_json import read_document
 from ..store.paths import RunPaths
 
 SWEEP_FILE = "sweep.json"
+SCHEMA_VERSION = 2  # of run.json
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """Reads run.json of the run directory ``path``. Raises ValueError where its checksum does not fit, OSError where it cannot be read."""
+    return read_document(RunPaths(path).run)
+
+
+def unchecked_run(path: Path) -> dict[str, Any] | None:
+    """Reads run.json of the run directory ``path`` without regard to its checksum; None where it is not one of ours."""
+    try:
+        run = json.loads(RunPaths(path).run.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return run if isinstance(run, dict) and {"schema_version", "identity", "inputs"} <= run.keys() else None
 
 
 def stored_run(path: Path) -> dict[str, Any]:
-    """What run.json in the run directory ``path`` says: config, cwd, identity, inputs.
+    """Reads run.json of the run directory ``path``: config, cwd, identity, inputs.
 
-    Raises RunDirError where it is no run directory, or its run.json is damaged; for a sweep's folder it names the runs in it.
+    Raises RunDirError where it is no run directory, or its run.json is damaged. For a sweep's folder the message names the runs in it.
     """
     try:
-        run = read_document(RunPaths(path).run)
+        run = read_run(path)
         if {"config", "cwd", "identity", "inputs"} <= run.keys():
             return run
         reason = "its run.json is not a run's"
+        if (version := run.get("schema_version")) != SCHEMA_VERSION:
+            reason = f"its run.json has schema version {version}, this mlx-bulk reads {SCHEMA_VERSION}"
     except (FileNotFoundError, NotADirectoryError):
         reason = "it holds no run.json" if path.is_dir() else "it is a file" if path.exists() else "there is no such folder"
-    except (OSError, ValueError) as error:
+    except ValueError as error:
+        reason = f"its run.json cannot be read ({error}); where it is one, its own mlx-bulk run command rebuilds the file"
+    except OSError as error:
         reason = f"its run.json cannot be read ({error})"
     cells = sorted(file.parent.name for file in path.glob("*/run.json")) if path.is_dir() else []
     hint = f"; runs in it are {', '.join(cells[:3])}{', …' if len(cells) > 3 else ''}" if cells else ""
     raise RunDirError(f"{path}: is not a run directory: {reason}; expected the output folder of mlx-bulk run{hint}")
+
+
+def current_run(path: Path) -> dict[str, Any]:
+    """Reads run.json as ``stored_run`` does. Raises RunDirError also where another version of the format wrote it."""
+    stored = stored_run(path)
+    if stored["schema_version"] != SCHEMA_VERSION:
+        raise RunDirError(
+            f"{path}: its run.json has schema version {stored['schema_version']}, this mlx-bulk reads {SCHEMA_VERSION}. "
+            "Use the version that started the run (see sessions.jsonl)."
+        )
+    return stored
 
 
 def notes_on(path: Path) -> list[str]:

@@ -71,11 +71,13 @@ def run_status(run: Path) -> Status:
     stored = _stored(paths, working is not None, notes)
     for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
         if damaged := damaged_lines(path):
-            notes.append(f"{path.name}: damaged lines, which are left out here: {len(damaged):,}; the next start sets them aside")
+            lines = _counted(len(damaged), "line")
+            notes.append(f"{path.name}: left out here, as they are damaged: {lines}; the next start sets them aside")
     if paths.doomed.exists():
         notes.append("what lies here is an older run, which --overwrite is to remove; the next start does that")
     if log.retries:
-        notes.append(f"shards whose errors are to be done again, as --retry-errors asked: {len(log.retries):,}; any start does that")
+        shards = _counted(len(log.retries), "shard")
+        notes.append(f"the errors of {shards} are to be done again, as --retry-errors asked; any start does that")
     of = None if stored is None else total_rows(stored)
     state = _state(working, log, of, past)
     rows, errors = _resolved(state, log, past)
@@ -98,6 +100,10 @@ def run_status(run: Path) -> Status:
         stored_statistics(run) if state == "complete" else None,
         notes,
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _stored(paths: RunPaths, working: bool, notes: list[str]) -> dict[str, Any] | None:

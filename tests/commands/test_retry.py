@@ -12,7 +12,7 @@ from mlx_bulk.jobs.verify.verify import verify_exit_code
 from mlx_bulk.runner.core.requests import Failure, Generated, Outcome
 from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.pipeline.io_threads import IOThreads
-from mlx_bulk.runner.runs.audit import account
+from mlx_bulk.runner.runs.audit import audit_run
 from mlx_bulk.runner.runs.status import run_status
 from mlx_bulk.runner.store import journal
 
@@ -94,7 +94,7 @@ def test_a_retry_cut_short_at_its_first_journal_is_told_and_finished_by_the_plai
         patch.setattr(journal, "begin", interrupted)
         bench.run("--retry-errors", rows=ROWS, **JOB)
     run = bench.root / "run"
-    assert verify_exit_code(account(run)) == 5
+    assert verify_exit_code(audit_run(run)) == 5
     found = run_status(run)
     assert found.state != "complete"
     assert found.notes == ["the errors of 2 shards are to be done again, as --retry-errors asked; any start does that"]
@@ -102,7 +102,7 @@ def test_a_retry_cut_short_at_its_first_journal_is_told_and_finished_by_the_plai
     done = bench.run(rows=ROWS, **JOB)
     assert (done.code, done.errors) == (0, [])
     assert parts(done) == parts(whole)
-    assert verify_exit_code(account(run)) == 0
+    assert verify_exit_code(audit_run(run)) == 0
     assert (run_status(run).state, run_status(run).notes) == ("complete", [])
 
 

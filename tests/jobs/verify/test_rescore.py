@@ -17,7 +17,7 @@ from mlx_bulk.runner.pipeline import stored_model
 from mlx_bulk.runner.pipeline.loading import LoadedModels
 from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_bulk.runner.policies.policy_store import PolicyStore
-from mlx_bulk.runner.runs.audit import Account
+from mlx_bulk.runner.runs.audit import Audit
 
 from ...adapters import write_adapter, write_full
 from ...checkpoints import loaded
@@ -232,7 +232,7 @@ def test_versions_are_listed_as_numbers():
 
 
 def test_a_sound_run_that_is_not_complete_passes_if_its_logprobs_do():
-    found = Account(Path("run"), "rollout", rows=4, resolved=2, open_shards=[1])
+    found = Audit(Path("run"), "rollout", rows=4, resolved=2, open_shards=[1])
     within, beyond = LogprobComparison("rescored", float32=True), LogprobComparison("rescored", float32=True)
     within.add("0-a", "logprobs", np.zeros(1, np.float32), np.zeros(1, np.float32))
     beyond.add("0-a", "logprobs", np.zeros(1, np.float32), np.ones(1, np.float32))

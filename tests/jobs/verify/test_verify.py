@@ -119,11 +119,17 @@ def test_a_sweep_is_no_run(bench: Bench):
 def test_what_is_no_run(bench: Bench):
     result = verify(bench.root / "run")
     assert (result.exit_code, result.stdout) == (5, "")
-    assert result.stderr == f"mlx-bulk: {bench.root}/run: is not a folder. Give the folder that output.path names.\n"
+    assert (
+        result.stderr
+        == f"mlx-bulk: {bench.root}/run: is not a run directory: there is no such folder; expected the output folder of mlx-bulk run\n"
+    )
 
 
 def test_a_file_is_no_run(bench: Bench):
     (bench.root / "job.yaml").write_text("job: generate")
     result = verify(bench.root / "job.yaml")
     assert (result.exit_code, result.stdout) == (5, "")
-    assert result.stderr == f"mlx-bulk: {bench.root}/job.yaml: is not a folder. Give the folder that output.path names.\n"
+    assert (
+        result.stderr
+        == f"mlx-bulk: {bench.root}/job.yaml: is not a run directory: it is a file; expected the output folder of mlx-bulk run\n"
+    )

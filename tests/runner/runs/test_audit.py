@@ -10,9 +10,9 @@ from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.data.rescan import recount
 from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.checked_lines import append_line
-from mlx_bulk.runner.runs import audit as accounts
-from mlx_bulk.runner.runs.audit import Account, account
-from mlx_bulk.runner.runs.run_dir import SCHEMA_VERSION
+from mlx_bulk.runner.runs import audit as audit_module
+from mlx_bulk.runner.runs.audit import Audit, audit_run
+from mlx_bulk.runner.runs.run_files import SCHEMA_VERSION
 from mlx_bulk.runner.runs.shard_audit import ShardCount
 from mlx_bulk.runner.store import journal
 from mlx_bulk.runner.store.commit_log import Commit, append_retry, read_commits
@@ -35,7 +35,8 @@ def describe(path: Path) -> None:
         "batch": {"rows_per_shard": PER_SHARD},
         "sampling": {"n": SAMPLES, "columns": {}},
     }
-    write_document(RunPaths(path).run, {"schema_version": SCHEMA_VERSION, "config": config, "inputs": recount(data, path)})
+    run = {"schema_version": SCHEMA_VERSION, "config": config, "cwd": str(path), "identity": {}, "inputs": recount(data, path)}
+    write_document(RunPaths(path).run, run)
 
 
 @pytest.fixture
@@ -48,13 +49,13 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def wrong(found: Account) -> list[str]:
+def wrong(found: Audit) -> list[str]:
     """What is wrong, in short."""
     return [f"{Path(problem.place).name}: {problem.what}; {problem.cure}" for problem in found.problems]
 
 
 def test_a_complete_run(run: Path):
-    found = account(run)
+    found = audit_run(run)
     assert found.complete
     assert (found.rows, found.input_rows, found.resolved, found.records) == (ROWS, ROWS, ROWS, 17)
     assert dict(found.errors) == {("generate", "RowError"): len(FAILING)}
@@ -67,7 +68,7 @@ def test_an_open_run(tmp_path: Path):
     write_input(path)
     done = len(work(path, stop_after=13))
     describe(path)
-    found = account(path)
+    found = audit_run(path)
     log = read_commits(RunPaths(path))
     assert (found.closed, found.complete, found.problems) == (False, False, [])
     assert found.open_shards == sorted(set(range(3)) - set(log.commits))
@@ -80,55 +81,55 @@ def test_an_empty_run(tmp_path: Path):
     write_input(path, 0)
     work(path, 0)
     describe(path)
-    assert account(path).complete
+    assert audit_run(path).complete
 
 
 def test_a_run_that_is_reopened_is_not_complete(run: Path):
     """A retry that was broken off: the log still ends with its closing line."""
     with opened(run) as directory:
         journal.begin(directory.journal_of(1), Header(1, 2, 1, retry=1))
-    found = account(run)
+    found = audit_run(run)
     assert (found.closed, found.complete, found.open_shards, found.problems) == (True, False, [1], [])
     work(run)
-    assert account(run).complete
+    assert audit_run(run).complete
 
 
 def test_a_run_whose_errors_are_to_be_done_again_is_not_complete(run: Path):
     """A retry that was broken off before its first shard was reopened."""
     append_retry(RunPaths(run), 1, {0, 1})
     (run / "journal/00000002").touch()  # whose creation was cut short
-    found = account(run)
+    found = audit_run(run)
     assert (found.closed, found.complete, found.open_shards, found.problems) == (False, False, [0, 1], [])
     work(run)
-    assert account(run).complete
+    assert audit_run(run).complete
 
 
 def test_a_journal_that_is_overtaken_does_not_count(run: Path):
     with opened(run) as directory:
         journal.begin(directory.journal_of(1), Header(1, 1))
-    assert account(run).complete
+    assert audit_run(run).complete
 
 
 @pytest.mark.parametrize("folder", ["results", "errors"])
 def test_a_damaged_part(run: Path, folder: str):
     part, cure = run / folder / "part-00000001.arrow", "run the same command again: it does shard 1 again"
     flip(part)
-    found = account(run)
+    found = audit_run(run)
     assert wrong(found) == [f"{part.name}: is damaged: its sha256 is not the one committed; {cure}"]
     assert (found.complete, found.open_shards, found.resolved) == (False, [1], 6)
     part.unlink()
-    assert wrong(account(run)) == [f"{part.name}: is missing; {cure}"]
+    assert wrong(audit_run(run)) == [f"{part.name}: is missing; {cure}"]
     work(run)
-    assert account(run).complete
+    assert audit_run(run).complete
 
 
 def test_damaged_lines_of_the_log(run: Path):
     flip(run / "commits.jsonl", 30)
-    said = wrong(account(run))
+    said = wrong(audit_run(run))
     assert said[0] == "commits.jsonl: the checksums of 1 lines do not fit (lines 1); run the same command again: they are set aside"
     assert said[1].endswith("no commit declares it; run the same command again: it adopts the file, or takes it away")
     work(run)
-    assert account(run).complete
+    assert audit_run(run).complete
 
 
 def test_a_torn_journal(tmp_path: Path):
@@ -139,18 +140,18 @@ def test_a_torn_journal(tmp_path: Path):
     torn = sorted(path.glob("journal/*"))[0]
     before = torn.read_bytes()[:-9]
     torn.write_bytes(before)
-    said = wrong(account(path))
+    said = wrong(audit_run(path))
     assert [one for one in said if one.startswith(torn.name)] == said
     assert "bytes behind its last whole frame are torn or damaged; run the same command again: it does their rows again" in said[0]
     assert torn.read_bytes() == before  # nothing is mended here
     torn.write_bytes(b"")
-    assert torn.name in wrong(account(path))[0]
+    assert torn.name in wrong(audit_run(path))[0]
 
 
 def test_files_that_nobody_declared(run: Path):
     shutil.copy(run / "results/part-00000000.arrow", run / "results/part-00000007.arrow")
     shutil.copy(run / "results/part-00000000.arrow", run / "results/mine.arrow")
-    assert wrong(account(run)) == [
+    assert wrong(audit_run(run)) == [
         "mine.arrow: is not the run's; move it elsewhere: who reads the folder reads it too",
         "part-00000007.arrow: no commit declares it; run the same command again: it adopts the file, or takes it away",
     ]
@@ -158,20 +159,20 @@ def test_files_that_nobody_declared(run: Path):
 
 def test_an_input_that_has_grown(run: Path):
     write_input(run, ROWS + 3)
-    found = account(run)
+    found = audit_run(run)
     assert (found.rows, found.input_rows, found.resolved) == (ROWS, ROWS + 3, ROWS)
     assert wrong(found) == ["data.path: the input has 13 rows now, the run covers 10; run the same command again: it does the new ones"]
     describe(run)
-    found = account(run)
+    found = audit_run(run)
     assert (found.rows, found.resolved, found.open_shards, found.problems) == (13, ROWS, [2, 3], [])
 
 
 def test_an_input_that_is_another_or_gone(run: Path):
     source = run.parent / "rows.jsonl"
     source.write_text(source.read_text().replace("text 3", "TEXT 3"))
-    assert "data.path: source 1 was " in wrong(account(run))[0]
+    assert "data.path: source 1 was " in wrong(audit_run(run))[0]
     source.unlink()
-    found = account(run)
+    found = audit_run(run)
     assert (found.input_rows, found.resolved, found.complete) == (None, ROWS, False)
     assert "rows.jsonl does not exist" in wrong(found)[0]
 
@@ -180,13 +181,13 @@ def test_rows_that_the_input_does_not_have(run: Path):
     for rows, given in ((ROWS - 1, 1), (ROWS - 2, 0)):
         write_input(run, rows)
         describe(run)
-        said = wrong(account(run))
+        said = wrong(audit_run(run))
         assert [one.partition(";")[0] for one in said] == [f"commits.jsonl: shard 2 is committed with 2 rows, the input gives it {given}"]
 
 
 def test_a_closing_line_that_does_not_agree(run: Path):
     append_line(run / "commits.jsonl", {"complete": True, "rows": ROWS, "records": 16, "errors": 2})
-    assert "its closing line says 10 rows, 16 records, 2 errors; there are 10 rows, 17 records, 2 errors" in wrong(account(run))[0]
+    assert "its closing line says 10 rows, 16 records, 2 errors; there are 10 rows, 17 records, 2 errors" in wrong(audit_run(run))[0]
 
 
 def test_notes_that_are_damaged(run: Path):
@@ -196,19 +197,19 @@ def test_notes_that_are_damaged(run: Path):
     for name in ("sessions.jsonl", "metrics.jsonl"):
         append_line(run / name, {"a": 1})
         flip(run / name, 2)
-    assert [one.partition(":")[0] for one in wrong(account(run))] == ["summary.json", "inputs.json", "sessions.jsonl", "metrics.jsonl"]
+    assert [one.partition(":")[0] for one in wrong(audit_run(run))] == ["summary.json", "inputs.json", "sessions.jsonl", "metrics.jsonl"]
 
 
 def test_statistics_that_are_damaged(run: Path):
     write_document(run / "summary.json", {"stats_sha256": "00" * 32})
-    assert wrong(account(run)) == ["stats.arrow: is missing; run the same command again: it is written anew"]
+    assert wrong(audit_run(run)) == ["stats.arrow: is missing; run the same command again: it is written anew"]
     (run / "stats.arrow").write_bytes(b"ARROW1")
-    assert "stats.arrow: is damaged: its sha256 is not the one in summary.json" in wrong(account(run))[0]
+    assert "stats.arrow: is damaged: its sha256 is not the one in summary.json" in wrong(audit_run(run))[0]
 
 
 def test_a_part_that_is_replaced_while_it_is_counted(run: Path, monkeypatch: pytest.MonkeyPatch):
     """The run is at work: it retries the errors between the reading of the log and the reading of the parts."""
-    real, counted = accounts.count_shard, list[int]()
+    real, counted = audit_module.count_shard, list[int]()
 
     def count(paths: RunPaths, commit: Commit, start: int, samples: int | None) -> ShardCount:
         if not counted:
@@ -216,15 +217,15 @@ def test_a_part_that_is_replaced_while_it_is_counted(run: Path, monkeypatch: pyt
         counted.append(start)
         return real(paths, commit, start, samples)
 
-    monkeypatch.setattr(accounts, "count_shard", count)
-    found = account(run)
+    monkeypatch.setattr(audit_module, "count_shard", count)
+    found = audit_run(run)
     assert counted == [0, 0, 4, 4, 8]
     assert (found.complete, found.records, found.errors.total()) == (True, ROWS * SAMPLES, 0)
 
 
 def test_rows_may_differ_in_their_samples(run: Path):
     append_line(run / "sessions.jsonl", {"event": "adopted", "key": "sampling.n", "old": 3, "new": 2})
-    assert account(run).complete
+    assert audit_run(run).complete
 
 
 @pytest.mark.parametrize("what", ["missing", "no run", "damaged", "of another version"])
@@ -238,10 +239,10 @@ def test_without_a_description_there_is_nothing_to_hold_it_against(run: Path, wh
     else:
         write_document(run / "run.json", {"schema_version": 99})
     said = {
-        "missing": "is not a folder",
-        "no run": "has no run.json",
+        "missing": "there is no such folder",
+        "no run": "it holds no run.json",
         "damaged": "is damaged: its checksum does not fit",
         "of another version": f"has schema version 99, this mlx-bulk reads {SCHEMA_VERSION}",
     }
     with pytest.raises(RunDirError, match=said[what]):
-        account(run)
+        audit_run(run)
