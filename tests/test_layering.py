@@ -204,3 +204,16 @@ def test_the_rules_see_what_they_forbid(module: str, source: str, broken: bool) 
 def test_a_circle_is_seen() -> None:
     assert set(circle_in({("a",): [("b",)], ("b",): [("a",)]})) == {("a",), ("b",)}
     assert circle_in({("a",): [("b",)], ("b",): []}) == []
+
+
+def test_the_page_for_contributors_has_a_line_a_room() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([a-z_/]+?)/?` \|", page.split("## Rooms")[1].split("## Where")[0], re.MULTILINE)
+    assert listed == [room for room in ORDER if room != "runner"] + ["mlx_bulk"]
+
+
+def test_the_files_that_the_page_for_contributors_names_are_there() -> None:
+    page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    files = re.findall(r"`((?:configs|kernels|runner|jobs|tests|mlx_bulk)/[a-z_/]+\.(?:py|h))`", page)
+    assert len(files) > 20
+    assert [file for file in files if not (ROOT / file).is_file()] == []
