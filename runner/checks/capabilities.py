@@ -23,6 +23,7 @@ from ..core.errors import first_line
 from ..files.checked_json import digest, read_document
 from ..files.hash_cache import cache_folder, remember
 from ..layers.lm_head import Head
+from ..layers.network import Network
 from ..models.config_compat import translated
 from ..models.loader import Model
 from ..scheduler.limits import Limits
@@ -73,7 +74,7 @@ def capabilities_of(model: Model) -> Capabilities:
 
 def shown_by(network: Any) -> Capabilities:
     """What a twin shows."""
-    vocabulary = int(network(mx.array([[0]])).shape[-1])
+    vocabulary = int(Network(network)(mx.array([[0]]), None).shape[-1])
     return tried(network, vocabulary, WINDOW, "twin", TAIL * rounding(network, vocabulary, 4 * WINDOW))
 
 

@@ -19,6 +19,7 @@ from ..engine.engine import Engine
 from ..engine.setup import Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
+from ..layers.network import Network
 from ..scheduler.limits import Limits
 from .padding_probe import PADDED, Way
 
@@ -45,7 +46,7 @@ class Alone:
         caches, parts = fresh(self.network, 1, padded=False), list[mx.array]()
         for part in np.split(ids[:-1], range(at_once, len(ids) - 1)):
             if len(part):
-                parts.append(self.network(mx.array(part)[None], cache=caches)[0])
+                parts.append(Network(self.network)(mx.array(part)[None], caches)[0])
                 mx.eval(parts[-1])
         return score(mx.concatenate(parts), ids[1:]).logprobs
 

@@ -21,6 +21,7 @@ from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import Setup
 from ..layers.kv_cache import fresh, growth
 from ..layers.lm_head import Head
+from ..layers.network import Network
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import Model
@@ -119,7 +120,7 @@ def foreseen(models: Sequence[Model], config: BatchConfig, wanted: LogprobOption
 def _row_bytes(network: Any) -> tuple[float, float]:
     """What a row's caches take, a token and besides, in bytes: by the shapes of what a prompt would leave, which is not computed."""
     caches = fresh(network, 1, padded=False)
-    network(mx.array([[0] * LENGTHS[0]]), cache=caches)
+    Network(network)(mx.array([[0] * LENGTHS[0]]), caches, read="nothing")
     return growth(caches)
 
 

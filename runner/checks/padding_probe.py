@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import first_line
-from ..layers.kv_cache import Caches, announce, announce_call, fresh, growth, joined, select, settle
+from ..layers.kv_cache import Caches, announce, fresh, growth, joined, select, settle
+from ..layers.network import Network
 
 Way = Literal["padded", "joined", "exact", "alone"]
 Decoded = tuple[int, int, NDArray[np.float32]]  # a row's number, its step, the logits [V] found there
@@ -98,7 +99,7 @@ class _Alone:
     def __init__(self, network: Any, prompts: list[NDArray[np.int32]]):
         self.prompts, self._network = prompts, network
         self.caches = fresh(network, 1, padded=False)
-        first: mx.array = network(mx.array(prompts[0])[None], cache=self.caches)[0, -STEPS:]
+        first = Network(network)(mx.array(prompts[0])[None], self.caches)[0, -STEPS:]
         self._precision = str(first.dtype).removeprefix("mlx.core.")
         self._known = {0: _numpy(first)}
 
@@ -106,16 +107,14 @@ class _Alone:
         """From one call of the prompt."""
         if row not in self._known:
             caches = fresh(self._network, 1, padded=False)
-            self._known[row] = _numpy(self._network(mx.array(self.prompts[row])[None], cache=caches)[0, -STEPS:])
+            self._known[row] = _numpy(Network(self._network)(mx.array(self.prompts[row])[None], caches)[0, -STEPS:])
         return self._known[row]
 
     def by_steps(self, row: int) -> NDArray[np.float32]:
         """From a call of one token each, behind a call of the others."""
-        caches, ids = fresh(self._network, 1, padded=False), mx.array(self.prompts[row])[None]
-        mx.eval(self._network(ids[:, :-STEPS], cache=caches))
-        return np.stack(
-            [_numpy(self._network(ids[:, at : at + 1], cache=caches)[0, -1]) for at in range(ids.shape[1] - STEPS, ids.shape[1])]
-        )
+        caches, ids, network = fresh(self._network, 1, padded=False), mx.array(self.prompts[row])[None], Network(self._network)
+        mx.eval(network(ids[:, :-STEPS], caches))
+        return np.stack([_numpy(network(ids[:, at : at + 1], caches)[0, -1]) for at in range(ids.shape[1] - STEPS, ids.shape[1])])
 
     def allowed(self, noise: float) -> float:
         """How far logits may be off on a device with so much ``noise``."""
@@ -133,7 +132,7 @@ class _Alone:
         """
         ids = mx.array(np.tile(self.prompts[0], (COPIES, 1)))
         try:
-            logits = _numpy(self._network(ids, cache=fresh(self._network, COPIES, padded=False))[:, -STEPS:])
+            logits = _numpy(Network(self._network)(ids, fresh(self._network, COPIES, padded=False))[:, -STEPS:])
         except Exception:  # a model file may fail in any way
             return 0.0
         return max(_difference(*pair) for row in logits for pair in zip(row, self.at_once(0), strict=True))
@@ -157,8 +156,7 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
         row[:n] = x[:n]
     caches = fresh(network, len(prompts), padded=True)
     announce(caches, lengths, width)
-    announce_call(caches, lengths, width)
-    mx.eval(network(mx.array(tokens), cache=caches))
+    mx.eval(Network(network)(mx.array(tokens), caches, lengths=lengths))
     if min(lengths) < width:
         settle(caches)
     return caches
@@ -167,7 +165,7 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
 def _exact(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
     """Two rows of one length decode on plain caches."""
     caches = fresh(network, 2, padded=False)
-    mx.eval(network(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), cache=caches))
+    mx.eval(Network(network)(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), caches))
     return _decoded(network, prompts, caches, [0, 3], padded=False)
 
 
@@ -177,7 +175,7 @@ TRIED = {"padded": _padded, "joined": _joined, "exact": _exact}
 def _decoded(network: Any, prompts: list[NDArray[np.int32]], caches: Caches, order: list[int], padded: bool) -> Iterator[Decoded]:
     """The last tokens of the rows ``order``, one by one; the first row leaves before the last."""
     for step in range(STEPS):
-        logits = _numpy(network(mx.array([[int(prompts[row][step - STEPS])] for row in order]), cache=caches)[:, -1])
+        logits = _numpy(Network(network)(mx.array([[int(prompts[row][step - STEPS])] for row in order]), caches)[:, -1])
         yield from ((row, step, logits[at]) for at, row in enumerate(order))
         if step == STEPS - 2:
             select(caches, list(range(1, len(order))), len(order), padded)
@@ -217,5 +215,5 @@ def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
 def _two_steps(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Logits [2, B, V] of two decode steps behind a prefill of ``tokens`` [B, T]."""
     caches = fresh(network, len(tokens), padded=False)
-    mx.eval(network(mx.array(tokens[:, :-2]), cache=caches))
-    return np.stack([_numpy(network(mx.array(tokens[:, [at]]), cache=caches)[:, -1]) for at in (-2, -1)])
+    mx.eval(Network(network)(mx.array(tokens[:, :-2]), caches))
+    return np.stack([_numpy(Network(network)(mx.array(tokens[:, [at]]), caches)[:, -1]) for at in (-2, -1)])

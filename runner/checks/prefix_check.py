@@ -72,11 +72,11 @@ def _of_short_rows(setup: Setup, cuts: list[int]) -> float:
     prefix, *tails = (rng.integers(0, setup.vocabulary, n).astype(np.int32) for n in (LEAST, *TAILS))
     base = grown(setup, prefix, None)
     group = prefill(setup, [of_ids(row, np.concatenate([prefix, tail]), 1) for row, tail in enumerate(tails)], [base] * len(tails))
-    last: mx.array = setup.model(mx.array([[int(one.prompt.ids[-1])] for one in group.requests]), cache=group.caches)[:, -1]
+    last = setup.network(mx.array([[int(one.prompt.ids[-1])] for one in group.requests]), group.caches)[:, -1]
     worst = 0.0
     for one, found, echo in zip(group.requests, _log_softmax(last), group.echoes, strict=True):
         caches, ids = fresh(setup.model, 1, padded=False), one.prompt.ids
-        logits = mx.concatenate([setup.model(mx.array(part)[None], cache=caches)[0] for part in np.split(ids, cuts) if len(part)])
+        logits = mx.concatenate([setup.network(mx.array(part)[None], caches)[0] for part in np.split(ids, cuts) if len(part)])
         gaps = [np.abs(found - _log_softmax(logits[-1:])[0])]
         if echo is not None:
             gaps.append(np.abs(echo.logprobs - score(logits[:-1], ids[1:]).logprobs))

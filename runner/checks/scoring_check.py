@@ -19,6 +19,7 @@ from ..engine.scorer import Scorer
 from ..engine.setup import Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
+from ..layers.network import Network
 from ..scheduler.limits import Limits
 from .padding_probe import allowed_difference
 
@@ -112,8 +113,9 @@ def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup
 def _head(network: Any) -> Head:
     """The network in two. Raises ValueError where its parts aren't named as others' are, or the body makes the logits itself."""
     head = Head(network)
-    states = head.states(mx.array([[0, 0]]), fresh(network, 1, padded=False))
-    if states.shape[-1] == head.logits(states[0]).shape[-1]:
+    split = Network(network, head)
+    states = split(mx.array([[0, 0]]), fresh(network, 1, padded=False), read="states")
+    if states.shape[-1] == split.logits(states[0]).shape[-1]:
         raise ValueError(f"the body of {type(network).__name__} makes the logits itself")
     return head
 
@@ -135,7 +137,7 @@ def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float3
     """Each passage's logprobs [N] from one call of the whole network."""
     found: list[NDArray[np.float32]] = []
     for passage in (passage for request in requests for passage in request.passages):
-        logits: mx.array = network(mx.array(passage.ids)[None], cache=fresh(network, 1, padded=False))[0]
+        logits = Network(network)(mx.array(passage.ids)[None], fresh(network, 1, padded=False))[0]
         at = mx.array(passage.positions) - 1
         found.append(LogprobOptions().scores(logits[at], passage.ids[passage.positions]).logprobs)
     return found

@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from ..core.errors import first_line
 from ..layers.kv_cache import fresh
 from ..layers.layer_patching import put_on, worn
+from ..layers.network import Network
 from .tiny_config import VOCABULARY, Config, shrinks, shrunken
 
 LAYERS = 48  # that a twin may have
@@ -54,7 +55,7 @@ def twin(network: Any, config: Config) -> Any:
                 reason = f"its first {layers} layers have not all {len(kinds)} kinds of layers and caches, {len(missing)} are missing"
                 continue
             _randomize(found)
-            mx.eval(found(mx.array([[0, 1]]), cache=fresh(found, 1, padded=False)))
+            mx.eval(Network(found)(mx.array([[0, 1]]), fresh(found, 1, padded=False)))
         except Exception as error:
             reason = first_line(error)
             continue
@@ -69,14 +70,14 @@ def rounding(network: nn.Module, vocabulary: int, tokens: int) -> float:
     """
     rng = np.random.default_rng(1)
     ids = mx.array(rng.integers(0, vocabulary, (1, tokens)))
-    right, parameters = network(ids, cache=fresh(network, 1, padded=False)), network.parameters()
+    right, parameters = Network(network)(ids, fresh(network, 1, padded=False)), network.parameters()
     mx.eval(right)
 
     def off(value: mx.array) -> mx.array:
         return value * (1 + mx.array(rng.choice(OFF, value.shape))) if value.dtype == mx.float32 else value
 
     network.update(tree_map(off, parameters))
-    moved = mx.abs(network(ids, cache=fresh(network, 1, padded=False)) - right)
+    moved = mx.abs(Network(network)(ids, fresh(network, 1, padded=False)) - right)
     gap = np.array(mx.where(mx.isnan(moved), 0.0, moved)).max()  # two that are -inf
     network.update(parameters)
     return float(gap)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layers.kv_cache import fresh
+from ..layers.network import Network
 from ..models.config_compat import translated
 from .tiny_config import WINDOW, Config
 from .tiny_twin import TEXT, twin
@@ -41,7 +42,7 @@ def _behind(network: Any, config: Config, window: int) -> NDArray[np.float32]:
     text = changed.get(TEXT)
     changed |= {TEXT: text | {SETTING: window}} if isinstance(text, dict) and SETTING in text else {SETTING: window}
     small = twin(network, changed)
-    vocabulary = int(small(mx.array([[0]]), cache=fresh(small, 1, padded=False)).shape[-1])
+    vocabulary = int(Network(small)(mx.array([[0]]), fresh(small, 1, padded=False)).shape[-1])
     ids = np.random.default_rng(5).integers(0, vocabulary, 4 * WINDOW).astype(np.int32)
-    logits: mx.array = small(mx.array(ids)[None], cache=fresh(small, 1, padded=False))[0, -1]
+    logits = Network(small)(mx.array(ids)[None], fresh(small, 1, padded=False))[0, -1]
     return np.array(logits.astype(mx.float32))

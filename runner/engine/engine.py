@@ -19,9 +19,7 @@ from ...kernels.logprobs import Scores
 from ...kernels.sampling import draw
 from ..core.errors import first_line
 from ..core.requests import Failure, Generated, Outcome, Request, Sample, Sampling
-from ..layers.cpu_layers import all_read
 from ..layers.kv_cache import Caches, forked, select
-from ..layers.lm_head import Head
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
@@ -77,8 +75,7 @@ class Engine:
         self._caches = []
         self._stems.clear()
         mx.clear_cache()
-        head = None if self._setup.head is None else Head(self._setup.model)
-        self._setup = replace(self._setup, head=head, prefix_cache=None)  # what is kept on the disk is of the first weights
+        self._setup = replace(self._setup.split_anew(), prefix_cache=None)  # what is kept on the disk is of the first weights
 
     @property
     def _flying(self) -> bool:
@@ -160,8 +157,7 @@ class Engine:
         """One token for each row of the batch; outcomes of the rows that end with it."""
         slots, order, wanted = self._slots, self._order, self._setup.wanted
         self.progress.doing(f"decoding {len(order)} rows")
-        with all_read():
-            logits: mx.array = self._setup.model(mx.array(slots.last[order])[:, None], cache=self._caches)[:, -1]
+        logits = self._setup.network(mx.array(slots.last[order])[:, None], self._caches)[:, -1]
         parameters = slots.parameters(order, self._eos)
         drawn, scores = draw(logits, parameters, wanted.top, wanted.stats, wanted.tempered, wanted.kept, wanted.logprobs)
         slots.write(order, drawn, scores)

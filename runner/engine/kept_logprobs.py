@@ -20,12 +20,12 @@ def kept_logprobs(setup: Setup, prompt: Ids, completion: Ids, kept: Sequence[Ids
     caches, at, logprobs = fresh(setup.model, 1, padded=False), 0, list[float]()
     while at < len(ids) - 1:
         n = chunk(setup, 1, len(ids) - 1 - at)
-        states = setup.reader.states(mx.array(ids[None, at : at + n]), caches)[0]
+        states = setup.network(mx.array(ids[None, at : at + n]), caches, read="states")[0]
         evaluate_caches(caches)
         positions = np.arange(max(first, at), at + n)
         parts = max(1, -(-len(positions) // setup.logit_rows))
         for part in np.array_split(positions, parts) if len(positions) else ():
-            logits = np.array(setup.reader.logits(states[mx.array(part - at)]).astype(mx.float32)).astype(np.float64)
+            logits = np.array(setup.network.logits(states[mx.array(part - at)]).astype(mx.float32)).astype(np.float64)
             for x, position in zip(logits / temperature, part.tolist(), strict=True):
                 allowed = x[kept[position - first]]
                 logprobs.append(x[ids[position + 1]] - allowed.max() - np.log(np.exp(allowed - allowed.max()).sum()))

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores, join_scores
 from ..core.requests import Request, Sample
-from ..layers.kv_cache import Caches, announce, announce_call, evaluate_caches, forked, fresh, joined, merged, select, settle
-from ..layers.lm_head import read_scores
+from ..layers.kv_cache import Caches, announce, evaluate_caches, forked, fresh, joined, merged, select, settle
+from ..layers.state_scores import read_scores
 from ..scheduler.prefill_calls import call_width, prefill_calls
 from .prefix_disk_cache import Base
 from .setup import Setup
@@ -126,9 +126,11 @@ def _forward(setup: Setup, tokens: NDArray[np.int32], feeds: list[_Feed], caches
     at = 0
     while at < width:
         n = chunk(setup, rows, width - at)
-        announce_call(caches, [len(row) - at for row in feeds], n)
-        states = setup.reader.states(mx.array(tokens[:, at : at + n]), caches)
-        if echo:
+        part, lengths = mx.array(tokens[:, at : at + n]), [len(row) - at for row in feeds]
+        if not echo:
+            setup.network(part, caches, lengths=lengths, read="nothing")
+        else:
+            states = setup.network(part, caches, lengths=lengths, read="states")
             _echo(setup, states, at, feeds, parts)
             last = states[0][mx.array([n - 1])]  # a copy: a slice would keep all of them
             mx.eval(last)
@@ -145,7 +147,7 @@ def _from_bases(setup: Setup, feeds: list[_Feed]) -> list[list[Scores]]:
     if last:
         states = mx.concatenate([state for _, state in last])
         targets = np.array([feeds[i].ids[feeds[i].start] for i, _ in last], np.int32)
-        scores, _ = read_scores([setup.reader], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted)
+        scores, _ = read_scores([setup.network], [states], np.arange(len(last)), targets, setup.logit_rows, setup.wanted)
         for at, (i, _) in enumerate(last):
             parts[i].append(scores[at : at + 1])
     return parts
@@ -170,7 +172,7 @@ def _echo(setup: Setup, states: mx.array, at: int, feeds: list[_Feed], parts: li
         return
     index = np.concatenate([i * n + np.arange(c) for i, c in enumerate(counts)])
     targets = np.concatenate([row.ids[row.start + at + 1 : row.start + at + 1 + c] for row, c in zip(feeds, counts, strict=True)])
-    scores, _ = read_scores([setup.reader], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted)
+    scores, _ = read_scores([setup.network], [states.reshape(b * n, h)], index, targets, setup.logit_rows, setup.wanted)
     end = 0
     for part, count in zip(parts, counts, strict=True):
         part.append(scores[end : end + count])

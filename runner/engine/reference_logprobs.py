@@ -11,7 +11,6 @@ import numpy as np
 
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import Failure, Generated, Ids, Passage, Request, Scored, ScoreRequest
-from ..layers.lm_head import Head
 from .scorer import Scorer
 from .setup import Setup
 
@@ -59,8 +58,7 @@ class Reference:
 def scoring_setup(setup: Setup, temperature: float) -> Setup:
     """A setup for the scorer on the same network, as it stands now, beside a batch that decodes."""
     limits = replace(setup.limits, kv_bytes=SHARE * setup.limits.kv_bytes)
-    head = None if setup.head is None else Head(setup.model)  # what stands on the network may have come after the old one
-    return replace(setup, wanted=LogprobOptions(echo=True, temperature=temperature), limits=limits, head=head)
+    return replace(setup.split_anew(), wanted=LogprobOptions(echo=True, temperature=temperature), limits=limits)
 
 
 def reference_request(row: int, prompt: Ids, completion: Ids) -> ScoreRequest:

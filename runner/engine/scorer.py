@@ -20,9 +20,8 @@ from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
 from ..core.requests import Failure, Outcome, ScoreRequest
-from ..layers.cpu_blocks import row_lengths as tokens_of
 from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, passes, passing, select, trim, trimmable, widened
-from ..layers.lm_head import read_scores
+from ..layers.state_scores import read_scores
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.prefix_tree import Owner, PassageRead, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
@@ -227,8 +226,10 @@ class Scorer:
         while at < width and not stopped():
             n = min(chunk(model, len(members), width - at) for model in self._models)
             part = mx.array(tokens[:, at : at + n])
-            with tokens_of([min(max(len(segment) - at, 0), n) for segment in members]):
-                states = [model.reader.states(part, caches) for model, caches in zip(self._models, rows.caches, strict=True)]
+            lengths = [len(segment) - at for segment in members]
+            states = [
+                model.network(part, caches, lengths=lengths, read="states") for model, caches in zip(self._models, rows.caches, strict=True)
+            ]
             if self._static:  # each by itself: the shapes that its logits are computed in are no matter of its mates
                 for row, segment in enumerate(members):
                     yield from self._read([segment], [state[row : row + 1] for state in states], at, n, opened)
@@ -263,8 +264,8 @@ class Scorer:
             return
         flat = [state.reshape(-1, state.shape[-1]) for state in states]
         rows = min(model.logit_rows for model in self._models) // len(self._models)
-        readers = [model.reader for model in self._models]
-        scores, divergences = read_scores(readers, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted)
+        networks = [model.network for model in self._models]
+        scores, divergences = read_scores(networks, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted)
         end = 0
         for part, count in found:
             piece = slice(end, end + count)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..core.logprob_options import LogprobOptions
-from ..layers.lm_head import Head, Reader, Whole
+from ..layers.lm_head import Head
+from ..layers.network import Network
 from ..models.adapters import Adapters
 from ..scheduler.limits import Limits
 from .prefix_disk_cache import PrefixCache
@@ -41,9 +42,13 @@ class Setup:
     adapters: Adapters | None = None
 
     @property
-    def reader(self) -> Reader:
-        """What makes logits in two steps."""
-        return self.head or Whole(self.model)
+    def network(self) -> Network:
+        """The model as it is called."""
+        return Network(self.model, self.head)
+
+    def split_anew(self) -> "Setup":
+        """The setup for the model as it stands now: what adapters have put in its head's place may be newer than the split."""
+        return self if self.head is None else replace(self, head=Head(self.model))
 
     @property
     def logit_rows(self) -> int:

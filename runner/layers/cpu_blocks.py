@@ -6,9 +6,8 @@ that somebody else may hold. A layer's weights may change under way; its rotatio
 takes the classes of ours off first.
 """
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from ...kernels import attention, linear, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
+from .call_context import CallContext, context_of
 from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, or_else
 from .prefix_view import PrefixView
 from .ragged_kv_cache import RowCache
@@ -29,6 +29,8 @@ from .ragged_kv_cache import RowCache
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
 CACHES = (NoneType, KVCache, PrefixView, RowCache)  # that a call may come with
 MADE = "_made"  # where a layer keeps its Made
+
+Lengths = NDArray[np.int64] | None  # tokens of each row in a call; behind them stand pads
 
 
 @dataclass(slots=True)
@@ -42,40 +44,14 @@ class Held:
 
 @dataclass(slots=True)
 class Made:
-    """A block as the kernel takes it, None where it does not; and the arrays that it was made of."""
+    """A block as the kernel takes it, None where it does not; the arrays that it was made of; the plain caches that it has written to."""
 
     of: native.Places
     block: Block | None
+    held: WeakKeyDictionary[KVCache, Held] = field(default_factory=WeakKeyDictionary[KVCache, Held])
 
     def __deepcopy__(self, memo: Any) -> None:
         """A copied layer makes its own: this one points to the first one's memory."""
-
-
-_held: WeakKeyDictionary[KVCache, Held] = WeakKeyDictionary()
-_apart = False  # whether blocks leave their parts to compute
-_real: NDArray[np.int64] | None = None  # tokens of each row in a call of plain caches or one of which nothing is kept
-
-
-@contextmanager
-def row_lengths(lengths: Sequence[int]) -> Generator[None]:
-    """While this is entered, each row of a call on caches other than ``RowCache`` holds so many tokens; behind them stand pads."""
-    global _real
-    before, _real = _real, np.array(lengths, np.int64)
-    try:
-        yield
-    finally:
-        _real = before
-
-
-@contextmanager
-def parts() -> Generator[None]:
-    """While this is entered, the parts of a block compute, as they do where a block is adapted."""
-    global _apart
-    before, _apart = _apart, True
-    try:
-        yield
-    finally:
-        _apart = before
 
 
 def _block(layer: Any) -> Block | None:
@@ -90,6 +66,11 @@ def _block(layer: Any) -> Block | None:
         made = Made(native.Places(list(arrays.values())), _made_of(layer, arrays))
         object.__setattr__(layer, MADE, made)  # not among the layer's parameters
     return made.block
+
+
+def _written(layer: Any) -> WeakKeyDictionary[KVCache, Held]:
+    """The plain caches that a layer's block has written to."""
+    return layer.__dict__[MADE].held
 
 
 def _arrays(layer: Any) -> dict[str, mx.array] | None:
@@ -163,9 +144,8 @@ def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | Pre
     return shapes == {(rows, block.kv, block.width)} and native.suits(held.keys, held.values)
 
 
-def _hold(cache: KVCache, block: Block, rows: int, t: int) -> Held:
-    """Room for t positions behind what a plain cache holds. Raises Traced."""
-    held = _held.get(cache)
+def _hold(cache: KVCache, held: Held | None, block: Block, rows: int, t: int) -> Held:
+    """Room for t positions behind what a plain cache holds; ``held``: what the kernel has left there, if it has. Raises Traced."""
     if held is not None and cache.keys is not None and cache.values is not None:
         left = cache.offset == held.used and held.of.hold([cache.keys, cache.values])
         if left and held.used + t <= cache.keys.shape[2]:
@@ -189,18 +169,20 @@ def _room(shape: tuple[int, ...], held: mx.array | None, used: int, coming: int)
     return made
 
 
-def _with_plain(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache) -> mx.array:
+def _with_plain(
+    block: Block, x: mx.array, mask: attention.Mask, cache: KVCache, written: WeakKeyDictionary[KVCache, Held], lengths: Lengths
+) -> mx.array:
     native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
-    held = _hold(cache, block, *x.shape[:2])
-    out = block(x, held.rooms, held.rooms.used[:1], mask, _real)
+    held = _hold(cache, written.get(cache), block, *x.shape[:2])
+    out = block(x, held.rooms, held.rooms.used[:1], mask, lengths)
     held.used += x.shape[1]
     held.rooms.used += x.shape[1]
     cache.offset = held.used
-    _held[cache] = held
+    written[cache] = held
     return out
 
 
-def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None) -> mx.array:
+def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None, lengths: Lengths) -> mx.array:
     """A call of which nothing is kept, behind nothing or on top of what all its rows begin with."""
     native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     b, t, _ = x.shape
@@ -212,7 +194,7 @@ def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView 
         of_all = (held[0].ctypes.data, held[1].ctypes.data, held[0].shape[2], cache.offset)
         fronts = Fronts(*(np.full(b, n, np.int64) for n in of_all))
     starts = np.array([0 if cache is None else cache.offset], np.int64)
-    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, _real)
+    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, lengths)
 
 
 def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:
@@ -230,13 +212,16 @@ def _fast(original: Any) -> Any:
     class FastBlock(original):
         """A decoder's block that computes its output when it is called."""
 
+        _context: CallContext
+
         def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
             """x [B, T, d] -> the same shape."""
 
             def slow() -> mx.array:
                 return super(FastBlock, self).__call__(x, mask, cache)
 
-            if _apart or self.training or type(cache) not in CACHES or x.ndim != 3 or not native.suits(x):
+            context = self._context
+            if not context.whole_blocks or self.training or type(cache) not in CACHES or x.ndim != 3 or not native.suits(x):
                 return slow()
             if x.shape[0] * x.shape[1] > linear.MOST and not native.tiles():
                 return slow()
@@ -247,12 +232,12 @@ def _fast(original: Any) -> Any:
             if block is None:
                 return slow()
             if type(cache) is RowCache:
-                return or_else("block", lambda: _with_rows(block, x, cache), slow)
+                return or_else(context.used, "block", lambda: _with_rows(block, x, cache), slow)
             if not _suits(block, x, mask, cache):
                 return slow()
             if type(cache) is KVCache:
-                return or_else("block", lambda: _with_plain(block, x, mask, cache), slow)
-            return or_else("block", lambda: _passing(block, x, mask, cache), slow)
+                return or_else(context.used, "block", lambda: _with_plain(block, x, mask, cache, _written(self), context.lengths), slow)
+            return or_else(context.used, "block", lambda: _passing(block, x, mask, cache, context.lengths), slow)
 
     return FastBlock
 
@@ -264,7 +249,7 @@ BLOCKS: dict[type, type] = {
 
 def serves(layer: Any) -> bool:
     """Whether a layer's calls go to the kernel, so that its batches can have caches whose rows lie apart."""
-    return type(layer) in BLOCKS.values() and not _apart and not layer.training and _block(layer) is not None
+    return type(layer) in BLOCKS.values() and context_of(layer).whole_blocks and not layer.training and _block(layer) is not None
 
 
 def row_cache(caches: Sequence[KVCache]) -> RowCache:

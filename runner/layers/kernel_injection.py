@@ -23,10 +23,11 @@ from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...kernels import activations, attention, native
-from . import cpu_blocks
-from .cpu_layers import or_else, taken
+from .call_context import context_of
+from .cpu_layers import or_else
 from .kv_cache import fresh
 from .layer_patching import put_on, take_off
+from .network import Network
 
 log = logging.getLogger("mlx_bulk")
 
@@ -35,8 +36,11 @@ MODELS = "mlx_lm.models."
 TOLERANCE = 1e-3
 LENGTHS = (24, 7)  # of the trial's rows
 LEAST = 4_000_000  # parameters: a smaller model's step is over before its threads are awake
-_Way = Callable[[Any, list[NDArray[np.int32]]], mx.array]
+_Way = Callable[[Network, list[NDArray[np.int32]]], mx.array]
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
+
+
+functions_used: set[str] = set()  # names of the functions below that have computed something since it was cleared: no network owns them
 
 
 def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
@@ -45,14 +49,14 @@ def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, 
 
     if sinks is not None or hasattr(cache, "bits") or not attention.suits(queries, keys, values, mask):
         return original()
-    return or_else("attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
+    return or_else(functions_used, "attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
 
 
 def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @wraps(original)
     def chosen(*arrays: mx.array) -> mx.array:
         if native.suits(*arrays) and all(x.shape == arrays[0].shape for x in arrays):
-            return or_else(name, lambda: fast(*arrays), lambda: original(*arrays))
+            return or_else(functions_used, name, lambda: fast(*arrays), lambda: original(*arrays))
         return original(*arrays)
 
     return chosen
@@ -83,13 +87,15 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
     truth = [_tried(network, vocabulary, pair) for pair in lengths]
     _put(network)
-    taken.clear()
+    context = context_of(network)
+    for used in (context.used, functions_used):
+        used.clear()
     reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
-    if reason is None and "block" in taken:
-        with cpu_blocks.parts():
+    if reason is None and "block" in context.used:
+        with context.layer_by_layer():
             reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
     if reason is None:
-        return tuple(sorted(taken))
+        return tuple(sorted(context.used | functions_used))
     restore(network)
     log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
@@ -172,35 +178,35 @@ def _tried(network: Any, vocabulary: int, lengths: tuple[int, int], ways: Sequen
     """
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
-    return [_result(way, network, rows) for way in ways or _WAYS]
+    return [_result(way, Network(network), rows) for way in ways or _WAYS]
 
 
-def _result(way: _Way, network: Any, rows: list[NDArray[np.int32]]) -> NDArray[np.float32] | str:
+def _result(way: _Way, network: Network, rows: list[NDArray[np.int32]]) -> NDArray[np.float32] | str:
     try:
         return np.array(way(network, rows).astype(mx.float32))
     except Exception as error:  # a model file may fail in any way
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _alone(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
+def _alone(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
     """A long call, one on top of it, and a decode step."""
-    caches = fresh(network, 1, padded=False)
-    parts = [network(mx.array(part)[None], cache=caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]
+    caches = fresh(network.model, 1, padded=False)
+    parts = [network(mx.array(part)[None], caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]
     return mx.concatenate(parts, axis=1)
 
 
-def _in_a_batch(network: Any, rows: list[NDArray[np.int32]]) -> mx.array:
+def _in_a_batch(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
     """Rows of unlike length, padded on the right, and a decode step."""
     width, lengths = len(rows[0]) - 1, [len(row) - 1 for row in rows]
     tokens = np.stack([np.pad(row[:-1], (0, width - len(row) + 1)) for row in rows])
-    caches = fresh(network, len(rows), padded=True)
+    caches = fresh(network.model, len(rows), padded=True)
     for cache in caches:
         cache.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
-    first = network(mx.array(tokens), cache=caches)
+    first = network(mx.array(tokens), caches, lengths=lengths)
     mx.eval(first)
     for cache in caches:
         cache.finalize()
-    last = network(mx.array(np.stack([row[-1:] for row in rows])), cache=caches)
+    last = network(mx.array(np.stack([row[-1:] for row in rows])), caches)
     seen = [first[row, n - 1] for row, n in enumerate(lengths)]
     return mx.stack([*seen, *last[:, 0]])
 

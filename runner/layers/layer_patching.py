@@ -2,6 +2,7 @@
 
 from mlx import nn
 
+from .call_context import drop_context, share_context
 from .cpu_blocks import BLOCKS, MADE
 from .cpu_layers import LAYERS
 
@@ -12,17 +13,24 @@ def put_on(network: nn.Module) -> None:
     """Gives a network's layers the classes of ours, to compute and not to train with until it is told to ``train``."""
     for layer in _change(network, CLASSES):
         layer.eval()
+    share_context(network, _ours(network))
 
 
 def take_off(network: nn.Module) -> None:
     """Gives them their own again, and lets go of what the kernels hold of their weights."""
+    drop_context(network, _ours(network))
     for layer in _change(network, {ours: original for original, ours in CLASSES.items()}):
         layer.__dict__.pop(MADE, None)
 
 
 def worn(network: nn.Module) -> bool:
     """Whether a layer has a class of ours."""
-    return any(type(layer) in CLASSES.values() for layer in network.modules())
+    return bool(_ours(network))
+
+
+def _ours(network: nn.Module) -> list[nn.Module]:
+    classes = set(CLASSES.values())
+    return [layer for layer in network.modules() if type(layer) in classes]
 
 
 def _change(network: nn.Module, classes: dict[type, type]) -> list[nn.Module]:

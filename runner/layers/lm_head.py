@@ -4,62 +4,22 @@ No [B, T, V] array comes to be: states of the positions asked for are picked, an
 The split is found by names that mlx-lm's models share, and nothing here says that it is right: ``probes`` tries it out.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
-from numpy.typing import NDArray
 
-from ...kernels import divergence, linear, logprobs
-from ...kernels.divergence import Divergence, diverge
+from ...kernels import linear
 from ...kernels.fused_logprobs import Product
-from ...kernels.logprobs import Scores
-from ..core.logprob_options import LogprobOptions
-from .cpu_layers import all_read, listed_products
+from .call_context import context_of
 from .kv_cache import Caches
 
 BODIES = ("model", "backbone", "transformer")
-TILES = 32  # rows that a product takes at a time where processors multiply in tiles: fewer cost as much
 FAR = 1000.0
 SAME = 1e-4  # of the largest logit: rounding is a hundredth of it
 TEXT = "language_model"  # where a model of several modalities keeps its text model
-
-
-class Reader(Protocol):
-    """What makes logits of tokens in two steps. The states of a position are all that its logits need."""
-
-    def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
-        """tokens [B, T] behind what ``caches`` hold, or nothing -> states [B, T, H]."""
-        ...
-
-    def logits(self, states: mx.array) -> mx.array:
-        """states [N, H] -> logits [N, V]."""
-        ...
-
-    def product(self, states: mx.array) -> Product | None:
-        """The product that the logits are, where they are one and nothing more; nothing is computed."""
-        ...
-
-
-class Whole:
-    """A network that is not split: its states are its logits, so the tokens of a call bound them."""
-
-    def __init__(self, network: Any):
-        self._network = network
-
-    def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
-        """The network's own logits [B, T, V]."""
-        return self._network(tokens, cache=caches)
-
-    def logits(self, states: mx.array) -> mx.array:
-        """The same again."""
-        return states
-
-    def product(self, states: mx.array) -> None:
-        """They are there already."""
 
 
 class Head:
@@ -70,6 +30,7 @@ class Head:
         path = _body(network) if isinstance(network, nn.Module) else None
         if path is None:
             raise ValueError(f"no body among {', '.join(BODIES)} in {type(network).__name__}")
+        self._network = network
         self._gate = _Gate(_at(network, path))
         self._twin: Any = _with(network, path, self._gate)
         self._bare: bool | None = None  # whether its logits are a product and nothing more, once that has been tried
@@ -84,15 +45,15 @@ class Head:
         return self._behind(states)[0]
 
     def product(self, states: mx.array) -> Product | None:
-        """As ``Reader``'s: what the network gives out is the array that one of its layers has named, not changed in place."""
+        """The product that the logits of states [N, H] are, where they are one and nothing more; nothing is computed."""
         if self._bare is None:
             self._bare = self._is_bare(states[:1])
         return self._named(states) if self._bare else None
 
     def _named(self, states: mx.array) -> Product | None:
-        with listed_products() as named:
+        with context_of(self._network).listing() as listed:
             logits = self._behind(states)
-        found = next((one.product for one in named if one.array is logits), None)
+        found = next((one.product for one in listed if one.array is logits), None)
         return None if found is None or found.x.ndim != 3 else replace(found, x=found.x[0])
 
     def _is_bare(self, state: mx.array) -> bool | None:
@@ -171,56 +132,3 @@ def _with(network: nn.Module, path: tuple[str, ...], gate: _Gate) -> nn.Module:
         del twin[name]
         object.__setattr__(twin, name, gate)
     return twin
-
-
-def read_scores(
-    readers: Sequence[Reader],
-    states: Sequence[mx.array],
-    at: NDArray[np.intp],
-    targets: NDArray[np.int32],
-    rows: int,
-    wanted: LogprobOptions,
-) -> tuple[Scores, Divergence | None]:
-    """Scores of ``targets`` [N] at the rows ``at`` [N] of ``states`` [P, H], at least one; the one place that makes logits of states.
-
-    With a second reader and its states: how far the first is from it, too, over the ids that both have. Logits of ``rows``
-    positions stand at once, twice: the next are computed while these are reduced; none do where a product's are reduced as they
-    come. A position that several targets share is put through the head once.
-    """
-    pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
-    at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
-    if len(readers) == 1 and (found := _as_they_come(readers[0], states[0], at, targets, wanted)) is not None:
-        return found[back], None
-    rows = max(rows // TILES * TILES, min(rows, TILES))
-    chunks = [np.arange(begin, min(begin + rows, len(at))) for begin in range(0, len(at), rows)]
-    scores: list[Scores] = []
-    divergences: list[Divergence] = []
-    ahead = _logits(readers, states, at[chunks[0]])
-    for number, chunk in enumerate(chunks):
-        logits = ahead
-        ahead = _logits(readers, states, at[chunks[number + 1]]) if number + 1 < len(chunks) else []
-        scores.append(wanted.scores(logits[0], targets[chunk]))
-        if len(logits) > 1:
-            width = min(part.shape[-1] for part in logits)  # ids that one of them lacks are padding: none of the tokenizer's
-            divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk]))
-    return logprobs.join_scores(scores)[back], divergence.join_divergences(divergences)[back] if divergences else None
-
-
-def _as_they_come(
-    reader: Reader, states: mx.array, at: NDArray[np.intp], targets: NDArray[np.int32], wanted: LogprobOptions
-) -> Scores | None:
-    """Scores of ``targets`` at the rows ``at``, which ascend, without an array of logits; None where that cannot be."""
-    rows, counts = np.unique(at, return_counts=True)
-    product = reader.product(states[mx.array(rows)])
-    return None if product is None else wanted.of_product(product, counts, targets)
-
-
-def _logits(readers: Sequence[Reader], states: Sequence[mx.array], at: NDArray[np.intp]) -> list[mx.array]:
-    """float32 logits [N, V] of each reader at the rows ``at``, under way."""
-    rows, back = np.unique(at, return_inverse=True)
-    with all_read():
-        found = [reader.logits(state[mx.array(rows)]).astype(mx.float32) for reader, state in zip(readers, states, strict=True)]
-    if len(rows) < len(at):
-        found = [logits[mx.array(back)] for logits in found]
-    mx.async_eval(*found)
-    return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
 from ..data.rescan import without_stdin
 from ..engine.setup import Setup
-from ..layers.lm_head import Head
 from ..models import checkpoint as checkpoints
 from ..models.checkpoint import Checkpoint
 from ..policies.policy_store import PolicyStore
@@ -70,7 +69,7 @@ class RunModel:
                 adapters.back()
             else:
                 adapters.put_on(policy.adapter)
-            yield name, name, setup if setup.head is None else replace(setup, head=Head(setup.model))
+            yield name, name, setup.split_anew()
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from mlx_bulk.runner.checks.decode_check import Alone, batch_difference
 from mlx_bulk.runner.checks.padding_probe import Way
 from mlx_bulk.runner.engine import engine as engines
-from mlx_bulk.runner.engine import prefill as prefilling
 from mlx_bulk.runner.layers import kv_cache as caching
+from mlx_bulk.runner.layers import network as calls
 from mlx_bulk.runner.layers.lm_head import Head
 
 from ..support import tiny
@@ -48,7 +48,7 @@ def test_a_row_alone_is_as_far_from_itself_as_nothing():
 @pytest.mark.parametrize("way", ["padded", "exact"])
 def test_rows_join_leave_and_fork_and_prompts_come_in_calls(monkeypatch: pytest.MonkeyPatch, way: Way):
     seen: Counter[str] = Counter()
-    select, forked, forward = engines.select, engines.forked, prefilling.announce_call
+    select, forked, forward = engines.select, engines.forked, calls.announce_call
 
     def selecting(caches: Any, rows: list[int], of: int, padded: bool) -> None:
         seen["leave"] += len(rows) < of
@@ -73,7 +73,7 @@ def test_rows_join_leave_and_fork_and_prompts_come_in_calls(monkeypatch: pytest.
     monkeypatch.setattr(type(caching.KVCache.merge([caching.KVCache()])), "extend", extending)
     monkeypatch.setattr(engines, "select", selecting)
     monkeypatch.setattr(engines, "forked", forking)
-    monkeypatch.setattr(prefilling, "announce_call", calling)
+    monkeypatch.setattr(calls, "announce_call", calling)
     assert difference(build("llama"), way) <= ALLOWED
     expected = {"leave", "fork", "fork later", "long call", "later call"} | ({"join", "ragged call"} if way == "padded" else set[str]())
     assert {name for name, count in seen.items() if count} == expected

@@ -10,6 +10,7 @@ from mlx_bulk.kernels import native
 from mlx_bulk.runner.layers import cpu_blocks, kv_cache
 from mlx_bulk.runner.layers.kv_cache import Caches, fresh, passes, passing, widened
 from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny
@@ -34,8 +35,7 @@ def tokens(*shape: int) -> mx.array:
 
 def fed(network: Any, caches: Caches | None) -> list[NDArray[np.float32]]:
     """Logits of rows of ``LENGTHS`` tokens, without their pads."""
-    with cpu_blocks.row_lengths(LENGTHS):
-        logits = np.array(network(tokens(3, 64), cache=caches))
+    logits = np.array(Network(network)(tokens(3, 64), caches, lengths=LENGTHS))
     return [logits[row, :n] for row, n in enumerate(LENGTHS)]
 
 

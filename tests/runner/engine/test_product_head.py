@@ -11,8 +11,9 @@ from mlx_bulk.kernels import fused_logprobs, native
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.cpu_layers import FastLinear
-from mlx_bulk.runner.layers.lm_head import Head, Whole
+from mlx_bulk.runner.layers.layer_patching import put_on
+from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny
@@ -50,7 +51,7 @@ def test_layers_of_mlx_name_nothing():
 
 
 def test_logits_that_stand_before_are_no_product():
-    assert Whole(kernel_models.put("llama")).product(mx.zeros((5, tiny.VOCABULARY))) is None
+    assert Network(kernel_models.put("llama")).product(mx.zeros((5, tiny.VOCABULARY))) is None
 
 
 class Biased(nn.Module):
@@ -58,8 +59,9 @@ class Biased(nn.Module):
 
     def __init__(self, more: Callable[[mx.array], mx.array]):
         super().__init__()
-        self.model, self.lm_head, self.more = nn.Linear(64, 64), FastLinear(64, 300), more
+        self.model, self.lm_head, self.more = nn.Linear(64, 64), nn.Linear(64, 300), more
         self.lm_head.bias = mx.arange(300) / 100
+        put_on(self)
         self.eval()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:

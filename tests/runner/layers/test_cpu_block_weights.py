@@ -10,7 +10,7 @@ from mlx import nn
 from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
-from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
+from mlx_bulk.runner.layers import cpu_blocks
 from mlx_bulk.runner.layers.kv_cache import fresh
 from mlx_bulk.runner.layers.layer_patching import take_off
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -94,9 +94,9 @@ def test_a_network_that_trains_has_mlx_s_gradients(both: Both):
 
     both.call(ids(2, 8), both.caches(2, padded=False))
     both.each(lambda network: network.train())
-    cpu_layers.taken.clear()
+    both.used.clear()
     truth, found = (dict(tree_flatten(value_and_grad(each, loss)(each, ids(2, 12))[1])) for each in both.networks)
-    assert not cpu_layers.taken
+    assert not both.used
     for name, gradient in truth.items():
         np.testing.assert_allclose(found[name], gradient, rtol=0, atol=1e-4 * float(mx.abs(gradient).max()))
     both.each(lambda network: network.eval())
@@ -112,18 +112,18 @@ def test_what_mlx_compiles_is_mlx_s(both: Both):
             caches = fresh(each, 2, padded=False)
             return mx.concatenate([each(tokens, cache=caches), each(tokens[:, :1], cache=caches)], axis=1)
 
-        cpu_layers.taken.clear()
+        both.used.clear()
         results.append(mx.compile(call)(ids(2, 5)))
-        assert not cpu_layers.taken
+        assert not both.used
     close(results[1], results[0])
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
 def test_half_precision_is_mlx_s_to_the_bit(both: Both, dtype: mx.Dtype):
     both.each(lambda network: network.set_dtype(dtype))
-    cpu_layers.taken.clear()
+    both.used.clear()
     truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)
-    assert not cpu_layers.taken
+    assert not both.used
     assert mx.array_equal(truth, found)
     both.each(lambda network: network.model.embed_tokens.set_dtype(mx.float32))  # float32 goes in, weights stay
     truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)

@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
+from mlx_bulk.runner.layers import cpu_blocks
+from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import announce, forked, fresh, joined, merged, select, settle, trim, widened
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ def test_what_mlx_writes_in_between_is_seen(both: Both):
     kept = copy.deepcopy(caches)  # so that mlx cannot write to the same memory
     for each in caches:
         trim(each, 3)
-    with cpu_blocks.parts():
+    with context_of(both.networks[1]).layer_by_layer():
         both.call(ids(2, 3, seed=1), caches, fast=False)
     both.steps(2, 3, caches)
     both.steps(2, 3, kept)
@@ -106,7 +107,7 @@ def test_copies_of_a_cache_go_on_apart(both: Both, padded: bool):
     for seed in range(3):
         for i, parts in enumerate((caches, copies, deep)):
             both.call(ids(3, 1, seed=10 * seed + i), parts)
-    with cpu_blocks.parts():
+    with context_of(both.networks[1]).layer_by_layer():
         both.call(ids(3, 2, seed=51), deep, fast=False)
     both.steps(3, 2, caches)
     both.steps(3, 2, deep)
@@ -133,9 +134,9 @@ def test_caches_of_another_type_are_mlx_s(both: Both):
     for each in caches:
         for cache in each:
             cache.keys, cache.values = cache.keys.astype(mx.float16), cache.values.astype(mx.float16)
-    cpu_layers.taken.clear()
+    both.used.clear()
     results = [each(ids(2, 3), cache=own) for each, own in zip(both.networks, caches, strict=True)]
-    assert "block" not in cpu_layers.taken
+    assert "block" not in both.used
     assert {cache.keys.dtype for each in caches for cache in each} == {mx.float16}
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=0.1)  # the new ones are rounded to it too
 
@@ -145,13 +146,13 @@ def test_rows_that_are_not_the_cache_s_are_mlx_s_to_complain_of(both: Both, rows
     layer, x = both.networks[1].model.layers[0], mx.random.normal((3, 2, 64))
     cache = KVCache()
     layer(x[:rows], None, cache)
-    cpu_layers.taken.clear()
+    both.used.clear()
     with pytest.raises(ValueError, match="shape"):
         mx.eval(layer(x, None, cache))
     if rows > 1:
         with pytest.raises(ValueError, match="offset"):
             mx.eval(layer(x, None, BatchKVCache([0] * rows)))
-    assert "block" not in cpu_layers.taken
+    assert "block" not in both.used
 
 
 def test_threads_share_a_network(both: Both):

@@ -10,8 +10,11 @@ from mlx import nn
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten
 from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers import cpu_blocks, cpu_layers
+from mlx_bulk.runner.layers import cpu_layers
+from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kernel_injection import substitute
+from mlx_bulk.runner.layers.layer_patching import put_on
+from mlx_bulk.runner.layers.network import Network
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..support import tiny
@@ -37,7 +40,9 @@ def test_a_layer_that_trains_has_gradients():
         return value_and_grad(layer, loss)(x)[1]["weight"]
 
     truth = gradient()
-    layer.__class__ = cpu_layers.FastLinear
+    put_on(layer)
+    layer.train()
+    assert type(layer) is cpu_layers.FastLinear
     np.testing.assert_allclose(gradient(), truth, rtol=1e-5)
 
 
@@ -69,12 +74,11 @@ def test_logits_that_are_named_and_not_read_are_not_computed(monkeypatch: pytest
         return right(x, weight, bias)
 
     monkeypatch.setattr(linear, "on_cpu", counted)
-    with cpu_blocks.parts():
+    with context_of(network).layer_by_layer():
         named = network(mx.array([[1, 2, 3]]))
     assert widths
     assert tiny.VOCABULARY not in widths
-    with cpu_layers.all_read():
-        read = network(mx.array([[1, 2, 3]]))
+    read = Network(network)(mx.array([[1, 2, 3]]), None)
     assert tiny.VOCABULARY in widths
     np.testing.assert_allclose(named, read, rtol=0, atol=1e-4)
 

@@ -192,10 +192,10 @@ REFUSED: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "changed"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dict[str, Any]):
     put("llama")
-    cpu_layers.taken.clear()
+    kernel_injection.functions_used.clear()
     with contextlib.suppress(ValueError):
         call(**changed)
-    assert "attention" not in cpu_layers.taken
+    assert "attention" not in kernel_injection.functions_used
 
 
 def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):

@@ -9,7 +9,9 @@ from mlx import nn
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.layers.kv_cache import fresh
-from mlx_bulk.runner.layers.lm_head import Head, Whole, read_scores
+from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.layers.network import Network
+from mlx_bulk.runner.layers.state_scores import read_scores
 from numpy.typing import NDArray
 
 from ..support.tiny import CONFIGS, VOCABULARY, build
@@ -21,14 +23,12 @@ def whole_logits(network: Any) -> NDArray[np.float32]:
     return np.array(network(mx.array(TOKENS), cache=fresh(network, 3, padded=False)).astype(mx.float32))
 
 
-class Counted:
+class Counted(Network):
     """Logits of states that are rows of a table, and how many were asked for in each call."""
 
     def __init__(self, table: NDArray[np.float32]):
+        super().__init__(None)
         self.table, self.calls = mx.array(table), list[int]()
-
-    def states(self, tokens: mx.array, caches: Any) -> mx.array:
-        raise AssertionError(tokens)
 
     def product(self, states: mx.array) -> None:
         pass
@@ -85,9 +85,9 @@ def test_no_body_is_an_error_that_names_the_class():
 
 def test_a_whole_network_reads_its_own_logits():
     network = build("llama")
-    reader = Whole(network)
-    states = reader.states(mx.array(TOKENS), fresh(network, 3, padded=False))
-    np.testing.assert_array_equal(np.array(reader.logits(states)), whole_logits(network))
+    whole = Network(network)
+    states = whole(mx.array(TOKENS), fresh(network, 3, padded=False), read="states")
+    np.testing.assert_array_equal(np.array(whole.logits(states)), whole_logits(network))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 100])

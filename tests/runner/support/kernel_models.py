@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.runner.layers import cpu_layers, kernel_injection
+from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_lm.models.cache import KVCache
 
@@ -55,6 +55,6 @@ def call(**changed: Any) -> tuple[mx.array, bool]:
     """llama's attention as its layers call it, and whether the substitute computed it."""
     q, kv = mx.random.normal((1, 4, 3, 16)), mx.random.normal((1, 2, 3, 16))
     arguments: dict[str, Any] = {"queries": q, "keys": kv, "values": kv, "cache": KVCache(), "scale": 0.25, "mask": "causal"} | changed
-    cpu_layers.taken.clear()
+    kernel_injection.functions_used.clear()
     found = llama.scaled_dot_product_attention(**arguments)
-    return found, "attention" in cpu_layers.taken
+    return found, "attention" in kernel_injection.functions_used

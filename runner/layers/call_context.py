@@ -1,0 +1,94 @@
+"""What our CPU layers must know of the current call of their network, and what they report about it.
+
+mlx-lm's modules pass no arguments of ours on to the layers inside them. So all layers of ours in one network share one
+``CallContext``: ``Network`` fills it in before a call and empties it afterwards. A network without our layers needs none.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from numpy.typing import NDArray
+
+from ...kernels.fused_logprobs import Product
+
+CONTEXT = "_context"  # where a network and each layer of ours keep it: not among a module's parameters
+
+
+@dataclass(slots=True, frozen=True)
+class ListedProduct:
+    """A product that a layer has not computed, and the lazy array that stands for it."""
+
+    array: mx.array
+    product: Product
+
+
+@dataclass(slots=True)
+class CallContext:
+    """One network's current call. Outside of a call everything is as in a call by a stranger to this package.
+
+    ``lengths`` [B]: each row's tokens in this call; pads follow them. None: there are no pads, or the caches know them.
+    ``reads_logits``: all logits of the call will be read, so the LM head's kernel computes them at once.
+    ``listed``: layers list their products here and compute none.
+    ``whole_blocks``: a decoder block is one kernel call; else its layers compute one by one, as in an adapted block.
+    ``used``: names of the kernels that have computed something since it was cleared.
+    """
+
+    lengths: NDArray[np.int64] | None = None
+    reads_logits: bool = False
+    listed: list[ListedProduct] | None = None
+    whole_blocks: bool = True
+    used: set[str] = field(default_factory=set[str])
+
+    def __deepcopy__(self, memo: Any) -> "CallContext":
+        """A copied network has calls of its own."""
+        return CallContext()
+
+    @contextmanager
+    def reading_logits(self) -> Generator[None]:
+        """Within this block all logits are read."""
+        before, self.reads_logits = self.reads_logits, True
+        try:
+            yield
+        finally:
+            self.reads_logits = before
+
+    @contextmanager
+    def listing(self) -> Generator[list[ListedProduct]]:
+        """Within this block products are listed and left to mlx, which computes those that are evaluated."""
+        before, self.listed = self.listed, []
+        try:
+            yield self.listed
+        finally:
+            self.listed = before
+
+    @contextmanager
+    def layer_by_layer(self) -> Generator[None]:
+        """Within this block no decoder block is one kernel call."""
+        before, self.whole_blocks = self.whole_blocks, False
+        try:
+            yield
+        finally:
+            self.whole_blocks = before
+
+
+def context_of(model: Any) -> CallContext:
+    """The context that the layers of ours in ``model`` share; one that nobody reads where it has none of ours."""
+    return getattr(model, CONTEXT, None) or CallContext()
+
+
+def share_context(model: nn.Module, layers: list[nn.Module]) -> None:
+    """Gives ``layers`` of ``model``, and the model itself, the context of its calls."""
+    context = context_of(model)
+    for module in (model, *layers):
+        object.__setattr__(module, CONTEXT, context)
+
+
+def drop_context(model: nn.Module, layers: list[nn.Module]) -> None:
+    """Takes it from them."""
+    for module in (model, *layers):
+        module.__dict__.pop(CONTEXT, None)

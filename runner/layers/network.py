@@ -1,0 +1,71 @@
+"""A network as we call it: one object whose call names its tokens, caches, row lengths, and what the caller will read.
+
+Everything above the layers calls a model through ``Network``: the engine, the scorer and the checks. It hands the call's
+arguments to our CPU layers, and splits the network in body and head where the caller reads hidden states.
+"""
+
+from typing import Any, Literal, overload
+
+import mlx.core as mx
+import numpy as np
+
+from ...kernels.fused_logprobs import Product
+from .call_context import context_of
+from .kv_cache import Caches, announce_call
+from .lm_head import Head
+
+
+class Network:
+    """A model of mlx-lm's, and its ``head`` if it can be split. Without a head its states are its logits."""
+
+    def __init__(self, model: Any, head: Head | None = None):
+        self.model, self.head = model, head
+
+    @overload
+    def __call__(
+        self, tokens: mx.array, caches: Caches | None, *, lengths: list[int] | None = None, read: Literal["logits", "states"] = "logits"
+    ) -> mx.array: ...
+
+    @overload
+    def __call__(self, tokens: mx.array, caches: Caches | None, *, lengths: list[int] | None = None, read: Literal["nothing"]) -> None: ...
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Caches | None,
+        *,
+        lengths: list[int] | None = None,
+        read: Literal["logits", "states", "nothing"] = "logits",
+    ) -> mx.array | None:
+        """Runs ``tokens`` [B, T] on top of what ``caches`` hold, which take them in; None: on top of nothing.
+
+        ``lengths`` [B]: how many of the columns from here on are tokens of each row; pads follow. It may be more than T, or
+        less than none, where a row's tokens come in several calls. None: all columns are tokens.
+        ``read`` says what the caller evaluates: logits [B, T, V] float, hidden states [B, T, H] (see ``logits``), or the
+        caches alone, and then there is no result. What nobody reads is not computed.
+        """
+        context = context_of(self.model)
+        if lengths is not None:
+            width = tokens.shape[1]
+            if caches is not None:
+                announce_call(caches, lengths, width)
+            context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
+        try:
+            if read == "logits":
+                with context.reading_logits():
+                    return self.model(tokens, cache=caches)
+            states = self.model(tokens, cache=caches) if self.head is None else self.head.states(tokens, caches)
+            return states if read == "states" else None
+        finally:
+            context.lengths = None
+
+    def logits(self, states: mx.array) -> mx.array:
+        """Logits [N, V] of hidden states [N, H], all of which will be read."""
+        if self.head is None:
+            return states
+        with context_of(self.model).reading_logits():
+            return self.head.logits(states)
+
+    def product(self, states: mx.array) -> Product | None:
+        """The matrix product that equals the logits of hidden states [N, H], not computed. None where they are no such product."""
+        return None if self.head is None else self.head.product(states)
