@@ -47,12 +47,12 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     from ...runner.estimate.plan import planned
     from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS
-    from ..plan.sweep import plan_exit_code, planned_sweep, planned_sweep_as_json, planned_sweep_as_text
+    from ..plan.sweep import plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
     from ..plan.text import plan_as_json, plan_as_text
 
     if isinstance(config, SweepConfig):
-        plans = planned_sweep(sweep_cells, KINDS, calibrate)
-        return plan_exit_code(plans), planned_sweep_as_json(plans) if as_json else planned_sweep_as_text(plans)
+        plans = plan_sweep(sweep_cells, KINDS, calibrate)
+        return plan_exit_code(plans), sweep_plan_as_json(plans) if as_json else sweep_plan_as_text(plans)
     forecast = planned(config, KINDS[config.job], ModelPool() if calibrate else None)
     return 0, plan_as_json(forecast) if as_json else plan_as_text(forecast, shutil.get_terminal_size((100, 0)).columns)
 

@@ -26,14 +26,14 @@ log = logging.getLogger("mlx_bulk")
 
 
 @dataclass(slots=True, frozen=True)
-class Evaluated:
+class Evaluation:
     """What an evaluation came to: lm-eval's line of its settings and its tables, and the file with the results."""
 
     tables: str
     results: Path
 
 
-def run_evaluation(config: EvalConfig) -> Evaluated:
+def run_evaluation(config: EvalConfig) -> Evaluation:
     """Runs the tasks and writes results.json, and the samples where they are asked for.
 
     Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and what the model raises.
@@ -59,7 +59,7 @@ def run_evaluation(config: EvalConfig) -> Evaluated:
     check_settings(config.gen_kwargs)
     arguments = model_args(config)
     manager = TaskManager(include_path=[str(path) for path in included], metadata=arguments)
-    tasks = found_tasks(config.tasks, manager)
+    tasks = match_tasks(config.tasks, manager)
     seeds = config.seeds
     run: Any = lm_eval.simple_evaluate  # its decorator hides its parameters
     try:
@@ -88,7 +88,7 @@ def run_evaluation(config: EvalConfig) -> Evaluated:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(f"lm-eval: {type(error).__name__}: {reason} (--log-level debug shows where)") from error
     tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
-    return Evaluated("\n".join([_header(config, arguments), *tables]), _write(folder, results, config.log_samples))
+    return Evaluation("\n".join([_header(config, arguments), *tables]), _write(folder, results, config.log_samples))
 
 
 def model_args(config: EvalConfig) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _quiet_git() -> Generator[None]:
         evaluator.get_git_commit_hash = own
 
 
-def found_tasks(names: Iterable[str], manager: "TaskManager") -> list[str]:
+def match_tasks(names: Iterable[str], manager: "TaskManager") -> list[str]:
     """The tasks, groups and tags that ``names`` mean; patterns are matched, paths of files stay. Raises ConfigError for others."""
     known: list[str] = sorted(manager.task_index)
     found: list[str] = []

@@ -17,7 +17,7 @@ from ..terminal.console import one_line_errors, print_message, set_log
 from .execution import RunOutcome, draw_report, run_config
 from .options import ConfigSource, config_source, log_level_option, quiet_option
 from .signals import Stop, interrupted
-from .supervisor_link import Link, telling_exit
+from .supervisor_link import Link, report_exit
 
 if TYPE_CHECKING:
     from ...runner.pipeline.progress_display import Show
@@ -105,7 +105,7 @@ def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> N
     stop = Stop(command=command) if link is None else Stop(link.signalled, command)
     host = HostProcess(stop.asked, stop.saving, link or Supervisor())
     outcome: RunOutcome | None = None
-    with telling_exit(link), one_line_errors():
+    with report_exit(link), one_line_errors():
         try:
             with stop:
                 outcome = run_config(source, options.start, host, options.show)

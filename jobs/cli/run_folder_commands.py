@@ -27,11 +27,11 @@ def status(run_folder: Path, as_json: bool, log_level: str) -> None:
     with one_line_errors():
         from ...runner.runs.run_files import is_sweep
         from ...runner.runs.status import run_status
-        from ..status.sweep import statuses, sweep_status_as_json, sweep_status_as_text
+        from ..status.sweep import cell_statuses, sweep_status_as_json, sweep_status_as_text
         from ..status.text import status_as_json, status_as_text
 
         if is_sweep(run_folder):
-            cells = statuses(run_folder)
+            cells = cell_statuses(run_folder)
             click.echo(sweep_status_as_json(run_folder, cells) if as_json else sweep_status_as_text(run_folder, cells))
             return
         run = run_status(run_folder)
@@ -88,10 +88,10 @@ def verify(run_folder: Path, mode: str | None, as_json: bool, log_level: str) ->
     with one_line_errors():
         if mode is not None:
             prepare_mlx()
-        from ..verify.verify import audit_as_json, audit_as_text, compared_anew, verified, verify_exit_code
+        from ..verify.verify import audit_as_json, audit_as_text, recompute_logprobs, verify_exit_code, verify_run
 
-        account = verified(run_folder)
-        comparison = None if mode is None else compared_anew(run_folder, mode)
+        account = verify_run(run_folder)
+        comparison = None if mode is None else recompute_logprobs(run_folder, mode)
         click.echo(audit_as_json(account, comparison) if as_json else audit_as_text(account, comparison))
     sys.exit(verify_exit_code(account, comparison))
 
@@ -110,13 +110,13 @@ def export(run_folder: Path, kind: str, to: str, partial: bool, overwrite: bool,
     with one_line_errors():
         if kind in ("openai", "trl"):  # they may need the tokenizer
             prepare_mlx()
-        from ..export.export import exported, exported_as_text
+        from ..export.export import export_as_text, export_run
 
         try:
-            result = exported(run_folder, kind, to, partial=partial, overwrite=overwrite, public=public)
+            result = export_run(run_folder, kind, to, partial=partial, overwrite=overwrite, public=public)
         except KeyboardInterrupt:
             click.echo("mlx-bulk: interrupted; no file was left half written", err=True)
             sys.exit(128 + signal.SIGINT)
         for digest, path in result.files:
             click.echo(f"{digest}  {path}")
-        click.echo(exported_as_text(result), err=True)
+        click.echo(export_as_text(result), err=True)

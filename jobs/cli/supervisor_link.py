@@ -73,7 +73,7 @@ class Link(Supervisor):
 
 
 @contextmanager
-def telling_exit(link: Link | None) -> Generator[None]:
+def report_exit(link: Link | None) -> Generator[None]:
     """Says to the supervisor, if there is one, with which code the process ends."""
     try:
         yield

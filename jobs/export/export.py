@@ -5,7 +5,7 @@ from pathlib import Path
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from .files import export_files
-from .source import Exported, ExportedRun
+from .source import ExportedRun, ExportResult
 from .table_writers import WRITERS
 from .trainer_columns import TRAINERS
 
@@ -14,7 +14,7 @@ FORMATS = (*WRITERS, "openai", *TRAINERS)
 _HUB = "hf:"
 
 
-def exported(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool, public: bool) -> Exported:
+def export_run(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool, public: bool) -> ExportResult:
     """Exports the run directory ``run`` as ``kind`` (one of FORMATS) to a file, a folder, or "hf:owner/name".
 
     Raises ConfigError for options that do not go together, and what ``export_files`` and ``hub.upload`` raise.
@@ -31,7 +31,7 @@ def exported(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool, p
     return upload(source, to, to.removeprefix(_HUB), overwrite=overwrite, public=public)
 
 
-def exported_as_text(done: Exported) -> str:
+def export_as_text(done: ExportResult) -> str:
     """A line for what was written, and one for each thing that its reader must know."""
     failures = f" and {done.failures:,} failure{'s' * (done.failures != 1)}" if done.failures else ""
     return "\n".join(

@@ -19,16 +19,16 @@ from ...runner.core.errors import OutOfRoom
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
 from ...runner.store.results import read_errors, read_results
-from .source import Exported, ExportedRun, batches_with_progress, told
+from .source import ExportedRun, ExportResult, batches_with_progress, show_progress
 from .table_writers import WRITERS, Notes, write_parquet
-from .trainer_columns import TRAINERS, Mapped
+from .trainer_columns import TRAINERS, TrainerBatches
 
 SUMS = "SHA256SUMS"
 
 _ENDINGS = {"openai": "jsonl", **dict.fromkeys(TRAINERS, "parquet")}
 
 
-def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) -> Exported:
+def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) -> ExportResult:
     """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (one that is there, or a name that ends in /).
 
     A folder gets ``results`` and, where rows are quarantined, ``errors``, and a file SHA256SUMS last. Raises ConfigError for a
@@ -45,7 +45,7 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
         write = _trainer(kind, source)
     else:
         write = _table(kind, source, read_results(source.run), source.records)
-    done = Exported(to, source.records)
+    done = ExportResult(to, source.records)
     failures = errors if source.errors and kind in WRITERS else None
     with _said(to):
         _real(results).parent.mkdir(parents=True, exist_ok=True)
@@ -79,14 +79,14 @@ def _openai(source: ExportedRun) -> Callable[[BinaryIO], Notes]:
 
     def write(file: BinaryIO) -> Notes:
         lines = openai_lines(source.run, source.stored, config, spell)
-        file.writelines(f"{line}\n".encode() for line in told(lines, source.rows, lambda _: 1))
+        file.writelines(f"{line}\n".encode() for line in show_progress(lines, source.rows, lambda _: 1))
         return []
 
     return write
 
 
 def _trainer(kind: str, source: ExportedRun) -> Callable[[BinaryIO], Notes]:
-    mapped = Mapped(kind, _eos(source) if kind == "trl" else None)
+    mapped = TrainerBatches(kind, _eos(source) if kind == "trl" else None)
     schema, shown = batches_with_progress(mapped.batches(read_results(source.run)), source.records, source.run)
 
     def write(file: BinaryIO) -> Notes:
@@ -109,7 +109,7 @@ def _eos(source: ExportedRun) -> int | None:
     return next(iter(tokenizer_of(config, source.stored).eos), None)
 
 
-def _write(done: Exported, path: Path, write: Callable[[BinaryIO], Notes]) -> None:
+def _write(done: ExportResult, path: Path, write: Callable[[BinaryIO], Notes]) -> None:
     with replacing(_real(path)) as file:
         done.notes += write(file)
     done.files.append((sha256(path), str(path)))

@@ -16,8 +16,8 @@ from ...configs.errors import BulkError, ConfigError
 from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.results import read_results
-from .hub_card import card
-from .source import Exported, ExportedRun, batches_with_progress
+from .hub_card import dataset_card
+from .source import ExportedRun, ExportResult, batches_with_progress
 from .table_writers import portions, write_parquet
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _FILE_BYTES = 500 << 20  # of Arrow, as datasets' max_shard_size
 _NOT_CONTENT = {".gitattributes"}
 
 
-def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: bool) -> Exported:
+def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: bool) -> ExportResult:
     """Puts the run's records into the dataset ``repo`` ("owner/name"; ``to`` as the user wrote it), which is made if it is not there.
 
     Raises ConfigError for a name that is none, for a dataset that is public and not meant to be, and for one that has files
@@ -38,7 +38,7 @@ def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: 
 
     if not _REPO.fullmatch(repo):
         raise ConfigError(f"--to {to}: expected hf:owner/name, a dataset on the hub")
-    api, done = HfApi(), Exported(to, source.records)
+    api, done = HfApi(), ExportResult(to, source.records)
     statistics = stored_statistics(source.run) if source.complete else None
     schema, batches = batches_with_progress(read_results(source.run), source.records, source.run)
     with _said(to):
@@ -99,7 +99,7 @@ def _card(source: ExportedRun, repo: str, statistics: pa.Table | None) -> str:
     counts = f"{source.records:,} records of {source.rows:,} rows"
     counts += "" if source.complete else f" (the run is not complete: its input has {source.of:,})"
     counts += f"; {source.errors:,} that could not be done are not among them." if source.errors else "."
-    return card(repo, source.stored, counts, source.records, statistics)
+    return dataset_card(repo, source.stored, counts, source.records, statistics)
 
 
 @contextmanager

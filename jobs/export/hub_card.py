@@ -19,7 +19,7 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 _PATHS = (("model", "path"), ("model", "adapter"), ("data", "path"), ("prompt", "chat_template"))
 
 
-def card(name: str, stored: dict[str, Any], counts: str, records: int, statistics: pa.Table | None) -> str:
+def dataset_card(name: str, stored: dict[str, Any], counts: str, records: int, statistics: pa.Table | None) -> str:
     """The README.md of the dataset ``name``; ``stored`` is run.json, ``counts`` a sentence on rows, records and errors."""
     config = _config(stored)
     about = {

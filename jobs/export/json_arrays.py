@@ -39,13 +39,13 @@ def json_texts(values: pa.Array) -> pa.StringArray:
     return pc.fill_null(texts, _NULL)
 
 
-def not_finite(values: pa.Array) -> int:
+def count_not_finite(values: pa.Array) -> int:
     """How many numbers among the values, those in lists and structs too, are NaN or infinite."""
     kind, types = values.type, pa.types
     if types.is_struct(kind):
-        return sum(not_finite(child) for child in values.flatten())
+        return sum(count_not_finite(child) for child in values.flatten())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return not_finite(values.flatten())
+        return count_not_finite(values.flatten())
     return int(pc.sum(pc.invert(pc.is_finite(values))).as_py() or 0) if types.is_floating(kind) else 0
 
 

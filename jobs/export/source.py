@@ -26,7 +26,7 @@ _Item = TypeVar("_Item")
 
 
 @dataclass(slots=True)
-class Exported:
+class ExportResult:
     """What an export came to. failures: those that are in it; files: (sha256 in hex, path) of each; notes: for who reads them."""
 
     to: str
@@ -92,10 +92,10 @@ def batches_with_progress(batches: Iterator[pa.RecordBatch], total: int, run: Pa
     first = next(batches, None)
     if first is None:
         raise RunDirError(f"{run}: has no records to export: no row of it is both done and committed")
-    return first.schema, told(chain([first], batches), total, len)
+    return first.schema, show_progress(chain([first], batches), total, len)
 
 
-def told(items: Iterable[_Item], total: int, size: Callable[[_Item], int]) -> Iterator[_Item]:
+def show_progress(items: Iterable[_Item], total: int, size: Callable[[_Item], int]) -> Iterator[_Item]:
     """The items, with a bar on a terminal that shows how many of ``total`` have gone by."""
     with tqdm(total=total, unit=" records", disable=None, leave=False) as bar:
         for item in items:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from .json_arrays import json_texts, not_finite, pc
+from .json_arrays import count_not_finite, json_texts, pc
 
 Batches = Iterable[pa.RecordBatch]
 Notes = list[str]
@@ -36,7 +36,7 @@ def write_jsonl(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
     lost = 0
     for batch in batches:
         records = batch.to_struct_array()
-        lost += not_finite(records)
+        lost += count_not_finite(records)
         file.writelines(f"{text}\n".encode() for text in json_texts(records).to_pylist())
     return _lost(lost)
 
@@ -52,7 +52,7 @@ def write_csv(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
     with csv.CSVWriter(pa.PythonFile(_KeptOpen(file), mode="w"), texts) as writer:
         for batch in batches:
             shielded = [_shielded(column) for column in batch.columns]
-            lost += sum(not_finite(column) for column in batch.columns if pa.types.is_nested(column.type))
+            lost += sum(count_not_finite(column) for column in batch.columns if pa.types.is_nested(column.type))
             guarded += sum(count for _, count in shielded)
             writer.write_batch(pa.RecordBatch.from_arrays([cells for cells, _ in shielded], schema=texts))
     notes = [f"cells that a spreadsheet would run as formulas begin with an apostrophe now: {guarded:,}"] if guarded else []

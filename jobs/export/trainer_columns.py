@@ -155,7 +155,7 @@ TRAINERS: dict[str, Callable[[pa.RecordBatch, int | None], Columns]] = {
 
 
 @dataclass(slots=True)
-class Mapped:
+class TrainerBatches:
     """Batches under a trainer's names. appended: completions that got an EOS put behind them so far."""
 
     kind: str

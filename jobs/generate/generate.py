@@ -29,7 +29,7 @@ from ...runner.store.arrow_builder import LEADING_NULL
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
-from .prompt_encoding import encode_prompt, require_chat_template, require_known, require_top
+from .prompt_encoding import encode_prompt, require_chat_template, require_top, require_vocabulary
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
@@ -102,11 +102,11 @@ class GenerateJob:
     def requests(self, row: Row) -> list[Request]:
         """One request a row, with all its samples. Raises RowError."""
         prompt = encode_prompt(self.render(row.columns), self.parts.tokenizer)
-        require_known(prompt.ids, self.parts.vocabulary, "the prompt")
+        require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
         sampling, n, seed = self._sampling(row)
         prompt, sampling = self._fitted(prompt, sampling)
         around, config = row.round, self.config.sampling
-        keys = (seed + around * n + s if seed is not None else seed_of(config.seed, row.key, s, around) for s in range(n))
+        keys = (seed + around * n + s if seed is not None else sample_seed(config.seed, row.key, s, around) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(keys))
         return [Request(row.position, prompt, Generate(sampling, samples))]
 
@@ -238,7 +238,7 @@ class GenerateJob:
         return completion_statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
 
 
-def seed_of(seed: int, key: str, sample: int, around: int = 0) -> int:
+def sample_seed(seed: int, key: str, sample: int, around: int = 0) -> int:
     """The key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
     digest = blake2b(json.dumps([seed, key, sample, around]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 11

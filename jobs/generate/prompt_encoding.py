@@ -23,7 +23,7 @@ def require_chat_template(parts: Parts) -> None:
         raise ConfigError(f"prompt: the model's tokenizer has no chat template; {cure}")
 
 
-def require_known(ids: Ids, vocabulary: int, where: str) -> None:
+def require_vocabulary(ids: Ids, vocabulary: int, where: str) -> None:
     """Raises RowError for a token id that the model's ``vocabulary`` does not reach; ``where`` it stands begins the message."""
     if len(ids) and ids.max() >= vocabulary:
         raise RowError("tokenize", f"{where} holds the token id {ids.max()}, which is not below {vocabulary}, the model's vocabulary")

@@ -36,9 +36,9 @@ from ...runner.core.requests import (
 )
 from ...runner.engine.engine import Engine
 from ...runner.engine.scorer import Scorer
-from ..generate.generate import seed_of
+from ..generate.generate import sample_seed
 from .model import EvalModel, load_for_eval
-from .requests import MAX_GEN_TOKS, Continuation, continuation, finished, passage, rolling_windows
+from .requests import MAX_GEN_TOKS, Continuation, continuation, passage, postprocess, rolling_windows
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
@@ -182,7 +182,7 @@ class BulkLM(TemplateLM):
         ours: list[Request] = []
         for row, ((context, _), wanted) in enumerate(zip(arguments, asked, strict=True)):
             ids = np.array(wanted.ids, np.int32)
-            sample = Sample(0, seed_of(self._opened.seed, context, before[context]))  # a task's repeats are samples of their own
+            sample = Sample(0, sample_seed(self._opened.seed, context, before[context]))  # a task's repeats are samples of their own
             before[context] += 1
             ours.append(Request(row, Prompt(context, ids, np.zeros_like(ids)), Generate(wanted.sampling, (sample,))))
         found = [""] * len(requests)
@@ -210,7 +210,7 @@ class BulkLM(TemplateLM):
         if behind:
             ids = ids[len(ids) - ids[::-1].index(end) :]
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return finished(text.lstrip() if isinstance(end, int) else text, until, end if isinstance(end, str) else None)
+        return postprocess(text.lstrip() if isinstance(end, int) else text, until, end if isinstance(end, str) else None)
 
     def _windows(self, requests: Sequence[Asked]) -> Callable[[bool], list[Asked] | None]:
         """The requests a window at a time, as an engine takes them. Raises ModelError for one that memory does not hold."""

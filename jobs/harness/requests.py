@@ -122,6 +122,6 @@ def _sampling(
     )
 
 
-def finished(text: str, until: list[str], think_end_token: str | None) -> str:
+def postprocess(text: str, until: list[str], think_end_token: str | None) -> str:
     """A completion's text behind the end of its thinking, if that is marked, and before the first stop string."""
     return postprocess_generated_text(generation=text, stop=until, think_end_token=think_end_token)

@@ -26,7 +26,7 @@ _MIXED = 5  # exit code: cells failed in several ways
 
 
 @dataclass(slots=True, frozen=True)
-class Planned:
+class CellPlan:
     """One cell and its plan, or why there is none: the exit code of a run of it, and the message."""
 
     cell: Cell
@@ -35,33 +35,33 @@ class Planned:
     message: str = ""
 
 
-def planned_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: bool) -> list[Planned]:
+def plan_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: bool) -> list[CellPlan]:
     """The plans of all cells, in the cells' own order."""
     for line in missing_paths(cells):
         log.warning("%s", line)
     models = ModelPool() if calibrate else None
-    found: dict[str, Planned] = {}
+    found: dict[str, CellPlan] = {}
     for number, cell in enumerate(in_loading_order(cells), start=1):
         log.info("cell %d of %d: %s", number, len(cells), cell.label)
         found[cell.name] = _planned(cell, lambda cell=cell: planned(cell.config, kinds[cell.config.job], models))
     return [found[cell.name] for cell in cells]
 
 
-def _planned(cell: Cell, plan: Callable[[], Plan]) -> Planned:
+def _planned(cell: Cell, plan: Callable[[], Plan]) -> CellPlan:
     try:
-        return Planned(cell, plan())
+        return CellPlan(cell, plan())
     except BulkError as error:
         log.debug("the error below came from here:", exc_info=error)
-        return Planned(cell, None, error.exit_code, str(error))
+        return CellPlan(cell, None, error.exit_code, str(error))
 
 
-def plan_exit_code(found: Sequence[Planned]) -> int:
+def plan_exit_code(found: Sequence[CellPlan]) -> int:
     """0, or what a run of a cell without a plan would return, 5 where several differ."""
     codes = {each.code for each in found if each.plan is None}
     return 0 if not codes else codes.pop() if len(codes) == 1 else _MIXED
 
 
-def planned_sweep_as_text(found: Sequence[Planned]) -> str:
+def sweep_plan_as_text(found: Sequence[CellPlan]) -> str:
     """A table, a line a cell; below it what is wrong, and what all cells take together."""
     lines = align_columns([_HEAD, *(_cells(each) for each in found)], 1)
     for each in found:
@@ -78,7 +78,7 @@ def planned_sweep_as_text(found: Sequence[Planned]) -> str:
     return "\n".join(lines)
 
 
-def planned_sweep_as_json(found: Sequence[Planned]) -> str:
+def sweep_plan_as_json(found: Sequence[CellPlan]) -> str:
     """One JSON object: ``cells`` with name, settings, and the plan or the error of each."""
     cells = [
         {
@@ -100,7 +100,7 @@ def _name(cell: Cell) -> str:
     return shorten(", ".join(f"{key.rpartition('.')[2]}={shorten(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL)
 
 
-def _cells(each: Planned) -> tuple[str, ...]:
+def _cells(each: CellPlan) -> tuple[str, ...]:
     label, plan = _name(each.cell), each.plan
     if plan is None:
         return (label, *["–"] * (len(_HEAD) - 1))

@@ -10,7 +10,7 @@ from ...runner.data.column_paths import lookup, require_column
 from ...runner.text.prompt_templates import Columns, compile_value
 
 
-def choices_of(columns: Columns, path: str) -> tuple[str, ...]:
+def read_choices(columns: Columns, path: str) -> tuple[str, ...]:
     """The choices at ``path``, as they are given: a list of strings or, as CSV holds it, the JSON text of one. Raises RowError."""
     given = lookup(columns, path)
     found = _parsed(given) if isinstance(given, str) else given

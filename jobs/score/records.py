@@ -64,7 +64,7 @@ def text_record(request: TextRequest, outcome: Scored) -> dict[str, Any]:
         "token_logprobs": _masked(scores, "logprobs", there, FLOATS),
         "text_offset": tokens.offsets,
         "scored": there,
-        "sum_logprob": None if scores is None else total(scores.logprobs),
+        "sum_logprob": None if scores is None else exact_sum(scores.logprobs),
         "scored_tokens": int(np.count_nonzero(there)),
         "bytes": tokens.bytes,
         "scored_bytes": tokens.scored_bytes,
@@ -79,7 +79,7 @@ def text_record(request: TextRequest, outcome: Scored) -> dict[str, Any]:
 
 def choices_record(request: ChoicesRequest, outcome: Scored) -> dict[str, Any]:
     """Scored choices by column. The prediction is the choice with the largest sum, of equals the first."""
-    sums = [total(scores.logprobs) for scores in outcome.scores]
+    sums = [exact_sum(scores.logprobs) for scores in outcome.scores]
     prediction = int(np.argmax(sums))
     return {
         "prompt_tokens": request.prompt_tokens,
@@ -97,7 +97,7 @@ def choices_record(request: ChoicesRequest, outcome: Scored) -> dict[str, Any]:
     }
 
 
-def total(values: NDArray[np.float32]) -> float:
+def exact_sum(values: NDArray[np.float32]) -> float:
     """Σ of the stored float32, exactly rounded in float64."""
     return math.fsum(values.astype(np.float64))
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...runner.core.requests import Ids, Passage, ScoreRequest
-from .continuations import Continued
-from .scored_text import Tokens
+from .completions import PromptCompletions
+from .scored_text import ScoredText
 from .windows import Window
 
 
@@ -18,7 +18,7 @@ from .windows import Window
 class TextRequest(ScoreRequest):
     """A document, a completion or a chat: the scores of all passages, one after another, are those of its scored tokens."""
 
-    tokens: Tokens
+    tokens: ScoredText
 
     @property
     def text_tokens(self) -> int:
@@ -40,7 +40,7 @@ class ChoicesRequest(ScoreRequest):
         return [passage.ids[passage.positions] for passage in self.passages]
 
 
-def of_document(row: int, tokens: Tokens, windows: Iterable[Window], bos: int | None) -> TextRequest:
+def document_request(row: int, tokens: ScoredText, windows: Iterable[Window], bos: int | None) -> TextRequest:
     """A document, a passage a window; ``bos`` is put before each that does not start where the document does, None for nothing."""
     passages = tuple(_window(tokens.ids, window, bos) for window in windows)
     return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
@@ -53,13 +53,13 @@ def _window(ids: Ids, window: Window, bos: int | None) -> Passage:
     return Passage(fed, positions.astype(np.int32))
 
 
-def of_text(row: int, tokens: Tokens) -> TextRequest:
+def text_request(row: int, tokens: ScoredText) -> TextRequest:
     """A text in one passage; in none where nothing of it is scored."""
     passages = (_passage(tokens),) if tokens.scored.any() else ()
     return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
 
 
-def of_choices(row: int, choices: tuple[str, ...], continued: Continued, label: int | None) -> ChoicesRequest:
+def choices_request(row: int, choices: tuple[str, ...], continued: PromptCompletions, label: int | None) -> ChoicesRequest:
     """The choices, each as a completion of the prompt."""
     return ChoicesRequest(
         row=row,
@@ -71,7 +71,7 @@ def of_choices(row: int, choices: tuple[str, ...], continued: Continued, label: 
     )
 
 
-def _passage(tokens: Tokens) -> Passage:
+def _passage(tokens: ScoredText) -> Passage:
     """The tokens up to the last that is scored."""
     positions = np.flatnonzero(tokens.scored).astype(np.int32)
     return Passage(tokens.ids[: positions[-1] + 1], positions)

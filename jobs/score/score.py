@@ -22,14 +22,14 @@ from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
-from ..generate.prompt_encoding import require_chat_template, require_known, require_top
+from ..generate.prompt_encoding import require_chat_template, require_top, require_vocabulary
 from ..statistics.score_stats import score_statistics
 from ..statistics.score_table import score_closing
-from .choices import choices_of, compile_label, label_index
-from .continuations import Continuations
+from .choices import compile_label, label_index, read_choices
+from .completions import CompletionEncoder
 from .records import CHOICES, choices_record, text_columns, text_record
-from .requests import ChoicesRequest, TextRequest, of_choices, of_document, of_text
-from .scored_text import chat, document
+from .requests import ChoicesRequest, TextRequest, choices_request, document_request, text_request
+from .scored_text import encode_document, fit_chat
 from .windows import BOS_EVERY_WINDOW, Window, rolling, strided
 
 log = logging.getLogger("mlx_bulk")
@@ -134,7 +134,7 @@ class ScoreJob:
         """One request a row. Raises RowError."""
         request = self._requested(row)
         for passage in request.passages:
-            require_known(passage.ids, self.parts.vocabulary, "the text")
+            require_vocabulary(passage.ids, self.parts.vocabulary, "the text")
         return [request]
 
     @cached_property
@@ -149,8 +149,8 @@ class ScoreJob:
         bos = prefix if self._bos_every_window else None
 
         def request(row: Row) -> ScoreRequest:
-            tokens = document(text(row.columns), self.parts.tokenizer, prefix)
-            return of_document(row.position, tokens, self._windows(len(tokens.ids)), bos)
+            tokens = encode_document(text(row.columns), self.parts.tokenizer, prefix)
+            return document_request(row.position, tokens, self._windows(len(tokens.ids)), bos)
 
         return request
 
@@ -167,7 +167,7 @@ class ScoreJob:
 
         def request(row: Row) -> ScoreRequest:
             continued = continuations.of(row, prompt(row.columns), [completion(row.columns)])
-            return of_text(row.position, continued.completions[0])
+            return text_request(row.position, continued.completions[0])
 
         return request
 
@@ -177,9 +177,9 @@ class ScoreJob:
         right = compile_label(label, self.parts.columns) if label is not None else lambda _: None
 
         def request(row: Row) -> ScoreRequest:
-            choices = choices_of(row.columns, path)
+            choices = read_choices(row.columns, path)
             continued = continuations.of(row, prompt(row.columns), choices)
-            return of_choices(row.position, choices, continued, label_index(right(row.columns), choices))
+            return choices_request(row.position, choices, continued, label_index(right(row.columns), choices))
 
         return request
 
@@ -190,15 +190,15 @@ class ScoreJob:
 
         def request(row: Row) -> ScoreRequest:
             turns = tokenizer.encode_turns(read_messages(row.columns, path))
-            return of_text(row.position, chat(turns, tokenizer.bos, self._context, too_long))
+            return text_request(row.position, fit_chat(turns, tokenizer.bos, self._context, too_long))
 
         return request
 
     def _prompt(self) -> Callable[[Columns], Rendered]:
         return compile_prompt(self.config.prompt, self.parts.columns)
 
-    def _continuations(self) -> Continuations:
-        return Continuations(self.parts.tokenizer, self._prefix[1], self._context, self.config.prompt.too_long)
+    def _continuations(self) -> CompletionEncoder:
+        return CompletionEncoder(self.parts.tokenizer, self._prefix[1], self._context, self.config.prompt.too_long)
 
     # ------------------------------------------------------------------------------------------- outcome -> record
 

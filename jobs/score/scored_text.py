@@ -19,7 +19,7 @@ WORD_BORDER = re.compile(r"\s+")
 
 
 @dataclass(slots=True, frozen=True)
-class Tokens:
+class ScoredText:
     """Token ids [T] of ``text``, the code point at which each starts [T], and which of them are scored [T].
 
     spans: what of the text is asked about, in code points, less what special tokens stand for. until: the code point at which
@@ -81,25 +81,25 @@ class Tokens:
         return replace(self, ids=self.ids[index], offsets=self.offsets[index], scored=scored, until=until, truncated=True)
 
 
-def whole_text(prompt: Prompt, scored: NDArray[np.bool_], spans: tuple[Span, ...]) -> Tokens:
+def whole_text(prompt: Prompt, scored: NDArray[np.bool_], spans: tuple[Span, ...]) -> ScoredText:
     """The tokens of a text of which nothing is left out."""
-    return Tokens(prompt.text, prompt.ids, prompt.offsets, scored, spans, len(prompt.text))
+    return ScoredText(prompt.text, prompt.ids, prompt.offsets, scored, spans, len(prompt.text))
 
 
-def prefixed(prompt: Prompt, prefix: int | None) -> Prompt:
+def prepend_prefix(prompt: Prompt, prefix: int | None) -> Prompt:
     """A text's tokens behind the ``prefix`` token, which is not doubled where the text brings it."""
     if prefix is None or (len(prompt.ids) and prompt.ids[0] == prefix):
         return prompt
     return Prompt(prompt.text, np.append(np.int32(prefix), prompt.ids), np.append(np.int32(0), prompt.offsets))
 
 
-def document(text: str, tokenizer: Tokenizer, prefix: int | None) -> Tokens:
+def encode_document(text: str, tokenizer: Tokenizer, prefix: int | None) -> ScoredText:
     """A document, scored but for what stands first: the prefix token, or without one the text's own first token."""
-    prompt = prefixed(tokenizer.encode_text(text), prefix)
+    prompt = prepend_prefix(tokenizer.encode_text(text), prefix)
     return whole_text(prompt, np.arange(len(prompt.ids)) > 0, ((0, len(text)),))
 
 
-def chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> Tokens:
+def fit_chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> ScoredText:
     """A chat of which the assistant's turns are scored, cut to ``context`` tokens and one more, which is never fed.
 
     What stands behind the last turn is not fed either, and does not count. Raises RowError where the rest does not fit and
@@ -117,10 +117,10 @@ def chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> T
         raise too_long_error(f"the chat has {n} tokens to the end of the assistant's last turn", context)
     if too_long == "truncate_right":
         return whole.kept(np.arange(context + 1))
-    return whole.kept(last_of(whole.ids[:n], context + 1, bos))
+    return whole.kept(last_indices(whole.ids[:n], context + 1, bos))
 
 
-def last_of(ids: Ids, keep: int, bos: int | None) -> NDArray[np.intp]:
+def last_indices(ids: Ids, keep: int, bos: int | None) -> NDArray[np.intp]:
     """Indices of the last ``keep`` ids, of which the first gives way to a BOS that stands at the beginning."""
     index = np.arange(len(ids) - keep, len(ids))
     if keep > 1 and ids[0] == bos:

@@ -13,7 +13,7 @@ from .text import progress_of, status_values
 _NAME_WIDTH = 60
 
 
-def statuses(folder: Path) -> dict[str, Status | None]:
+def cell_statuses(folder: Path) -> dict[str, Status | None]:
     """The status of each cell of the sweep in ``folder``, in their order; None of one that no start has come to.
 
     Raises RunDirError where sweep.json, or a cell, cannot be read.

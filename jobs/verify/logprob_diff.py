@@ -86,7 +86,7 @@ class LogprobComparison:
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
 
-def comparison_json(found: LogprobComparison) -> Mapping[str, object]:
+def comparison_as_json(found: LogprobComparison) -> Mapping[str, object]:
     """The comparison for machines; a number that JSON does not know is null."""
 
     def number(value: float | None) -> float | None:
@@ -107,7 +107,7 @@ def comparison_json(found: LogprobComparison) -> Mapping[str, object]:
     return said | {"diverged": found.diverged, "left_out": found.left_out, "differences": rows}
 
 
-def as_text(found: LogprobComparison) -> str:
+def comparison_as_text(found: LogprobComparison) -> str:
     """The comparison as a line a policy and figure, and the verdict."""
     lines = [f"{found.how:<9}{found.records:,} records"]
     policies = {policy for policy, _ in found.differences}

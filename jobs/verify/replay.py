@@ -17,12 +17,12 @@ from ...runner.engine.setup import Setup
 from ...runner.pipeline.stored_model import StoredInput, run_model
 from ..kinds import KINDS
 from .logprob_diff import LogprobComparison
-from .stored_records import Stored, stored_records
+from .stored_records import StoredRecord, stored_records
 
 Place = tuple[int, int]  # position and sample
 
 
-def replayed(run: Path) -> LogprobComparison:
+def replay_run(run: Path) -> LogprobComparison:
     """Holds the stored logprobs and tokens of the run directory ``run`` against those that decoding gives now.
 
     Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was, DataError where
@@ -47,9 +47,9 @@ class _Replay:
     setup: Setup
     comparison: LogprobComparison
     policy: str
-    left: dict[Place, Stored] = field(default_factory=dict[Place, Stored])
+    left: dict[Place, StoredRecord] = field(default_factory=dict[Place, StoredRecord])
 
-    def run(self, records: Callable[[], Iterator[list[Stored]]]) -> None:
+    def run(self, records: Callable[[], Iterator[list[StoredRecord]]]) -> None:
         """Decodes the rows of all ``records`` again and compares."""
         engine = self.input.job.engine(self.setup, None)
         windows = self._windows(records)
@@ -59,7 +59,7 @@ class _Replay:
                 bar.update()
         self.comparison.diverged += len(self.left)  # no such outcome any more
 
-    def _windows(self, records: Callable[[], Iterator[list[Stored]]]) -> Iterator[list[AnyRequest]]:
+    def _windows(self, records: Callable[[], Iterator[list[StoredRecord]]]) -> Iterator[list[AnyRequest]]:
         """The requests of each shard that holds some of the records: in deterministic mode of all its rows, else of theirs."""
         shards = sorted({self._shard(record) for batch in records() for record in batch})
         by_shard = groupby(self.input.rows(shards), lambda row: self.input.layout.shard_of(row.position))
@@ -90,8 +90,8 @@ class _Replay:
             if (other := now[figure]) is not None:
                 self.comparison.add(self.policy, figure, stored[:same], other[:same])
 
-    def _position(self, record: Stored) -> int:
+    def _position(self, record: StoredRecord) -> int:
         return self.input.layout.position(record.round, record.row)
 
-    def _shard(self, record: Stored) -> int:
+    def _shard(self, record: StoredRecord) -> int:
         return self.input.layout.shard_of(self._position(record))

@@ -18,10 +18,10 @@ from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.stored_model import run_model
 from .logprob_diff import LogprobComparison
-from .stored_records import Stored, stored_records
+from .stored_records import StoredRecord, stored_records
 
 
-def rescored(run: Path) -> LogprobComparison:
+def rescore_run(run: Path) -> LogprobComparison:
     """Holds the stored logprobs of the run directory ``run`` against those of its own policies now.
 
     Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was.
@@ -36,7 +36,7 @@ def rescored(run: Path) -> LogprobComparison:
         return comparison
 
 
-def _compare(setup: Setup, records: list[Stored], policy: str, comparison: LogprobComparison) -> None:
+def _compare(setup: Setup, records: list[StoredRecord], policy: str, comparison: LogprobComparison) -> None:
     comparison.records += len(records)
     for temperature in sorted({record.temperature for record in records}, key=lambda value: -1.0 if value is None else value):
         alike = [record for record in records if record.temperature == temperature]
@@ -55,7 +55,7 @@ def _compare(setup: Setup, records: list[Stored], policy: str, comparison: Logpr
                     comparison.add(policy, figure, stored, tempered)
 
 
-def _hidden(record: Stored, figure: str) -> str | None:
+def _hidden(record: StoredRecord, figure: str) -> str | None:
     """Why a figure cannot be worked out from what is stored, or None."""
     if record.temperature is None:
         return f"{figure}: the record does not say its temperature"
@@ -70,7 +70,7 @@ def _hidden(record: Stored, figure: str) -> str | None:
     return None
 
 
-def _scored(setup: Setup, records: list[Stored], temperature: float | None) -> Iterator[tuple[Stored, Floats, Floats]]:
+def _scored(setup: Setup, records: list[StoredRecord], temperature: float | None) -> Iterator[tuple[StoredRecord, Floats, Floats]]:
     """Each record with its logprobs [N] and tempered logprobs [N]."""
     scorer = Scorer(replace(setup, wanted=LogprobOptions(echo=True, temperature=1.0 if temperature is None else temperature)))
     windows = iter([[reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]])

@@ -23,7 +23,7 @@ _FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 @dataclass(slots=True, frozen=True)
-class Stored:
+class StoredRecord:
     """One record. row, round, sample: which; figures: its stored logprobs [N] by name.
 
     temperature: None where it is not stored. edited: penalties, a bias or min_tokens may have changed its logits; filtered: top-k, top-p or
@@ -42,7 +42,7 @@ class Stored:
     kept: list[Ids] | None
 
 
-def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Iterator[list[Stored]]:
+def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Iterator[list[StoredRecord]]:
     """The committed records of a run, batch by batch, those of one ``policy`` (``Policy.name``) or, without one, all."""
     for batch in read_results(run):
         if policy is not None:
@@ -51,14 +51,14 @@ def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Ite
             yield [_stored(values, config) for values in batch.to_pylist()]
 
 
-def _stored(values: dict[str, Any], config: GenerateConfig) -> Stored:
+def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
     sampling = config.sampling
 
     def setting(name: str) -> Any:
         """The record's own value, or the config's; None where a column of the input gave it and the record does not say."""
         return values[name] if name in values else None if name in sampling.columns else getattr(sampling, name)
 
-    return Stored(
+    return StoredRecord(
         row=values["row"],
         round=values.get("round", 0),
         sample=values["sample"],

@@ -17,13 +17,13 @@ from ...runner.runs.audit import Audit, audit_run
 from ...runner.runs.run_files import current_run, is_sweep, notes_on
 from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import count_text
-from .logprob_diff import LogprobComparison, as_text, comparison_json
+from .logprob_diff import LogprobComparison, comparison_as_json, comparison_as_text
 
 _UNSOUND = 5  # exit code: not complete, damaged, or over another input than it began with
 _SHOWN = 20
 
 
-def verified(run: Path) -> Audit:
+def verify_run(run: Path) -> Audit:
     """The account of the run directory ``run``, whose input is looked for from where the run was started.
 
     A bar on a terminal shows how far it is. Raises RunDirError where there is no run to give account of.
@@ -42,15 +42,15 @@ def verified(run: Path) -> Audit:
     return found
 
 
-def compared_anew(run: Path, how: str) -> LogprobComparison:
+def recompute_logprobs(run: Path, how: str) -> LogprobComparison:
     """The stored logprobs held against those worked out now, ``how``: rescore or replay. Raises as they do."""
     if how == "rescore":
-        from .rescore import rescored
+        from .rescore import rescore_run
 
-        return rescored(run)
-    from .replay import replayed
+        return rescore_run(run)
+    from .replay import replay_run
 
-    return replayed(run)
+    return replay_run(run)
 
 
 def verify_exit_code(found: Audit, anew: LogprobComparison | None = None) -> int:
@@ -68,17 +68,25 @@ def _quarantined(found: Audit) -> dict[tuple[str, str], int]:
     return {kind: count for kind, count in found.errors.most_common() if kind[0] != DROP}
 
 
+<<<<<<< HEAD
 def audit_as_json(found: Audit, anew: LogprobComparison | None = None) -> str:
+=======
+def audit_as_json(found: Account, anew: LogprobComparison | None = None) -> str:
+>>>>>>> f6ff915 (Names of score, export, plan, status, verify and generate: functions are verbs, classes are nouns of the field)
     """The account as one JSON object, with what came of comparing ``anew``."""
     errors = [{"stage": stage, "error": error, "count": count} for (stage, error), count in found.errors.most_common()]
     values = asdict(found) | {"run": str(found.run), "errors": errors, "notes": notes_on(found.run)}
     values |= {"complete": found.complete, "exit_code": verify_exit_code(found, anew)}
     if anew is not None:
-        values["anew"] = comparison_json(anew)
+        values["anew"] = comparison_as_json(anew)
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
+<<<<<<< HEAD
 def audit_as_text(found: Audit, anew: LogprobComparison | None = None) -> str:
+=======
+def audit_as_text(found: Account, anew: LogprobComparison | None = None) -> str:
+>>>>>>> f6ff915 (Names of score, export, plan, status, verify and generate: functions are verbs, classes are nouns of the field)
     """The account as a line each for input, results, errors, open rows and parts, a line for each thing wrong, and the verdict.
 
     Behind it what came of comparing ``anew``.
@@ -87,7 +95,7 @@ def audit_as_text(found: Audit, anew: LogprobComparison | None = None) -> str:
     if len(found.problems) > _SHOWN:
         wrong.append(f"wrong: {len(found.problems) - _SHOWN:,} more; --json lists them all")
     lines = [f"{name:<9}{text}" for name, text in [*_counts(found), *(("note", note) for note in notes_on(found.run))]]
-    compared = [] if anew is None else as_text(anew).splitlines()
+    compared = [] if anew is None else comparison_as_text(anew).splitlines()
     return "\n".join(visible(line) for line in [*lines, *wrong, _verdict(found), *compared])
 
 

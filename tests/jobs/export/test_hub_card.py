@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 import yaml
-from mlx_bulk.jobs.export.hub_card import card
+from mlx_bulk.jobs.export.hub_card import dataset_card
 
 DIGEST = "ab" * 32
 
@@ -31,7 +31,7 @@ def config_in(text: str) -> dict[str, Any]:
 
 def test_it_tells_config_fingerprints_and_statistics(tmp_path: Path):
     statistics = pa.table({"group": ["all"], "records": [12], "completion_perplexity": [3.25], "clipped": pa.array([None], pa.int64())})
-    text = card("someone/answers", stored(tmp_path), "12 records of 3 rows.", 12, statistics)
+    text = dataset_card("someone/answers", stored(tmp_path), "12 records of 3 rows.", 12, statistics)
     assert config_in(text)["model"] == {"path": "org/name", "adapter": None}
     assert f"| `model.weights` | `{DIGEST}` |" in text
     assert f"| `prompt.chat_template` | `{DIGEST}` |" in text
@@ -47,7 +47,7 @@ def test_it_tells_no_folders_of_the_machine(tmp_path: Path):
     run = stored(tmp_path, path=["/home/somebody/secret/a.jsonl", "hf:org/data"])
     run["config"]["model"]["path"] = "models"  # beside where the run was started
     run["config"]["score"] = {"reference": {"path": "/home/somebody/secret/model"}}
-    text = card("a/b", run, "", 1, None)
+    text = dataset_card("a/b", run, "", 1, None)
     assert "secret" not in text
     assert "somebody" not in text
     assert str(tmp_path) not in text
@@ -59,7 +59,7 @@ def test_words_of_others_stay_words(tmp_path: Path):
     run = stored(tmp_path)
     run["config"]["prompt"]["text"] = "```\n# A heading\n<script>alert(1)</script>"
     groups = ["all", "a|b`c\n\x1b[2J<b>"]
-    text = card("a/b", run, "", 1, pa.table({"of": ["all", "group"], "group": groups, "documents": [2, 1]}))
+    text = dataset_card("a/b", run, "", 1, pa.table({"of": ["all", "group"], "group": groups, "documents": [2, 1]}))
     assert "````yaml\n" in text  # a longer fence than the one in the template
     table = text.partition("## Statistics")[2].strip().splitlines()
     assert {line.count("|") for line in table} == {4}
@@ -69,4 +69,4 @@ def test_words_of_others_stay_words(tmp_path: Path):
 
 def test_many_groups_are_cut(tmp_path: Path):
     table = pa.table({"group": ["all", *map(str, range(20))], "records": [1] * 21})
-    assert "13 more groups are left out." in card("a/b", stored(tmp_path), "", 1, table)
+    assert "13 more groups are left out." in dataset_card("a/b", stored(tmp_path), "", 1, table)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.export.trainer_columns import TRAINERS, Mapped, Ragged
+from mlx_bulk.jobs.export.trainer_columns import TRAINERS, Ragged, TrainerBatches
 
 EOS = 2
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
@@ -97,7 +97,7 @@ def test_an_eos_that_is_a_stop_id_is_not_put_twice():
 
 def test_appended_ends_are_counted():
     batch = pa.RecordBatch.from_pylist(RECORDS, SCHEMA)
-    mapping = Mapped("trl", EOS)
+    mapping = TrainerBatches("trl", EOS)
     assert [one.num_rows for one in mapping.batches(iter([batch, batch.slice(0, 1), batch.slice(0, 0)]))] == [4, 1, 0]
     assert mapping.appended == 2
 

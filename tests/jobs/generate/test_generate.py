@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pyarrow as pa
 import pytest
-from mlx_bulk.jobs.generate.generate import seed_of
+from mlx_bulk.jobs.generate.generate import sample_seed
 from mlx_bulk.runner.core.requests import Ids
 from mlx_bulk.runner.text.tokenizer import load_tokenizer as load_tokenizer
 from mlx_lm.utils import load_model
@@ -104,7 +104,7 @@ def test_identity_input_and_order(done: Done):
     assert [(r["row"], r["key"], r["sample"]) for r in records] == [(i, row["id"], s) for i, row in enumerate(ROWS) for s in (0, 1)]
     assert [r["input"] for r in records] == [row for row in ROWS for _ in (0, 1)]
     assert [r["prompt"] for r in records] == [row["q"] for row in ROWS for _ in (0, 1)]
-    assert [r["seed"] for r in records] == [seed_of(0, row["id"], sample) for row in ROWS for sample in (0, 1)]
+    assert [r["seed"] for r in records] == [sample_seed(0, row["id"], sample) for row in ROWS for sample in (0, 1)]
     assert all(0 <= record["seed"] < 2**53 for record in records)
 
 

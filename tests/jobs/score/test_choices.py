@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.jobs.score.choices import choices_of, compile_label, label_index
+from mlx_bulk.jobs.score.choices import compile_label, label_index, read_choices
 from mlx_bulk.runner.core.errors import DataError, RowError
 
 CHOICES = ("yes", "no", "2", "no")
 
 
 def test_choices_stand_in_a_column_or_deeper() -> None:
-    assert choices_of({"answers": ["a", ""]}, "answers") == ("a", "")
-    assert choices_of({"choices": {"text": ["a"], "label": ["A"]}}, "choices.text") == ("a",)
+    assert read_choices({"answers": ["a", ""]}, "answers") == ("a", "")
+    assert read_choices({"choices": {"text": ["a"], "label": ["A"]}}, "choices.text") == ("a",)
 
 
 def test_choices_can_be_the_json_text_of_a_list() -> None:
-    assert choices_of({"answers": '["a, b", "é"]'}, "answers") == ("a, b", "é")
+    assert read_choices({"answers": '["a, b", "é"]'}, "answers") == ("a, b", "é")
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_choices_can_be_the_json_text_of_a_list() -> None:
 )
 def test_what_is_no_list_of_strings_costs_the_row(value: Any, said: str) -> None:
     with pytest.raises(RowError, match=said):
-        choices_of({"answers": value}, "answers")
+        read_choices({"answers": value}, "answers")
 
 
 @pytest.mark.parametrize(

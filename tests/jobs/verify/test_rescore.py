@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, LogprobComparison, LogprobGap, as_text, comparison_json
+from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, LogprobComparison, LogprobGap, comparison_as_json, comparison_as_text
 from mlx_bulk.jobs.verify.verify import verify_exit_code
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.pipeline import stored_model
@@ -208,8 +208,8 @@ def test_the_bounds_hold_for_float32_alone(off: float, passed: bool):
 
 
 def test_nothing_to_compare_says_why():
-    assert "no record is finished yet" in as_text(LogprobComparison("rescored", float32=True))
-    assert "no record has logprobs" in as_text(LogprobComparison("replayed", float32=True, records=2))
+    assert "no record is finished yet" in comparison_as_text(LogprobComparison("rescored", float32=True))
+    assert "no record has logprobs" in comparison_as_text(LogprobComparison("replayed", float32=True, records=2))
 
 
 @pytest.mark.parametrize("how", ["--rescore", "--replay"])
@@ -226,8 +226,8 @@ def test_versions_are_listed_as_numbers():
     found = LogprobComparison("rescored", float32=True)
     for policy in ("10-b", "2-a", "9-c"):
         found.add(policy, "logprobs", np.zeros(1, np.float32), np.zeros(1, np.float32))
-    assert [row["policy"] for row in comparison_json(found)["differences"]] == ["2-a", "9-c", "10-b", ALL]  # pyright: ignore
-    lines = as_text(found).splitlines()
+    assert [row["policy"] for row in comparison_as_json(found)["differences"]] == ["2-a", "9-c", "10-b", ALL]  # pyright: ignore
+    lines = comparison_as_text(found).splitlines()
     assert [line.split()[0] for line in lines[1:-1]] == ["2-a", "9-c", "10-b", ALL]
 
 

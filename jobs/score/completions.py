@@ -17,21 +17,21 @@ from ...runner.core.errors import RowError
 from ...runner.core.requests import Ids, Prompt, Row
 from ...runner.text.prompt_templates import Rendered, Text
 from ...runner.text.tokenizer import Tokenizer
-from .scored_text import Tokens, last_of, prefixed, too_long_error, whole_text
+from .scored_text import ScoredText, last_indices, prepend_prefix, too_long_error, whole_text
 
 log = logging.getLogger("mlx_bulk")
 
 
 @dataclass(slots=True, frozen=True)
-class Continued:
+class PromptCompletions:
     """Completions behind one prompt of ``prompt_tokens`` tokens (before it is cut), in their order."""
 
     prompt_tokens: int
-    completions: tuple[Tokens, ...]
+    completions: tuple[ScoredText, ...]
 
 
 @dataclass(slots=True)
-class Continuations:
+class CompletionEncoder:
     """Makes them. prefix: the token that stands before a completion without a prompt. context: most tokens fed, None for no limit.
 
     too_long: error, truncate_left or truncate_right, for the prompt alone.
@@ -43,7 +43,7 @@ class Continuations:
     too_long: str
     warned: bool = field(default=False, init=False)
 
-    def of(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> Continued:
+    def of(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> PromptCompletions:
         """The ``completions`` (at least one) of a row's prompt. Raises RowError."""
         if not all(completions):
             which = f"the completion at index {completions.index('')} of {len(completions)}" if len(completions) > 1 else "the completion"
@@ -61,7 +61,7 @@ class Continuations:
             what = f"prompt and completion have as many tokens as the prompt alone, {len(before)}"
             raise RowError("tokenize", f"nothing is left to score: {what}; end the prompt, or begin the completion, with a space")
         self._warn(row, before, wholes)
-        return Continued(len(before), self._fitted(len(before), [_scored(whole, len(before), len(prompt)) for whole in wholes]))
+        return PromptCompletions(len(before), self._fitted(len(before), [_scored(whole, len(before), len(prompt)) for whole in wholes]))
 
     def _encode(self, text: str, opened: bool) -> Prompt:
         """Text with the special tokens that the tokenizer puts before it, or a rendered chat, which has its own."""
@@ -71,7 +71,7 @@ class Continuations:
         if self.prefix is None:
             cure = "set score.prefix to bos_or_eos" if self.tokenizer.bos is None else "set score.prefix to bos or bos_or_eos"
             raise RowError("tokenize", f"the prompt is empty, and there is no prefix token to score the completion behind; {cure}")
-        return np.array([self.prefix], np.int32), [prefixed(self.tokenizer.encode_text(text), self.prefix) for text in texts]
+        return np.array([self.prefix], np.int32), [prepend_prefix(self.tokenizer.encode_text(text), self.prefix) for text in texts]
 
     def _warn(self, row: Row, before: Ids, wholes: list[Prompt]) -> None:
         """Says once a run where the prompt's tokens are not what stands before the completion."""
@@ -83,7 +83,7 @@ class Continuations:
                 *(row.position, len(before)),
             )
 
-    def _fitted(self, n: int, completions: list[Tokens]) -> tuple[Tokens, ...]:
+    def _fitted(self, n: int, completions: list[ScoredText]) -> tuple[ScoredText, ...]:
         """The completions, their prompt of ``n`` tokens cut to what leaves room for the longest of them."""
         longest = max(len(tokens.ids) for tokens in completions) - n
         if self.context is None or n + longest <= self.context + 1:
@@ -95,13 +95,13 @@ class Continuations:
         keep = self.context + 1 - longest
         left = self.too_long == "truncate_left"
 
-        def cut(tokens: Tokens) -> Tokens:
-            index = last_of(tokens.ids[:n], keep, self.tokenizer.bos) if left else np.arange(keep)
+        def cut(tokens: ScoredText) -> ScoredText:
+            index = last_indices(tokens.ids[:n], keep, self.tokenizer.bos) if left else np.arange(keep)
             return tokens.kept(np.append(index, np.arange(n, len(tokens.ids))))
 
         return tuple(map(cut, completions))
 
 
-def _scored(whole: Prompt, n: int, start: int) -> Tokens:
+def _scored(whole: Prompt, n: int, start: int) -> ScoredText:
     """A prompt of ``n`` tokens with its completion, which starts at the code point ``start``."""
     return whole_text(whole, np.arange(len(whole.ids)) >= n, ((start, len(whole.text)),))

@@ -4,8 +4,8 @@ import logging
 
 import numpy as np
 import pytest
-from mlx_bulk.jobs.score.continuations import Continuations
-from mlx_bulk.jobs.score.scored_text import Tokens
+from mlx_bulk.jobs.score.completions import CompletionEncoder
+from mlx_bulk.jobs.score.scored_text import ScoredText
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.text.prompt_templates import Chat, Text
@@ -17,11 +17,11 @@ from ...runner.support.small_tokenizers import IM_START, demo, fast, sentencepie
 ROW = Row(7, "k", {})
 
 
-def made(prompt: str, *completions: str, context: int | None = None, too_long: str = "error", prefix: int | None = BOS) -> list[Tokens]:
-    return list(Continuations(demo(), prefix, context, too_long).of(ROW, Text(prompt), completions).completions)
+def made(prompt: str, *completions: str, context: int | None = None, too_long: str = "error", prefix: int | None = BOS) -> list[ScoredText]:
+    return list(CompletionEncoder(demo(), prefix, context, too_long).of(ROW, Text(prompt), completions).completions)
 
 
-def pieces(tokens: Tokens, scored: bool) -> list[str]:
+def pieces(tokens: ScoredText, scored: bool) -> list[str]:
     return [demo().decode(tokens.ids[i : i + 1]) for i in np.flatnonzero(tokens.scored == scored)]
 
 
@@ -47,24 +47,24 @@ def test_text_behind_which_a_tokenizer_puts_a_token() -> None:
     special = [("<s>", backend.token_to_id("<s>")), ("</s>", backend.token_to_id("</s>"))]
     backend.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=special)
     tokenizer = fast(backend)
-    tokens = Continuations(tokenizer, None, None, "error").of(ROW, Text("a"), [" k"]).completions[0]
+    tokens = CompletionEncoder(tokenizer, None, None, "error").of(ROW, Text("a"), [" k"]).completions[0]
     assert tokenizer._hf.convert_ids_to_tokens(tokens.ids.tolist()) == ["<s>", "a", "Ġk"]  # pyright: ignore[reportPrivateUsage]
     assert tokens.scored.tolist() == [False, False, True]
 
 
 def test_a_chat_prompt_gets_no_special_tokens_beside_its_own() -> None:
     chat = Chat([{"role": "user", "content": "Hi"}], "The king")
-    tokens = Continuations(demo(), BOS, None, "error").of(ROW, chat, [" is"]).completions[0]
+    tokens = CompletionEncoder(demo(), BOS, None, "error").of(ROW, chat, [" is"]).completions[0]
     assert tokens.ids.tolist().count(BOS) == 1
     assert tokens.ids[:2].tolist() == [BOS, IM_START]
     assert pieces(tokens, True) == [" is"]
-    bare = Continuations(demo(), BOS, None, "error").of(ROW, Chat(chat.messages), ["Hi"]).completions[0]
+    bare = CompletionEncoder(demo(), BOS, None, "error").of(ROW, Chat(chat.messages), ["Hi"]).completions[0]
     assert bare.parts == ["\nHi"]  # the line end behind "assistant" moves too
 
 
 def test_an_empty_prompt_is_scored_behind_the_prefix() -> None:
     for prompt, asked in (("", "The king"), (" \n", " \nThe king")):
-        continued = Continuations(demo(), BOS, None, "error").of(ROW, Text(prompt), ["The king"])
+        continued = CompletionEncoder(demo(), BOS, None, "error").of(ROW, Text(prompt), ["The king"])
         tokens = continued.completions[0]
         assert continued.prompt_tokens == 1
         assert tokens.ids.tolist() == demo().encode(asked).ids.tolist()
@@ -76,7 +76,7 @@ def test_an_empty_prompt_without_a_prefix_is_an_error_that_names_the_cure() -> N
         made("", "x", prefix=None)
     no_bos = Tokenizer(sentencepiece_like(bpe=True)._hf.__class__(tokenizer_object=sentencepiece_like(bpe=True)._hf.backend_tokenizer))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(RowError, match=r"set score\.prefix to bos_or_eos$"):
-        Continuations(no_bos, None, None, "error").of(ROW, Text(""), ["x"])
+        CompletionEncoder(no_bos, None, None, "error").of(ROW, Text(""), ["x"])
 
 
 @pytest.mark.parametrize("prompt", ["The king", "The king\n", ""])
@@ -91,7 +91,7 @@ def test_an_empty_completion_is_an_error(prompt: str) -> None:
 def test_tokens_joined_across_the_border_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging.getLogger("mlx_bulk"), "warning", lambda text, *values: said.append(text % values))
-    continuations = Continuations(demo(), BOS, None, "error")
+    continuations = CompletionEncoder(demo(), BOS, None, "error")
     continuations.of(ROW, Text("The king"), [" is"])
     assert not said
     continuations.of(Row(8, "l", {}), Text("The ki"), ["ng is gone"])
