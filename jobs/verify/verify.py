@@ -68,11 +68,7 @@ def _quarantined(found: Audit) -> dict[tuple[str, str], int]:
     return {kind: count for kind, count in found.errors.most_common() if kind[0] != DROP}
 
 
-<<<<<<< HEAD
 def audit_as_json(found: Audit, anew: LogprobComparison | None = None) -> str:
-=======
-def audit_as_json(found: Account, anew: LogprobComparison | None = None) -> str:
->>>>>>> f6ff915 (Names of score, export, plan, status, verify and generate: functions are verbs, classes are nouns of the field)
     """The account as one JSON object, with what came of comparing ``anew``."""
     errors = [{"stage": stage, "error": error, "count": count} for (stage, error), count in found.errors.most_common()]
     values = asdict(found) | {"run": str(found.run), "errors": errors, "notes": notes_on(found.run)}
@@ -82,11 +78,7 @@ def audit_as_json(found: Account, anew: LogprobComparison | None = None) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
-<<<<<<< HEAD
 def audit_as_text(found: Audit, anew: LogprobComparison | None = None) -> str:
-=======
-def audit_as_text(found: Account, anew: LogprobComparison | None = None) -> str:
->>>>>>> f6ff915 (Names of score, export, plan, status, verify and generate: functions are verbs, classes are nouns of the field)
     """The account as a line each for input, results, errors, open rows and parts, a line for each thing wrong, and the verdict.
 
     Behind it what came of comparing ``anew``.
