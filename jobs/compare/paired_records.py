@@ -12,15 +12,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ...runner.core.arrays import Bools, Doubles, Ints
 from ...runner.store.results import read_results
 from ..statistics.standard_errors import clustered_error, through_exp
 from .paired_rewards import error_by_document, reward_figures
 
-Ints = NDArray[np.int64]
-Doubles = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 Figures = dict[str, float | int | str | None]
 
 TEXT = ("sum_logprob", "scored_tokens", "scored_bytes")
@@ -148,7 +145,7 @@ def _texts(both: _Both, tokens: Callable[[], _Both]) -> tuple[Figures, str, list
     return figures | _difference(sums, counts, fit, unit), f"NLL (nats per {unit})", means
 
 
-def _difference(sums: Sequence[Doubles], counts: Doubles, fit: Flags, unit: str) -> Figures:
+def _difference(sums: Sequence[Doubles], counts: Doubles, fit: Bools, unit: str) -> Figures:
     """The figures of the documents that ``fit``: sums of logprobs of both runs over ``counts`` tokens or bytes each."""
     gaps, sizes = (sums[0] - sums[1])[fit], counts[fit].astype(np.int64)
     total = int(sizes.sum())
@@ -173,7 +170,7 @@ class _Sums:
 class _Shared:
     """Of each document [M]: whether its tokens are the same in both runs, how many both scored, and their sums in A and B."""
 
-    same: Flags
+    same: Bools
     counts: Doubles
     sums: list[Doubles]
 

@@ -6,12 +6,9 @@ Knows arrays of rewards and which document each is of; no runs and no files. Dif
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...runner.core.arrays import Doubles, Ints
 from ..statistics.standard_errors import clustered_error
-
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def error_by_document(gaps: Doubles, rows: Ints) -> float | None:

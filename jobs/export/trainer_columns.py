@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...runner.core.arrays import Bools
+
 Columns = dict[str, pa.Array]
-Bools = NDArray[np.bool_]
 Values = NDArray[Any]
 
 

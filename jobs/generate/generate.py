@@ -18,9 +18,10 @@ from ...configs.errors import ConfigError
 from ...configs.explain import shown
 from ...configs.fields import Expected
 from ...configs.schema import GenerateConfig, SamplingConfig
+from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import Generate, Generated, Ids, Outcome, Prompt, Request, Row, Sample, Sampling
+from ...runner.core.requests import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup

@@ -1,8 +1,9 @@
 """A row's prompt as tokens, for every job that has one: raw text, or messages through the chat template."""
 
 from ...configs.errors import ConfigError
+from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
-from ...runner.core.requests import Ids, Prompt
+from ...runner.core.requests import Prompt
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Rendered, Text
 from ...runner.text.tokenizer import Tokenizer

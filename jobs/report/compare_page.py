@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...runner.core.arrays import Doubles
 from ..compare.compare import RunComparison, compared
 from ..compare.text import figure_lines, most_lines, noted, run_cells, setting_lines, statistic_lines
 from ..report_data.bins import Bins
@@ -18,7 +18,6 @@ from .page import Card, Page, PageSection, Table, table
 
 _DOTS = 1_500
 _MOST = 20
-Doubles = NDArray[np.float64]
 
 
 def pair_page(a: Path, b: Path) -> Page:

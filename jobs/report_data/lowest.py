@@ -6,10 +6,8 @@ Knows scores and who a record is. What a score means is the caller's.
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ...runner.core.arrays import Doubles, Ints
 
 
 @dataclass(slots=True)

@@ -12,13 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ...runner.core.arrays import Doubles, Ints
 from ...runner.store.results import read_results
 from .bins import Bins
 from .lowest import Lowest, shuffled
 from .rollout_groups import GroupFigures
-
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SPAN = 8  # tokens of a span
 _NEEDED = ("row", "sample", "round", "prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")

@@ -9,14 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...runner.core.arrays import Doubles, Ints
 from ..statistics.rollout_stats import pass_at_k
 from .bins import Bins
 from .lowest import Lowest, shuffled
-
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _KEEP = 12  # groups to look at
 _REWARDS = (-100.0, 1 / 64, 100.0)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...runner.core.requests import Ids
+from ...runner.core.arrays import Ids
 
 Spell = Callable[[int], str]
 Token = list[Any]  # [text, logprob, rank, entropy, [[text, logprob], …]], short of what is null at its end

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
-from ...runner.core.requests import Ids, Prompt, Row
+from ...runner.core.requests import Prompt, Row
 from ...runner.text.prompt_templates import Rendered, Text
 from ...runner.text.tokenizer import Tokenizer
 from .scored_text import ScoredText, last_indices, prepend_prefix, too_long_error, whole_text

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...runner.core.requests import Ids, Passage, ScoreRequest
+from ...runner.core.arrays import Ids
+from ...runner.core.requests import Passage, ScoreRequest
 from .completions import PromptCompletions
 from .scored_text import ScoredText
 from .windows import Window

@@ -10,8 +10,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
-from ...runner.core.requests import Ids, Prompt
+from ...runner.core.requests import Prompt
 from ...runner.text.assistant_spans import Span, Turns
 from ...runner.text.tokenizer import Tokenizer
 

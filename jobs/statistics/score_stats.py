@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from ...configs.score import ScoreConfig
-from .score_sums import Floats, Lines, ScoreSums, collect_scores
+from ...runner.core.arrays import Floats
+from .score_sums import Lines, ScoreSums, collect_scores
 from .standard_errors import bits_per_byte, clustered_error, percentiles, perplexity, share_error, through_exp, tokenwise_error
 
 KL_PERCENTILES = {

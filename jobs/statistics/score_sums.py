@@ -18,12 +18,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...configs.score import ScoreConfig
+from ...runner.core.arrays import Doubles, Floats, Ints
 from ...runner.store.results import read_results
 
 Lines = NDArray[Any]  # of one of the dtypes below
-Floats = NDArray[np.float32]
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # squares: Σ (x − the document's mean)² over its tokens.
 TOKENS = [

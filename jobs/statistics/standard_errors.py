@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Doubles = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ...runner.core.arrays import Doubles, Ints
 
 
 def perplexity(sum_logprob: float, tokens: int) -> float | None:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ...runner.core.arrays import Floats
 
 LARGEST, MEAN = 2e-4, 3e-5  # float32's promises for the same tokens in other shapes
 ALL = "all"
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from ...runner.core.arrays import Floats
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import Floats, Scored
+from ...runner.core.requests import Scored
 from ...runner.engine.kept_logprobs import kept_logprobs
 from ...runner.engine.reference_logprobs import reference_request
 from ...runner.engine.scorer import Scorer

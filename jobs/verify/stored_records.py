@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...configs.schema import GenerateConfig
-from ...runner.core.requests import Floats, Ids
+from ...runner.core.arrays import Floats, Ids
 from ...runner.policies.recorded_policies import policy_names
 from ...runner.store.results import read_results
 

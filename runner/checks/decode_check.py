@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import score
+from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Generate, Generated, Ids, Outcome, Prompt, Request, Sample, Sampling
+from ..core.requests import Generate, Generated, Outcome, Prompt, Request, Sample, Sampling
 from ..engine.engine import Engine
 from ..engine.setup import Setup
 from ..layers.kv_cache import fresh

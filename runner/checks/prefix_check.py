@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import score
+from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Ids, Request, Sampling
+from ..core.requests import Request, Sampling
 from ..engine.engine import Engine
 from ..engine.prefill import grown, prefill
 from ..engine.setup import Setup

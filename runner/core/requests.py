@@ -7,15 +7,10 @@ tagged variants (``Generate`` / ``Generated``; scoring adds its own), so the eng
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
+from .arrays import Floats, Ids
 from .policy import Policy
-
-Ids = NDArray[np.int32]
-Floats = NDArray[np.float32]
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from ..core.requests import Floats, Ids
+from ..core.arrays import Floats, Ids
 from ..layers.kv_cache import evaluate_caches, fresh
 from .prefill import chunk
 from .setup import Setup

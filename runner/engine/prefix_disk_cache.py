@@ -20,8 +20,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache
 
 from ...kernels.logprobs import Scores
+from ..core.arrays import Ids
 from ..core.errors import ModelError, first_line
-from ..core.requests import Ids
 from ..files.atomic import make_folder, replacing
 from ..files.disk_space import RESERVE_BYTES
 from ..layers.kv_cache import Caches, kept_inside

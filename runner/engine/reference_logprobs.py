@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Failure, Generated, Ids, Passage, Request, Scored, ScoreRequest
+from ..core.requests import Failure, Generated, Passage, Request, Scored, ScoreRequest
 from .scorer import Scorer
 from .setup import Setup
 

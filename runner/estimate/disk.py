@@ -12,9 +12,10 @@ import pyarrow as pa
 from ...configs.schema import JobConfig
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
+from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
 from ..core.policy import Policy
-from ..core.requests import AnyRequest, Failure, Generated, Ids, Outcome, Request, Row, Sample, Scored, ScoreRequest
+from ..core.requests import AnyRequest, Failure, Generated, Outcome, Request, Row, Sample, Scored, ScoreRequest
 from ..engine.partial_scores import NO_DIVERGENCE
 from ..pipeline.job import Grouping, Job, Ratings
 from ..store.arrow_builder import record_batch, record_bytes

@@ -14,7 +14,8 @@ from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
 from ..checks.row_limits import row_check
 from ..core import shard_layout
-from ..core.requests import AnyRequest, BadRow, Failure, Generate, Ids, Prompt, Request, Row, ScoreRequest
+from ..core.arrays import Ids
+from ..core.requests import AnyRequest, BadRow, Failure, Generate, Prompt, Request, Row, ScoreRequest
 from ..core.shard_layout import rounds_of
 from ..data.reader import read_rows
 from ..engine.setup import Setup

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from ..core.arrays import Ints
 from ..files.file_stamp import sha256
 from ..store.commit_log import Commit
 from ..store.part_file import read_part
 from ..store.paths import RunPaths
-from ..store.row_order import Ints, positions
+from ..store.row_order import positions
 
 
 class DamageError(Exception):

@@ -14,7 +14,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.requests import Ids, Passage, ScoreRequest
+from ..core.arrays import Ids
+from ..core.requests import Passage, ScoreRequest
 from .limits import Limits
 
 MIN_PREFIX = 16  # tokens: sharing fewer saves less than the extra call and the copy of the KV cache cost

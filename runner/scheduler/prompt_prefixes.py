@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from ..core.requests import Ids, Request
+from ..core.arrays import Ids
+from ..core.requests import Request
 from .limits import Limits
 from .prefix_tree import CALL_TOKENS, PrefixRange, prefix_ranges, sort_key
 from .request_queue import Arrange, SharedPrefix, WindowOrder, longest_first, share_nothing

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..core.requests import Ids, Request
+from ..core.arrays import Ids
+from ..core.requests import Request
 from .limits import Limits, Load
 
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from ..core.arrays import Ints
 
 _BATCH_ROWS, _BATCH_BYTES = 1024, 16 << 20
 _GATHER_ROWS = 64  # gathered at a time, so that a batch of long records overshoots its bytes by little

@@ -7,7 +7,7 @@ positions only; the records themselves are the journal's.
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from ..core.arrays import Ints
 
 WHOLE = -1  # in place of a sample: the row as a whole
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.arrays import Ids
 from ..core.errors import RowError
-from ..core.requests import Ids, Prompt
+from ..core.requests import Prompt
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 Span = tuple[int, int]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ..core.requests import Ids
+from ..core.arrays import Ids
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 UNSETTLED = 64  # tokens that may wait for the rest of a character before they are taken for broken

@@ -10,7 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
-from ..core.requests import Ids
+from ..core.arrays import Ids
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -17,8 +17,9 @@ import numpy as np
 from ...configs.errors import ConfigError
 from ...configs.schema import names_a_file
 from ...configs.visible import visible
+from ..core.arrays import Ids
 from ..core.errors import ModelError, RowError
-from ..core.requests import Ids, Prompt, Sampling
+from ..core.requests import Prompt, Sampling
 from .assistant_spans import Turns, marks_turns, render_chat, token_spans, without_special
 from .chat_template_check import try_template
 from .stop_strings import BROKEN, StopStrings

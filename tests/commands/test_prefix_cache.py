@@ -5,7 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.core.requests import Ids
+from mlx_bulk.runner.core.arrays import Ids
 from mlx_bulk.runner.engine import prefix_kv
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, Base
 from mlx_bulk.runner.engine.setup import Setup

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from mlx_bulk.jobs.generate.generate import sample_seed
-from mlx_bulk.runner.core.requests import Ids
+from mlx_bulk.runner.core.arrays import Ids
 from mlx_bulk.runner.text.tokenizer import load_tokenizer as load_tokenizer
 from mlx_lm.utils import load_model
 from numpy.typing import NDArray
