@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ...configs.errors import BulkError, ConfigError
+from ...runner.core.errors import first_line
 from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.results import read_results
@@ -110,6 +111,6 @@ def _said(to: str) -> Generator[None]:
     except BulkError:
         raise
     except Exception as error:  # the hub client raises many kinds
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error, None)
         cure = "log in with `hf auth login`, as somebody who may write there, and run the same command again"
         raise BulkError(f"--to {to}: cannot be uploaded: {reason}. Nothing was committed: {cure}.") from error

@@ -19,7 +19,7 @@ from ...configs.explain import problems, shown
 from ...configs.fields import Section, nearest
 from ...configs.schema import BatchConfig
 from ...kernels import backend
-from ...runner.core.errors import ModelError
+from ...runner.core.errors import ModelError, first_line
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
@@ -154,7 +154,7 @@ def _tokenizer(config: EvalModelConfig, checkpoint: Checkpoint) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code, use_fast=True, **more)
     except Exception as error:  # tokenizers fail in many ways; each means that this one cannot be used
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error, None)
         raise ModelError(f"the tokenizer of {path} cannot be loaded: {reason}") from error
 
 

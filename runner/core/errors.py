@@ -38,10 +38,10 @@ class RowError(Exception):
         self.stage = stage
 
 
-def first_line(error: BaseException) -> str:
-    """What an error says, short enough for a line of the log."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] if len(lines[0]) <= 200 else f"{lines[0][:199]}…"
+def first_line(error: BaseException, most: int | None = 200) -> str:
+    """Returns the first line of an error's message, its class where it has none, cut to ``most`` characters (None: whole)."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return line if most is None or len(line) <= most else f"{line[: most - 1]}…"
 
 
 DROP = "drop"  # the stage of what is left out on purpose: it is no error, though it stands in errors/

@@ -23,6 +23,7 @@ from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
 from ...kernels import activations, attention, native
+from ..core.errors import first_line
 from .call_context import context_of
 from .cpu_layers import or_else
 from .kv_cache import fresh
@@ -185,7 +186,7 @@ def _result(way: _Way, network: Network, rows: list[NDArray[np.int32]]) -> NDArr
     try:
         return np.array(way(network, rows).astype(mx.float32))
     except Exception as error:  # a model file may fail in any way
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return first_line(error, None)
 
 
 def _alone(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.schema import ModelConfig
-from ..core.errors import ModelError
+from ..core.errors import ModelError, first_line
 from ..files.hash_cache import folder_sha256
 
 WEIGHTS = ("*.safetensors", "config.json")
@@ -135,8 +135,9 @@ def _folder(path: str, revision: str | None, key: str, *, weights: bool = True) 
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds; each means that there is no model
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{key}: {path} is neither a local folder nor to be had from the hub: {reason}{_near(local)}") from error
+        raise ModelError(
+            f"{key}: {path} is neither a local folder nor to be had from the hub: {first_line(error, None)}{_near(local)}"
+        ) from error
 
 
 def _near(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
 from ...kernels import backend
-from ..core.errors import ModelError
+from ..core.errors import ModelError, first_line
 from .checkpoint import Checkpoint, checkpoint_fingerprints
 from .config_compat import translated
 
@@ -158,8 +158,8 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     if "trust_remote_code" in str(error):
         return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0] + (f" (and {len(lines) - 1} more lines; --log-level debug shows them)" if len(lines) > 1 else "")
+    more = len(str(error).strip().splitlines()) - 1
+    return first_line(error, None) + (f" (and {more} more lines; --log-level debug shows them)" if more > 0 else "")
 
 
 def _dtype(wanted: str) -> Any:

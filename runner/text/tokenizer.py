@@ -18,7 +18,7 @@ from ...configs.errors import ConfigError
 from ...configs.schema import names_a_file
 from ...configs.visible import visible
 from ..core.arrays import Ids
-from ..core.errors import ModelError, RowError
+from ..core.errors import ModelError, RowError, first_line
 from ..core.requests import Prompt, Sampling
 from .assistant_spans import Turns, marks_turns, render_chat, token_spans, without_special
 from .chat_template_check import try_template
@@ -212,7 +212,7 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
     try:
         hf = load_tokenizer(folder, {"trust_remote_code": trust_remote_code})._tokenizer  # pyright: ignore[reportPrivateUsage]
     except Exception as error:  # tokenizers fail in many ways; each means that this folder cannot be used
-        reason = visible((str(error).strip().splitlines() or [type(error).__name__])[0])
+        reason = visible(first_line(error, None))
         if "trust_remote_code" in str(error):
             reason = "it needs code that comes with it; set model.trust_remote_code if you trust it"
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
