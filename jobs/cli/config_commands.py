@@ -44,7 +44,7 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     config = load_config(source.file, source.overrides, source.paths)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
     prepare_mlx()
-    from ...runner.estimate.plan import planned
+    from ...runner.estimate.plan import plan_run
     from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS
     from ..plan.sweep import plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
@@ -53,7 +53,7 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     if isinstance(config, SweepConfig):
         plans = plan_sweep(sweep_cells, KINDS, calibrate)
         return plan_exit_code(plans), sweep_plan_as_json(plans) if as_json else sweep_plan_as_text(plans)
-    forecast = planned(config, KINDS[config.job], ModelPool() if calibrate else None)
+    forecast = plan_run(config, KINDS[config.job], ModelPool() if calibrate else None)
     return 0, plan_as_json(forecast) if as_json else plan_as_text(forecast, shutil.get_terminal_size((100, 0)).columns)
 
 

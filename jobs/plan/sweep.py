@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ...configs.cells import Cell, plain
 from ...configs.errors import BulkError
-from ...runner.estimate.plan import Plan, planned
+from ...runner.estimate.plan import Plan, plan_run
 from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
@@ -43,7 +43,7 @@ def plan_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: bool
     found: dict[str, CellPlan] = {}
     for number, cell in enumerate(in_loading_order(cells), start=1):
         log.info("cell %d of %d: %s", number, len(cells), cell.label)
-        found[cell.name] = _planned(cell, lambda cell=cell: planned(cell.config, kinds[cell.config.job], models))
+        found[cell.name] = _planned(cell, lambda cell=cell: plan_run(cell.config, kinds[cell.config.job], models))
     return [found[cell.name] for cell in cells]
 
 
@@ -67,8 +67,8 @@ def sweep_plan_as_text(found: Sequence[CellPlan]) -> str:
     for each in found:
         if each.plan is None:
             lines.append(f"{each.cell.label}: {each.message}")
-        elif each.plan.found.state == "refused":
-            lines.append(f"{each.cell.label}: would be refused: {'; '.join(each.plan.found.differences)}")
+        elif each.plan.output.state == "refused":
+            lines.append(f"{each.cell.label}: would be refused: {'; '.join(each.plan.output.differences)}")
     plans = [each.plan for each in found if each.plan is not None]
     if plans:
         seconds = [plan.seconds_left for plan in plans]
@@ -104,9 +104,9 @@ def _cells(each: CellPlan) -> tuple[str, ...]:
     label, plan = _name(each.cell), each.plan
     if plan is None:
         return (label, *["–"] * (len(_HEAD) - 1))
-    bad = round(plan.survey.factor * plan.survey.bad)
+    bad = round(plan.survey.factor * plan.survey.bad_rows)
     tokens = plan.prompt_tokens + plan.work.generated if plan.survey.generates else plan.work.prefilled
     memory = size_as_text(plan.weight_bytes + plan.work.kv_bytes)
     time = "–" if plan.seconds_left is None else duration(plan.seconds_left)
-    left = "refused" if plan.found.state == "refused" else f"{plan.rows_left:,}"
+    left = "refused" if plan.output.state == "refused" else f"{plan.rows_left:,}"
     return (label, f"{plan.survey.rows:,}", left, f"{bad:,}", f"{tokens:,}", memory, size_as_text(plan.disk_bytes), time)

@@ -37,32 +37,32 @@ def plan_as_json(plan: Plan) -> str:
 
 def plan_values(plan: Plan) -> dict[str, Any]:
     """The plan's figures by name; sums are of all rows, what is not known is null."""
-    survey, measured = plan.survey, plan.calibration
+    survey, measured, output = plan.survey, plan.calibration, plan.output
     return {
         "job": plan.config.job,
         "model": plan.config.model.path,
-        "output": {"path": plan.config.output.path, "state": plan.found.state, "rows": plan.found.rows, "reasons": plan.found.differences},
+        "output": {"path": plan.config.output.path, "state": output.state, "rows": output.rows, "reasons": output.differences},
         "rows": survey.rows,
-        "rows_read": survey.looked_at,
+        "rows_read": survey.rows_read,
         "rows_left": plan.rows_left,
         "input_bytes": plan.input_bytes,
         "problems": [asdict(problem) for problem in survey.problems.values()],
-        "rows_full": round(survey.factor * survey.full),
-        "rows_cut": round(survey.factor * survey.cut),
+        "rows_full": round(survey.factor * survey.full_rows),
+        "rows_cut": round(survey.factor * survey.cut_rows),
         "tokens": {"sum": plan.prompt_tokens, **(length_figures(survey.lengths) if survey.lengths else {})},
         "completions": plan.completions,
         "generated_tokens": {"most": plan.work.generated, "expected": None if plan.expected is None else plan.expected.generated},
         "scored_tokens": plan.work.scored,
         "fed_tokens": plan.work.prefilled,
         "shared_tokens": plan.shared_tokens,
-        "common_prefix_tokens": None if survey.common is None else len(survey.common),
+        "common_prefix_tokens": None if survey.common_prefix is None else len(survey.common_prefix),
         "batches": plan.work.calls,
         "padding_waste": round((plan.expected or plan.work).padding_waste, 4),
         "way": plan.way,
         "weight_bytes": plan.weight_bytes,
         "kv_bytes": round(plan.work.kv_bytes),
         "kv_bytes_room": round(plan.limits.kv_bytes),
-        "kv_bytes_aside": round(plan.aside_bytes),
+        "kv_bytes_aside": round(plan.reserved_bytes),
         "memory_bytes": plan.memory_bytes,
         "disk_bytes": plan.disk_bytes,
         "free_bytes": plan.free_bytes,
@@ -105,7 +105,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _output(plan: Plan) -> Iterator[tuple[str, str]]:
-    found, path = plan.found, plan.config.output.path
+    found, path = plan.output, plan.config.output.path
     if found.state == "new":
         yield "output", f"{path}: nothing is done there yet"
     elif found.state == "refused":
@@ -125,26 +125,26 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "rows", f"{survey.rows:,} from {where}{size}"
     if (rounds := survey.rows // max(1, survey.input_rows)) > 1:
         yield "", f"{survey.input_rows:,} of the input in {rounds:,} rounds"
-    if survey.looked_at < survey.input_rows:
-        yield "", f"{survey.looked_at:,} of them were read, in windows spread evenly over the input; sums below are scaled up from these"
+    if survey.rows_read < survey.input_rows:
+        yield "", f"{survey.rows_read:,} of them were read, in windows spread evenly over the input; sums below are scaled up from these"
     if not survey.rows:
         yield "", "the input has no rows; a run has nothing to do"
-    of = " of those read" if survey.looked_at < survey.rows else ""
-    if survey.bad:
-        verb = "goes" if survey.bad == 1 else "go"
+    of = " of those read" if survey.rows_read < survey.rows else ""
+    if survey.bad_rows:
+        verb = "goes" if survey.bad_rows == 1 else "go"
         yield (
             "bad",
-            f"{survey.bad:,}{of} cannot be done"
+            f"{survey.bad_rows:,}{of} cannot be done"
             + (f" and {verb} to errors/:" if plan.config.on_error == "quarantine" else "; on_error: fail ends the run at the first:"),
         )
     for problem in sorted(survey.problems.values(), key=lambda each: -each.count):
         yield "", f"{problem.count:,} {problem.stage} ({problem.error}), for example"
         yield from (("", f"  {example}") for example in problem.examples)
-    if survey.full:
+    if survey.full_rows:
         cured = "their completions have fewer tokens than max_tokens, or their prompts are cut (prompt.too_long)"
-        yield "", f"{survey.full:,}{of} fill the model's context of {plan.context:,} tokens: {cured}"
-    if survey.cut:
-        yield "", f"{survey.cut:,}{of} are longer than the context and lose tokens to it (prompt.too_long)"
+        yield "", f"{survey.full_rows:,}{of} fill the model's context of {plan.context:,} tokens: {cured}"
+    if survey.cut_rows:
+        yield "", f"{survey.cut_rows:,}{of} are longer than the context and lose tokens to it (prompt.too_long)"
 
 
 def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -193,8 +193,8 @@ def _shared_prompts(plan: Plan) -> Iterator[tuple[str, str]]:
     said: list[str] = []
     if plan.shared_tokens:
         said.append(f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill")
-    if plan.alike_tokens > 0:
-        said.append(f"{plan.alike_tokens:,} prompt tokens are not fed again: rows begin alike")
+    if plan.prefix_tokens_saved > 0:
+        said.append(f"{plan.prefix_tokens_saved:,} prompt tokens are not fed again: rows begin alike")
     elif plan.repeated_prefix:
         said.append(f"all prompts begin with the same {plan.repeated_prefix:,} tokens; each row's prefill computes them anew")
     yield from zip(["shared", *[""] * len(said)], said, strict=False)
@@ -208,8 +208,8 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     room, work = plan.limits.kv_bytes, plan.work
     need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} KV cache ({work.rows:,} rows at the peak)"
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
-    if plan.aside_bytes:
-        yield "", f"{size_as_text(plan.aside_bytes)} more are kept for newer policies' full weights, or for the reference's KV cache"
+    if plan.reserved_bytes:
+        yield "", f"{size_as_text(plan.reserved_bytes)} more are kept for newer policies' full weights, or for the reference's KV cache"
 
 
 def _disk(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -225,7 +225,7 @@ def _time(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "time", "not known without a trial: --calibrate loads the model and times some of these rows"
         return
     at = datetime.now().astimezone() + timedelta(seconds=left)
-    rest = f", {duration(left)} for what is left" if plan.found.rows else ""
+    rest = f", {duration(left)} for what is left" if plan.output.rows else ""
     yield "time", f"about {duration(seconds)} at {plan.tokens_per_second:,.0f} tok/s{rest}; begun now it ends at {at:%Y-%m-%d %H:%M %Z}"
     if plan.config.job == "rollout":
         yield "", "less what rewards and reference logprobs take: the trial has neither"

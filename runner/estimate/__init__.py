@@ -1,4 +1,4 @@
-"""What a run will take, by its own code without running it: tokens, memory, disk, time.
+"""Estimates what a run will take: tokens, memory, disk and time. It uses the code of a run, without running it.
 
 Public: plan.
 """

@@ -1,6 +1,6 @@
-"""The bytes that a run's results and errors will take, by records of the size that they will have: written to nowhere, and weighed.
+"""Computes the bytes that a run's results and errors will take, from sample records of the size that real ones will have.
 
-Arrow's files are not compressed, so that the sizes of a record's texts and lists are all that counts, and not what stands in them.
+Arrow's files are not compressed. So only the sizes of a record's texts and lists count, not their contents. Nothing is written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,31 +20,31 @@ from ..engine.partial_scores import NO_DIVERGENCE
 from ..pipeline.job import Grouping, Job, Ratings
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import ERRORS_SCHEMA
-from .forecast import Lengths
+from .forecast import CompletionLength
 from .survey import Survey, request_tokens
 
-SAMPLES = 4  # of a row; further ones are as large
+SAMPLES = 4  # of a row; further samples are as large
 BATCH = 1024  # records, as in a part
-DECLARED = 256  # bytes of what a part says of itself in its footer
-KEPT_IDS = 32  # that top_p or min_p leave to draw from, by guess
+FOOTER_BYTES = 256  # of a part's own metadata
+KEPT_IDS = 32  # a guess of how many ids top_p or min_p leave to draw from
 
 _POLICY = Policy(0, "0" * 64, None)
 
 
-def disk_bytes(config: JobConfig, job: Job, survey: Survey, length: Lengths) -> int:
-    """Bytes of results/ and errors/ at the end, if completions have as many tokens as ``length`` says."""
-    records, weights = _records(job, survey.kept, config.reference is not None, length)
+def disk_bytes(config: JobConfig, job: Job, survey: Survey, length: CompletionLength) -> int:
+    """Returns the bytes of results/ and errors/ at the end, if completions have as many tokens as ``length`` says."""
+    records, weights = _records(job, survey.sample_rows, config.reference is not None, length)
     shards = -(-survey.rows // config.batch.rows_per_shard)
     if not records:
         return round(_bytes(job.schema, 0.0, 0, shards) + _error_bytes(survey, shards))
     count = round(survey.factor * len(survey.lengths) * sum(weights) / len(weights))
-    each = _record_bytes(job.schema, records) + _longer(survey, records)
+    each = _record_bytes(job.schema, records) + _excess_bytes(survey, records)
     return round(_bytes(job.schema, each, count, shards) + _error_bytes(survey, shards))
 
 
-def _longer(survey: Survey, records: Sequence[dict[str, Any]]) -> float:
-    """By how many bytes an average record of all rows is larger than one of the rows kept: as its row has more tokens."""
-    tokens = {row.position: request_tokens(request) for row, request in survey.kept}
+def _excess_bytes(survey: Survey, records: Sequence[dict[str, Any]]) -> float:
+    """Returns how many bytes an average record of all rows has more than one of the sample rows, because its row has more tokens."""
+    tokens = {row.position: request_tokens(request) for row, request in survey.sample_rows}
     x = np.array([tokens[record["row"]] for record in records], np.float64)
     y = np.array([record_bytes(record) for record in records], np.float64)
     if not x.var():
@@ -53,10 +53,12 @@ def _longer(survey: Survey, records: Sequence[dict[str, Any]]) -> float:
     return slope * (float(np.mean(survey.lengths)) - float(x.mean()))
 
 
-def _records(job: Job, kept: Sequence[tuple[Row, AnyRequest]], compared: bool, length: Lengths) -> tuple[list[dict[str, Any]], list[int]]:
-    """Records of the rows ``kept``, and how many each row has."""
+def _records(
+    job: Job, rows: Sequence[tuple[Row, AnyRequest]], compared: bool, length: CompletionLength
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """Returns records of the sample ``rows``, and how many records each row has in the run."""
     records: list[dict[str, Any]] = []
-    for row, request in kept:
+    for row, request in rows:
         outcomes = list(_outcomes(request, job.wanted, compared, length))
         if job.grouping is not None:
             records += _group(job, job.grouping, row, request, outcomes)
@@ -65,24 +67,24 @@ def _records(job: Job, kept: Sequence[tuple[Row, AnyRequest]], compared: bool, l
             assert not isinstance(outcome, Failure)
             identity = {"row": row.position, "sample": outcome.index} if "sample" in job.schema.names else {"row": row.position}
             records.append(job.record(row, request, outcome) | identity)
-    return records, [len(request.samples) for _, request in kept]
+    return records, [len(request.samples) for _, request in rows]
 
 
 def _group(job: Job, grouping: Grouping, row: Row, request: AnyRequest, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A group's records, with rewards that are not all equal: such a group may be dropped."""
+    """Returns a group's records. Its rewards differ, because a group of equal rewards may be dropped."""
     samples = [outcome for outcome in outcomes if isinstance(outcome, Generated)]
     rewards: list[float | None] = [float(number % 2) for number in range(len(samples))]
     names = [field.name for field in job.schema.field("rewards").type] if "rewards" in job.schema.names else []
     ratings = Ratings(dict.fromkeys(names, rewards), {name: [None] * len(samples) for name in names})
     assert isinstance(request, Request)
-    found = grouping.group(row, request, samples, ratings, 0)
-    if isinstance(found, Failure):
+    records = grouping.group(row, request, samples, ratings, 0)
+    if isinstance(records, Failure):
         return []
-    return [record | {"row": row.position, "sample": outcome.index} for record, outcome in zip(found, samples, strict=True)]
+    return [record | {"row": row.position, "sample": outcome.index} for record, outcome in zip(records, samples, strict=True)]
 
 
-def _outcomes(request: AnyRequest, wanted: LogprobOptions, compared: bool, length: Lengths) -> Iterator[Outcome]:
-    """Outcomes of a request that have its sizes; what is generated repeats the prompt's ids, whose text is as long as any."""
+def _outcomes(request: AnyRequest, wanted: LogprobOptions, compared: bool, length: CompletionLength) -> Iterator[Outcome]:
+    """Yields outcomes of the sizes that a request's own will have. Completions repeat the prompt's ids, whose text has a typical length."""
     if isinstance(request, ScoreRequest):
         sizes = [len(passage.positions) for passage in request.passages]
         against = tuple(_divergence(n) for n in sizes) if compared else None
@@ -109,21 +111,21 @@ def _outcomes(request: AnyRequest, wanted: LogprobOptions, compared: bool, lengt
         )
 
 
-def _completion(request: Request, sample: Sample, length: Lengths) -> Ids:
-    ids = request.prompt.ids[len(request.prompt.ids) // 2 :]  # a chat's end is more like what follows than its beginning
+def _completion(request: Request, sample: Sample, length: CompletionLength) -> Ids:
+    ids = request.prompt.ids[len(request.prompt.ids) // 2 :]  # a chat's end is more like a completion than its beginning is
     return np.resize(ids, max(1, length(request, sample)))
 
 
 def _scores(wanted: LogprobOptions, n: int) -> Scores:
-    return _grown(wanted.nothing, n)
+    return _with_tokens(wanted.nothing, n)
 
 
 def _divergence(n: int) -> Divergence:
-    return _grown(NO_DIVERGENCE, n)
+    return _with_tokens(NO_DIVERGENCE, n)
 
 
-def _grown(empty: Any, n: int) -> Any:
-    """The same figures of ``n`` tokens in place of none, all 0."""
+def _with_tokens(empty: Any, n: int) -> Any:
+    """Returns the figures of ``empty`` for ``n`` tokens, all 0."""
     parts: dict[str, Any] = {name: getattr(empty, name) for name in empty.__slots__}
     return type(empty)(**{name: None if part is None else np.zeros((n, *part.shape[1:]), part.dtype) for name, part in parts.items()})
 
@@ -132,21 +134,21 @@ def _error_bytes(survey: Survey, shards: int) -> float:
     if not survey.failures:
         return 0.0
     columns = [{name: getattr(failure, name) for name in ERRORS_SCHEMA.names} for failure in survey.failures]
-    bad = round(survey.factor * survey.bad)
+    bad = round(survey.factor * survey.bad_rows)
     return _bytes(ERRORS_SCHEMA, _record_bytes(ERRORS_SCHEMA, columns), bad, min(shards, bad))
 
 
 def _bytes(schema: pa.Schema, each: float, records: int, parts: int) -> float:
-    """Bytes of ``parts`` files that hold so many ``records`` of ``each`` bytes, with what stands around records and batches."""
+    """Returns the bytes of ``parts`` files with ``records`` records of ``each`` bytes, with the headers of files and batches."""
     sink = pa.MockOutputStream()
     with pa.ipc.new_file(sink, schema):
         pass
     batches = parts * -(-records // (BATCH * parts)) if parts else 0
-    return parts * (sink.size() + DECLARED) + batches * _batch_bytes(schema, []) + records * each
+    return parts * (sink.size() + FOOTER_BYTES) + batches * _batch_bytes(schema, []) + records * each
 
 
 def _record_bytes(schema: pa.Schema, records: Sequence[dict[str, Any]]) -> float:
-    """Bytes of one of the records, less what a batch takes besides."""
+    """Returns the mean bytes of a record, without the header of its batch."""
     parts = [records[start : start + BATCH] for start in range(0, len(records), BATCH)]
     return (sum(_batch_bytes(schema, part) for part in parts) - len(parts) * _batch_bytes(schema, [])) / len(records)
 

@@ -1,7 +1,7 @@
-"""What a run will ask of the model, counted before there is one: calls, tokens, pads, decode steps, KV bytes at the peak.
+"""Counts what a run will ask of the model, before there is one: calls, tokens, padding, decode steps, and KV bytes at the peak.
 
-Goes the engine's and the scorer's ways through the very planner that they use, with lengths in place of tokens that nobody
-has generated. Knows no model, no time and no text.
+It follows the engine and the scorer through the scheduler that they use. Completions have given lengths in place of generated
+tokens. Knows no model, no time and no text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,16 +19,16 @@ from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 
-Lengths = Callable[[Request, Sample], int]
+CompletionLength = Callable[[Request, Sample], int]
 
 PEAKS = ("rows", "kv_bytes")
 
 
 @dataclass(slots=True)
 class Work:
-    """Sums, by the names of ``engine.Progress`` where that counts the same; ``calls`` are batches fed (prefills, or scored ones).
+    """Sums over a run, named as in ``engine.Progress`` where that counts the same. ``calls`` are batches: prefills, or batches to score.
 
-    Peaks: ``rows`` of a batch, and ``kv_bytes`` of its caches.
+    ``rows`` of a batch and ``kv_bytes`` of its KV caches are peaks.
     """
 
     calls: int = 0
@@ -43,93 +43,94 @@ class Work:
 
     @property
     def padding_waste(self) -> float:
-        """The share of pads in what is fed."""
+        """The share of padding in the tokens computed."""
         return 1 - self.prefilled / self.padded if self.padded else 0.0
 
-    def feed(self, rows: int, tokens: int, padded: int) -> None:
-        """Counts one batch."""
+    def count_batch(self, rows: int, tokens: int, padded: int) -> None:
+        """Counts one batch of ``rows`` rows with ``tokens`` tokens, or ``padded`` with padding."""
         self.calls += 1
         self.prefilled += tokens
         self.padded += padded
         self.rows = max(self.rows, rows)
 
-    def hold(self, rows: int, kv_bytes: float) -> None:
-        """Takes in what a batch holds."""
+    def raise_peaks(self, rows: int, kv_bytes: float) -> None:
+        """Raises the peaks to a batch of ``rows`` rows and ``kv_bytes`` of KV caches, where that is more."""
         self.rows, self.kv_bytes = max(self.rows, rows), max(self.kv_bytes, kv_bytes)
 
     def add(self, other: "Work") -> None:
-        """Takes in what is done after this."""
+        """Adds work that is done after this. Peaks do not add up: the higher one stays."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             setattr(self, each.name, max(mine, theirs) if each.name in PEAKS else mine + theirs)
 
     def times(self, factor: float) -> Self:
-        """The same work for so many times the rows; peaks stay."""
+        """Returns the work of ``factor`` times the rows; peaks stay."""
         sums = [each.name for each in fields(self) if each.name not in PEAKS]
         return replace(self, **{name: round(factor * getattr(self, name)) for name in sums})
 
 
-def decoding(windows: Iterable[list[Request]], setup: Setup, length: Lengths, arrange: Arrange | None = None) -> Work:
-    """What the engine does for all ``windows`` if each completion has as many tokens as ``length`` says (at least one).
+def decoding_work(windows: Iterable[list[Request]], setup: Setup, length: CompletionLength, arrange: Arrange | None = None) -> Work:
+    """Returns the engine's work for all ``windows`` if each completion has as many tokens as ``length`` says (at least one).
 
-    ``arrange``: how windows were arranged whose requests have no ids any more.
+    ``arrange`` repeats the arrangement of windows whose requests have no ids any more.
     """
-    flight, rest = _Flight(setup, length), iter(windows)
-    backlog = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup.shares))
+    batch, rest = _DecodingBatch(setup, length), iter(windows)
+    queue = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup.shares))
     while True:
-        admitted = flight.admit(backlog)
-        if not flight.ends:
-            return flight.work
-        flight.advance(1 if admitted else None)
+        admitted = batch.admit(queue)
+        if not batch.ends:
+            return batch.work
+        batch.advance(1 if admitted else None)
 
 
 @dataclass(slots=True)
-class _Flight:
-    """The batch that decodes: of each row the step at which it ends, and how long it may become."""
+class _DecodingBatch:
+    """The batch that decodes. ``ends`` holds each row's last step, and the length that the row may become."""
 
     setup: Setup
-    length: Lengths
+    length: CompletionLength
     work: Work = field(default_factory=Work)
     ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # a heap
     parked: list[tuple[Request, Sample]] = field(default_factory=list[tuple[Request, Sample]])  # prefilled, without a slot
-    kept: set[SharedPrefix] = field(default_factory=set[SharedPrefix])  # prefixes whose caches are kept
+    prefixes: set[SharedPrefix] = field(default_factory=set[SharedPrefix])  # whose KV caches are kept
 
     @property
     def load(self) -> Load:
         return Load(len(self.ends), max((reach for _, reach in self.ends), default=0))
 
-    def admit(self, backlog: RequestQueue) -> bool:
-        """Fills free slots as the engine does once a turn; whether anything changed."""
+    def admit(self, queue: RequestQueue) -> bool:
+        """Fills free slots as the engine does once a turn. Returns True when rows entered."""
         limits, load = self.setup.limits, self.load
         if not may_join(limits, load.rows, self.setup.joins):
             return False
         if not self.parked:
-            requests = backlog.take(self.setup.group_limits, load)
+            requests = queue.take(self.setup.group_limits, load)
             if not requests:
                 return False
-            self._prefill(requests, backlog)
+            self._prefill(requests, queue)
         longest = max(load.longest, *(request.reach for request, _ in self.parked))
-        free = joining_rows(backlog.limits_left(self.setup.group_limits), load, [longest])
-        now, self.parked = self.parked[:free], self.parked[free:]
-        for request, sample in now:
+        free = joining_rows(queue.limits_left(self.setup.group_limits), load, [longest])
+        entering, self.parked = self.parked[:free], self.parked[free:]
+        for request, sample in entering:
             heappush(self.ends, (self.work.steps + max(1, self.length(request, sample)), request.reach))
-        self.work.hold(len(self.ends), limits.kv(len(self.ends), longest) + sum(limits.kv(1, len(stem.ids)) for stem in self.kept))
-        return bool(now)
+        held = sum(limits.kv(1, len(prefix.ids)) for prefix in self.prefixes)
+        self.work.raise_peaks(len(self.ends), limits.kv(len(self.ends), longest) + held)
+        return bool(entering)
 
-    def _prefill(self, requests: Sequence[Request], backlog: RequestQueue) -> None:
-        stems = [backlog.prefix_of(request) for request in requests]
-        new = {one for stem in stems if stem for one in stem.chain} - self.kept
-        once = sum(stem.own_tokens for stem in new)
-        lengths = [len(r.prompt.ids) - 1 - (len(stem.ids) if stem else 0) for r, stem in zip(requests, stems, strict=True)]
-        starts = [len(stem.ids) if stem else 0 for stem in stems]
+    def _prefill(self, requests: Sequence[Request], queue: RequestQueue) -> None:
+        prefixes = [queue.prefix_of(request) for request in requests]
+        new = {one for prefix in prefixes if prefix for one in prefix.chain} - self.prefixes
+        new_tokens = sum(prefix.own_tokens for prefix in new)
+        starts = [len(prefix.ids) if prefix else 0 for prefix in prefixes]
+        lengths = [len(request.prompt.ids) - 1 - start for request, start in zip(requests, starts, strict=True)]
         calls = prefill_calls(lengths, starts, padded=self.setup.padded, ragged=self.setup.ragged, static=self.setup.static)
-        padded = once + sum(len(call) * call_width([lengths[row] for row in call]) for call in calls)
-        self.kept = set(backlog.kept_prefixes)
-        self.work.feed(len(requests), once + sum(lengths), padded)
+        padded = sum(len(call) * call_width([lengths[row] for row in call]) for call in calls)
+        self.prefixes = set(queue.kept_prefixes)
+        self.work.count_batch(len(requests), new_tokens + sum(lengths), new_tokens + padded)
         self.parked = [(request, sample) for request in requests for sample in request.work.samples]
 
     def advance(self, steps: int | None) -> None:
-        """Decodes so many steps, or until a row leaves; in a static batch all leave together."""
+        """Decodes ``steps`` steps, or until the first row leaves. The rows of a static batch leave together."""
         static, now = self.setup.static, self.work.steps
         last = max(end for end, _ in self.ends) if static else self.ends[0][0]
         until = last if static or steps is None else min(last, now + steps)
@@ -141,35 +142,36 @@ class _Flight:
 
 
 def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> Work:
-    """What the scorer does for one window of ``requests`` with one model, or with a reference beside it."""
+    """Returns the scorer's work for one window of ``requests``, with one model or with a reference beside it."""
     first, work = setups[0], Work()
     right_padded = all(setup.right_padded for setup in setups)
     limits = scoring_limits(first.limits, right_padded)
     work.scored = sum(len(passage.positions) for request in requests for passage in request.passages)
     if first.static:
         for batch in fixed_batches(requests, limits.rows, bucket_length if right_padded else int):
-            _feed(work, batch, limits, 0.0)
+            _count_segments(work, batch, limits, 0.0)
     else:
-        _feed_all(work, forest(requests, limits, right_padded and all(setup.shared for setup in setups)), limits, not right_padded, 0.0)
+        shared = right_padded and all(setup.shared for setup in setups)
+        _count_tree(work, forest(requests, limits, shared), limits, not right_padded, 0.0)
     return work
 
 
 def separate_tokens(requests: Iterable[ScoreRequest]) -> int:
-    """Tokens that would be fed if each passage were fed by itself."""
+    """Counts the tokens that would be computed if passages shared no prefixes."""
     return sum(len(passage_input(passage)) for request in requests for passage in request.passages if len(passage.positions))
 
 
-def _feed(work: Work, batch: Sequence[Segment], limits: Limits, held: float) -> None:
-    work.feed(len(batch), sum(len(segment) - segment.pads for segment in batch), len(batch) * max(map(len, batch)))
-    work.hold(len(batch), held + limits.kv(len(batch), max(segment.longest for segment in batch)))
+def _count_segments(work: Work, batch: Sequence[Segment], limits: Limits, held: float) -> None:
+    work.count_batch(len(batch), sum(len(segment) - segment.pads for segment in batch), len(batch) * max(map(len, batch)))
+    work.raise_peaks(len(batch), held + limits.kv(len(batch), max(segment.longest for segment in batch)))
 
 
-def _feed_all(work: Work, segments: Sequence[Segment], limits: Limits, even: bool, held: float) -> None:
-    """As ``Scorer`` feeds segments and all that stands behind them."""
-    for batch in segment_batches(segments, limits, even, held):
-        _feed(work, batch, limits, held)
+def _count_tree(work: Work, segments: Sequence[Segment], limits: Limits, equal_lengths: bool, held: float) -> None:
+    """Counts segments and their children in the scorer's order. ``held``: bytes of the KV caches of their parents."""
+    for batch in segment_batches(segments, limits, equal_lengths, held):
+        _count_segments(work, batch, limits, held)
         if len(batch) == 1 and batch[0].children:
-            _feed_all(work, batch[0].children, limits, even, held + limits.kv(1, len(batch[0].ids)))
+            _count_tree(work, batch[0].children, limits, equal_lengths, held + limits.kv(1, len(batch[0].ids)))
         elif batch[0].children:
-            for members in child_turns([stem.children for stem in batch])[1]:
-                _feed(work, members, limits, held)
+            for turn in child_turns([parent.children for parent in batch])[1]:
+                _count_segments(work, turn, limits, held)

@@ -1,6 +1,6 @@
-"""What a run would find in its output folder: nothing, work of its own to continue, or something that makes it refuse.
+"""Looks into a run's output folder: it is new, holds work to continue, or holds something that makes the run refuse.
 
-Only looks: takes no lock, makes no folder, and changes no file there.
+It only reads: it takes no lock, makes no folder, and changes no file there.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ State = Literal["new", "continues", "complete", "refused"]
 
 @dataclass(slots=True, frozen=True)
 class OutputState:
-    """What stands there for the run. rows: those that are done; differences: why it is refused, a line each."""
+    """The folder's state for a run. rows: rows that are done; differences: why the run would be refused, one line each."""
 
     state: State
     rows: int = 0
     differences: tuple[str, ...] = ()
 
 
-def found_in_output(config: JobConfig, known: RunSpec) -> OutputState:
-    """What a run of ``config`` would find. The weights are hashed where the folder holds a run to compare with."""
+def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
+    """Returns the state that a run of ``config`` would meet. Hashes the weights if the folder holds a run to compare with."""
     paths = RunPaths(Path(config.output.path))
     if paths.root.exists() and not paths.root.is_dir():
         return OutputState("refused", 0, (f"{paths.root}: is a file; choose another --output",))
@@ -42,8 +42,8 @@ def found_in_output(config: JobConfig, known: RunSpec) -> OutputState:
         stored = stored_run(paths.root)
     except RunDirError as error:
         return OutputState("refused", 0, (str(error),))
-    now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": known.found.fingerprint()}
-    drift = identity_drift(stored["identity"], known.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
+    now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": spec.found.fingerprint()}
+    drift = identity_drift(stored["identity"], spec.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
     drift += rounds_drift(stored, now)
     if drift:
         causes = [difference for difference in drift if not difference.key.startswith("column ")]
@@ -51,14 +51,14 @@ def found_in_output(config: JobConfig, known: RunSpec) -> OutputState:
     if (working := holder(paths.root)) is not None:
         return OutputState("refused", 0, (f"{working} is working there",))
     done = run_status(paths.root)
-    whole = done.state == "complete" and done.rows >= known.found.rows * rounds_of(now)
+    whole = done.state == "complete" and done.rows >= spec.found.rows * rounds_of(now)
     return OutputState("complete" if whole else "continues", done.rows)
 
 
 def _has_work(paths: RunPaths) -> bool:
-    """Whether anything is finished there, as ``RunDir.bind`` looks for it: without it a start binds nobody."""
+    """Returns True when the folder holds finished work. Without it a start is free to change everything (see ``RunDir.bind``)."""
     folders = (folder for folder in (paths.results, paths.errors) if folder.is_dir())
     parts = (file for folder in folders for file in folder.iterdir() if part_of(file.name))
-    if paths.doomed.exists():  # its removal was cut short, and goes on with the next start
+    if paths.doomed.exists():  # its removal was interrupted, and the next start completes it
         return False
     return paths.commits.exists() or (paths.journal.is_dir() and any(paths.journal.iterdir())) or any(parts)

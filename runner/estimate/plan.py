@@ -1,7 +1,7 @@
-"""``mlx-bulk plan``: what a run of a config would have to do, and what it would take, found without loading the weights.
+"""Plans a run of a config for ``mlx-bulk plan``: what it has to do and what it will take, without loading the weights.
 
-The rows go through the code that a run uses, up to the engine, whose batches are forecast. Writes nothing, takes no lock. How
-it reads on a terminal is ``plan_text.py``'s.
+The rows go through the code of a run up to the engine, whose batches are forecast. Writes nothing, takes no lock. Knows no
+terminal.
 """
 
 import shutil
@@ -21,20 +21,19 @@ from ..policies.policy_engine import sampling_limits
 from ..scheduler.limits import Limits
 from ..scheduler.prefix_tree import MIN_PREFIX
 from .disk import disk_bytes
-from .forecast import Work, decoding
-from .output_folder import OutputState, found_in_output
-from .survey import Survey, surveyed
-from .timing import Calibration, calibrated, to_the_end
+from .forecast import Work, decoding_work
+from .output_folder import OutputState, output_state
+from .survey import Survey, survey_rows
+from .timing import Calibration, calibrate, longest_completion
 
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """What a run of ``config`` comes to. Sums are of all rows of the input, also where only some were looked at.
+    """The work and the needs of a run of ``config``. Sums are of all rows of the input, even if only a sample was read.
 
-    input_bytes: of the input's files as they lie, None for a hub dataset. work: the most that there can be; expected: with
-    completions as long as those measured. limits: of the rows that decode; aside_bytes: what newer weights and a reference may take
-    of the room for KV caches. weight_bytes: as they will stand in memory. memory_bytes: the device's. disk_bytes: of results/ and
-    errors/, free_bytes: on their volume.
+    input_bytes: the input's files on disk, None for a hub dataset. work: the most that is possible; expected: with completions as
+    long as those measured. limits: of the rows that decode. reserved_bytes: KV cache memory that newer weights and a reference may
+    take. weight_bytes: in memory. memory_bytes: the device's. disk_bytes: of results/ and errors/; free_bytes: on their volume.
     """
 
     config: JobConfig
@@ -42,7 +41,7 @@ class Plan:
     context: int | None
     survey: Survey
     limits: Limits
-    aside_bytes: float
+    reserved_bytes: float
     way: str
     work: Work
     expected: Work | None
@@ -51,52 +50,52 @@ class Plan:
     disk_bytes: int
     free_bytes: int
     calibration: Calibration | None
-    found: OutputState
+    output: OutputState
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all rows that can be done, those of a row with several samples once."""
+        """Counts the tokens of all rows that can be done; a row with several samples counts once."""
         return round(self.survey.factor * sum(self.survey.lengths))
 
     @property
     def completions(self) -> int:
-        """How many completions are asked for."""
+        """Counts the completions."""
         return round(self.survey.factor * sum(len(shape.work.samples) for window in self.survey.windows for shape in window))
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens that are fed for several passages, or several samples of a prompt, at once: how many times they are not fed."""
+        """Counts the tokens that sharing saves: between passages, or between the samples of a prompt."""
         if not self.survey.generates:
             return round(self.survey.factor * self.survey.separate_tokens) - self.work.prefilled
         again = (shape.prompt_tokens * (len(shape.work.samples) - 1) for window in self.survey.windows for shape in window)
         return round(self.survey.factor * sum(again))
 
     @property
-    def alike_tokens(self) -> int:
-        """Tokens of prompts that are not fed again, as rows begin alike."""
-        return round(self.survey.factor * self.survey.fed_apart) - self.work.prefilled if self.survey.generates else 0
+    def prefix_tokens_saved(self) -> int:
+        """Counts the prompt tokens that shared prefixes save."""
+        return round(self.survey.factor * self.survey.separate_prompt_tokens) - self.work.prefilled if self.survey.generates else 0
 
     @property
     def repeated_prefix(self) -> int:
         """Tokens that all prompts begin with and that are worth sharing: 0 where they are too few, or there is one row."""
-        common = 0 if self.survey.common is None else len(self.survey.common)
+        common = 0 if self.survey.common_prefix is None else len(self.survey.common_prefix)
         return common if common >= MIN_PREFIX and self.survey.rows > 1 else 0
 
     @property
     def rows_left(self) -> int:
-        """Rows that a run would still have to do."""
-        return max(0, self.survey.rows - self.found.rows)
+        """Counts the rows that a run still has to do."""
+        return max(0, self.survey.rows - self.output.rows)
 
     @property
     def seconds(self) -> float | None:
-        """How long a run of all rows takes from its start to its end, None where nothing was measured."""
+        """Seconds that a run of all rows takes from start to end; None without a measurement."""
         if self.calibration is None or self.expected is None:
             return None
         return self.calibration.load_seconds + self.calibration.seconds_of(self.expected)
 
     @property
     def seconds_left(self) -> float | None:
-        """The same for the rows that are left, if each takes as long as any."""
+        """Seconds for the rows that are left, if each takes the same time; None without a measurement."""
         if self.calibration is None or self.expected is None or not self.survey.rows:
             return None
         share = self.rows_left / self.survey.rows
@@ -104,62 +103,64 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens a second as the last line of a run counts them: those of prompts and completions, or those scored."""
+        """Tokens a second as in the last line of a run: tokens of prompts and completions, or tokens scored."""
         if (seconds := self.seconds) is None or self.expected is None:
             return None
         return (self.prompt_tokens + self.expected.generated if self.survey.generates else self.expected.scored) / seconds
 
 
-def planned(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> Plan:
-    """The plan of one run; with ``models`` the model is loaded into them and rows are timed. Raises what stops a run at its start.
+def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> Plan:
+    """Returns the plan of one run. With ``models``, loads the model into that pool and times some rows.
 
-    Raises ConfigError where rows come from stdin: what is read to plan is gone when the run begins.
+    Raises any error that stops a run at its start, and ConfigError if rows come from stdin, which can be read only once.
     """
     if reads_stdin(config.data):
         raise ConfigError("data.path: found '-' (stdin), which can be read only once; save the rows to a file, and plan with --data FILE")
     kind.check(config, [])
     root = Path(config.output.path)
-    known = RunSpec.of(config, root, kind, afresh=False)
-    outlines, setups = zip(*outline_models(known.models(config), config.batch, known.job.wanted), strict=True)
+    spec = RunSpec.of(config, root, kind, afresh=False)
+    outlines, setups = zip(*outline_models(spec.models(config), config.batch, spec.job.wanted), strict=True)
     limits = sampling_limits(setups[0].limits, config, outlines[0].weight_bytes)
-    survey = surveyed(config, known, setups, limits)
-    calibration = None if models is None or not survey.lengths else calibrated(config, known, survey, models)
-    length = to_the_end if calibration is None else calibration.length
+    survey = survey_rows(config, spec, setups, limits)
+    calibration = None if models is None or not survey.lengths else calibrate(config, spec, survey, models)
+    length = longest_completion if calibration is None else calibration.length
     work, expected = _work(survey, replace(setups[0], limits=limits), calibration)
-    sizes = [source.bytes for source in known.found.sources]
+    sizes = [source.bytes for source in spec.found.sources]
     return Plan(
         config=config,
         input_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-        context=known.checkpoint.context,
+        context=spec.checkpoint.context,
         survey=survey,
         limits=limits,
-        aside_bytes=setups[0].limits.kv_bytes - limits.kv_bytes,
+        reserved_bytes=setups[0].limits.kv_bytes - limits.kv_bytes,
         way="one row at a time" if limits.rows == 1 else "rows of one length" if limits.equal_lengths else "rows of like length",
         work=work,
         expected=expected,
         weight_bytes=sum(model.weight_bytes for model in outlines),
         memory_bytes=backend.memory_bytes(),
-        disk_bytes=disk_bytes(config, known.job, survey, length),
+        disk_bytes=disk_bytes(config, spec.job, survey, length),
         free_bytes=shutil.disk_usage(_existing(root)).free,
         calibration=calibration,
-        found=found_in_output(config, known),
+        output=output_state(config, spec),
     )
 
 
 def _work(survey: Survey, setup: Setup, calibration: Calibration | None) -> tuple[Work, Work | None]:
-    """The work of all rows at most, and with completions as those that were measured."""
+    """Returns the work of all rows with the longest possible completions, and with completions as long as those measured."""
     if not survey.generates:
         work = survey.work.times(survey.factor)
         return work, work if calibration is not None else None
-    most = decoding(([shape.request for shape in window] for window in survey.windows), setup, to_the_end, survey.arranged())
+    most = decoding_work(
+        ([shape.request for shape in window] for window in survey.windows), setup, longest_completion, survey.arrangement()
+    )
     expected = None
     if calibration is not None:
         windows = ([shape.request for shape in window] for window in survey.windows)
-        expected = decoding(windows, setup, calibration.length, survey.arranged()).times(survey.factor)
+        expected = decoding_work(windows, setup, calibration.length, survey.arrangement()).times(survey.factor)
     return most.times(survey.factor), expected
 
 
 def _existing(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
+    """Returns the folder, or its nearest parent that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())

@@ -1,6 +1,6 @@
-"""The rows of a plan: read, made into requests and checked by the code that a run uses, window by window, then counted.
+"""Reads the rows of a plan with the code of a run, turns them into requests, checks them, and counts.
 
-Of an input of more than 200,000 rows whole windows spread evenly over it are read. Nothing is run and nothing is written.
+An input of more than 200,000 rows is sampled by whole windows, spread evenly over it. Nothing is run and nothing is written.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,12 +29,12 @@ from .forecast import Work, scoring_work, separate_tokens
 
 SAMPLED_ROWS = 200_000
 EXAMPLES = 3  # of each kind of problem
-KEPT = 512  # rows whose records' sizes are tried out
+SAMPLE_ROWS = 512  # rows whose records are built to learn their sizes
 
 
 @dataclass(slots=True)
 class RowProblem:
-    """Rows of one stage and class of error: how many, and the first messages, which say where the rows stand."""
+    """Counts the rows that fail at one stage with one class of error. ``examples``: the first messages, which name the rows' places."""
 
     stage: str
     error: str
@@ -44,100 +44,99 @@ class RowProblem:
 
 @dataclass(slots=True, frozen=True)
 class RequestShape:
-    """What counts of a row that generates: its prompt's tokens alone, none of them, and the prefix that it shares with others."""
+    """The size of a row that generates: the number of its prompt's tokens without the ids, and the shared prefix, if it has one."""
 
     row: int
     prompt_tokens: int
     work: Generate
-    stem: SharedPrefix | None = None
+    prefix: SharedPrefix | None = None
 
     @property
     def request(self) -> Request:
-        """A request of the same size, whose ids take no memory."""
+        """Builds a request of the same size, whose ids take no memory."""
         ids = _no_ids(self.prompt_tokens)
         return Request(self.row, Prompt("", ids, ids), self.work)
 
 
 @dataclass(slots=True)
 class Survey:
-    """What was found in ``looked_at`` of the run's ``rows``, those of all rounds. Counts are of the rows looked at.
+    """Counts from ``rows_read`` of the run's ``rows``, which include all rounds.
 
-    lengths: tokens of each row that can be done, at its ``positions``: of a prompt, or of what is scored with all before it.
-    windows: the shapes of what generates, a list a window, in the order in which they are taken; work, asked: what scoring feeds, and
-    what it would feed passage by passage. common: the ids that all prompts begin with. full: rows that reach to the end of the
-    context, cut: that lose text to it. kept: rows spread over those looked at, with their requests; failures: some of those that
-    cannot be done.
+    lengths, positions: tokens and position of each row that can be done; the tokens of its prompt, or of all that is scored with the
+    text before it. windows: the sizes of requests that generate, one list a window, in the order in which they are taken. work: what
+    scoring computes; separate_tokens: what it would compute passage by passage. common_prefix: ids that all prompts begin with.
+    full_rows: rows that reach the end of the context; cut_rows: rows that lose text to it. sample_rows: rows spread over those read,
+    with their requests. failures: some of the rows that can't be done.
     """
 
     rows: int
     input_rows: int
-    looked_at: int = 0
+    rows_read: int = 0
     problems: dict[tuple[str, str], RowProblem] = field(default_factory=dict[tuple[str, str], RowProblem])
     lengths: list[int] = field(default_factory=list[int])
     positions: list[int] = field(default_factory=list[int])
     windows: list[list[RequestShape]] = field(default_factory=list[list[RequestShape]])
     work: Work = field(default_factory=Work)
     separate_tokens: int = 0
-    common: Ids | None = None
-    full: int = 0
-    cut: int = 0
-    kept: list[tuple[Row, AnyRequest]] = field(default_factory=list[tuple[Row, AnyRequest]])
+    common_prefix: Ids | None = None
+    full_rows: int = 0
+    cut_rows: int = 0
+    sample_rows: list[tuple[Row, AnyRequest]] = field(default_factory=list[tuple[Row, AnyRequest]])
     failures: list[Failure] = field(default_factory=list[Failure])
 
     @property
     def factor(self) -> float:
-        """By how much the whole run is larger than what was looked at."""
-        return self.rows / self.looked_at if self.looked_at else 1.0
+        """The size of the whole run, as a multiple of the rows read."""
+        return self.rows / self.rows_read if self.rows_read else 1.0
 
     @property
-    def bad(self) -> int:
-        """Rows that cannot be done."""
+    def bad_rows(self) -> int:
+        """Counts the rows that can't be done."""
         return sum(problem.count for problem in self.problems.values())
 
     @property
-    def fed_apart(self) -> int:
-        """Tokens that are prefilled where each prompt is by itself."""
+    def separate_prompt_tokens(self) -> int:
+        """Counts the tokens that would be prefilled if prompts shared no prefixes."""
         return sum(shape.prompt_tokens - 1 for window in self.windows for shape in window)
 
-    def arranged(self) -> Arrange:
-        """How the windows' requests, which have no ids, are arranged: as they were."""
-        found = {shape.row: shape.stem for window in self.windows for shape in window if shape.stem is not None}
-        stems = _without_ids(found)
-        return lambda requests, limits: (list(requests), stems)
+    def arrangement(self) -> Arrange:
+        """Returns an arrangement that repeats the order and the shared prefixes of the windows, whose requests have no ids."""
+        prefixes = _without_ids({shape.row: shape.prefix for window in self.windows for shape in window if shape.prefix is not None})
+        return lambda requests, limits: (list(requests), prefixes)
 
     @property
     def generates(self) -> bool:
-        """Whether rows ask for completions."""
+        """True when rows ask for completions."""
         return any(self.windows)
 
 
-def surveyed(config: JobConfig, known: RunSpec, setups: Sequence[Setup], limits: Limits) -> Survey:
-    """Reads the rows as a run with these ``setups`` would, whose batches keep to ``limits``.
+def survey_rows(config: JobConfig, spec: RunSpec, setups: Sequence[Setup], limits: Limits) -> Survey:
+    """Reads the rows as a run with these ``setups`` does, with batches within ``limits``.
 
     Raises DataError where the input changes meanwhile.
     """
-    found = Survey(known.found.rows * rounds_of({"config": config.model_dump()}), known.found.rows)
+    survey = Survey(spec.found.rows * rounds_of({"config": config.model_dump()}), spec.found.rows)
     window = window_rows(config)
-    configs = [known.checkpoint.config, *([known.reference.config] if known.reference is not None else [])]
+    configs = [spec.checkpoint.config, *([spec.reference.config] if spec.reference is not None else [])]
     second = None if len(setups) == 1 else (setups[1], configs[1])
-    recorded = RecordedRows(NOTHING_RECORDED, shard_layout.Layout(found.input_rows, config.batch.rows_per_shard))
-    row_requests = RowRequests(known.job, recorded, row_check(setups[0], configs[0], second), {}, False)
+    recorded = RecordedRows(NOTHING_RECORDED, shard_layout.Layout(survey.input_rows, config.batch.rows_per_shard))
+    row_requests = RowRequests(spec.job, recorded, row_check(setups[0], configs[0], second), {}, False)
     setups = [replace(setups[0], limits=limits), *setups[1:]]
-    spans = list(sampled_windows(found.input_rows, window))
-    every = max(1, -(-sum(map(len, spans)) // KEPT))
-    rows = read_rows(known.found, config.data, spans)
+    spans = list(sampled_windows(survey.input_rows, window))
+    every = max(1, -(-sum(map(len, spans)) // SAMPLE_ROWS))
+    rows = read_rows(spec.found, config.data, spans)
     with tqdm(total=sum(map(len, spans)), unit="row", desc="reading", leave=False, disable=None) as bar:
         for _, group in groupby(rows, key=lambda row: row.position // window):
             requests: list[AnyRequest] = []
             for row in group:
-                own = _requests(found, row_requests, row)
-                if found.looked_at % every == 0 and isinstance(row, Row):
-                    found.kept += [(row, request) for request in own]
-                found.looked_at += 1
+                own = _requests(survey, row_requests, row)
+                if survey.rows_read % every == 0 and isinstance(row, Row):
+                    survey.sample_rows += [(row, request) for request in own]
+                survey.rows_read += 1
                 requests += own
                 bar.update()
-            _count(found, requests, setups, known.checkpoint.context)
-    return found
+            _count_window(survey, requests, setups, spec.checkpoint.context)
+    return survey
 
 
 def window_rows(config: JobConfig) -> int:
@@ -148,71 +147,71 @@ def window_rows(config: JobConfig) -> int:
 
 
 def sampled_windows(rows: int, window: int) -> Iterator[range]:
-    """All rows where they are at most 200,000, else as many from windows at even distances; a larger window counts with its beginning."""
+    """Yields all rows if they are at most 200,000, else as many from evenly spaced windows; of a large window, only its beginning."""
     if rows <= SAMPLED_ROWS:
         yield range(rows)
         return
     size = min(window, shard_layout.WINDOW_ROWS)
-    windows, taken = -(-rows // window), min(-(-rows // window), SAMPLED_ROWS // size)
-    for number in range(taken):
-        start = number * windows // taken * window
+    windows, sampled = -(-rows // window), min(-(-rows // window), SAMPLED_ROWS // size)
+    for number in range(sampled):
+        start = number * windows // sampled * window
         yield range(start, min(start + size, rows))
 
 
-def _requests(found: Survey, row_requests: RowRequests, row: Row | BadRow) -> list[AnyRequest]:
-    """A row's requests; none where it cannot be done, which is counted."""
+def _requests(survey: Survey, row_requests: RowRequests, row: Row | BadRow) -> list[AnyRequest]:
+    """Returns a row's requests. A row that can't be done has none, and is counted as a problem."""
     prepared = row_requests.prepare(row)
     for message in prepared.messages:
         if isinstance(message, Failure):
-            _problem(found, message)
+            _count_problem(survey, message)
     return list(prepared.requests)
 
 
-def _problem(found: Survey, failure: Failure) -> None:
-    problem = found.problems.setdefault((failure.stage, failure.error), RowProblem(failure.stage, failure.error))
+def _count_problem(survey: Survey, failure: Failure) -> None:
+    problem = survey.problems.setdefault((failure.stage, failure.error), RowProblem(failure.stage, failure.error))
     problem.count += 1
     if problem.count <= EXAMPLES:
         problem.examples.append(failure.message)
-    if len(found.failures) < KEPT:
-        found.failures.append(failure)
+    if len(survey.failures) < SAMPLE_ROWS:
+        survey.failures.append(failure)
 
 
-def _count(found: Survey, requests: list[AnyRequest], setups: Sequence[Setup], context: int | None) -> None:
-    """Takes in a window."""
+def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[Setup], context: int | None) -> None:
     for request in requests:
-        found.lengths.append(request_tokens(request))
-        found.positions.append(request.row)
-        found.full += isinstance(request, Request) and request.reach == context
-        found.cut += isinstance(request, ScoreRequest) and request.truncated
+        survey.lengths.append(request_tokens(request))
+        survey.positions.append(request.row)
+        survey.full_rows += isinstance(request, Request) and request.reach == context
+        survey.cut_rows += isinstance(request, ScoreRequest) and request.truncated
     prompts = [request for request in requests if isinstance(request, Request)]
     for request in prompts:
-        found.common = request.prompt.ids if found.common is None else found.common[: common_length(found.common, request.prompt.ids)]
+        ids, common = request.prompt.ids, survey.common_prefix
+        survey.common_prefix = ids if common is None else common[: common_length(common, ids)]
     if prompts:
-        order, stems = arrangement(setups[0].shares)(prompts, setups[0].group_limits)
-        lengths = _without_ids(stems)
-        found.windows.append(
-            [RequestShape(request.row, len(request.prompt.ids), request.work, lengths.get(request.row)) for request in order]
+        order, prefixes = arrangement(setups[0].shares)(prompts, setups[0].group_limits)
+        prefixes = _without_ids(prefixes)
+        survey.windows.append(
+            [RequestShape(request.row, len(request.prompt.ids), request.work, prefixes.get(request.row)) for request in order]
         )
     if scored := [request for request in requests if isinstance(request, ScoreRequest)]:
-        found.work.add(scoring_work(scored, setups))
-        found.separate_tokens += separate_tokens(scored)
+        survey.work.add(scoring_work(scored, setups))
+        survey.separate_tokens += separate_tokens(scored)
 
 
 def request_tokens(request: AnyRequest) -> int:
-    """A prompt's tokens; of what is scored, the text's, or the prompt's with its longest choice."""
+    """Counts a prompt's tokens; for scoring, those of the text, or of the prompt with its longest choice."""
     return len(request.prompt.ids) if isinstance(request, Request) else request.text_tokens
 
 
-def _without_ids(stems: SharedPrefixes) -> dict[int, SharedPrefix]:
-    """New stems that are as long, whose ids take no memory."""
-    found: dict[SharedPrefix, SharedPrefix] = {}
+def _without_ids(prefixes: SharedPrefixes) -> dict[int, SharedPrefix]:
+    """Copies shared prefixes. The copies are as long and not in use, and their ids take no memory."""
+    copies: dict[SharedPrefix, SharedPrefix] = {}
 
-    def of(stem: SharedPrefix) -> SharedPrefix:
-        if stem not in found:
-            found[stem] = SharedPrefix(_no_ids(len(stem.ids)), None if stem.parent is None else of(stem.parent))
-        return found[stem]
+    def copy(prefix: SharedPrefix) -> SharedPrefix:
+        if prefix not in copies:
+            copies[prefix] = SharedPrefix(_no_ids(len(prefix.ids)), None if prefix.parent is None else copy(prefix.parent))
+        return copies[prefix]
 
-    return {row: of(stem) for row, stem in stems.items()}
+    return {row: copy(prefix) for row, prefix in prefixes.items()}
 
 
 def _no_ids(tokens: int) -> Ids:

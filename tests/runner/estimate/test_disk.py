@@ -60,5 +60,5 @@ JOBS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 def test_a_plan_knows_the_size_of(job: dict[str, Any], bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(survey, "KEPT", 50)  # of 100 rows: those weighed stand for the others
+    monkeypatch.setattr(survey, "SAMPLE_ROWS", 50)  # of 100 rows
     check(bench, job)

@@ -13,7 +13,7 @@ from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.interface import Progress
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.estimate.forecast import Work, decoding, scoring_work, separate_tokens
+from mlx_bulk.runner.estimate.forecast import Work, decoding_work, scoring_work, separate_tokens
 
 from ..support.score_calls import ragged_choices
 from ..support.tiny import build, documents, engine_of, multiple_choice, prompts_of, random_chain, request, setup_of
@@ -65,7 +65,7 @@ def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut:
         for i, (prompt, most, samples) in enumerate(rows)
     ]
     windows = [part for part in (requests[:cut], requests[cut:]) if part]
-    found = decoding(windows, setup, to_the_end)
+    found = decoding_work(windows, setup, to_the_end)
     assert counted_work(found) == generated(setup, windows)
 
 
@@ -88,7 +88,7 @@ def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
         for i, (start, tail, most, samples) in enumerate(rows)
     ]
     windows = [part for part in (requests[:cut], requests[cut:]) if part]
-    assert counted_work(decoding(windows, setup, to_the_end)) == generated(setup, windows)
+    assert counted_work(decoding_work(windows, setup, to_the_end)) == generated(setup, windows)
 
 
 def counted_work(work: Work) -> dict[str, int]:
@@ -98,20 +98,20 @@ def counted_work(work: Work) -> dict[str, int]:
 def test_prompts_of_one_and_two_tokens_are_fed_as_wide_as_the_engine_feeds_them():
     requests = [request(i, [1] * (1 + i % 2), replace(SAMPLING, max_tokens=2)) for i in range(4)]
     setup = setup_of(random_chain(8), wanted=LogprobOptions())
-    assert counted_work(decoding([requests], setup, to_the_end)) == generated(setup, [requests])
+    assert counted_work(decoding_work([requests], setup, to_the_end)) == generated(setup, [requests])
 
 
 def test_completions_that_end_early_make_room_for_others():
     requests = [request(i, [1, 2, 3], replace(SAMPLING, max_tokens=100)) for i in range(8)]
     setup = setup_of(random_chain(8), rows=4)
-    work = decoding([requests], setup, lambda request, _: 10 if request.row % 2 else 2)
+    work = decoding_work([requests], setup, lambda request, _: 10 if request.row % 2 else 2)
     assert work.generated == 4 * 10 + 4 * 2
     assert work.steps < 30  # one after another, pairs of both kinds would take 4 x 10
 
 
 def test_the_peak_is_what_the_longest_rows_may_hold_together():
     requests = [request(i, [1] * 10, replace(SAMPLING, max_tokens=30)) for i in range(3)]
-    work = decoding([requests], setup_of(random_chain(8), rows=4), to_the_end)
+    work = decoding_work([requests], setup_of(random_chain(8), rows=4), to_the_end)
     assert (work.rows, work.kv_bytes) == (3, 3 * (40 + 1.0))  # a byte a token, and one a row
 
 

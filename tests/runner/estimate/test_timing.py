@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sampling
 from mlx_bulk.runner.estimate.forecast import Work
-from mlx_bulk.runner.estimate.timing import COSTS, Calibration, fitted
+from mlx_bulk.runner.estimate.timing import COSTS, Calibration, fit_costs
 
 
 def test_costs_are_found_again_where_turns_tell_them_apart():
@@ -12,19 +12,19 @@ def test_costs_are_found_again_where_turns_tell_them_apart():
     most = np.array([1, 32, 1, 2_000, 0])
     counts = np.column_stack([np.ones(60), rng.integers(0, most[1:] + 1, (60, 4))]).astype(np.float64)
     costs = np.array([0.02, 0.001, 0.05, 0.0001, 0.0])
-    np.testing.assert_allclose(fitted(counts, counts @ costs), costs, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(fit_costs(counts, counts @ costs), costs, rtol=1e-6, atol=1e-12)
 
 
 def test_costs_are_never_negative_and_come_to_what_the_turns_took():
     counts = np.array([[1.0, 10.0], [1.0, 20.0], [1.0, 30.0]])
     seconds = np.array([3.0, 2.0, 1.0])  # more rows take less time: no sum of costs does that
-    found = fitted(counts, seconds)
+    found = fit_costs(counts, seconds)
     assert (found >= 0).all()
     assert (counts @ found).sum() == pytest.approx(6.0)
 
 
 def test_what_no_turn_counts_costs_nothing():
-    assert fitted(np.zeros((4, 3)), np.ones(4)).tolist() == [0.0, 0.0, 0.0]
+    assert fit_costs(np.zeros((4, 3)), np.ones(4)).tolist() == [0.0, 0.0, 0.0]
 
 
 def calibration(lengths: list[int]) -> Calibration:
