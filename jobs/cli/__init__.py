@@ -1,4 +1,5 @@
-"""The command line: options, signals, the supervised second process.
+"""Parses the command line, and runs a job under signals and a supervisor.
 
-Knows every command and computes nothing. The entry point is ``mlx_bulk.jobs.cli.main:main``. Public: main.
+Knows every command and computes nothing. The entry point is ``mlx_bulk.jobs.cli.main:main``.
+Public: main.
 """

@@ -1,14 +1,14 @@
-"""Which rows may have ended a process that died, and what the next one is to do with them.
+"""Finds the row that kills the process, by bisection over several deaths.
 
-Knows no process, only what it said. Each death halves a group; what is left of a group when it has been run is not suspect any more.
+Knows the process's messages alone. Each death halves the group of suspects; a group that has been run is free of suspicion.
 
     the model had   a b c d e f g h     died
     run apart       a b c d   e f g h   died in the first group: e f g h waits
                     a b   c d           died in the second: a and b are done, c and d are run alone
                     c                   died with c alone: c is fatal
 
-Where a batch has died and no row of it is fatal, it is the batch's size: at the next such death batches are halved for good. Batches
-that are frozen (deterministic mode) are neither taken apart nor made smaller, only repeated.
+If a batch has died and no row of it is fatal, its size is to blame: at the next such death batches are halved for good. Frozen
+batches (deterministic mode) are neither split nor halved, only repeated.
 """
 
 import signal
@@ -20,31 +20,36 @@ from ..terminal.tables import count_text
 
 Group = tuple[int, ...]
 
-IDLE_DEATHS = 2  # so many in turn, and none while the model had rows: the next would be like them
-FROZEN_DEATHS = 3  # so many SIGKILLs of a run, each with another frozen batch: the next batches would be like them
+IDLE_DEATHS = 2  # deaths in turn while the model had no rows: the next start would end alike
+FROZEN_DEATHS = 3  # SIGKILLs of one run, each with another frozen batch: the next batches would end alike
 
 
 @dataclass(slots=True)
 class Suspects:
-    """What is known after each death. A row is fatal when the process has died with it alone, at its second death at the earliest."""
+    """The suspects after each death. A row is fatal once the process has died with it alone, at its second death at the earliest.
+
+    begun: runs whose start options have had their effect. apart: the groups of each run that run by themselves. fatal: the fatal
+    rows of each run, with the reason. halved: how often each run's batches are halved. reading: runs that have read from stdin.
+    code: the exit code that the process was about to return.
+    """
 
     begun: set[str] = field(default_factory=set[str])
     apart: dict[str, list[Group]] = field(default_factory=dict[str, list[Group]])
     fatal: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
-    halved: dict[str, int] = field(default_factory=dict[str, int])  # how many times, by run
-    reading: set[str] = field(default_factory=set[str])  # runs that have read from stdin
-    code: int | None = None  # that the process was about to return
+    halved: dict[str, int] = field(default_factory=dict[str, int])
+    reading: set[str] = field(default_factory=set[str])
+    code: int | None = None
     _run: str = ""
     _frozen: bool = False
     _positions: int = 0  # of one round
-    _flight: Group = ()
-    _repeated: tuple[str, Group] | None = None  # a frozen batch that was in the model at the last death
+    _flight: Group = ()  # the rows in the model
+    _repeated: tuple[str, Group] | None = None  # the frozen batch in the model at the last death
     _frozen_kills: int = 0  # of this run
-    _fatal_before: dict[str, int] = field(default_factory=dict[str, int])  # how many rows were fatal when a batch died last
+    _fatal_before: dict[str, int] = field(default_factory=dict[str, int])  # fatal rows of each run when a batch died last
     _idle: int = 0
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Takes in what the process says: whose rows it reads from stdin, the run begun, the rows in the model, its exit code."""
+    def receive(self, message: dict[str, Any]) -> None:
+        """Takes in a message of the process: a run that reads stdin, a run begun, the rows in the model, or the exit code."""
         if "reading" in message:
             self.reading.add(message["reading"])
         if "run" in message:
@@ -58,43 +63,41 @@ class Suspects:
 
     @property
     def orders(self) -> dict[str, Any]:
-        """What the next process has to know, as JSON holds it."""
+        """The orders for the next process, as JSON values."""
         fatal = {run: list(rows.items()) for run, rows in self.fatal.items()}
         return {"begun": sorted(self.begun), "apart": self.apart, "fatal": fatal, "halved": self.halved}
 
-    def died(self, number: int) -> tuple[str, str]:
-        """Draws the conclusions from a death by the signal ``number``; says what has happened, and what follows from it.
+    def record_death(self, number: int) -> tuple[str, str]:
+        """Updates the suspects after a death by the signal ``number``; returns what happened and what follows, as text.
 
-        Raises ModelError where starting again is of no use, OutOfRoom where that is for want of memory.
+        Raises ModelError where another start is of no use, OutOfRoom where the reason is lack of memory.
         """
         cause, rows, self._flight = _cause(number), self._flight, ()
         if not rows:
-            return self._died_idle(cause)
+            return self._record_idle_death(cause)
         self._idle = 0
         if self._frozen:
-            return self._died_frozen(cause, rows, number)
+            return self._record_frozen_death(cause, rows, number)
         groups = self.apart.get(self._run, [])
         at = next((i for i, group in enumerate(groups) if set(rows) <= set(group)), None)
         if at is not None and len(rows) == 1:
-            said, follows = f"{cause} again with row {rows[0] % self._positions:,} alone in the model", "it goes to errors/"
-            known = self.fatal.setdefault(self._run, {})
-            known[rows[0]] = f"the process {cause} twice with this row in the model, the second time with no other"
+            event, follows = f"{cause} again with row {rows[0] % self._positions:,} alone in the model", "it goes to errors/"
+            reasons = self.fatal.setdefault(self._run, {})
+            reasons[rows[0]] = f"the process {cause} twice with this row in the model, the second time with no other"
             new = []
         else:
             half = (len(rows) + 1) // 2
-            said, follows = (
-                f"{cause} with {count_text(len(rows), 'row')} in the model",
-                f"it starts again and runs them apart, at most {half:,} at once",
-            )
+            event = f"{cause} with {count_text(len(rows), 'row')} in the model"
+            follows = f"it starts again and runs them apart, at most {half:,} at once"
             if at is None and len(rows) > 1 and self._again_without_cause():
                 follows += "; as no row of the batch that died before was to blame, batch.rows and batch.tokens are halved from here on"
             new = [group for group in (rows[:half], rows[half:]) if group]
-        left = [] if at is None else [tuple(row for row in groups[at] if row not in rows), *groups[at + 1 :]]
-        self.apart[self._run] = [group for group in (*new, *left) if group]
-        return f"the process {said}", follows
+        rest = [] if at is None else [tuple(row for row in groups[at] if row not in rows), *groups[at + 1 :]]
+        self.apart[self._run] = [group for group in (*new, *rest) if group]
+        return f"the process {event}", follows
 
     def _again_without_cause(self) -> bool:
-        """Counts the death of a whole batch; whether another died before and no row was found that did it. Then batches are halved."""
+        """Records the death of a whole batch, and halves batches if one died before without a fatal row. Returns whether it did."""
         fatal = len(self.fatal.get(self._run, {}))
         again = self._fatal_before.get(self._run) == fatal
         self._fatal_before[self._run] = fatal
@@ -102,7 +105,7 @@ class Suspects:
             self.halved[self._run] = self.halved.get(self._run, 0) + 1
         return again
 
-    def _died_idle(self, cause: str) -> tuple[str, str]:
+    def _record_idle_death(self, cause: str) -> tuple[str, str]:
         self._idle += 1
         if self._idle >= IDLE_DEATHS:
             raise ModelError(
@@ -112,7 +115,7 @@ class Suspects:
             )
         return f"the process {cause} before the model had any row", "it starts again"
 
-    def _died_frozen(self, cause: str, rows: Group, number: int) -> tuple[str, str]:
+    def _record_frozen_death(self, cause: str, rows: Group, number: int) -> tuple[str, str]:
         self._frozen_kills += number == signal.SIGKILL
         repeated = self._repeated == (self._run, rows)
         if number == signal.SIGKILL and (repeated or self._frozen_kills >= FROZEN_DEATHS):

@@ -1,6 +1,6 @@
-"""``mlx-bulk eval``: lm-evaluation-harness's tasks on one model, by a config; results go to a folder.
+"""``mlx-bulk eval``: runs tasks of lm-evaluation-harness on one model by a config, and writes the results to a folder.
 
-Tasks, prompts and metrics are lm-eval's, the model is harness.py's. Samples are written first: results.json is there when all is.
+Tasks, prompts and metrics are lm-eval's, the model is jobs/harness's. results.json is to_json last: once it is there, all is.
 """
 
 import json
@@ -27,24 +27,24 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class Evaluation:
-    """What an evaluation came to: lm-eval's line of its settings and its tables, and the file with the results."""
+    """The result of an evaluation: lm-eval's line of settings with its tables, and the path of results.json."""
 
     tables: str
     results: Path
 
 
 def run_evaluation(config: EvalConfig) -> Evaluation:
-    """Runs the tasks and writes results.json, and the samples where they are asked for.
+    """Runs the tasks and writes results.json, and the samples if the config asks for them.
 
-    Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and what the model raises.
+    Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and the model's errors.
     """
     folder = Path(config.output.path)
     if (folder / "run.json").exists():
         raise RunDirError(f"output.path: {folder} holds a run of mlx-bulk run; choose another folder for the results of an evaluation")
     included = [Path(path).expanduser() for path in config.include_path]
     if missing := [path for path in included if not path.is_dir()]:
-        found = "a file" if missing[0].exists() else "no folder"
-        raise ConfigError(f"include_path: found {found} {missing[0]}; expected a folder with task files")
+        kind = "a file" if missing[0].exists() else "no folder"
+        raise ConfigError(f"include_path: found {kind} {missing[0]}; expected a folder with task files")
     try:
         import lm_eval  # pyright: ignore[reportMissingImports]
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
@@ -92,7 +92,7 @@ def run_evaluation(config: EvalConfig) -> Evaluation:
 
 
 def model_args(config: EvalConfig) -> dict[str, Any]:
-    """The config's model, batch and seed as arguments of the model ``mlx-bulk``; those at their defaults are left out."""
+    """Returns the config's model, batch and seed as arguments of the model ``mlx-bulk``, without those at their defaults."""
     model = config.model.model_dump(mode="json", exclude_defaults=True)
     batch = config.batch.model_dump(mode="json", exclude_defaults=True)
     named = {"rows": "batch_size", "tokens": "batch_tokens", "memory": "memory"}
@@ -101,7 +101,7 @@ def model_args(config: EvalConfig) -> dict[str, Any]:
 
 
 def _header(config: EvalConfig, arguments: dict[str, Any]) -> str:
-    """The line that lm-eval's own command prints above its tables."""
+    """Returns the line that lm-eval's own command prints above its tables."""
     return (
         f"mlx-bulk ({arguments}), gen_kwargs: ({config.gen_kwargs}), limit: {config.limit}, "
         f"num_fewshot: {config.num_fewshot}, batch_size: {config.batch.rows}"
@@ -110,15 +110,15 @@ def _header(config: EvalConfig, arguments: dict[str, Any]) -> str:
 
 @contextmanager
 def _quiet_git() -> Generator[None]:
-    """Lets lm-eval ask for the commit of the working directory without git's complaint where it is no repository."""
+    """Silences git's complaint when lm-eval asks for the commit of a working directory that is no repository."""
     from lm_eval import evaluator  # pyright: ignore[reportMissingImports]
 
     def commit() -> str | None:
         try:
-            asked = subprocess.run(["git", "describe", "--always"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+            described = subprocess.run(["git", "describe", "--always"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
         except (subprocess.CalledProcessError, OSError):
             return None
-        return asked.stdout.decode().strip()
+        return described.stdout.decode().strip()
 
     own = evaluator.get_git_commit_hash
     evaluator.get_git_commit_hash = commit
@@ -129,36 +129,36 @@ def _quiet_git() -> Generator[None]:
 
 
 def match_tasks(names: Iterable[str], manager: "TaskManager") -> list[str]:
-    """The tasks, groups and tags that ``names`` mean; patterns are matched, paths of files stay. Raises ConfigError for others."""
-    known: list[str] = sorted(manager.task_index)
-    found: list[str] = []
+    """Returns the tasks, groups and tags of ``names``, with patterns matched; paths of files stay. Raises ConfigError for others."""
+    index: list[str] = sorted(manager.task_index)
+    tasks: list[str] = []
     for name in names:
-        if matches := [name] if name in known or Path(name).is_file() else manager.match_tasks([name]):
-            found += matches
+        if matches := [name] if name in index or Path(name).is_file() else manager.match_tasks([name]):
+            tasks += matches
             continue
-        near = nearest(name, known)
+        near = nearest(name, index)
         fix = f"did you mean {near}?" if near else "`lm-eval ls tasks` lists them; include_path adds folders with your own"
         raise ConfigError(f"tasks: no task, group, tag or file {name}; {fix}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(tasks))
 
 
 def _write(folder: Path, results: dict[str, Any], log_samples: bool) -> Path:
-    """Removes what an earlier evaluation left, and writes the samples, then results.json, each whole."""
+    """Removes the files of an earlier evaluation, and writes the samples, then results.json, each atomically."""
     from lm_eval.utils import handle_non_serializable  # pyright: ignore[reportMissingImports]
 
-    def written(value: Any, indent: int | None) -> bytes:
+    def to_json(value: Any, indent: int | None) -> bytes:
         text = json.dumps(value, indent=indent, default=handle_non_serializable, ensure_ascii=False)
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.json"
-    path.unlink(missing_ok=True)  # first: it says that what lies beside it is whole
+    path.unlink(missing_ok=True)  # first: its presence means that the files beside it are whole
     for old in folder.glob("samples_*.jsonl"):
         old.unlink()
     samples: dict[str, list[Any]] = results.pop("samples", {})
     for task, rows in samples.items() if log_samples else ():
         with replacing(folder / f"samples_{task.replace('/', '__')}.jsonl") as file:
-            file.writelines(written(row, None) for row in rows)
+            file.writelines(to_json(row, None) for row in rows)
     with replacing(path) as file:
-        file.write(written(results, 2))
+        file.write(to_json(results, 2))
     return path

@@ -1,6 +1,6 @@
-"""``mlx-bulk init``: a config with every setting of a job, its default and what it does, that runs as it is on the embedded model.
+"""``mlx-bulk init``: prints a config with every setting of a job, its default and meaning. It runs as it is, on the demo model.
 
-The words are the schema's own. Which settings an example sets is said here, and nothing else about them.
+The descriptions are the schema's; this module only lists the values that each example sets.
 """
 
 import json
@@ -67,12 +67,12 @@ EXAMPLES: dict[str, tuple[str, Values]] = {
 
 
 def config_text(job: str) -> str:
-    """The config of a ``job`` of EXAMPLES, as YAML with comments."""
-    what, values = EXAMPLES[job]
+    """Returns the config of a ``job`` of EXAMPLES, as YAML with comments."""
+    summary, values = EXAMPLES[job]
     others = " | ".join(other for other in EXAMPLES if other != job)
     head = [
         f"# yaml-language-server: $schema={_schema()}",
-        *_comment(f"{what} Every setting is here, as it is by default or as this example needs it.", ""),
+        *_comment(f"{summary} Every setting is here, as it is by default or as this example needs it.", ""),
         f"# Other jobs: mlx-bulk init {others}",
         "# It runs as it is: mlx-bulk run FILE",
     ]
@@ -80,7 +80,7 @@ def config_text(job: str) -> str:
 
 
 def _schema() -> str:
-    """Where the schema lies: from here, if it does below, as a file that is kept with its environment may go elsewhere with it."""
+    """Returns where the schema lies: a relative path if below the working folder, so that both can be moved together, else a URI."""
     path, here = Path(str(files("mlx_bulk.configs") / "schema.json")), Path.cwd()
     if not path.is_relative_to(here):
         return path.as_uri()
@@ -89,7 +89,7 @@ def _schema() -> str:
 
 
 def _section(model: type[Section], values: Values, indent: str) -> Iterator[str]:
-    """The settings of a section; at the top those that hold others have an empty line above them."""
+    """Yields the lines of a section's settings; at the top level an empty line precedes each."""
     names = sorted(model.model_fields, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     for name in names if not indent else model.model_fields:
         field = model.model_fields[name]
@@ -114,7 +114,7 @@ def _description(field: FieldInfo, *, set_here: bool) -> str:
 
 
 def _setting(name: str, value: Any, indent: str) -> Iterator[str]:
-    """A key with its value: what has keys of its own a line a key, lists and the rest on the key's line."""
+    """Yields a key with its value: a mapping has a line for each of its keys, all else stands on the key's line."""
     if isinstance(value, dict) and value:
         yield f"{indent}{name}:"
         for key, inner in value.items():
@@ -124,7 +124,7 @@ def _setting(name: str, value: Any, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    """A value as YAML on one line; a string in double quotes where it needs any."""
+    """Returns a value as YAML on one line; a string has double quotes where it needs any."""
     if isinstance(value, list):
         return f"[{', '.join(map(_scalar, value))}]"
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("\n").removesuffix("\n...")

@@ -1,4 +1,4 @@
-"""``mlx-bulk run CONFIG``: its options, and the process that runs it: this one, or a second one under a supervisor.
+"""``mlx-bulk run CONFIG``: parses its options and runs it, in this process or in a second one under a supervisor.
 
 A run in this process ends on SIGINT and SIGTERM between two steps. ``execution.py`` does the work.
 """
@@ -26,7 +26,7 @@ _WORDS = "mlx_bulk.words"
 
 
 class _Repeatable(click.Command):
-    """A command that keeps the words it was called with."""
+    """A command that keeps its command line, so that it can be run again."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)
@@ -103,14 +103,14 @@ def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> N
     """Runs the config in this process, and exits with the run's code, or with the signal's where one stopped the run."""
     command = options.continuing
     stop = Stop(command=command) if link is None else Stop(link.signalled, command)
-    host = HostProcess(stop.asked, stop.saving, link or Supervisor())
+    host = HostProcess(stop.requested, stop.saving, link or Supervisor())
     outcome: RunOutcome | None = None
     with report_exit(link), one_line_errors():
         try:
             with stop:
                 outcome = run_config(source, options.start, host, options.show)
                 if outcome.code is not None:
-                    stop.finished(outcome.code)
+                    stop.finish(outcome.code)
                 if outcome.report_folder is not None:
                     draw_report(outcome.report_folder, stop)
         except KeyboardInterrupt:
@@ -120,5 +120,5 @@ def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> N
         with suppress(KeyboardInterrupt):
             if not options.quiet:
                 print_message(outcome.text)
-        # A signal that comes when all is done changes nothing of what the run has come to.
+        # A signal that comes when all is done does not change the exit code.
         sys.exit(stop.code if outcome.code is None else outcome.code)

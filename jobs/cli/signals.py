@@ -1,7 +1,7 @@
-"""Signals: SIGINT and SIGTERM end a run between two steps, so that finished rows are safe, and within seconds also in a long step.
+"""Ends a run on SIGINT or SIGTERM between two steps, or within seconds in a long step, so that finished rows are safe.
 
-Python runs a handler only when the main thread is back from the model's step. So a thread watches the file descriptor that is
-written to the moment a signal comes; when the step takes too long, it saves what is finished and ends the process. Knows no run.
+Python runs a handler only after the main thread returns from the model's step. So a second thread, the watcher, reads the wakeup
+file descriptor, which gets a byte at each signal. If the step takes too long, it saves finished rows and ends the process. Knows no run.
 """
 
 import logging
@@ -20,8 +20,8 @@ import click
 log = logging.getLogger("mlx_bulk")
 
 GRACE_SECONDS = 3.0  # for the step to end and the run to save by itself
-SAVE_SECONDS = 1.2  # for what is finished to be saved beside a step that does not end
-WORD_SECONDS = 0.2  # for anything that is said: a terminal may be stopped, a pipe full
+SAVE_SECONDS = 1.2  # for the watcher to save finished rows while the step goes on
+WORD_SECONDS = 0.2  # for a message: a terminal may be stopped, a pipe full
 
 _T = TypeVar("_T")
 
@@ -29,22 +29,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """A context manager in which SIGINT and SIGTERM ask the run to end between two steps; a second one ends it at once (what is
-    on disk stays right).
+    """A context manager in which SIGINT and SIGTERM ask the run to end between two steps; a second signal ends it at once.
 
-    Before the first step there is nothing to save: reading the input or loading the model is broken off. The process ends within
-    5 seconds in any case. After ``finished`` there is nothing to save either, and the run's own code is returned. ``told`` is called
-    with each signal; ``command`` is the one that continues the run. Does nothing outside the main thread.
+    Files on disk stay whole either way. Before the first step there is nothing to save: reading the input or loading the model is
+    broken off. The process ends within 5 seconds in any case. After ``finish`` there is nothing to save either, and the run's own
+    code is returned. ``on_signal`` is called with each signal; ``command`` continues the run. Does nothing outside the main thread.
     """
 
-    def __init__(self, told: Callable[[int], None] = lambda number: None, command: str = "the same command") -> None:
+    def __init__(self, on_signal: Callable[[int], None] = lambda number: None, command: str = "the same command") -> None:
         self.code = 0
         self._command = command
-        self._told = told
+        self._on_signal = on_signal
         self._stepping = False
         self._finished: int | None = None
-        self._asked = threading.Event()
-        self._taken = threading.Event()  # the main thread has seen the signal
+        self._requested = threading.Event()
+        self._handled = threading.Event()  # the main thread has seen the signal
         self._ended = threading.Event()
         self._save: Callable[[], bool] | None = None
         self._before: dict[int, Any] = {}
@@ -52,20 +51,20 @@ class Stop:
         self._ends = -1, -1
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
 
-    def asked(self) -> bool:
-        """True once a signal has come; who asks for the first time is about to take a step."""
+    def requested(self) -> bool:
+        """Returns whether a signal has come. The first call marks that the run begins its steps."""
         self._stepping = True
-        return self._asked.is_set()
+        return self._requested.is_set()
 
-    def finished(self, code: int) -> None:
-        """The run is complete and returns ``code``, whatever comes: a first signal breaks off what is still said of it."""
+    def finish(self, code: int) -> None:
+        """Marks the run as complete: the process returns ``code`` even if a signal then cuts its closing text short."""
         self._stepping, self._finished = False, code
 
     @contextmanager
     def saving(self, save: Callable[[], bool]) -> Generator[None]:
-        """Within the block, ``save`` is called from another thread before a process ends whose step takes too long.
+        """Registers ``save`` for the block: the watcher calls it, from its thread, before it ends a process in a long step.
 
-        It says whether all that was finished is safe.
+        ``save`` returns whether all finished rows are safe.
         """
         self._save = save
         try:
@@ -98,27 +97,27 @@ class Stop:
     # ------------------------------------------------------------------------------------------------ the main thread
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
-        """Says nothing and ends nothing, which is the watcher's: it may have come in the middle of a write to the terminal."""
+        """Notes the signal. Messages and the end are the watcher's, as this may interrupt a write to the terminal."""
         if self.code:
             return
         self.code = 128 + number
         if self._stepping:
-            self._asked.set()
-        self._taken.set()
+            self._requested.set()
+        self._handled.set()
         if not self._stepping:
             raise KeyboardInterrupt
 
     # ----------------------------------------------------------------------------------------------------- the watcher
 
     def _watch(self) -> None:
-        """Counts signals as they come: the second ends the process at once, GRACE_SECONDS after the first it ends as well."""
+        """Counts signals as they come: the second ends the process at once, the first after GRACE_SECONDS."""
         first = self._next_signal(None)
         if first is None:
             return
         deadline = monotonic() + GRACE_SECONDS
-        _within(WORD_SECONDS, lambda: self._told(first))
-        self._taken.wait(WORD_SECONDS)
-        # Two that are sent at once are written in either order: the lower number goes first, as with Python's handlers.
+        _within(WORD_SECONDS, lambda: self._on_signal(first))
+        self._handled.wait(WORD_SECONDS)
+        # Two signals sent at once arrive in either order: the lower number goes first, as with Python's handlers.
         come = sorted(number for number in (first, self._next_signal(0.0)) if number is not None)
         if self._stepping and log.isEnabledFor(logging.WARNING):  # not with --quiet
             _say(f"{signal.Signals(come[0]).name}: finishing this step and saving (again: stop at once)")
@@ -129,7 +128,7 @@ class Stop:
             self._end(first)
 
     def _next_signal(self, deadline: float | None) -> int | None:
-        """The next of SIGNALS; None when the block has ended, or at ``deadline``."""
+        """Waits for the next of SIGNALS; returns None when the block has ended, or at ``deadline``."""
         reading, _ = self._ends
         while not self._ended.is_set():
             if deadline is not None and not _readable(reading, deadline - monotonic()):
@@ -140,7 +139,7 @@ class Stop:
         return None
 
     def _end(self, number: int) -> None:
-        """Saves what is finished, as far as that can be done in time, and ends the process; unless it ends by itself meanwhile."""
+        """Saves finished rows, as far as time allows, and ends the process, unless it ends by itself meanwhile."""
         save = self._save
         saved = save is None or bool(_within(SAVE_SECONDS, save, self._ended))
         if self._ended.is_set():
@@ -160,7 +159,7 @@ class Stop:
 
 
 def interrupted(command: str) -> str:
-    """What is said of a start that was broken off before there was anything to save; ``command`` continues the run."""
+    """Returns the message of a start that ended before there was anything to save; ``command`` continues the run."""
     return f"interrupted before the first step of this session; nothing was lost, {command} continues"
 
 
@@ -173,16 +172,16 @@ def _readable(descriptor: int, seconds: float) -> bool:
 
 
 def _within(seconds: float, work: Callable[[], _T], ended: threading.Event | None = None) -> _T | None:
-    """What ``work``, done in a thread, returns; None if that takes more than ``seconds``, or fails. Waits no longer once ``ended``."""
-    found: list[_T] = []
+    """Runs ``work`` in a thread and returns its result; None if it fails or takes more than ``seconds``. Stops waiting once ``ended``."""
+    results: list[_T] = []
 
     def run() -> None:
-        with suppress(Exception):  # the process ends: nobody is left to be told
-            found.append(work())
+        with suppress(Exception):  # the process ends: nobody is left to report it to
+            results.append(work())
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     deadline = monotonic() + seconds
     while thread.is_alive() and (left := deadline - monotonic()) > 0 and not (ended is not None and ended.is_set()):
         thread.join(left if ended is None else min(left, 0.05))
-    return found[0] if found else None
+    return results[0] if results else None

@@ -1,6 +1,6 @@
-"""Runs a command in a process of its own and starts it again when it dies: Metal aborts the process, the system kills it for memory.
+"""Runs a command in a second process and starts it again when it dies: Metal aborts it, or the system kills it for memory.
 
-Imports nothing heavy: this process waits beside the one that does the work. What a death means is ``suspects.py``'s.
+Imports nothing heavy, as this process only waits. ``crash_suspects.py`` draws the conclusions from a death.
 """
 
 import json
@@ -25,8 +25,8 @@ from .supervisor_link import VARIABLE
 
 log = logging.getLogger("mlx_bulk")
 
-FORWARD_SECONDS = 0.4  # in which the process says that it got a signal itself: from the terminal, say, which tells everybody
-END_SECONDS = 4.8  # after a signal: the process has ended by itself by then, or is ended
+FORWARD_SECONDS = 0.4  # for the process to report that it got the signal itself, as from a terminal, which signals all
+END_SECONDS = 4.8  # after a signal: the process has ended by then, or is killed
 
 DEATHS = {
     getattr(signal, name) for name in ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGKILL", "SIGILL", "SIGFPE", "SIGTRAP") if hasattr(signal, name)
@@ -36,7 +36,7 @@ DEATHS = {
 def supervise(command: Sequence[str]) -> int:
     """Runs ``command`` until it ends by itself, and returns its exit code (128 + the number of the signal that ended it).
 
-    A signal that comes here is the process's too. For the main thread. Raises ModelError where the process dies again and again.
+    Forwards signals to the process. Must run in the main thread. Raises ModelError where the process dies again and again.
     """
     suspects = Suspects()
     with _Signals() as signals:
@@ -48,15 +48,15 @@ def supervise(command: Sequence[str]) -> int:
                 return suspects.code
             if signals.first is not None or -code not in DEATHS:
                 return 128 + (signals.first or -code)
-            cause, consequence = suspects.died(-code)
-            # A run that has begun keeps its own copy of what came in there.
+            cause, consequence = suspects.record_death(-code)
+            # A run that has begun keeps its own copy of stdin.
             if suspects.reading - suspects.begun and _holds_input(sys.stdin):
                 raise ModelError(f"{cause}; stdin may have been read in part: run the same command again")
             log.warning("%s: %s", cause, consequence)
 
 
 class _Signals:
-    """A context manager that takes SIGINT, SIGTERM and SIGCHLD; ``came`` gives the first two, and ``fileno`` is readable with each."""
+    """A context manager that catches SIGINT, SIGTERM and SIGCHLD. Each makes ``fileno`` readable; ``read`` returns the first two."""
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -81,8 +81,8 @@ class _Signals:
     def fileno(self) -> int:
         return self._reading.fileno()
 
-    def came(self) -> list[int]:
-        """The numbers of SIGINT and SIGTERM as they have come since the last call."""
+    def read(self) -> list[int]:
+        """Returns the numbers of SIGINT and SIGTERM that came since the last call, in order."""
         numbers: list[int] = []
         with suppress(BlockingIOError):
             while True:
@@ -93,7 +93,7 @@ class _Signals:
 
 
 class _Child:
-    """One process, and what it says until it ends."""
+    """One process, and its messages until it ends."""
 
     def __init__(self, command: Sequence[str], suspects: Suspects):
         self._suspects = suspects
@@ -105,43 +105,43 @@ class _Child:
         with suppress(ConnectionError):  # it is dead already
             self._connection.sendall(json.dumps(suspects.orders).encode() + b"\n")
         self._connection.setblocking(False)
-        self._half = b""  # of a line
-        self._unheard: deque[tuple[float, int]] = deque()  # signals that came here: when, and which
+        self._half = b""  # the begun line
+        self._pending: deque[tuple[float, int]] = deque()  # signals that came here: when, and which
         self._end_at: float | None = None
 
     def wait(self, signals: _Signals) -> int:
-        """The exit code, negative for the signal that ended it."""
+        """Waits for the end and returns the exit code, negative for the signal that ended the process."""
         with selectors.DefaultSelector() as selector:
             selector.register(signals, selectors.EVENT_READ)
             selector.register(self._connection, selectors.EVENT_READ)
             while self._process.poll() is None:
                 ready = [key.fileobj for key, _ in selector.select(self._due())]
-                for number in signals.came():
-                    self._unheard.append((monotonic(), number))
+                for number in signals.read():
+                    self._pending.append((monotonic(), number))
                     self._end_at = self._end_at or monotonic() + END_SECONDS
-                if self._connection in ready and not self._hear():
+                if self._connection in ready and not self._receive():
                     selector.unregister(self._connection)
                 self._forward()
-        self._hear()
+        self._receive()
         self._connection.close()
         return self._process.returncode
 
     def _due(self) -> float | None:
-        """Seconds until something is to be done though nothing comes."""
-        due = [came + FORWARD_SECONDS for came, _ in self._unheard] + ([self._end_at] if self._end_at is not None else [])
+        """Returns the seconds until the next forward or kill is due, None if none is."""
+        due = [came + FORWARD_SECONDS for came, _ in self._pending] + ([self._end_at] if self._end_at is not None else [])
         return max(0.0, min(due) - monotonic()) if due else None
 
-    def _hear(self) -> bool:
-        """Takes in what was said; False when nothing more will be."""
+    def _receive(self) -> bool:
+        """Takes in messages; returns False once the connection is closed."""
         try:
             while piece := self._connection.recv(1 << 16):
                 *lines, self._half = (self._half + piece).split(b"\n")
                 for line in lines:
                     message = json.loads(line)
-                    self._suspects.hear(message)
-                    heard = next((signal for signal in self._unheard if signal[1] == message.get("signal")), None)
-                    if heard is not None:
-                        self._unheard.remove(heard)
+                    self._suspects.receive(message)
+                    reported = next((each for each in self._pending if each[1] == message.get("signal")), None)
+                    if reported is not None:
+                        self._pending.remove(reported)
         except BlockingIOError:
             return True
         except ConnectionError:
@@ -149,17 +149,17 @@ class _Child:
         return False
 
     def _forward(self) -> None:
-        """Sends on a signal that the process has not got; ends the process when it takes too long to end."""
+        """Forwards a signal that the process has not reported; kills the process when it takes too long to end."""
         now = monotonic()
-        while self._unheard and now >= self._unheard[0][0] + FORWARD_SECONDS:
-            self._process.send_signal(self._unheard.popleft()[1])
+        while self._pending and now >= self._pending[0][0] + FORWARD_SECONDS:
+            self._process.send_signal(self._pending.popleft()[1])
         if self._end_at is not None and now >= self._end_at:
             self._process.kill()
             self._end_at = now + END_SECONDS
 
 
 def _holds_input(stdin: Any) -> bool:
-    """Whether a process may have read something from ``stdin`` that the next one will not find there."""
+    """Returns whether bytes that a process read from ``stdin`` are lost for the next one."""
     try:
         mode = os.fstat(stdin.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # closed

@@ -1,6 +1,6 @@
-"""The end of a supervised process: it says which rows the model has, and hears what happened to those before it.
+"""Connects a supervised process to its supervisor: it reports the rows in the model and gets orders from earlier deaths.
 
-JSON lines on a socket that the supervisor handed down. When the supervisor is gone, the process ends as on SIGTERM.
+Messages are JSON lines on an inherited socket. When the supervisor is gone, the process ends as on SIGTERM.
 """
 
 import json
@@ -29,7 +29,7 @@ class Link(Supervisor):
 
     @classmethod
     def inherited(cls) -> Self | None:
-        """The connection, if this process was started by a supervisor; processes that it starts are not."""
+        """Returns the connection if a supervisor started this process, else None. Its own children do not inherit it."""
         descriptor = os.environ.pop(VARIABLE, None)
         if descriptor is None:
             return None
@@ -37,33 +37,33 @@ class Link(Supervisor):
         return cls(socket.socket(fileno=int(descriptor)))
 
     def orders(self, run: Path) -> Orders:
-        """What is known of the run in the folder ``run``."""
-        known, name = self._orders, str(run)
-        apart = tuple(tuple(group) for group in known["apart"].get(name, []))
-        return Orders(name in known["begun"], apart, dict(known["fatal"].get(name, [])), known["halved"].get(name, 0))
+        """Returns the orders for the run in the folder ``run``."""
+        orders, name = self._orders, str(run)
+        apart = tuple(tuple(group) for group in orders["apart"].get(name, []))
+        return Orders(name in orders["begun"], apart, dict(orders["fatal"].get(name, [])), orders["halved"].get(name, 0))
 
     def reading_stdin(self, run: Path) -> None:
-        """Says that the run in the folder ``run`` is about to read its rows from stdin."""
-        self._say({"reading": str(run)})
+        """Reports that the run in the folder ``run`` is about to read its rows from stdin."""
+        self._send({"reading": str(run)})
 
     def begin(self, run: Path, frozen: bool, positions: int) -> None:
-        """Says that the run's start options have had their effect, and that the rows told from now on are its."""
-        self._say({"run": str(run), "frozen": frozen, "positions": positions, "rows": []})
+        """Reports that the run's start options have had their effect; rows reported from now on are its rows."""
+        self._send({"run": str(run), "frozen": frozen, "positions": positions, "rows": []})
 
     def flight(self, rows: Iterable[int]) -> None:
-        """Says which rows the model has from now on."""
-        self._say({"rows": sorted(rows)})
+        """Reports the rows in the model."""
+        self._send({"rows": sorted(rows)})
 
     def signalled(self, number: int) -> None:
-        """Says that a signal has come here."""
-        self._say({"signal": number})
+        """Reports a signal that this process got."""
+        self._send({"signal": number})
 
     def ending(self, code: int) -> None:
-        """Says what the process is about to return: whatever happens to it now, its work is done."""
-        self._say({"code": code, "rows": []})
+        """Reports the exit code that the process is about to return: its work is done, whatever happens now."""
+        self._send({"code": code, "rows": []})
 
-    def _say(self, message: dict[str, Any]) -> None:
-        with suppress(OSError), self._lock:  # nobody hears it any more
+    def _send(self, message: dict[str, Any]) -> None:
+        with suppress(OSError), self._lock:  # the supervisor is gone
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _outlive(self) -> None:
@@ -74,7 +74,7 @@ class Link(Supervisor):
 
 @contextmanager
 def report_exit(link: Link | None) -> Generator[None]:
-    """Says to the supervisor, if there is one, with which code the process ends."""
+    """Reports to the supervisor, if there is one, the code with which the block exits the process."""
     try:
         yield
     except SystemExit as error:

@@ -1,4 +1,4 @@
-"""Text for a terminal: tables, widths, the closing line, errors as one line and an exit code. Knows no run.
+"""Formats text for a terminal: tables, widths, the closing line; turns errors into one line and an exit code. Knows no run.
 
 Public: all.
 """

@@ -1,4 +1,4 @@
-"""How a run ends, in words and in numbers: the last line on stderr, and what the process returns. Imports nothing heavy."""
+"""Words a run's end: the statistics and the last line on stderr. Imports nothing heavy."""
 
 from typing import TYPE_CHECKING
 
@@ -7,26 +7,26 @@ from .tables import count_text
 if TYPE_CHECKING:
     from ...runner.runs.summary import Summary
 
-_SHARED = 0.9  # of prompt tokens computed: where fewer are, the last line says how many
+_SHARED = 0.9  # share of prompt tokens computed: below it, the last line says how many
 QUARANTINED = 3  # exit code: complete, some rows are in errors/
 
 
 def continue_command(overwrite: bool) -> str:
-    """The command that continues a run which was started with or without ``--overwrite``: that option would remove it."""
+    """Returns the command that continues a run; one that was started with ``--overwrite`` must drop it, as it removes the run."""
     return "the same command without --overwrite" if overwrite else "the same command"
 
 
 def closing_text(summary: "Summary", command: str) -> str:
-    """All that is said at the end of a run: its statistics, why rows were quarantined, and the last line.
+    """Returns the text at the end of a run: its statistics, why rows were quarantined, and the last line.
 
-    ``command`` is the one that continues it.
+    ``command`` continues the run.
     """
-    said = [summary.closing] if summary.closing else []
-    return "\n".join([*said, *summary.reasons, last_line(summary, command)])
+    statistics = [summary.closing] if summary.closing else []
+    return "\n".join([*statistics, *summary.reasons, last_line(summary, command)])
 
 
 def last_line(summary: "Summary", command: str) -> str:
-    """What the run has come to: rows, tokens, speed, and where it lies; ``command`` continues it, if it was stopped."""
+    """Returns one line on the run: rows, tokens, speed, and its folder; ``command`` continues a run that was stopped."""
     errors = f", {summary.errors:,} quarantined in errors/" if summary.errors else ""
     errors += f", {count_text(summary.dropped, 'group')} dropped" if summary.dropped else ""
     errors += f", {count_text(summary.refused, 'policy', 'policies')} refused" if summary.refused else ""
@@ -34,8 +34,8 @@ def last_line(summary: "Summary", command: str) -> str:
         return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
     shared = summary.prefilled_tokens <= _SHARED * summary.prompt_tokens
-    once = f" ({summary.prefilled_tokens:,} computed)" if shared and summary.prompt_tokens else ""
-    work = f"{summary.prompt_tokens:,} prompt{once} + {summary.generated_tokens:,} generated"
+    computed = f" ({summary.prefilled_tokens:,} computed)" if shared and summary.prompt_tokens else ""
+    work = f"{summary.prompt_tokens:,} prompt{computed} + {summary.generated_tokens:,} generated"
     if summary.job == "score":
         tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
     rate = tokens / summary.seconds if summary.seconds else 0.0

@@ -1,4 +1,4 @@
-"""The edge to the terminal that all commands share: the log, errors as one line and an exit code, and mlx made ready.
+"""Sets up what all commands share: the log, errors as one line and an exit code, and mlx.
 
 Imports nothing heavy.
 """
@@ -21,29 +21,29 @@ LEVELS = ("debug", "info", "warning", "error")
 
 @contextmanager
 def one_line_errors() -> Generator[None]:
-    """Ends the process with one readable line and an exit code for what is raised inside."""
+    """Ends the process with one readable line and an exit code for any exception inside the block."""
     try:
         yield
     except BulkError as error:
         log.debug("the error below came from here:", exc_info=error)
         print_message(f"mlx-bulk: {error}")
         sys.exit(error.exit_code)
-    except Exception as error:  # a fault of ours, or of a library: still one line, and nothing finished is lost
+    except Exception as error:  # a bug of ours, or of a library: still one line, and nothing finished is lost
         log.debug("the error below came from here:", exc_info=error)
-        found = visible(f"{type(error).__name__}: {error}")
-        print_message(f"mlx-bulk: {found} (finished rows are safe; --log-level debug shows where)")
+        message = visible(f"{type(error).__name__}: {error}")
+        print_message(f"mlx-bulk: {message} (finished rows are safe; --log-level debug shows where)")
         sys.exit(BulkError.exit_code)
 
 
 def print_message(text: str) -> None:
-    """Says ``text`` on stderr; where nobody reads it any more, what is done is done all the same."""
+    """Prints ``text`` on stderr. A closed stderr is no error: the work is done all the same."""
     with suppress(OSError):
         click.echo(text, err=True)
 
 
 def prepare_mlx() -> None:
-    """Loads mlx with its fast BLAS, before anything else imports it."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are for those who call it
+    """Loads mlx with its fast BLAS, before anything else imports it. Raises ModelError where that fails."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings address programmers
     from ...kernels.backend import BackendError, load_mlx
     from ...runner.core.errors import ModelError
 
@@ -54,14 +54,14 @@ def prepare_mlx() -> None:
 
 
 class _Visible(logging.Formatter):
-    """Lines in which a terminal finds nothing to obey, whatever words of others stand in them."""
+    """Formats log lines without control characters, whatever text from outside they quote."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible_lines(super().format(record))
 
 
 def set_log(level: str, quiet: bool = False) -> None:
-    """Sets up the mlx_bulk logger alone: whoever else logs keeps their settings."""
+    """Sets up the mlx_bulk logger; other loggers keep their settings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Visible("mlx-bulk: %(message)s"))
     log.handlers[:] = [handler]

@@ -1,4 +1,4 @@
-"""Tables as text for a terminal: aligned columns, and figures beside their standard errors. Knows no run and no statistic."""
+"""Formats tables for a terminal: aligned columns, and figures with their standard errors. Knows no run and no statistic."""
 
 import math
 import os
@@ -12,7 +12,7 @@ _FOLDED_LINES = 4  # of one message
 
 
 def terminal_width() -> int:
-    """Columns of the terminal that stderr is, 100 where it is none."""
+    """Returns the columns of the terminal behind stderr, 100 where stderr is no terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or NO_TERMINAL
     except (OSError, ValueError):  # no terminal; a stream without a file
@@ -20,9 +20,9 @@ def terminal_width() -> int:
 
 
 def figure(value: float | None, error: float | None = None) -> str:
-    """A number as a table shows it: ``1,234``, ``0.5678``, with an error ``12.35 ± 0.67``, rounded to the error's second digit.
+    """Formats a number for a table: ``1,234``, ``0.5678``; with a standard error ``12.35 ± 0.67``, rounded to its second digit.
 
-    Whole numbers stay whole, others have four digits; – for None.
+    Whole numbers stay whole, others have four digits; None is "–".
     """
     if value is None:
         return "–"
@@ -50,7 +50,7 @@ def _four_digits(value: float) -> str:
 
 
 def count_text(count: int, one: str, many: str | None = None) -> str:
-    """A count with its noun: ``1 record``, ``2 records``; ``many`` where an s is not enough.
+    """Formats a count with its noun: ``1 record``, ``2 records``; ``many`` is a plural that needs more than an s.
 
     >>> count_text(1, "file"), count_text(2000, "file"), count_text(2, "policy", "policies")
     ('1 file', '2,000 files', '2 policies')
@@ -59,7 +59,7 @@ def count_text(count: int, one: str, many: str | None = None) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` on one line of at most ``width`` columns; where something is left out stands an ellipsis."""
+    """Returns ``text`` on one line of at most ``width`` columns; an ellipsis marks the cut."""
     text = "".join(c if c.isprintable() else "�" for c in " ".join(text.split()))
     while width_of(text) > width:
         text = f"{text.removesuffix('…')[:-1]}…"
@@ -67,14 +67,14 @@ def shorten(text: str, width: int) -> str:
 
 
 def width_of(text: str) -> int:
-    """Columns that a text takes on a terminal: East Asian wide characters two, combining ones none."""
+    """Counts the columns of a text on a terminal: East Asian wide characters take two, combining ones none."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """The rows, a heading first, as lines, their columns two spaces apart.
+    """Formats the rows (a heading first) as lines, with two spaces between columns.
 
-    The first ``left`` columns begin together, the others end together, the ± of their cells below each other.
+    The first ``left`` columns are left-aligned, the others right-aligned with their ± below each other.
     """
     columns = [list(column) for column in zip(*rows, strict=True)]
     columns = [_set_left(column) if number < left else _set_right(column) for number, column in enumerate(columns)]
@@ -82,10 +82,10 @@ def align_columns(rows: Sequence[Sequence[str]], left: int) -> list[str]:
 
 
 def wrap_table(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[str]]:
-    """A table as one block of lines, or as few as let it fit into ``width``, about equally wide.
+    """Formats a table as blocks of lines that fit into ``width``: as few as possible, about equally wide.
 
-    names: what each line begins with, in every block; columns: the cells of each, its heading first. A column that alone is too
-    wide has a block of its own.
+    names: the first cell of each line, in every block; columns: the cells of each column, its heading first. A column that is too
+    wide by itself gets a block of its own.
     """
     blocks = _filled(names, columns, width)
     narrow = next(limit for limit in range(width + 1) if len(_filled(names, columns, limit)) <= len(blocks)) if len(blocks) > 1 else width
@@ -93,16 +93,16 @@ def wrap_table(names: Sequence[str], columns: Sequence[Sequence[str]], width: in
 
 
 def _filled(names: Sequence[str], columns: Sequence[Sequence[str]], width: int) -> list[list[Sequence[str]]]:
-    """The columns, in blocks that each hold as many as fit."""
+    """Splits the columns into blocks that each hold as many as fit."""
     blocks: list[list[Sequence[str]]] = []
-    left, room = max(map(width_of, names)), 0
+    name_width, free = max(map(width_of, names)), 0
     for column in columns:
-        wide = 2 + width_of(_set_right(list(column))[0])
-        if not blocks or wide > room:
+        column_width = 2 + width_of(_set_right(list(column))[0])
+        if not blocks or column_width > free:
             blocks.append([])
-            room = width - left
+            free = width - name_width
         blocks[-1].append(column)
-        room -= wide
+        free -= column_width
     return blocks
 
 
@@ -125,7 +125,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def fold(text: str, width: int) -> list[str]:
-    """The text on lines of at most ``width`` columns, broken between words, and within one that is longer; the rest is cut off."""
+    """Breaks the text into lines of at most ``width`` columns, between words or within a longer one; cuts what exceeds four lines."""
     lines = [""]
     for word in text.split(" "):
         if width_of(f"{lines[-1]} {word}") <= width:
@@ -140,7 +140,7 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values as bars above zero, the highest full; more than ``width`` are averaged, neighbours together."""
+    """Draws the values as bars above zero, the highest full; more than ``width`` values are averaged in neighbouring groups."""
     if len(values) > width:
         edges = [round(at * len(values) / width) for at in range(width + 1)]
         values = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

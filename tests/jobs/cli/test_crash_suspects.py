@@ -17,12 +17,12 @@ RUN = "/outputs/run"
 def one_process(suspects: Suspects, done: set[int], rows: int, batch: int, killers: set[int]) -> bool:
     """A process that is given its orders as JSON; whether it has died. What a group has finished stays done."""
     orders: dict[str, Any] = json.loads(json.dumps(suspects.orders))
-    suspects.hear({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
+    suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
     fatal = {row for row, _ in orders["fatal"].get(RUN, [])}
     groups = [[row for row in group if row not in done | fatal] for group in orders["apart"].get(RUN, [])]
     left = [row for row in range(rows) if row not in done | fatal and not any(row in group for group in groups)]
     for group in [*filter(None, groups), *(left[at : at + batch] for at in range(0, len(left), batch))]:
-        suspects.hear({"rows": group})
+        suspects.receive({"rows": group})
         if killers & set(group):
             return True
         done.update(group)
@@ -35,7 +35,7 @@ def test_exactly_the_rows_that_kill_are_fatal_and_deaths_are_few(rows: int, batc
     suspects, done, deaths = Suspects(), set[int](), 0
     while one_process(suspects, done, rows, batch, killers):
         deaths += 1
-        suspects.died(signal.SIGABRT)
+        suspects.record_death(signal.SIGABRT)
     assert set(suspects.fatal.get(RUN, {})) == killers
     assert done == set(range(rows)) - killers
     # The batch dies, then a half of it, and so on; a batch of one is tried twice. Two killers may share some of it.
@@ -44,51 +44,51 @@ def test_exactly_the_rows_that_kill_are_fatal_and_deaths_are_few(rows: int, batc
 
 def test_a_death_that_does_not_repeat_costs_its_batch():
     suspects = Suspects()
-    suspects.hear({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
-    suspects.hear({"rows": [8, 9, 5, 7]})
-    assert suspects.died(signal.SIGSEGV) == (
+    suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
+    suspects.receive({"rows": [8, 9, 5, 7]})
+    assert suspects.record_death(signal.SIGSEGV) == (
         "the process died of SIGSEGV with 4 rows in the model",
         "it starts again and runs them apart, at most 2 at once",
     )
     assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(5, 7), (8, 9)]}, "fatal": {}, "halved": {}}
-    suspects.hear({"rows": [20, 21]})  # both groups are done by then
-    suspects.died(signal.SIGSEGV)
+    suspects.receive({"rows": [20, 21]})  # both groups are done by then
+    suspects.record_death(signal.SIGSEGV)
     assert suspects.orders["apart"] == {RUN: [(20,), (21,)]}
     assert suspects.orders["halved"] == {RUN: 1}
 
 
 def test_batches_are_not_halved_for_what_a_row_did():
     suspects = Suspects()
-    suspects.hear({"run": RUN, "frozen": False, "positions": 1000, "rows": [1, 2]})
-    suspects.died(signal.SIGABRT)
-    suspects.hear({"rows": [2]})
-    suspects.died(signal.SIGABRT)
+    suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": [1, 2]})
+    suspects.record_death(signal.SIGABRT)
+    suspects.receive({"rows": [2]})
+    suspects.record_death(signal.SIGABRT)
     assert list(suspects.fatal[RUN]) == [2]
-    suspects.hear({"rows": [7, 8]})
-    suspects.died(signal.SIGABRT)
+    suspects.receive({"rows": [7, 8]})
+    suspects.record_death(signal.SIGABRT)
     assert suspects.halved == {}
-    suspects.hear({"rows": [9, 10]})  # neither 7 nor 8 was to blame
-    suspects.died(signal.SIGABRT)
+    suspects.receive({"rows": [9, 10]})  # neither 7 nor 8 was to blame
+    suspects.record_death(signal.SIGABRT)
     assert suspects.halved == {RUN: 1}
-    suspects.hear({"run": "/outputs/other", "frozen": False, "positions": 1000, "rows": [9, 10]})
-    suspects.died(signal.SIGABRT)
+    suspects.receive({"run": "/outputs/other", "frozen": False, "positions": 1000, "rows": [9, 10]})
+    suspects.record_death(signal.SIGABRT)
     assert suspects.halved == {RUN: 1}
 
 
 def test_a_group_larger_than_a_batch_keeps_what_was_not_in_the_model():
     suspects = Suspects(apart={RUN: [(1, 2, 3, 4, 5), (6,)]}, begun={RUN})
-    suspects.hear({"run": RUN, "frozen": False, "positions": 1000, "rows": [1, 4]})
-    suspects.died(signal.SIGABRT)
+    suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": [1, 4]})
+    suspects.record_death(signal.SIGABRT)
     assert suspects.orders["apart"] == {RUN: [(1,), (4,), (2, 3, 5), (6,)]}
 
 
 def test_a_row_that_is_alone_by_chance_is_tried_again():
     suspects = Suspects()
-    suspects.hear({"run": RUN, "frozen": False, "positions": 1000, "rows": [3]})
-    suspects.died(signal.SIGKILL)
+    suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": [3]})
+    suspects.record_death(signal.SIGKILL)
     assert suspects.orders == {"begun": [RUN], "apart": {RUN: [(3,)]}, "fatal": {}, "halved": {}}
-    suspects.hear({"rows": [3]})
-    assert suspects.died(signal.SIGKILL) == (
+    suspects.receive({"rows": [3]})
+    assert suspects.record_death(signal.SIGKILL) == (
         "the process died of SIGKILL (the system may have been short of memory: lower batch.memory, batch.rows or batch.tokens) "
         "again with row 3 alone in the model",
         "it goes to errors/",
@@ -98,51 +98,51 @@ def test_a_row_that_is_alone_by_chance_is_tried_again():
 
 def test_rows_of_a_later_round_are_named_by_their_place_in_the_input():
     suspects = Suspects()
-    suspects.hear({"run": RUN, "frozen": False, "positions": 16, "rows": [35]})
-    suspects.died(signal.SIGABRT)
-    suspects.hear({"rows": [35]})
-    assert suspects.died(signal.SIGABRT)[0] == "the process died of SIGABRT again with row 3 alone in the model"
+    suspects.receive({"run": RUN, "frozen": False, "positions": 16, "rows": [35]})
+    suspects.record_death(signal.SIGABRT)
+    suspects.receive({"rows": [35]})
+    assert suspects.record_death(signal.SIGABRT)[0] == "the process died of SIGABRT again with row 3 alone in the model"
     assert list(suspects.fatal[RUN]) == [35]
 
 
 def test_dying_before_any_row_is_in_the_model_is_tried_once_more():
     suspects = Suspects()
-    suspects.died(signal.SIGABRT)
-    suspects.hear({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
-    suspects.hear({"rows": [1, 2]})
-    suspects.died(signal.SIGABRT)
-    suspects.died(signal.SIGABRT)  # not the second in turn
+    suspects.record_death(signal.SIGABRT)
+    suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
+    suspects.receive({"rows": [1, 2]})
+    suspects.record_death(signal.SIGABRT)
+    suspects.record_death(signal.SIGABRT)  # not the second in turn
     with pytest.raises(ModelError, match="died of SIGABRT 2 times before the model had any row"):
-        suspects.died(signal.SIGABRT)
+        suspects.record_death(signal.SIGABRT)
 
 
 def test_a_frozen_batch_is_repeated_once_and_then_given_up():
     suspects = Suspects()
-    suspects.hear({"run": RUN, "frozen": True, "positions": 1000, "rows": [4, 5, 6]})
-    assert suspects.died(signal.SIGABRT) == ("the process died of SIGABRT with 3 rows in the model", "it starts again")
-    suspects.hear({"rows": [1, 2, 3]})
-    suspects.died(signal.SIGABRT)  # another batch
+    suspects.receive({"run": RUN, "frozen": True, "positions": 1000, "rows": [4, 5, 6]})
+    assert suspects.record_death(signal.SIGABRT) == ("the process died of SIGABRT with 3 rows in the model", "it starts again")
+    suspects.receive({"rows": [1, 2, 3]})
+    suspects.record_death(signal.SIGABRT)  # another batch
     assert suspects.orders["apart"] == {}
-    suspects.hear({"rows": [1, 2, 3]})
+    suspects.receive({"rows": [1, 2, 3]})
     with pytest.raises(ModelError, match=r"twice with the same 3 rows in the model \(1, 2, 3\).*batch\.deterministic false"):
-        suspects.died(signal.SIGABRT)
+        suspects.record_death(signal.SIGABRT)
 
 
 def test_a_frozen_batch_that_the_system_kills_twice_is_too_large_for_it():
     suspects = Suspects()
-    suspects.hear({"run": RUN, "frozen": True, "positions": 1000, "rows": [4, 5, 6]})
-    assert suspects.died(signal.SIGKILL)[1] == "it starts again"
-    suspects.hear({"rows": [4, 5, 6]})
+    suspects.receive({"run": RUN, "frozen": True, "positions": 1000, "rows": [4, 5, 6]})
+    assert suspects.record_death(signal.SIGKILL)[1] == "it starts again"
+    suspects.receive({"rows": [4, 5, 6]})
     with pytest.raises(OutOfRoom, match=r"SIGKILL twice with the same 3 rows in the model.*freezes batch\.rows and batch\.tokens"):
-        suspects.died(signal.SIGKILL)
+        suspects.record_death(signal.SIGKILL)
 
 
 def test_frozen_batches_that_the_system_kills_one_after_another_are_not_repeated_for_ever():
     suspects = Suspects()
     for first in (0, 10):
-        suspects.hear({"run": RUN, "frozen": True, "positions": 1000, "rows": [first, first + 1]})
-        suspects.died(signal.SIGKILL)
-    suspects.hear({"rows": [20, 21]})
+        suspects.receive({"run": RUN, "frozen": True, "positions": 1000, "rows": [first, first + 1]})
+        suspects.record_death(signal.SIGKILL)
+    suspects.receive({"rows": [20, 21]})
     with pytest.raises(OutOfRoom, match="SIGKILL 3 times, each time with other rows in the model") as caught:
-        suspects.died(signal.SIGKILL)
+        suspects.record_death(signal.SIGKILL)
     assert caught.value.exit_code == 6

@@ -173,9 +173,9 @@ def test_signals_are_told(monkeypatch: pytest.MonkeyPatch):
         heard.set()
 
     with Stop(tell) as stop:
-        assert not stop.asked()
+        assert not stop.requested()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked()
+        assert stop.requested()
         assert heard.wait(PATIENCE)
     assert (told, stop.code) == ([signal.SIGTERM], 143)
 
@@ -185,7 +185,7 @@ def test_another_thread_takes_no_signals():
 
     def run() -> None:
         with Stop() as stop:
-            ended.append(stop.asked())  # type: ignore[attr-defined]
+            ended.append(stop.requested())  # type: ignore[attr-defined]
 
     thread = threading.Thread(target=run)
     thread.start()
