@@ -13,6 +13,7 @@ from tqdm import tqdm
 from ...runner.core.arrays import Floats
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Scored
+from ...runner.engine.interface import one_window
 from ...runner.engine.kept_logprobs import kept_logprobs
 from ...runner.engine.reference_logprobs import reference_request
 from ...runner.engine.scorer import Scorer
@@ -74,8 +75,8 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
 def _scored(setup: Setup, records: list[StoredRecord], temperature: float | None) -> Iterator[tuple[StoredRecord, Floats, Floats]]:
     """Each record with its logprobs [N] and tempered logprobs [N]."""
     scorer = Scorer(replace(setup, wanted=LogprobOptions(echo=True, temperature=1.0 if temperature is None else temperature)))
-    windows = iter([[reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]])
-    for outcome in scorer.run(lambda wait: next(windows, None)):
+    requests = [reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]
+    for outcome in scorer.run(one_window(requests)):
         record = records[outcome.row]
         if isinstance(outcome, Scored):
             scores = outcome.scores[0]

@@ -26,13 +26,13 @@ from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.config_compat import translated
 from ..models.loader import Model
-from ..scheduler.limits import Limits
-from .decode_check import Alone, batch_difference
+from .decode_check import batch_difference
 from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash, fallback_reason
 from .prefix_check import prefix_refusal
 from .scoring_check import Shortcuts, shortcuts
 from .tiny_config import WINDOW, Config, window_lengths
 from .tiny_twin import rounding, twin
+from .trial import SingleRows, trial_limits
 
 On = Literal["twin", "weights"]
 ROWS = 8
@@ -84,9 +84,8 @@ def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0
     ``noise``: of its logits, as far as it is known.
     """
     allowed = allowed_difference(network, vocabulary, noise)
-    limits = Limits(ROWS, 1 << 30, float("inf"), 1.0, 1.0)
-    short = shortcuts(network, vocabulary, limits, True, allowed, window)
-    head, alone = Head(network) if short.head else None, Alone(network)
+    short = shortcuts(network, vocabulary, trial_limits(ROWS), True, allowed, window)
+    head, alone = Head(network) if short.head else None, SingleRows(network)
     reason, of = "", " of a small random twin" if on == "twin" else ""
     for way in WAYS[:-1]:
         try:

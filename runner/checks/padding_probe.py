@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..core.errors import first_line
 from ..layers.kv_cache import Caches, announce, fresh, growth, joined, select, settle
 from ..layers.network import Network
+from .trial import largest_gap, random_ids, row_logits
 
 Way = Literal["padded", "joined", "exact", "alone"]
 Decoded = tuple[int, int, NDArray[np.float32]]  # a row's number, its step, the logits [V] found there
@@ -51,7 +52,7 @@ class BatchingMode:
 
 def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> BatchingMode:
     """Finds the fastest way, from ``fastest`` on, that gives the same logits as each row alone: from one call, or decoded."""
-    alone = _Alone(network, _prompts(vocabulary))
+    alone = _ProbeRows(network, _prompts(vocabulary))
     token_bytes, row_bytes = growth(alone.caches)
     allowed, reason = alone.allowed(0.0), ""
     for way in WAYS[WAYS.index(fastest) : -1]:
@@ -81,16 +82,15 @@ def crash(what: str, error: Exception) -> str:
 
 def allowed_difference(network: Any, vocabulary: int, noise: float = 0.0) -> float:
     """How far a network's logits may differ between two ways to compute them, if they are known to have so much ``noise``."""
-    alone = _Alone(network, _prompts(vocabulary))
+    alone = _ProbeRows(network, _prompts(vocabulary))
     return alone.allowed(max(noise, alone.noise()))
 
 
 def _prompts(vocabulary: int) -> list[NDArray[np.int32]]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, vocabulary, n).astype(np.int32) for n in LENGTHS]
+    return random_ids(np.random.default_rng(0), vocabulary, LENGTHS)
 
 
-class _Alone:
+class _ProbeRows:
     """Logits [STEPS, V] at the last positions of each prompt, by itself on plain caches, and how far those of others may be from them.
 
     ``caches`` are what the first prompt leaves.
@@ -99,22 +99,20 @@ class _Alone:
     def __init__(self, network: Any, prompts: list[NDArray[np.int32]]):
         self.prompts, self._network = prompts, network
         self.caches = fresh(network, 1, padded=False)
-        first = Network(network)(mx.array(prompts[0])[None], self.caches)[0, -STEPS:]
+        first = row_logits(network, prompts[0], caches=self.caches)[-STEPS:]
         self._precision = str(first.dtype).removeprefix("mlx.core.")
-        self._known = {0: _numpy(first)}
+        self._at_once = {0: _numpy(first)}
 
     def at_once(self, row: int) -> NDArray[np.float32]:
         """From one call of the prompt."""
-        if row not in self._known:
-            caches = fresh(self._network, 1, padded=False)
-            self._known[row] = _numpy(Network(self._network)(mx.array(self.prompts[row])[None], caches)[0, -STEPS:])
-        return self._known[row]
+        if row not in self._at_once:
+            self._at_once[row] = _numpy(row_logits(self._network, self.prompts[row])[-STEPS:])
+        return self._at_once[row]
 
     def by_steps(self, row: int) -> NDArray[np.float32]:
         """From a call of one token each, behind a call of the others."""
-        caches, ids, network = fresh(self._network, 1, padded=False), mx.array(self.prompts[row])[None], Network(self._network)
-        mx.eval(network(ids[:, :-STEPS], caches))
-        return np.stack([_numpy(network(ids[:, at : at + 1], caches)[0, -1]) for at in range(ids.shape[1] - STEPS, ids.shape[1])])
+        ids = self.prompts[row]
+        return _numpy(row_logits(self._network, ids, range(len(ids) - STEPS, len(ids)))[-STEPS:])
 
     def allowed(self, noise: float) -> float:
         """How far logits may be off on a device with so much ``noise``."""
@@ -192,8 +190,7 @@ def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     if not np.array_equal(never, np.isneginf(b)):
         return float("inf")
     a, b = a[~never], b[~never]
-    gap = np.abs((a - a.mean()) - (b - b.mean())).max()
-    return float(gap) if np.isfinite(gap) else float("inf")
+    return largest_gap(a - a.mean(), b - b.mean())
 
 
 def _numpy(logits: mx.array) -> NDArray[np.float32]:

@@ -14,15 +14,12 @@ from numpy.typing import NDArray
 from ...kernels.logprobs import score
 from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Request, Sampling
-from ..engine.engine import Engine
+from ..core.requests import Request
 from ..engine.prefill import grown, prefill
 from ..engine.setup import Setup
-from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
-from ..scheduler.limits import Limits
-from .decode_check import Alone, farthest, of_ids
 from .padding_probe import Way, allowed_difference, crash
+from .trial import SingleRows, largest_gap, outcomes_of, random_ids, row_logits, trial_engine, trial_limits, trial_request
 
 ROWS = 4  # at once
 LEAST = 12  # tokens that short rows have in common
@@ -30,7 +27,7 @@ TAILS = (5, 1)  # what they have besides; of the second nothing is left to prefi
 SUBJECT = "rows on top of a shared prefix"
 
 
-def prefix_refusal(alone: Alone, vocabulary: int, way: Way, window: int, allowed: float, head: Head | None) -> str:
+def prefix_refusal(alone: SingleRows, vocabulary: int, way: Way, window: int, allowed: float, head: Head | None) -> str:
     """Why prompts are not to be prefilled on top of prefixes that they share; empty where logprobs stay within ``allowed``.
 
     Rows are longer than ``window`` tokens, and so is what they share.
@@ -60,8 +57,7 @@ def _said(difference: float, allowed: float) -> str:
 
 
 def _setup(network: Any, vocabulary: int, way: Way, head: Head | None) -> Setup:
-    limits = Limits(ROWS, 1 << 30, float("inf"), 1.0, 1.0)
-    return Setup(network, vocabulary, limits, LogprobOptions(echo=head is not None), True, ragged=way == "padded", head=head)
+    return Setup(network, vocabulary, trial_limits(ROWS), LogprobOptions(echo=head is not None), True, ragged=way == "padded", head=head)
 
 
 def _of_short_rows(setup: Setup, cuts: list[int]) -> float:
@@ -70,35 +66,29 @@ def _of_short_rows(setup: Setup, cuts: list[int]) -> float:
     ``cuts``: where the calls end in which that one is fed.
     """
     rng = np.random.default_rng(5)
-    prefix, *tails = (rng.integers(0, setup.vocabulary, n).astype(np.int32) for n in (LEAST, *TAILS))
+    prefix, *tails = random_ids(rng, setup.vocabulary, (LEAST, *TAILS))
     base = grown(setup, prefix, None)
-    group = prefill(setup, [of_ids(row, np.concatenate([prefix, tail]), 1) for row, tail in enumerate(tails)], [base] * len(tails))
+    group = prefill(setup, [trial_request(row, np.concatenate([prefix, tail]), 1) for row, tail in enumerate(tails)], [base] * len(tails))
     last = setup.network(mx.array([[int(one.prompt.ids[-1])] for one in group.requests]), group.caches)[:, -1]
     worst = 0.0
     for one, found, echo in zip(group.requests, _log_softmax(last), group.echoes, strict=True):
-        caches, ids = fresh(setup.model, 1, padded=False), one.prompt.ids
-        logits = mx.concatenate([setup.network(mx.array(part)[None], caches)[0] for part in np.split(ids, cuts) if len(part)])
-        gaps = [np.abs(found - _log_softmax(logits[-1:])[0])]
+        ids = one.prompt.ids
+        logits = row_logits(setup.model, ids, cuts)
+        worst = max(worst, largest_gap(found, _log_softmax(logits[-1:])[0]))
         if echo is not None:
-            gaps.append(np.abs(echo.logprobs - score(logits[:-1], ids[1:]).logprobs))
-        gap = float(np.concatenate(gaps).max())
-        worst = max(worst, gap if np.isfinite(gap) else float("inf"))
+            worst = max(worst, largest_gap(echo.logprobs, score(logits[:-1], ids[1:]).logprobs))
     return worst
 
 
 def _log_softmax(logits: mx.array) -> NDArray[np.float32]:
-    """Of logits [B, V]; those of ids that cannot be are 0."""
+    """Returns the logprobs [B, V] of logits [B, V]."""
     logits = logits.astype(mx.float32)
-    found = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
-    return np.where(np.isneginf(found), np.float32(0), found)
+    return np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
 
 
-def _difference(alone: Alone, setup: Setup, requests: Sequence[Request], allowed: float) -> float:
-    def no_stopper(sampling: Sampling) -> Any:
-        raise ValueError(f"there is a stop string: {sampling.stop}")
-
-    windows, engine = iter([list(requests)]), Engine(setup, frozenset(), no_stopper)
-    worst = farthest(alone, requests, engine.run(lambda wait: next(windows, None)), allowed)
+def _difference(alone: SingleRows, setup: Setup, requests: Sequence[Request], allowed: float) -> float:
+    engine = trial_engine(setup)
+    worst = alone.largest_gap(requests, outcomes_of(engine, requests), allowed)
     if worst <= allowed and engine.progress.prefilled >= sum(len(request.prompt.ids) - 1 for request in requests):
         raise ValueError("they shared nothing")
     return worst
@@ -124,6 +114,6 @@ def _long(vocabulary: int, window: int) -> list[Request]:
         *((top[:0], tokens(n)) for n in (2 * window - 1, 1)),
     ]
     return [
-        of_ids(row, np.concatenate([prefix, tail]), 3 + row % 4 if row % 3 else window + 3, samples=1 + (row == 1))
+        trial_request(row, np.concatenate([prefix, tail]), 3 + row % 4 if row % 3 else window + 3, samples=1 + (row == 1))
         for row, (prefix, tail) in enumerate(tails)
     ]

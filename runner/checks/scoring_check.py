@@ -22,6 +22,7 @@ from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..scheduler.limits import Limits
 from .padding_probe import allowed_difference
+from .trial import largest_gap, outcomes_of, random_ids, row_logits
 
 CHUNKS = "chunks"  # what reasons call a row that is fed in several calls
 WINDOW = 8  # tokens: rows are longer, and so is what they share
@@ -45,10 +46,10 @@ def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allow
     ``padded``: as the probe of generation found. ``allowed``: how far a logprob may be off; None: what the device's noise allows.
     """
     rng = np.random.default_rng(2)
-    rows = [_whole(i, ids) for i, ids in enumerate(_random(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
-    prefix = rng.integers(0, vocabulary, 2 * window + 2).astype(np.int32)  # long enough for the plan to share it
-    contexts = [np.concatenate([prefix, ids]) for ids in _random(rng, vocabulary, (2 * window + 1, 2 * window + 4))]
-    choices = [_choices(i, context, len(prefix), _random(rng, vocabulary, CHOICES)) for i, context in enumerate(contexts)]
+    rows = [_whole(i, ids) for i, ids in enumerate(random_ids(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
+    (prefix,) = random_ids(rng, vocabulary, [2 * window + 2])  # long enough for the plan to share it
+    contexts = [np.concatenate([prefix, ids]) for ids in random_ids(rng, vocabulary, (2 * window + 1, 2 * window + 4))]
+    choices = [_choices(i, context, len(prefix), random_ids(rng, vocabulary, CHOICES)) for i, context in enumerate(contexts)]
     allowed = allowed_difference(network, vocabulary) if allowed is None else allowed
     truth = {id(requests): _alone(network, requests) for requests in (rows, choices)}
     reasons: list[str] = []
@@ -87,8 +88,8 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
     if not (shown.head or shown.right_padded or shown.shared):
         return shown
     rng = np.random.default_rng(4)
-    (prefix,) = _random(rng, vocabulary, (2 * WINDOW + 2,))
-    requests = [_choices(0, prefix, len(prefix), _random(rng, vocabulary, CHOICES[1:]))]
+    (prefix,) = random_ids(rng, vocabulary, (2 * WINDOW + 2,))
+    requests = [_choices(0, prefix, len(prefix), random_ids(rng, vocabulary, CHOICES[1:]))]
     setup = _setup(network, vocabulary, limits, padded)
     with suppress(Exception):  # which of them it is will be found
         head = Head(network) if shown.head else None
@@ -120,10 +121,6 @@ def _head(network: Any) -> Head:
     return head
 
 
-def _random(rng: np.random.Generator, vocabulary: int, lengths: tuple[int, ...]) -> list[NDArray[np.int32]]:
-    return [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
-
-
 def _whole(row: int, ids: NDArray[np.int32]) -> ScoreRequest:
     return ScoreRequest(row, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),))
 
@@ -137,7 +134,7 @@ def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float3
     """Each passage's logprobs [N] from one call of the whole network."""
     found: list[NDArray[np.float32]] = []
     for passage in (passage for request in requests for passage in request.passages):
-        logits = Network(network)(mx.array(passage.ids)[None], fresh(network, 1, padded=False))[0]
+        logits = row_logits(network, passage.ids)
         at = mx.array(passage.positions) - 1
         found.append(LogprobOptions().scores(logits[at], passage.ids[passage.positions]).logprobs)
     return found
@@ -145,12 +142,8 @@ def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float3
 
 def _difference(setup: Setup, requests: list[ScoreRequest], truth: list[NDArray[np.float32]]) -> float:
     """Largest difference of a logprob; infinite where one is NaN."""
-    windows = iter([requests])
-    outcomes = sorted(Scorer(setup).run(lambda wait: next(windows, None)), key=lambda outcome: outcome.row)
+    outcomes = sorted(outcomes_of(Scorer(setup), requests), key=lambda outcome: outcome.row)
     found = [scores.logprobs for outcome in outcomes if isinstance(outcome, Scored) for scores in outcome.scores]
     if len(found) < len(truth):
         return float("inf")
-    with np.errstate(invalid="ignore"):
-        gaps = [np.where(a == b, 0.0, np.abs(a - b)) for a, b in zip(found, truth, strict=True)]  # -inf is as far from -inf as it is
-    worst = float(np.concatenate(gaps).max())
-    return worst if np.isfinite(worst) else float("inf")
+    return max(largest_gap(*pair) for pair in zip(found, truth, strict=True))

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layers.kv_cache import fresh
-from ..layers.network import Network
 from ..models.config_compat import translated
 from .tiny_config import WINDOW, Config
 from .tiny_twin import TEXT, twin
+from .trial import random_ids, row_logits
 
 SETTING = "sliding_window"
 
@@ -42,7 +42,6 @@ def _behind(network: Any, config: Config, window: int) -> NDArray[np.float32]:
     text = changed.get(TEXT)
     changed |= {TEXT: text | {SETTING: window}} if isinstance(text, dict) and SETTING in text else {SETTING: window}
     small = twin(network, changed)
-    vocabulary = int(Network(small)(mx.array([[0]]), fresh(small, 1, padded=False)).shape[-1])
-    ids = np.random.default_rng(5).integers(0, vocabulary, 4 * WINDOW).astype(np.int32)
-    logits = Network(small)(mx.array(ids)[None], fresh(small, 1, padded=False))[0, -1]
-    return np.array(logits.astype(mx.float32))
+    vocabulary = row_logits(small, np.zeros(1, np.int32)).shape[-1]
+    (ids,) = random_ids(np.random.default_rng(5), vocabulary, [4 * WINDOW])
+    return np.array(row_logits(small, ids)[-1].astype(mx.float32))

@@ -1,11 +1,13 @@
 """TODO"""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ..core.requests import Outcome
+
+Asked = TypeVar("Asked")
 
 
 @dataclass(slots=True)
@@ -45,3 +47,9 @@ class Runs(Protocol):
     def run(self, next_window: Callable[[bool], list[Any] | None], stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Outcomes of all windows' requests, in the order in which they finish; ends early when ``stopped``."""
         ...
+
+
+def one_window(requests: Sequence[Asked]) -> Callable[[bool], list[Asked] | None]:
+    """Returns the ``next_window`` of ``Runs.run`` that gives all requests in one window."""
+    windows = iter([list(requests)])
+    return lambda wait: next(windows, None)

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import Failure, Generated, Passage, Request, Scored, ScoreRequest
+from .interface import one_window
 from .scorer import Scorer
 from .setup import Setup
 
@@ -46,8 +47,8 @@ class Reference:
 
     def _scored(self, finished: list[Finished], temperature: float, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
         scorer = Scorer(scoring_setup(self.setup, temperature))
-        windows = iter([[reference_request(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]])
-        for found in scorer.run(lambda wait: next(windows, None), stopped):
+        requests = [reference_request(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]
+        for found in scorer.run(one_window(requests), stopped):
             outcome = finished[found.row].outcome
             if isinstance(found, Scored):
                 scores = found.scores[0]

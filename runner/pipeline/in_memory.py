@@ -7,12 +7,12 @@ belongs to the thread that makes an ``InMemoryRollouts``: all is to be called th
 import json
 import logging
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import ReferenceType, ref
 
 import mlx.core as mx
@@ -25,6 +25,7 @@ from ..core.policy import Policy
 from ..core.requests import Request
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
+from ..engine.interface import one_window
 from ..layers.kernel_injection import only_inside
 from ..models.adapters import CONFIG, TENSORS
 from ..policies.policy_engine import full_fits, under
@@ -167,7 +168,7 @@ class InMemoryRollouts:
         try:
             while (window := threads.next_window(True)) is not None:
                 collected.expect(request.row for request in window)
-                for outcome in engine.run(_once(window), lambda: threads.failed):
+                for outcome in engine.run(one_window(cast("list[Request]", window)), lambda: threads.failed):
                     threads.put(outcome)
                     yield from collected.ready()
                 yield from collected.rest(lambda: threads.failed)
@@ -200,11 +201,6 @@ class InMemoryRollouts:
         for folder in self._kept.iterdir():
             if folder.is_dir() and folder.name != now.name:
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _once(window: list[Any]) -> Callable[[bool], list[Request] | None]:
-    windows = iter([window])
-    return lambda wait: next(windows, None)
 
 
 def _tell(errors: list[dict[str, Any]]) -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_bulk.runner.checks.decode_check import Alone, batch_difference
+from mlx_bulk.runner.checks.decode_check import batch_difference
 from mlx_bulk.runner.checks.padding_probe import Way
+from mlx_bulk.runner.checks.trial import SingleRows
 from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.layers import kv_cache as caching
 from mlx_bulk.runner.layers import network as calls
@@ -20,7 +21,7 @@ ALLOWED = 1e-4
 
 
 def difference(network: Network, way: Way, head: bool = True, chunked: bool = True) -> float:
-    return batch_difference(Alone(network), VOCABULARY, way, WINDOW, ALLOWED, Head(network) if head else None, chunked)
+    return batch_difference(SingleRows(network), VOCABULARY, way, WINDOW, ALLOWED, Head(network) if head else None, chunked)
 
 
 @pytest.mark.parametrize("name", PADDED)

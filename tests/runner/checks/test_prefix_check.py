@@ -8,11 +8,11 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.checks.capabilities import capabilities_of, shown_by
-from mlx_bulk.runner.checks.decode_check import Alone
 from mlx_bulk.runner.checks.engine_setup import fit, foreseen
 from mlx_bulk.runner.checks.padding_probe import Way
 from mlx_bulk.runner.checks.prefix_check import prefix_refusal, refused_by_weights
 from mlx_bulk.runner.checks.tiny_twin import twin
+from mlx_bulk.runner.checks.trial import SingleRows
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_lm.models.cache import BatchRotatingKVCache
@@ -32,7 +32,7 @@ def tried(network: Any, window: int | None, way: Way, head: Head | None) -> str:
     """By rows longer than a window, or by short ones as on a model's own weights."""
     if window is None:
         return refused_by_weights(network, VOCABULARY, way, ALLOWED, head)
-    return prefix_refusal(Alone(network), VOCABULARY, way, window, ALLOWED, head)
+    return prefix_refusal(SingleRows(network), VOCABULARY, way, window, ALLOWED, head)
 
 
 @pytest.mark.parametrize("window", [WINDOW, None])
