@@ -1,4 +1,4 @@
-"""A row while it is scored: the pieces that have come, and the outcome that they make up in the end. Knows no model and no batches."""
+"""A row that is being scored: collects its scores piece by piece and makes the outcome of them. Knows no model and no batches."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -16,9 +16,9 @@ NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.
 
 @dataclass(slots=True)
 class PartialScores:
-    """A request, how many of its positions are not scored yet, and the pieces that have come, a list a passage.
+    """A request and its scores so far: one list of pieces for each passage.
 
-    ``done``: its outcome is known.
+    ``left``: positions that are not scored yet. ``done``: its outcome is known.
     """
 
     request: ScoreRequest
@@ -29,26 +29,26 @@ class PartialScores:
 
     @classmethod
     def of(cls, request: ScoreRequest) -> Self:
-        """A request of which nothing is scored."""
+        """Starts a request of which nothing is scored."""
         left = sum(len(passage.positions) for passage in request.passages)
         return cls(request, left, [[] for _ in request.passages], [[] for _ in request.passages])
 
     def add(self, passage: int, scores: Scores, divergences: Divergence | None) -> None:
-        """Takes in the scores of a passage's next positions."""
+        """Adds the scores of a passage's next positions."""
         self.scores[passage].append(scores)
         if divergences is not None:
             self.divergences[passage].append(divergences)
         self.left -= len(scores.logprobs)
 
-    def begin_again(self) -> int:
-        """Throws away what has come: of how many positions."""
+    def restart(self) -> int:
+        """Drops all scores. Returns how many positions had some."""
         new = self.of(self.request)
-        thrown, self.left = new.left - self.left, new.left
+        dropped, self.left = new.left - self.left, new.left
         self.scores, self.divergences = new.scores, new.divergences
-        return thrown
+        return dropped
 
     def outcome(self, nothing: Scores, compared: bool) -> Scored | Failure:
-        """What the pieces come to, which are let go. ``nothing``: scores of no tokens; ``compared``: there is a reference model."""
+        """Joins the pieces and lets them go. ``nothing``: scores of no tokens; ``compared``: there is a reference model."""
         scores = tuple(logprobs.join_scores([nothing, *pieces]) for pieces in self.scores)
         against = tuple(divergence.join_divergences([NO_DIVERGENCE, *pieces]) for pieces in self.divergences) if compared else None
         message = _fault(self.request, "model", [s.logprobs for s in scores])
@@ -59,9 +59,9 @@ class PartialScores:
         return Scored(self.request.row, scores, against)
 
 
-def _fault(request: ScoreRequest, model: str, found: list[NDArray[np.float32]]) -> str | None:
-    """Where logprobs are NaN, or None."""
-    for number, values in enumerate(found):
+def _fault(request: ScoreRequest, model: str, logprobs_of: list[NDArray[np.float32]]) -> str | None:
+    """Says where a passage's logprobs are NaN; None where none is."""
+    for number, values in enumerate(logprobs_of):
         if np.isnan(values).any():
             token = int(request.passages[number].positions[np.isnan(values).argmax()])
             return f"passage {number}, token {token}: the {model}'s logits there are NaN or all -inf"

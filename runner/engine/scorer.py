@@ -1,16 +1,16 @@
 """Logprobs of given tokens: requests in, scores of their passages out. Knows no text, no files and no job.
 
-A window's passages become segments (``prefixes``), a batch of which is one call: fed behind nothing, or on top of the caches
-that their parents have left. Pads stand on the right, where no real token sees them.
+A window's passages form a tree of segments (see ``scheduler/prefix_tree``), so that a shared prefix is computed once. A batch of
+sibling segments goes through the model together, on top of their parent's caches. Pads stand on the right, where no token sees them.
 
-    parent   a b c d      children   a b c d|x .        plain caches, a copy a row; or the one copy, where the kernel for the
-                                     a b c d|y z        CPU computes the layers and nothing stands on the children
+    parent   a b c d      children   a b c d|x .        each row has a copy of the parent's caches; where the CPU kernel computes all
+                                     a b c d|y z        layers and the children are leaves, all rows read the parent's one copy
 
-When memory runs out, what a window has not finished is planned anew, in smaller batches.
+When memory runs out, the unfinished rows of a window are planned again, in smaller batches.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
-from ..core.requests import Failure, Outcome, ScoreRequest
-from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, passes, passing, select, trim, trimmable, widened
+from ..core.requests import Failure, Ids, Outcome, ScoreRequest
 from ..layers.state_scores import read_scores
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.prefix_tree import Owner, PassageRead, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
+from .batch_caches import BatchCaches, batch_caches
 from .interface import Progress
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
@@ -33,34 +33,36 @@ from .setup import Setup
 
 
 @dataclass(slots=True)
-class _Rows:
-    """Each model's caches, of ``rows`` rows that are equally long; None where a call behind nothing leaves nothing."""
+class _Window:
+    """A window's state: its unfinished rows, to which segments refer by index, and the batch that is computed now.
 
-    caches: list[Caches | None]
-    rows: int
-    kept: bool = True  # whether they hold what has been fed, and not only what stood there before
+    ``shared``: passages share the prefixes that they have in common. ``stopped`` is asked before each batch and each call.
+    """
 
-    @property
-    def held(self) -> list[Caches]:
-        """Of those that there are."""
-        return [caches for caches in self.caches if caches is not None]
+    rows: list[PartialScores]
+    shared: bool
+    stopped: Callable[[], bool]
+    batch: list[Segment] = field(default_factory=list[Segment])
 
-    @property
-    def every(self) -> Caches:
-        """All models' caches."""
-        return [cache for caches in self.held for cache in caches]
+    def unfinished(self) -> bool:
+        """Drops the rows that are done. Returns True while others are left."""
+        self.rows, self.batch = [row for row in self.rows if not row.done], []
+        return bool(self.rows)
 
-    def keep(self, rows: int) -> None:
-        """Drops all but the first ``rows``."""
-        for caches in self.held:
-            select(caches, list(range(rows)), self.rows, padded=False)
-        self.rows = rows
+
+@dataclass(slots=True, frozen=True)
+class _CallRead:
+    """What one call of the model says about a passage: at [N] flat indices of its hidden states, targets [N]."""
+
+    read: PassageRead
+    at: NDArray[np.intp]
+    targets: Ids
 
 
 class Scorer:
-    """Scores requests with one model, and holds it against a ``reference`` model where there is one.
+    """Scores requests with one model, and compares it with a ``reference`` model where there is one.
 
-    The reference is fed the same batches, so both have to allow what one relies on.
+    Both models compute the same batches, so a shortcut is taken only where both allow it.
     """
 
     def __init__(self, setup: Setup, reference: Setup | None = None):
@@ -71,211 +73,189 @@ class Scorer:
         self._shared = not setup.static and self._right_padded and all(model.shared for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
         self._room = MemoryBackoff(limits, setup.static)
-        self._batch: list[Segment] = []  # what is fed
-        self._apart = not self._shared  # nothing is shared within this window
 
     def run(
         self, next_window: Callable[[bool], list[ScoreRequest] | None], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[Outcome]:
-        """Outcomes of all windows' requests, each as soon as its last token is scored; ends early when ``stopped``.
+        """Yields the outcomes of all windows' requests, each as soon as its last token is scored; ends early when ``stopped``.
 
         ``next_window(wait)`` gives the next window's requests, None when there are no more.
         """
         while not stopped():
             self.progress.doing("waiting for input")
-            window = next_window(True)
-            if window is None:
+            requests = next_window(True)
+            if requests is None:
                 return
-            yield from self._window(window, stopped)
+            yield from self._score_window(_Window([PartialScores.of(request) for request in requests], self._shared, stopped))
 
-    def _window(self, requests: list[ScoreRequest], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        opened, self._apart = [PartialScores.of(request) for request in requests], not self._shared
-        yield from (self._outcome(row) for row in opened if not row.left)
-        while opened := [row for row in opened if not row.done]:
-            why, self._batch = "", []
+    def _score_window(self, window: _Window) -> Iterator[Outcome]:
+        yield from (self._outcome(row) for row in window.rows if not row.left)
+        while window.unfinished():
+            why = ""
             try:
-                yield from self._feed_window(opened, stopped)
+                yield from self._score_rows(window)
             except Exception as error:
-                if not (self._batch and is_out_of_memory(error)):
+                if not (window.batch and is_out_of_memory(error)):
                     raise
                 why = first_line(error)
             if not why:
                 return
-            yield from self._start_again(opened, why)  # the error is gone, and with its traceback the arrays that this held
+            yield from self._restart(window, why)  # the error is gone, and with its traceback the arrays that it held
 
-    def _start_again(self, opened: list[PartialScores], why: str) -> Iterator[Outcome]:
-        """Makes batches smaller and lets all begin anew that is not done; failures of the rows that do not fit alone.
+    def _restart(self, window: _Window, why: str) -> Iterator[Outcome]:
+        """Makes batches smaller and restarts all unfinished rows. Yields failures of the rows that do not fit alone.
 
-        One passage that stands on what is shared is not alone yet: the rest of the window then shares nothing.
+        A single passage on top of a shared prefix is not alone yet: the rest of the window then shares nothing.
         """
-        batch, doing = self._batch, self.progress.now
+        batch, doing = window.batch, self.progress.now
         first, too_large = batch[0], set[int]()
         if len(batch) > 1:
             self._room.halve(len(batch), max(segment.longest for segment in batch), doing, why)
         elif first.start or first.children:
-            self._apart = True
+            window.shared = False
             self._room.free(doing, why, "the next rows are scored without sharing what they have in common")
         else:
-            too_large = {own[0] for part in first.reads if len(passage_input(part.passage)) == len(first.ids) for own in part.owners}
-            if self._room.halve_calls(opened[min(too_large)].request.row, doing, why):
+            too_large = {row for part in first.reads if len(passage_input(part.passage)) == len(first.ids) for row, _ in part.owners}
+            if self._room.halve_calls(window.rows[min(too_large)].request.row, doing, why):
                 too_large = set[int]()
         self._models = [replace(model, limits=self._room.limits) for model in self._models]
-        for number, row in enumerate(opened):
+        for number, row in enumerate(window.rows):
             if row.done:
                 continue
-            self.progress.scored -= row.begin_again()
+            self.progress.scored -= row.restart()
             if number in too_large:
                 row.done = True
                 self._room.give_up(why)
-                found = f"out of device memory with this row alone: {row.request.reach} tokens ({why})"
-                yield Failure(row.request.row, None, 0, "score", "OutOfMemory", f"{found}; shorten it, or lower score.context", "")
+                message = (
+                    f"out of device memory with this row alone: {row.request.reach} tokens ({why}); shorten it, or lower score.context"
+                )
+                yield Failure(row.request.row, None, 0, "score", "OutOfMemory", message, "")
 
-    # ------------------------------------------------------------------------------------------------------- feeding
+    # ---------------------------------------------------------------------------------------------------- batches
 
-    def _feed_window(self, opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        requests = [row.request for row in opened]
+    def _score_rows(self, window: _Window) -> Iterator[Outcome]:
+        requests = [row.request for row in window.rows]
         self.progress.doing(f"planning {len(requests)} rows")
         if self._static:
-            yield from self._feed_lone(requests, opened, stopped)
+            yield from self._score_fixed(window, requests)
         else:
-            yield from self._feed_all(forest(requests, self._room.limits, not self._apart), None, 0.0, opened, stopped)
+            yield from self._score_siblings(window, forest(requests, self._room.limits, window.shared))
 
-    def _feed_lone(self, requests: list[ScoreRequest], opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        """Feeds each passage by itself, in batches of fixed shapes."""
+    def _score_fixed(self, window: _Window, requests: list[ScoreRequest]) -> Iterator[Outcome]:
+        """Scores each passage by itself, in batches of fixed shapes (deterministic mode)."""
         for batch in fixed_batches(requests, self._room.limits.rows, bucket_length if self._right_padded else int):
-            if stopped():
+            if window.stopped():
                 return
-            self._batch = batch
-            yield from self._feed(batch, self._rows(None, None, batch), opened, stopped)
+            window.batch = batch
+            yield from self._score_batch(window, batch, self._caches(batch))
 
-    def _feed_all(
-        self, segments: list[Segment], base: _Rows | None, held: float, opened: list[PartialScores], stopped: Callable[[], bool]
+    def _score_siblings(
+        self, window: _Window, siblings: list[Segment], parent: BatchCaches | None = None, held_bytes: float = 0.0
     ) -> Iterator[Outcome]:
-        """Feeds ``segments``, and all that stands behind them, on top of the one row of ``base``; ``held`` bytes are taken.
+        """Scores sibling segments and all their descendants, on top of the one row of ``parent``.
 
-        The caches of one batch serve the next, where the tokens fed can be taken out of them again.
+        ``held_bytes``: KV caches of the ancestors. One batch's caches serve the next where its tokens can be trimmed off again.
         """
-        spare: _Rows | None = None
-        for batch in segment_batches(segments, self._room.limits, not self._right_padded, held):
-            if stopped():
+        spare: BatchCaches | None = None
+        for batch in segment_batches(siblings, self._room.limits, not self._right_padded, held_bytes):
+            if window.stopped():
                 return
-            self._batch = batch
-            rows, spare = self._rows(base, spare, batch), None
-            width = max(len(segment) for segment in batch)
-            again = base is not None and rows.kept and trimmable(rows.every, max(segment.longest for segment in batch) - batch[0].start)
-            yield from self._feed(batch, rows, opened, stopped)
-            if len(batch) == 1 and batch[0].children:
-                above = held + self._room.limits.kv(1, len(batch[0].ids))
-                yield from self._feed_all(batch[0].children, rows, above, opened, stopped)
-            elif batch[0].children:
-                yield from self._feed_in_turn([stem.children for stem in batch], rows, opened, stopped)
-            if again:
-                trim(rows.every, width)
-                spare = rows
+            window.batch = batch
+            caches, spare = self._caches(batch, parent, spare), None
+            tokens_below = max(segment.longest for segment in batch) - batch[0].start
+            reusable = parent is not None and caches.kept and caches.trimmable(tokens_below)
+            yield from self._score_batch(window, batch, caches)
+            yield from self._score_children(window, batch, caches, held_bytes)
+            if reusable:
+                caches.trim(_width(batch))
+                spare = caches
 
-    def _rows(self, base: _Rows | None, spare: _Rows | None, batch: list[Segment]) -> _Rows:
-        """Caches for a batch: empty ones, or copies of the one row of ``base``; ``spare`` are such copies, if there are any.
+    def _score_children(self, window: _Window, batch: list[Segment], caches: BatchCaches, held_bytes: float) -> Iterator[Outcome]:
+        """Scores the children of a batch on top of its ``caches``. Either all its segments have some, or none has."""
+        if not batch[0].children:
+            return
+        if len(batch) == 1:
+            own_bytes = self._room.limits.kv(1, len(batch[0].ids))
+            yield from self._score_siblings(window, batch[0].children, caches, held_bytes + own_bytes)
+        else:
+            yield from self._score_turns(window, [segment.children for segment in batch], caches)
 
-        A batch that is one call and leaves nothing to others takes none where layers can do without.
-        """
-        rows, width = len(batch), max(len(segment) for segment in batch)
-        alone = not batch[0].children and all(passes(model.model) for model in self._models)
-        if alone and all(chunk(model, rows, width) == width for model in self._models):
-            return _Rows([passing(caches) for caches in ([None] * len(self._models) if base is None else base.caches)], rows, kept=False)
-        if base is None:
-            return _Rows([fresh(model.model, rows, padded=False) for model in self._models], rows)
-        if spare is None or spare.rows < rows:
-            return _Rows([widened(caches, rows) for caches in base.held], rows)
-        spare.keep(rows)
-        return spare
+    def _score_turns(self, window: _Window, children: list[list[Segment]], caches: BatchCaches) -> Iterator[Outcome]:
+        """Scores each row's children on top of it: the first child of each row, then the second of each, and so on.
 
-    def _feed_in_turn(
-        self, children: list[list[Segment]], rows: _Rows, opened: list[PartialScores], stopped: Callable[[], bool]
-    ) -> Iterator[Outcome]:
-        """Feeds each row's children on top of it: the first of each row, then the second of each, and so on.
-
-        A turn's tokens are taken out again before the next; where that cannot be, each turn has caches of its own.
+        A turn's tokens are trimmed off before the next turn; where that cannot be, each turn works on copies.
         """
         order, turns = child_turns(children)
         if order != list(range(len(children))):
-            for caches in rows.held:
-                select(caches, order, rows.rows, padded=False)
-        for members in turns:
-            if stopped():
+            caches.reorder(order)
+        for batch in turns:
+            if window.stopped():
                 return
-            self._batch = members
-            if len(members) < rows.rows:
-                rows.keep(len(members))
-            width = max(len(segment) for segment in members)
-            if trimmable(rows.every, width):
-                yield from self._feed(members, rows, opened, stopped)
-                trim(rows.every, width)
+            window.batch = batch
+            if len(batch) < caches.rows:
+                caches.keep_first(len(batch))
+            width = _width(batch)
+            if caches.trimmable(width):
+                yield from self._score_batch(window, batch, caches)
+                caches.trim(width)
             else:
-                copies: list[Caches | None] = [forked(caches, list(range(rows.rows)), rows.rows, padded=False) for caches in rows.held]
-                yield from self._feed(members, _Rows(copies, rows.rows), opened, stopped)
+                yield from self._score_batch(window, batch, caches.copied())
 
-    def _feed(self, members: list[Segment], rows: _Rows, opened: list[PartialScores], stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        """Feeds a batch on top of ``rows``, call by call; outcomes of the requests that it ends."""
-        width = max(len(segment) for segment in members)
-        tokens = np.zeros((len(members), width), np.int32)
-        for row, segment in zip(tokens, members, strict=True):
-            row[: len(segment)] = segment.ids[segment.start :]
-        self.progress.flight({opened[own[0]].request.row for segment in members for part in segment.reads for own in part.owners})
-        self.progress.doing(f"scoring {len(members)} rows of up to {max(len(segment.ids) for segment in members)} tokens")
+    def _caches(self, batch: list[Segment], parent: BatchCaches | None = None, spare: BatchCaches | None = None) -> BatchCaches:
+        return batch_caches(self._models, len(batch), _width(batch), not batch[0].children, parent, spare)
+
+    # ------------------------------------------------------------------------------------------- calls of the model
+
+    def _score_batch(self, window: _Window, batch: list[Segment], caches: BatchCaches) -> Iterator[Outcome]:
+        """Runs a batch through the models on top of ``caches``, call by call; yields outcomes of the requests that it completes."""
+        tokens = _padded_tokens(batch)
+        rows, width = tokens.shape
+        self.progress.flight({window.rows[row].request.row for segment in batch for part in segment.reads for row, _ in part.owners})
+        self.progress.doing(f"scoring {rows} rows of up to {max(len(segment.ids) for segment in batch)} tokens")
         at = 0
-        while at < width and not stopped():
-            n = min(chunk(model, len(members), width - at) for model in self._models)
-            part = mx.array(tokens[:, at : at + n])
-            lengths = [len(segment) - at for segment in members]
-            states = [
-                model.network(part, caches, lengths=lengths, read="states") for model, caches in zip(self._models, rows.caches, strict=True)
-            ]
-            if self._static:  # each by itself: the shapes that its logits are computed in are no matter of its mates
-                for row, segment in enumerate(members):
-                    yield from self._read([segment], [state[row : row + 1] for state in states], at, n, opened)
+        while at < width and not window.stopped():
+            n = min(chunk(model, rows, width - at) for model in self._models)
+            states = self._states(batch, tokens, at, n, caches)
+            if self._static:  # row by row: the shapes in which a row's logits are computed must not depend on the other rows
+                for row, segment in enumerate(batch):
+                    yield from self._read_call(window, [segment], [state[row : row + 1] for state in states], at, n)
             else:
-                yield from self._read(members, states, at, n, opened)
+                yield from self._read_call(window, batch, states, at, n)
             at += n
-            if at < width or members[0].children:
-                evaluate_caches(rows.every)
-        self.progress.prefilled += sum(len(segment) - segment.pads for segment in members)
+            if at < width or batch[0].children:
+                caches.evaluate()
+        self.progress.prefilled += sum(len(segment) - segment.pads for segment in batch)
         self.progress.padded += tokens.size
         mx.clear_cache()
 
-    # ------------------------------------------------------------------------------------------------------- reading
+    def _states(self, batch: list[Segment], tokens: NDArray[np.int32], at: int, n: int, caches: BatchCaches) -> list[mx.array]:
+        """Runs the columns from ``at`` to ``at + n`` of ``tokens`` [B, T]; returns each model's hidden states [B, n, H]."""
+        columns, lengths = mx.array(tokens[:, at : at + n]), [len(segment) - at for segment in batch]
+        pairs = zip(self._models, caches.by_model, strict=True)
+        return [model.network(columns, own, lengths=lengths, read="states") for model, own in pairs]
 
-    def _read(self, members: list[Segment], states: list[mx.array], at: int, width: int, opened: list[PartialScores]) -> Iterator[Outcome]:
-        """Scores what is asked for at ``width`` tokens from ``at``, for whomever it is; outcomes of the requests that it ends."""
-        found: list[tuple[PassageRead, int]] = []
-        index: list[NDArray[np.intp]] = []
-        targets: list[NDArray[np.int32]] = []
-        for row, segment in enumerate(members):
-            begin = segment.start + at
-            end = min(begin + width, len(segment.ids))
-            for part in segment.reads:
-                passage = part.passage
-                first, last = np.searchsorted(passage.positions, (begin + 1, end + 1))
-                if first < last:
-                    positions = passage.positions[first:last]
-                    index.append(row * width + positions.astype(np.intp) - 1 - begin)
-                    targets.append(passage.ids[positions])
-                    found.append((part, int(last - first)))
-        if not found:
+    def _read_call(self, window: _Window, batch: list[Segment], states: list[mx.array], at: int, width: int) -> Iterator[Outcome]:
+        """Scores all targets that one call's ``states`` [B, width, H] predict; ``at``: the call's first column of the batch."""
+        reads = list(_call_reads(batch, at, width))
+        if not reads:
             return
         flat = [state.reshape(-1, state.shape[-1]) for state in states]
         rows = min(model.logit_rows for model in self._models) // len(self._models)
         networks = [model.network for model in self._models]
-        scores, divergences = read_scores(networks, flat, np.concatenate(index), np.concatenate(targets), rows, self._wanted)
+        index, targets = np.concatenate([one.at for one in reads]), np.concatenate([one.targets for one in reads])
+        scores, divergences = read_scores(networks, flat, index, targets, rows, self._wanted)
         end = 0
-        for part, count in found:
-            piece = slice(end, end + count)
-            end += count
-            for owner in part.owners:
-                yield from self._give(opened, owner, scores[piece], None if divergences is None else divergences[piece])
+        for one in reads:
+            piece = slice(end, end + len(one.targets))
+            end = piece.stop
+            for owner in one.read.owners:
+                yield from self._deliver(window, owner, scores[piece], None if divergences is None else divergences[piece])
 
-    def _give(self, opened: list[PartialScores], owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
-        row = opened[owner[0]]
-        row.add(owner[1], scores, divergences)
+    def _deliver(self, window: _Window, owner: Owner, scores: Scores, divergences: Divergence | None) -> Iterator[Outcome]:
+        """Gives a passage its next scores; yields its row's outcome if they are the last."""
+        number, passage = owner
+        row = window.rows[number]
+        row.add(passage, scores, divergences)
         self.progress.scored += len(scores.logprobs)
         if not row.left:
             yield self._outcome(row)
@@ -285,3 +265,28 @@ class Scorer:
         self.progress.prompt += sum(len(passage.ids) for passage in row.request.passages)
         self._room.done()
         return outcome
+
+
+def _width(batch: list[Segment]) -> int:
+    return max(len(segment) for segment in batch)
+
+
+def _padded_tokens(batch: list[Segment]) -> NDArray[np.int32]:
+    """Returns the segments' own tokens [B, T], padded on the right."""
+    tokens = np.zeros((len(batch), _width(batch)), np.int32)
+    for row, segment in zip(tokens, batch, strict=True):
+        row[: len(segment)] = segment.ids[segment.start :]
+    return tokens
+
+
+def _call_reads(batch: list[Segment], at: int, width: int) -> Iterator[_CallRead]:
+    """Yields what a call of the ``width`` columns from ``at`` on says about each passage: the token at position t predicts t + 1."""
+    for row, segment in enumerate(batch):
+        begin = segment.start + at
+        end = min(begin + width, len(segment.ids))
+        for read in segment.reads:
+            passage = read.passage
+            first, last = np.searchsorted(passage.positions, (begin + 1, end + 1))
+            if first < last:
+                positions = passage.positions[first:last]
+                yield _CallRead(read, row * width + positions.astype(np.intp) - 1 - begin, passage.ids[positions])

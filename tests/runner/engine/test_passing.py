@@ -104,7 +104,7 @@ def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.Monke
     seen: list[int] = []
     right = cpu_blocks._passing  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(cpu_blocks, "_passing", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
-    monkeypatch.setattr("mlx_bulk.runner.engine.scorer.widened", lambda *_: pytest.fail("a copy"))
+    monkeypatch.setattr("mlx_bulk.runner.engine.batch_caches.widened", lambda *_: pytest.fail("a copy"))
     assert_close(tiny.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
     assert set(seen) == {40}
 

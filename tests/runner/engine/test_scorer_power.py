@@ -41,13 +41,12 @@ def test_targets_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_child_on_top_of_another_row_fails(monkeypatch: pytest.MonkeyPatch):
-    def reversed_rows(children: Any, rows: Any, *more: Any) -> Any:
-        for caches in rows.caches:
-            scorers.select(caches, list(range(rows.rows))[::-1], rows.rows, padded=False)
-        return in_turn(work, children, rows, *more)
+    def reversed_rows(window: Any, children: Any, caches: Any) -> Any:
+        caches.reorder(list(range(caches.rows))[::-1])
+        return in_turns(work, window, children, caches)
 
-    work, in_turn = Scorer(setup("llama", rows=8)), Scorer._feed_in_turn  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(work, "_feed_in_turn", reversed_rows)
+    work, in_turns = Scorer(setup("llama", rows=8)), Scorer._score_turns  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(work, "_score_turns", reversed_rows)
     asked = ragged_choices()
     outcomes = [o for o in scored_with(work, asked) if isinstance(o, Scored)]
     with pytest.raises(AssertionError):
