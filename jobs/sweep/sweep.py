@@ -5,8 +5,7 @@ continues the others. Knows nothing of rows or statistics: what the cells came t
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,12 +13,10 @@ from typing import Literal
 from ...configs.cells import Cell
 from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import JobConfig
-from ...runner.core.errors import RunDirError
 from ...runner.core.host_process import HostProcess
-from ...runner.files.atomic import make_folder
 from ...runner.files.checked_json import write_document
 from ...runner.files.disk_space import room_on
-from ...runner.files.folder_lock import lock, refuse_strangers, unlock
+from ...runner.files.folder_lock import held
 from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline import session
 from ...runner.pipeline.job import Kind
@@ -82,7 +79,7 @@ def run_sweep(
     _check_templates(cells, kinds)
     for line in missing_paths(cells):
         log.warning("%s", line)
-    with _opened(folder):
+    with held(folder, _MARK, _is_sweep_folder):
         _write_list(folder, cells)
         if start.overwrite:
             _doom(cells, kinds, start.adopt, outside)
@@ -223,22 +220,8 @@ def _models(config: JobConfig) -> set[str]:
     return {model.model_dump_json() for model in wanted}
 
 
-@contextmanager
-def _opened(folder: Path) -> Generator[None]:
-    """Holds the sweep's folder, made where it is missing."""
-    try:
-        with room_on(folder):
-            refuse_strangers(folder, _MARK, known=(folder / SWEEP_FILE).is_file())
-            make_folder(folder)
-            descriptor = lock(folder, _MARK)
-    except FileExistsError as error:
-        raise RunDirError(f"{folder}: is a file; expected a folder for the sweep. Choose another --output.") from error
-    except OSError as error:
-        raise RunDirError(f"{folder}: cannot be used as an output folder ({error}). Choose another --output.") from error
-    try:
-        yield
-    finally:
-        unlock(descriptor)
+def _is_sweep_folder(folder: Path) -> bool:
+    return (folder / SWEEP_FILE).is_file()
 
 
 def _write_list(folder: Path, cells: Sequence[Cell]) -> None:

@@ -1,6 +1,6 @@
-"""Whose a folder of ours is: a lock that one process at a time holds, and a mark in its file that says what the folder is.
+"""Holds a folder for one process: a lock, and a mark in the lock's file that says what the folder is.
 
-Knows kinds of folders by their marks alone ("mlx-bulk run", "mlx-bulk sweep"); what lies in them is for those who open them.
+Knows kinds of folders by their marks alone ("mlx-bulk run", "mlx-bulk sweep"), not what lies in them.
 """
 
 import errno
@@ -8,15 +8,16 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
 
 from ..core.errors import RunDirError
-from .atomic import fsync_folder, sync_descriptor
+from .atomic import fsync_folder, make_folder, sync_descriptor
+from .disk_space import room_on
 
 LOCK = ".lock"
 
@@ -24,12 +25,12 @@ _NOT_CONTENT = {LOCK, ".DS_Store"}
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 _LOOK_SECONDS = 0.02
 
-_held: set[int] = set()
+_descriptors: set[int] = set()  # of the locks that this process holds
 
 
 @dataclass(slots=True, frozen=True)
 class Holder:
-    """A process that holds a lock, by what it has written there; pid None: it cannot be read. since: as ``now`` has it."""
+    """A process that holds a lock, as it wrote into the lock's file. pid: None where that file cannot be read. since: as ``now``."""
 
     pid: int | None
     host: str
@@ -39,10 +40,51 @@ class Holder:
         return "another process" if self.pid is None else f"process {self.pid} on {self.host} (since {self.since})"
 
 
-def lock(folder: Path, mark: str) -> int:
-    """An open descriptor that holds the folder's lock until ``unlock``; its file then says who we are.
+@contextmanager
+def held(folder: Path, mark: str, is_ours: Callable[[Path], bool]) -> Generator[None]:
+    """Holds the folder's lock inside the block. Raises as ``hold``."""
+    descriptor = hold(folder, mark, is_ours)
+    try:
+        yield
+    finally:
+        unlock(descriptor)
 
-    The kernel gives the lock back when the process ends, however it ends; processes it started do not inherit it.
+
+def hold(
+    folder: Path,
+    mark: str,
+    is_ours: Callable[[Path], bool],
+    begins_with: Collection[str] = (),
+    prepare: Callable[[], None] = lambda: None,
+) -> int:
+    """Makes ``folder`` where it is missing, locks it and calls ``prepare``. Returns the lock's descriptor, for ``unlock``.
+
+    is_ours: whether a folder without a lock's file is of this kind all the same. begins_with: see ``refuse_strangers``.
+    Raises RunDirError where the folder is not of this kind (it is then left as it is), where another process holds it, or where
+    it cannot be made or prepared; OutOfRoom where the volume is full or read-only. The lock is given back then.
+    """
+    try:
+        with room_on(folder):
+            refuse_strangers(folder, mark, known=is_ours(folder), begins_with=begins_with)
+            make_folder(folder)
+            descriptor = lock(folder, mark)
+            try:
+                prepare()
+            except BaseException:
+                unlock(descriptor)
+                raise
+    except FileExistsError as error:
+        kind = mark.removeprefix("mlx-bulk ")
+        raise RunDirError(f"{error.filename}: is a file; expected a folder for the {kind}. Choose another --output.") from error
+    except OSError as error:
+        raise RunDirError(f"{folder}: cannot be used as an output folder ({error}). Choose another --output.") from error
+    return descriptor
+
+
+def lock(folder: Path, mark: str) -> int:
+    """Locks ``folder`` and writes into the lock's file who holds it. Returns a descriptor that holds the lock until ``unlock``.
+
+    The kernel gives the lock back when the process ends, however it ends. Processes that it started do not inherit it.
     Raises RunDirError where another process holds it or the volume knows no locks, OSError where the file cannot be made.
     """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -52,7 +94,7 @@ def lock(folder: Path, mark: str) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    _held.add(descriptor)
+    _descriptors.add(descriptor)
     return descriptor
 
 
@@ -60,7 +102,8 @@ def _take(folder: Path, descriptor: int) -> None:
     try:
         _flock(descriptor)
     except BlockingIOError as error:
-        raise RunDirError(f"{folder}: {_said(folder / LOCK)} is working here. Wait for it, stop it, or choose another --output.") from error
+        holder = _read_holder(folder / LOCK)
+        raise RunDirError(f"{folder}: {holder} is working here. Wait for it, stop it, or choose another --output.") from error
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
@@ -71,7 +114,7 @@ def _take(folder: Path, descriptor: int) -> None:
 
 
 def _flock(descriptor: int) -> None:
-    """Takes the lock; who only looks (``holder``) has it for some microseconds, and does not count."""
+    """Takes the lock. Tries twice, as ``holder`` in another process takes it for some microseconds."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -80,9 +123,9 @@ def _flock(descriptor: int) -> None:
 
 
 def _sign(folder: Path, descriptor: int, mark: str) -> None:
-    """Says in the lock's file what the folder is and who we are, on the medium before anything else is made there.
+    """Writes the mark and this process into the lock's file, durably, before anything else is made in the folder.
 
-    The mark stands there at every instant: what an earlier process wrote is cut off behind the new words, not before them.
+    The file holds the mark at every instant: the new text is written first, then the rest of a longer old one is cut off.
     """
     who = json.dumps({"file": mark, "pid": os.getpid(), "host": socket.gethostname(), "since": now()}).encode() + b"\n"
     os.pwrite(descriptor, who, 0)
@@ -92,39 +135,40 @@ def _sign(folder: Path, descriptor: int, mark: str) -> None:
 
 
 def holder(folder: Path) -> Holder | None:
-    """The process that holds the folder's lock; None where none does, or the volume knows no locks. Leaves the lock as it is."""
+    """Returns the process that holds the folder's lock; None where none does, or the volume knows no locks. Takes nothing."""
     path = folder / LOCK
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        return _said(path)
+        return _read_holder(path)
     except OSError:  # no file: nobody has ever held it
         return None
 
 
 def unlock(descriptor: int) -> None:
-    """Gives a lock back. Its file stays: removing it would let two processes lock two files of one name."""
-    if descriptor in _held:  # a forked child holds none
-        _held.remove(descriptor)
+    """Gives a lock back. Its file stays: if it were removed, two processes could lock two files of one name."""
+    if descriptor in _descriptors:  # a forked child holds none
+        _descriptors.remove(descriptor)
         os.close(descriptor)
 
 
 def _leave_locks() -> None:
-    """In a forked child: the lock belongs to the parent, and shall not outlive it."""
-    for descriptor in _held:
+    """Closes the locks in a forked child: they belong to the parent, and must not outlive it."""
+    for descriptor in _descriptors:
         os.close(descriptor)
-    _held.clear()
+    _descriptors.clear()
 
 
 os.register_at_fork(after_in_child=_leave_locks)
 
 
 def refuse_strangers(folder: Path, mark: str, known: bool, begins_with: Collection[str] = ()) -> None:
-    """Raises RunDirError for a folder that holds something and has neither ``mark`` nor, where the lock is gone, is ``known``.
+    """Raises RunDirError where ``folder`` holds files and is not ours.
 
-    begins_with: folders that our own are begun with; as long as they are empty they do not count.
+    It is ours where its lock's file has the ``mark``, or where it is ``known`` by other files. begins_with: folders that one of
+    ours is begun with; while they are empty they do not count as content.
     """
     if known or not folder.is_dir():
         return
@@ -139,12 +183,12 @@ def _is_empty(folder: Path) -> bool:
 
 
 def now() -> str:
-    """The time as the folder's files note it."""
+    """Returns the time in the form in which the folder's files note it: ISO 8601, UTC, whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _said(path: Path) -> Holder:
-    """The holder, as the lock's file says."""
+def _read_holder(path: Path) -> Holder:
+    """Reads who holds the lock from its file."""
     with suppress(ValueError, KeyError, TypeError):
         values = json.loads(_read_text(path))
         return Holder(int(values["pid"]), str(values["host"]), str(values["since"]))

@@ -19,11 +19,10 @@ import pyarrow as pa
 from ..core.errors import DriftError, RunDirError
 from ..core.shard_layout import Layout, covered_rows, rounds_of
 from ..data.sources import SPOOL_NAMES, WAITING
-from ..files.atomic import atomic_write, fsync_folder, make_folder
+from ..files.atomic import atomic_write, fsync_folder
 from ..files.checked_json import digest, read_document, write_document
 from ..files.checked_lines import append_line, read_lines, salvage_lines
-from ..files.disk_space import room_on
-from ..files.folder_lock import lock, now, refuse_strangers, unlock
+from ..files.folder_lock import hold, now, unlock
 from ..store.commit_log import read_commits
 from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
@@ -66,35 +65,13 @@ class RunDir(RunPaths):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Creates or continues the run directory ``path``.
+        """Creates or continues the run directory ``path``, and holds its lock.
 
-        Raises RunDirError where another process has it open, where the folder holds something that is not a run (which is
+        Raises RunDirError where another process has it open, where the folder holds something that is not a run (it is then
         left as it is), or where it cannot be made.
         """
-        try:
-            with room_on(path):
-                refuse_strangers(path, MARK, known=unchecked_run(path) is not None, begins_with=OWN_FOLDERS)
-                make_folder(path)
-                run = cls(path, lock(path, MARK))
-                try:
-                    run._prepare()
-                except BaseException:
-                    run.close()
-                    raise
-        except FileExistsError as error:
-            raise RunDirError(f"{error.filename}: is a file; expected a folder for the run. Choose another --output.") from error
-        except OSError as error:
-            raise RunDirError(f"{path}: cannot be used as an output folder ({error}). Choose another --output.") from error
-        return run
-
-    def _prepare(self) -> None:
-        for folder in (self.root, self.results, self.errors, self.journal):
-            folder.mkdir(exist_ok=True)
-            if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        fsync_folder(self.root)
-        for lines in (self.sessions, self.metrics, self.policy_events):
-            salvage_lines(lines)
+        paths = RunPaths(path)
+        return cls(path, hold(path, MARK, _is_run, OWN_FOLDERS, prepare=lambda: _prepare(paths)))
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -268,3 +245,18 @@ class RunDir(RunPaths):
         for kept in self.policies.iterdir() if self.policies.is_dir() else ():
             if OWN_POLICIES.fullmatch(kept.name):
                 shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
+
+
+def _is_run(folder: Path) -> bool:
+    return unchecked_run(folder) is not None
+
+
+def _prepare(paths: RunPaths) -> None:
+    """Makes the folders of a run, and cuts torn tails off the files that lines are appended to."""
+    for folder in (paths.root, paths.results, paths.errors, paths.journal):
+        folder.mkdir(exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    fsync_folder(paths.root)
+    for lines in (paths.sessions, paths.metrics, paths.policy_events):
+        salvage_lines(lines)
