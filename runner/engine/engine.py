@@ -24,7 +24,7 @@ from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.request_queue import RequestQueue
-from .interface import Progress
+from .interface import FixedWeights, Progress
 from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
 from .prefix_kv import Stems
@@ -34,7 +34,7 @@ from .slots import Active, Slots, Stopper
 CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the system
 
 
-class Engine:
+class Engine(FixedWeights):
     """Runs requests through one model. ``eos`` are the ids that end a completion; ``stopper`` watches for stop strings."""
 
     def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
@@ -219,7 +219,7 @@ class Engine:
 
         A prefill costs its own group. Anything else costs the batch, whose caches may be changed by halves.
         """
-        doing, load = self.progress.now, self._load()
+        doing, load = self.progress.activity.now, self._load()
         prefilling, generated = bool(self._entering), int(self._slots.count[self._order].max(initial=0))
         lost = self._entering if prefilling else self._emptied()
         rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)

@@ -42,7 +42,7 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
         stored = stored_run(paths.root)
     except RunDirError as error:
         return OutputState("refused", 0, (str(error),))
-    now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": spec.found.fingerprint()}
+    now: dict[str, Any] = {"config": config.model_dump(mode="json"), "inputs": spec.scan.fingerprint()}
     drift = identity_drift(stored["identity"], spec.identity(config)) + inputs_drift(stored["inputs"], now["inputs"])
     drift += rounds_drift(stored, now)
     if drift:
@@ -51,7 +51,7 @@ def output_state(config: JobConfig, spec: RunSpec) -> OutputState:
     if (working := holder(paths.root)) is not None:
         return OutputState("refused", 0, (f"{working} is working there",))
     done = run_status(paths.root)
-    whole = done.state == "complete" and done.rows >= spec.found.rows * rounds_of(now)
+    whole = done.state == "complete" and done.rows >= spec.scan.rows * rounds_of(now)
     return OutputState("complete" if whole else "continues", done.rows)
 
 

@@ -125,7 +125,7 @@ def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> 
     calibration = None if models is None or not survey.lengths else calibrate(config, spec, survey, models)
     length = longest_completion if calibration is None else calibration.length
     work, expected = _work(survey, replace(setups[0], limits=limits), calibration)
-    sizes = [source.bytes for source in spec.found.sources]
+    sizes = [source.bytes for source in spec.scan.sources]
     return Plan(
         config=config,
         input_bytes=None if None in sizes else sum(size or 0 for size in sizes),

@@ -115,7 +115,7 @@ def survey_rows(config: JobConfig, spec: RunSpec, setups: Sequence[Setup], limit
 
     Raises DataError where the input changes meanwhile.
     """
-    survey = Survey(spec.found.rows * rounds_of({"config": config.model_dump()}), spec.found.rows)
+    survey = Survey(spec.scan.rows * rounds_of({"config": config.model_dump()}), spec.scan.rows)
     window = window_rows(config)
     configs = [spec.checkpoint.config, *([spec.reference.config] if spec.reference is not None else [])]
     second = None if len(setups) == 1 else (setups[1], configs[1])
@@ -124,7 +124,7 @@ def survey_rows(config: JobConfig, spec: RunSpec, setups: Sequence[Setup], limit
     setups = [replace(setups[0], limits=limits), *setups[1:]]
     spans = list(sampled_windows(survey.input_rows, window))
     every = max(1, -(-sum(map(len, spans)) // SAMPLE_ROWS))
-    rows = read_rows(spec.found, config.data, spans)
+    rows = read_rows(spec.scan, config.data, spans)
     with tqdm(total=sum(map(len, spans)), unit="row", desc="reading", leave=False, disable=None) as bar:
         for _, group in groupby(rows, key=lambda row: row.position // window):
             requests: list[AnyRequest] = []

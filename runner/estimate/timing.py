@@ -85,7 +85,7 @@ def _windows(config: JobConfig, spec: RunSpec, survey: Survey, setup: Setup) -> 
     positions = np.array(survey.positions)[chosen]
     window_of = {int(position): number % count for number, position in enumerate(positions)}
     windows: list[list[AnyRequest]] = [[] for _ in range(count)]
-    for row in read_rows(spec.found, config.data, [range(position, position + 1) for position in sorted(window_of)]):
+    for row in read_rows(spec.scan, config.data, [range(position, position + 1) for position in sorted(window_of)]):
         assert isinstance(row, Row), "a row that could be read"
         windows[window_of[row.position]] += spec.job.requests(row)
     return windows

@@ -1,36 +1,33 @@
-"""Rows one of which may have ended the last process are run first, a group at a time, with no other row in the model; then all others.
+"""Runs suspect rows first. After a crash the supervisor names groups of rows that may have caused it.
 
-A group is on the disk before the next begins, so a death costs no group but its own. Does not know who formed the groups.
+Each group runs alone in the model and is on the disk before the next begins, so another death costs only its own group. Then all
+other rows run together. Does not know how the groups were formed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from ..core.requests import BadRow, Outcome, Row
-from ..engine.interface import Runs
+from ..engine.interface import Runs, one_window
 from .io_threads import IOThreads
 
 
-def picked(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) -> list[list[Row | BadRow]]:
-    """Of each group of positions the rows that are among ``rows``, which come in order; reads no further than it has to."""
-    last = max((position for group in groups for position in group), default=-1)
+def suspect_rows(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) -> list[list[Row | BadRow]]:
+    """Returns the rows of each group of positions. ``rows`` come in order; they are read no further than needed.
+
+    Positions that are not among ``rows`` (they are done) are left out.
+    """
     wanted = {position for group in groups for position in group}
-    found: dict[int, Row | BadRow] = {}
-    while len(found) < len(wanted) and (row := next(rows, None)) is not None and row.position <= last:
+    last = max(wanted, default=-1)
+    by_position: dict[int, Row | BadRow] = {}
+    while len(by_position) < len(wanted) and (row := next(rows, None)) is not None and row.position <= last:
         if row.position in wanted:
-            found[row.position] = row
-    return [[found[position] for position in group if position in found] for group in groups]
+            by_position[row.position] = row
+    return [[by_position[position] for position in group if position in by_position] for group in groups]
 
 
-def outcomes(engine: Runs, threads: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
-    """All outcomes; those of each of the threads' first ``groups`` windows before the engine sees the next window."""
+def isolated_outcomes(engine: Runs, threads: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
+    """Yields all outcomes. Each of the first ``groups`` windows is run alone and saved before the engine sees the next one."""
     for _ in range(groups):
-        yield from engine.run(_once(threads.next_window(True)), stopped)
+        yield from engine.run(one_window(threads.next_window(True) or []), stopped)
         threads.flush()
     yield from engine.run(threads.next_window, stopped)
-
-
-def _once(window: list[Any] | None) -> Callable[[bool], list[Any] | None]:
-    """Gives ``window``, and then says that there is no more."""
-    windows = iter([window or None])
-    return lambda wait: next(windows, None)

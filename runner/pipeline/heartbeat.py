@@ -1,13 +1,13 @@
-"""The heartbeat: one line when nothing has happened for long, with what was going on: reading, loading, a step, or the disk.
+"""Logs a line when nothing has happened for long, with the step that is under way: reading, loading, a model step, or the disk.
 
-A thread of its own that writes to nothing but the log: a disk that is stuck holds up everybody else.
+Runs in a thread of its own that writes only to the log, so that a stuck disk cannot stop it.
 """
 
 import logging
 import threading
 from time import monotonic
 
-from ..engine.interface import Progress
+from ..engine.interface import Activity
 
 log = logging.getLogger("mlx_bulk")
 
@@ -15,17 +15,17 @@ LOOK_SECONDS = 0.5
 
 
 class Heartbeat:
-    """A context manager around a whole session; says after ``stall_seconds`` without a step what is still being done."""
+    """A context manager around a whole session. It warns when ``activity`` has not changed for ``stall_seconds``."""
 
     def __init__(self, stall_seconds: float):
-        self.progress = Progress()  # whose steps are watched
-        self._stall = stall_seconds
+        self.activity = Activity()
+        self._stall_seconds = stall_seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def doing(self, what: str) -> None:
-        """Says what is done from now on."""
-        self.progress.doing(what)
+        """Notes the start of a step."""
+        self.activity.doing(what)
 
     def __enter__(self) -> "Heartbeat":
         self._thread.start()
@@ -36,10 +36,10 @@ class Heartbeat:
         self._thread.join()
 
     def _run(self) -> None:
-        said = 0.0
+        last_warning = 0.0
         while not self._stopped.wait(LOOK_SECONDS):
             now = monotonic()
-            quiet_for = now - self.progress.since
-            if quiet_for > self._stall and now - said > self._stall:
-                log.warning("no step for %.0f s: still %s", quiet_for, self.progress.now)
-                said = now
+            quiet_for = now - self.activity.since
+            if quiet_for > self._stall_seconds and now - last_warning > self._stall_seconds:
+                log.warning("no step for %.0f s: still %s", quiet_for, self.activity.now)
+                last_warning = now

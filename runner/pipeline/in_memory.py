@@ -68,23 +68,23 @@ class InMemoryRollouts:
     def _load(self, folder: Path) -> None:
         config = self.config
         self._kind.check(config, [])
-        self._known = known = RunSpec.of(config, folder, self._kind, True)
-        loaded = load_models(known.models(config), config.batch, known.job.wanted)
+        self._spec = spec = RunSpec.of(config, folder, self._kind, True)
+        loaded = load_models(spec.models(config), config.batch, spec.job.wanted)
         model, self._setup, self._reference = loaded.model, loaded.setup, loaded.reference
         self._check = loaded.row_check()
-        self._layout = Layout(known.found.rows, config.batch.rows_per_shard, config.rounds)
+        self._layout = Layout(spec.scan.rows, config.batch.rows_per_shard, config.rounds)
         assert model.adapters is not None, "a loaded model has them"
         self._inferring = only_inside([each.network for each in (model, loaded.reference_model) if each is not None and each.substitutes])
         self._adapters, self._given = model.adapters, GivenSource()
         self._kept, self._written = folder / "policies", folder / "given"
         with self._inferring():
             store = PolicyStore(self._kept, model.adapters.weights())
-            self._updates = Updates(model.adapters, store, known.checkpoint.adapter, self._given, full_fits(self._setup))
+            self._updates = Updates(model.adapters, store, spec.checkpoint.adapter, self._given, full_fits(self._setup))
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of a group."""
-        return self._known.job.schema
+        return self._spec.job.schema
 
     @property
     def policy(self) -> Policy:
@@ -150,9 +150,9 @@ class InMemoryRollouts:
 
     def _sampled(self) -> Generator[pa.RecordBatch]:
         """The engine has nothing in flight where one ends, so that an update can take its place there."""
-        known, layout, config = self._known, self._layout, self.config
+        spec, layout, config = self._spec, self._layout, self.config
         by_round, ended = config.policy.update == "round", False
-        engine = under(self._updates, known.job.engine, self._setup, self._reference, config, layout)
+        engine = under(self._updates, spec.job.engine, self._setup, self._reference, config, layout)
         collected = MemorySink(self.schema, layout)
         self.errors = collected.errors
         rules = SessionRules(
@@ -162,8 +162,8 @@ class InMemoryRollouts:
             whole_shards=self._setup.static,
             fail_fast=config.on_error == "fail",
         )
-        rows = read_rounds(known.found, config.data, layout, range(layout.shards))
-        session = SessionInput(known.job, rows, layout, NOTHING_RECORDED)
+        rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))
+        session = SessionInput(spec.job, rows, layout, NOTHING_RECORDED)
         threads = IOThreads(session, rules, collected, self._updates.newest_version)
         try:
             while (window := threads.next_window(True)) is not None:

@@ -91,7 +91,7 @@ class IOThreads:
     def __init__(self, session: SessionInput, rules: SessionRules, sink: Sink, newest_version: Callable[[], int] = lambda: 0):
         self._session, self._rules, self._sink = session, rules, sink
         job, recorded = session.job, RecordedRows(session.recovered, session.layout)
-        groups = None if job.grouping is None else PendingGroups(job.grouping, self._rated, self._ends, newest_version)
+        groups = None if job.grouping is None else PendingGroups(job.grouping, self._rated, self.stopped, newest_version)
         self._recorder = Recorder(job, sink, recorded, groups, rules.fail_fast)
         self._row_requests = RowRequests(job, recorded, rules.check, rules.fatal, rules.whole_shards)
         self._windows: Queue[list[AnyRequest] | None] = Queue(1)
@@ -109,6 +109,10 @@ class IOThreads:
     def failed(self) -> bool:
         """True when one of the threads has failed; ``close`` raises its error."""
         return self._failure is not None
+
+    def stopped(self) -> bool:
+        """Returns True when the run ends early, for any reason. For any thread."""
+        return self._abandoned.is_set() or self.failed or self._rules.stopped()
 
     def next_window(self, wait: bool) -> list[AnyRequest] | None:
         """Returns the requests of the next rows, an empty list while they are not ready (unless ``wait``), None after the last."""
@@ -171,10 +175,6 @@ class IOThreads:
             except Full:
                 if not self._recording.is_alive():
                     raise _Stopped from None
-
-    def _ends(self) -> bool:
-        """Returns True when the run ends early, for any reason."""
-        return self._abandoned.is_set() or self.failed or self._rules.stopped()
 
     def _rated(self) -> None:
         """Wakes the recording thread. With a full queue it is awake, and looks at the ratings by itself."""

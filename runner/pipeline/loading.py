@@ -4,8 +4,8 @@ Every way to run a model begins here: a run on disk, rollouts in memory, a plan'
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from ...configs.schema import BatchConfig
 from ..checks.engine_setup import fit, foreseen
@@ -35,6 +35,12 @@ class LoadedModels:
     def float32(self) -> bool:
         """Returns whether float32's promises hold for the model's logprobs."""
         return self.model.dtype == "float32"
+
+    def halved(self, times: int) -> Self:
+        """Returns the same models with the rows and tokens of a batch halved ``times`` times."""
+        setup = replace(self.setup, limits=self.setup.limits.halved(times))
+        reference = self.reference and replace(self.reference, limits=self.reference.limits.halved(times))
+        return replace(self, setup=setup, reference=reference)
 
     def row_check(self) -> Callable[[AnyRequest], str | None]:
         """Returns the function that says why a request is too large to run even alone; see ``row_limits.row_check``."""

@@ -111,7 +111,7 @@ class Watch:
         line |= {"seconds": round(monotonic() - self._start, 1), "rows": at.rows, "of": at.of, "errors": at.errors}
         line |= {"prompt_tokens": p.prompt, "generated_tokens": p.generated, "scored_tokens": p.scored}
         line |= {"tokens_per_second": round(self._pace.tokens_per_second, 1), "seconds_left": None if left is None else round(left)}
-        line |= {"policy": at.policy, "doing": p.now, "peak_memory_bytes": peak_bytes()}
+        line |= {"policy": at.policy, "doing": p.activity.now, "peak_memory_bytes": peak_bytes()}
         with suppress(OSError):
             sys.stderr.write(json.dumps(line) + "\n")
             sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""What a session knows before it touches the model or the run directory's rows: the input, the checkpoint, the tokenizer, the job.
+"""What a session needs before it loads the model: the scanned input, the checkpoints, the tokenizer, and the job made of them.
 
-From it comes the run's identity: what may not change between two starts of one run.
+The run's identity follows from these: the values that may not change between two starts of one run. Does not know run directories.
 """
 
 import logging
@@ -32,9 +32,9 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class RunSpec:
-    """The scanned input, the checkpoints found, the job made of them, and the chat template in use."""
+    """The scanned input, the checkpoints, the job made of them, and the chat template in use."""
 
-    found: Scan
+    scan: Scan
     checkpoint: Checkpoint
     reference: Checkpoint | None
     job: Job
@@ -42,16 +42,16 @@ class RunSpec:
 
     @classmethod
     def of(cls, config: JobConfig, folder: Path, kind: Kind, afresh: bool) -> Self:
-        """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job; ``folder``, ``afresh``: see ``scan``."""
-        found = scan(config.data, folder, afresh)
-        _warn(config, found)
-        return cls.over(found, config, kind)
+        """Scans the input, finds the checkpoint, loads the tokenizer, and makes the job. ``folder``, ``afresh``: see ``scan``."""
+        scanned = scan(config.data, folder, afresh)
+        _warn(config, scanned)
+        return cls.of_scan(scanned, config, kind)
 
     @classmethod
-    def over(cls, found: Scan, config: JobConfig, kind: Kind) -> Self:
-        """The same over an input that is scanned already. Raises ConfigError and ModelError where no run can begin."""
-        kind.check(config, found.columns)
-        kept = found.input_type(config.data.keep)
+    def of_scan(cls, scanned: Scan, config: JobConfig, kind: Kind) -> Self:
+        """Makes the spec of an input that is scanned already. Raises ConfigError and ModelError where no run can begin."""
+        kind.check(config, scanned.columns)
+        kept = scanned.input_type(config.data.keep)
         checkpoint = checkpoints.find_checkpoint(config.loaded)
         tokenizer = tokenizers.load_tokenizer(
             checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
@@ -63,12 +63,12 @@ class RunSpec:
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
-        parts = Parts(config, found.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos)
-        return cls(found, checkpoint, reference, kind(parts), tokenizer.chat_template)
+        parts = Parts(config, scanned.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos)
+        return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template)
 
     def identity(self, config: JobConfig) -> dict[str, Any]:
-        """What must not change between two starts of the run, flat: key path or name of a fingerprint -> JSON value."""
-        template, reference = self.template, {}
+        """Returns what must not change between two starts of the run, flat: config key or name of a fingerprint -> JSON value."""
+        template, reference = self.template, dict[str, str]()
         if self.reference is not None:
             reference = {
                 f"{config.reference_key}.{key}": value for key, value in checkpoints.checkpoint_fingerprints(self.reference).items()
@@ -89,17 +89,17 @@ class RunSpec:
         }
 
     def models(self, config: JobConfig) -> list[ModelChoice]:
-        """What is to be loaded: the model, and the reference beside it."""
-        wanted = [(config.loaded, self.checkpoint)]
+        """Returns the models to load: the model, then the reference if there is one."""
+        choices = [(config.loaded, self.checkpoint)]
         if config.reference is not None and self.reference is not None:
-            wanted.append((config.reference, self.reference))
-        return wanted
+            choices.append((config.reference, self.reference))
+        return choices
 
     def _dequantized(self, config: JobConfig) -> dict[str, bool]:
-        """How quantized weights are held, by their place in the config: it follows from the memory that is there, and changes bits."""
-        wanted = self.models(config)
-        whole, keys = map(dequantized, wanted, rooms(wanted, memory_for(config.batch))), ("model", config.reference_key)
-        return {f"{key}.dequantized": found for key, found in zip(keys, whole, strict=False) if found is not None}
+        """Returns how each model's quantized weights are held. That depends on the memory that is there, and changes bits."""
+        choices = self.models(config)
+        whole, keys = map(dequantized, choices, rooms(choices, memory_for(config.batch))), ("model", config.reference_key)
+        return {f"{key}.dequantized": each for key, each in zip(keys, whole, strict=False) if each is not None}
 
 
 def why_refused(configs: Sequence[JobConfig], kinds: Mapping[str, Kind], adopt: tuple[str, ...]) -> list[str | None]:
@@ -117,7 +117,7 @@ def _why_refused(config: JobConfig, kind: Kind, adopt: tuple[str, ...], scans: d
     try:
         if data not in scans:
             scans[data] = scan(config.data, Path(config.output.path), afresh=True)
-        require_adoptable(adopt, RunSpec.over(scans[data], config, kind).identity(config).keys())
+        require_adoptable(adopt, RunSpec.of_scan(scans[data], config, kind).identity(config).keys())
     except BulkError as error:
         return str(error)
     except Exception as error:  # a fault of ours, or of a library: the start would meet it too
@@ -125,9 +125,9 @@ def _why_refused(config: JobConfig, kind: Kind, adopt: tuple[str, ...], scans: d
     return None
 
 
-def _warn(config: JobConfig, found: Scan) -> None:
-    """Says what is allowed and may surprise."""
-    for column in found.schema:
+def _warn(config: JobConfig, scanned: Scan) -> None:
+    """Logs what is allowed and may surprise."""
+    for column in scanned.schema:
         if column.metadata == JSON_METADATA:
             log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
     if config.prompt.too_long == "truncate_right" and config.prompt.sources not in ([], ["text"]):

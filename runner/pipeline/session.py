@@ -1,20 +1,22 @@
-"""A run from end to end: the only file that joins files and engine.
+"""Runs a job in its run directory, from the config to the statistics. Only this module joins files and engine.
 
-config -> reader -> prompts -> tokenizer -> planner -> engine -> writer -> statistics. Rows are read and tokenized, and records
-written, beside the model's work (preparing.py, writer.py); this thread alone touches the model.
+    config -> reader -> prompts -> tokenizer -> planner -> engine -> writer -> statistics
+
+The calling thread alone touches the model. Rows are read and tokenized beside it (io_threads.py), and records written
+(store/writer.py).
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import closing, suppress
-from dataclasses import replace
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import get_args
 
 import pyarrow as pa
 
-from ...configs.schema import JobConfig, free
+from ...configs.schema import DataConfig, JobConfig, free
 from ...kernels import backend
 from ..core.errors import OutOfRoom
 from ..core.host_process import HostProcess, Orders
@@ -23,21 +25,20 @@ from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, take_in
 from ..data.sources import drop_waiting, reads_stdin
-from ..engine.interface import Progress
-from ..engine.setup import Setup
+from ..engine.interface import Progress, Runs
 from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import is_out_of_memory, peak_bytes
 from ..models.model_pool import ModelPool
-from ..policies.policy_engine import PolicyEngine, sampling_engine
+from ..policies.policy_engine import sampling_engine
 from ..runs.failures import dropped_groups, error_reasons, refused_policies
 from ..runs.run_dir import RunDir, Start
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
 from ..runs.throughput import Counts
 from ..store.recovery import Recovered
 from ..store.writer import Writer
-from . import crash_isolation
+from .crash_isolation import isolated_outcomes, suspect_rows
 from .heartbeat import Heartbeat
 from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Job, Kind
@@ -47,17 +48,20 @@ from .run_spec import RunSpec
 
 log = logging.getLogger("mlx_bulk")
 
+_LASTING = ("complete", "rows", "records", "errors", "dropped", "stats_sha256")  # summary figures that a start without work keeps
+
 
 def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, show: Show, models: ModelPool) -> Summary:
-    """Runs the job, or what is left of it. ``outside`` is the process around it, which may end it early; ``show``: see ``Watch``.
+    """Runs the job, or what is left of it.
 
-    ``models`` holds what an earlier run of this process loaded, and then what this one did.
+    outside: the process around the run, which may end it early. show: see ``Watch``. models: holds the models that an earlier run
+    of this process loaded, and those of this run afterwards.
 
-    Raises a BulkError for what stops the job; what was finished until then is safe. ValueError for another ``show``.
+    Raises a BulkError for what stops the job; what was finished until then is safe. Raises ValueError for another ``show``.
     """
     if show not in get_args(Show):
         raise ValueError(f"show: found {show!r}; expected one of {', '.join(map(repr, get_args(Show)))}")
-    kind.check(config, [])  # what is wrong with the templates is said before any file is opened
+    kind.check(config, [])  # errors in the templates come before any file is opened
     orders = outside.supervisor.orders(Path(config.output.path).absolute())
     if orders.begun:
         start = replace(start, overwrite=False, retry_errors=False)
@@ -69,148 +73,167 @@ def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, s
         if run_dir.doomed.exists():
             log.info("%s: holds an older run, which an earlier --overwrite was to remove; it goes now", run_dir.root)
             start = replace(start, overwrite=True)
-        session = _Session(config, run_dir, start, outside, orders, heartbeat, show, models)
+        session = _Session(_Command(config, kind, start, show), outside, orders, heartbeat, run_dir, models)
         try:
-            summary = session.run(kind)
+            summary = session.run()
         except BaseException as error:
-            if session.started:
+            if session.noted:
                 with suppress(OSError):  # the error itself matters more than the note of it
                     run_dir.session_ended({"how": type(error).__name__, "message": str(error)})
             raise
         finally:
             drop_waiting(run_dir.root)
-        if session.started:
+        if session.noted:
             how = "complete" if summary.complete else "stopped"
             run_dir.session_ended({"how": how, "rows": summary.rows, "errors": summary.errors})
         return summary
 
 
-def _halved(setup: Setup, times: int) -> Setup:
-    return replace(setup, limits=setup.limits.halved(times))
+@dataclass(slots=True, frozen=True)
+class _Command:
+    """What the caller asks for, see ``run_job``."""
+
+    config: JobConfig
+    kind: Kind
+    start: Start
+    show: Show
+
+
+@dataclass(slots=True, frozen=True)
+class _OpenRun:
+    """The run that a session works on: its parts, what earlier sessions recorded, and the writer of its records."""
+
+    spec: RunSpec
+    layout: Layout
+    recovered: Recovered
+    writer: Writer
+
+    @property
+    def unfinished(self) -> bool:
+        """True while a shard is not committed. Says nothing of what this session commits."""
+        return len(self.recovered.committed) < self.layout.shards
+
+    def rows(self, data: DataConfig) -> Iterator[Row | BadRow]:
+        """Reads the rows of all shards that are not committed."""
+        shards = (shard for shard in range(self.layout.shards) if shard not in self.recovered.committed)
+        return read_rounds(self.spec.scan, data, self.layout, shards)
 
 
 class _Session:
-    """One start of a run: everything between the open directory and the summary."""
+    """One start of a run, from the open run directory to the summary."""
 
-    def __init__(
-        self,
-        config: JobConfig,
-        run_dir: RunDir,
-        start: Start,
-        outside: HostProcess,
-        orders: Orders,
-        heartbeat: Heartbeat,
-        show: Show,
-        models: ModelPool,
-    ):
-        self.config, self.run_dir, self.start, self.models = config, run_dir, start, models
-        self.show: Show = show
-        self.outside, self.orders, self.heartbeat = outside, orders, heartbeat
+    def __init__(self, command: _Command, process: HostProcess, orders: Orders, heartbeat: Heartbeat, run_dir: RunDir, models: ModelPool):
+        self.command, self.config, self.start = command, command.config, command.start
+        self.process, self.orders, self.heartbeat = process, orders, heartbeat
+        self.run_dir, self.models = run_dir, models
         self.io_threads: IOThreads | None = None
-        self.started = False
+        self.noted = False  # sessions.jsonl has this start
         self.begin = monotonic()
 
-    def run(self, kind: Kind) -> Summary:
-        """Does what is left, and says how far it came."""
+    def run(self) -> Summary:
+        """Does what is left of the run, and returns how far it came."""
+        run = self._open_run()
+        progress, complete, statistics = Progress(), True, None
+        with self.process.saving(lambda: self._save(run.writer)), closing(run.writer):
+            if run.layout.rows == 0:
+                log.warning("%s: the input has no rows; there is nothing to do", self.config.data.path)
+            elif run.unfinished:
+                progress, complete = self._work(run)
+            self.heartbeat.doing("writing the last records")
+            if complete:
+                run.writer.finish()
+                self.heartbeat.doing("computing statistics")
+                statistics = self._write_statistics(run.spec.job)
+        return self._summary(run, progress, statistics)
+
+    def _open_run(self) -> _OpenRun:
+        """Scans the input, makes the job, binds the run directory to them, and recovers what is recorded."""
         config, run_dir = self.config, self.run_dir
         self.heartbeat.doing("reading the input and the tokenizer")
         if reads_stdin(config.data):
-            self.outside.supervisor.reading_stdin(run_dir.root.absolute())
-        known = RunSpec.of(config, run_dir.root, kind, self.start.overwrite)
-        described = {
+            self.process.supervisor.reading_stdin(run_dir.root.absolute())
+        spec = RunSpec.of(config, run_dir.root, self.command.kind, self.start.overwrite)
+        description = {
             "config": config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),  # where relative paths start
-            "identity": known.identity(config),
-            "inputs": known.found.fingerprint(),
+            "identity": spec.identity(config),
+            "inputs": spec.scan.fingerprint(),
         }
-        layout = Layout.of(described)
+        layout = Layout.of(description)
         self.heartbeat.doing("looking up what is done")
 
         def accepted() -> None:
-            nonlocal known
-            known = replace(known, found=take_in(known.found))
+            nonlocal spec
+            spec = replace(spec, scan=take_in(spec.scan))
 
-        (run_dir.replace if self.start.overwrite else run_dir.bind)(described, self.start.adopt, accepted)
-        known.found.save(run_dir.root / SCAN_FILE)
-        recovered = run_dir.recover(layout, known.job.schema, self.start.retry_errors)
-        self.outside.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
-        writer = Writer(run_dir, run_dir.identity, known.job.schema, layout, recovered, config.output.fsync_seconds)
-        statistics = None
-        progress, complete, worked = Progress(), True, len(recovered.committed) < layout.shards
-        with self.outside.saving(lambda: self._save(writer)), closing(writer):
-            if layout.rows == 0:
-                log.warning("%s: the input has no rows; there is nothing to do", config.data.path)
-            elif worked:
-                progress, complete = self._work(known, layout, writer, recovered)
-            self.heartbeat.doing("writing the last records")
-            if complete:
-                writer.finish()
-                self.heartbeat.doing("computing statistics")
-                statistics = self._write_statistics(known.job)
-        return self._summary(known, layout, writer, progress, worked, statistics)
+        (run_dir.replace if self.start.overwrite else run_dir.bind)(description, self.start.adopt, accepted)
+        spec.scan.save(run_dir.root / SCAN_FILE)
+        recovered = run_dir.recover(layout, spec.job.schema, self.start.retry_errors)
+        self.process.supervisor.begin(run_dir.root.absolute(), config.batch.deterministic, layout.positions)
+        writer = Writer(run_dir, run_dir.identity, spec.job.schema, layout, recovered, config.output.fsync_seconds)
+        return _OpenRun(spec, layout, recovered, writer)
 
     def _save(self, writer: Writer) -> bool:
-        """Saves what is finished, in a thread of its own, as the process is about to end in the middle of a step."""
+        """Saves what is finished. Called in a thread of its own when the process must end in the middle of a step."""
         saved = self.io_threads is None or self.io_threads.flush()
-        if self.started:
+        if self.noted:
             self.run_dir.session_ended({"how": "stopped", "rows": writer.rows, "errors": writer.errors})
         return saved
 
-    def _work(self, known: RunSpec, layout: Layout, writer: Writer, recovered: Recovered) -> tuple[Progress, bool]:
-        """Runs the model over what is left; the engine's counts, and whether everything is done."""
-        config, found, job = self.config, known.found, known.job
-        log.info("%d rows from %s; BLAS: %s", found.rows, config.data.path, backend.prepare())
+    def _work(self, run: _OpenRun) -> tuple[Progress, bool]:
+        """Runs the model over what is left. Returns the engine's counts, and True when everything is done."""
+        log.info("%d rows from %s; BLAS: %s", run.spec.scan.rows, self.config.data.path, backend.prepare())
         if backend.device_name() == "cpu" and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(self.run_dir.results)  # a volume that stays full costs no model load
         self.heartbeat.doing("loading the model")
-        loaded = self._loaded(known)
-        setup, reference = loaded.setup, loaded.reference
-        if halved := self.orders.halved:
-            setup, reference = _halved(setup, halved), reference and _halved(reference, halved)
-            log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", setup.limits.rows, setup.limits.tokens)
-        self.run_dir.session({**loaded.about, "halved": halved, "settings": free(config), "words": self.start.words})
-        self.started = True
-        engine = sampling_engine(job.engine, setup, reference, config, known.checkpoint, self.run_dir, layout)
-        newest = engine.updates.newest_version if isinstance(engine, PolicyEngine) else lambda: 0
-        self.heartbeat.progress, engine.progress.flight = engine.progress, self.outside.supervisor.flight
-        groups = [] if setup.static else self.orders.first
-
-        def rows() -> Iterator[Row | BadRow]:
-            return read_rounds(found, config.data, layout, (shard for shard in range(layout.shards) if shard not in recovered.committed))
-
-        first = crash_isolation.picked(rows(), groups)
-        stopped = self.outside.stopped
-        live = isinstance(engine, PolicyEngine) and engine.updates.live
-        rules = SessionRules(
-            check=replace(loaded, setup=setup, reference=reference).row_check(),
-            stopped=stopped,
-            window_shards=window_shards(layout.rows_per_shard, setup.static or live),
-            whole_shards=setup.static,
-            fail_fast=config.on_error == "fail",
-            fatal=self.orders.fatal,
+        models = self._load(run.spec)
+        engine = sampling_engine(
+            run.spec.job.engine, models.setup, models.reference, self.config, run.spec.checkpoint, self.run_dir, run.layout
         )
-        threads = self.io_threads = IOThreads(SessionInput(job, rows(), layout, recovered, first), rules, writer, newest)
+        engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.flight)
+        suspects = suspect_rows(run.rows(self.config.data), [] if models.setup.static else self.orders.first)
+        session = SessionInput(run.spec.job, run.rows(self.config.data), run.layout, run.recovered, suspects)
+        threads = self.io_threads = IOThreads(session, self._rules(run, models, engine), run.writer, engine.newest_version)
 
         def counts() -> Counts:
-            version = engine.updates.policy.version if isinstance(engine, PolicyEngine) else None
-            return Counts(writer.rows, layout.total, writer.errors, version)
+            return Counts(run.writer.rows, run.layout.total, run.writer.errors, engine.version)
 
-        try:
-            with Watch(engine.progress, counts, self.run_dir.add_metrics, self.show):
-                self._feed(crash_isolation.outcomes(engine, threads, len(first), lambda: stopped() or threads.failed), threads)
-        except BaseException as error:
-            if is_out_of_memory(error):
-                cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
-                raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
-            raise
-        self.outside.supervisor.flight(())
-        if setup.prefix_cache is not None:
-            log.info("batch.prefix_cache: %s", setup.prefix_cache.account)
-        return engine.progress, not stopped()
+        with _device_memory_errors(), Watch(engine.progress, counts, self.run_dir.add_metrics, self.command.show):
+            self._record(isolated_outcomes(engine, threads, len(suspects), threads.stopped), threads)
+        self.process.supervisor.flight(())
+        if models.setup.prefix_cache is not None:
+            log.info("batch.prefix_cache: %s", models.setup.prefix_cache.account)
+        return engine.progress, not self.process.stopped()
 
-    def _feed(self, outcomes: Iterator[Outcome], threads: IOThreads) -> None:
-        """Hands what the model has finished to the threads, until there is no more; what it has taken is written, come what may."""
+    def _load(self, spec: RunSpec) -> LoadedModels:
+        """Loads the model, and the reference beside it, and notes the start with what was found of them."""
+        batch = self.config.batch
+        if batch.prefix_cache is not None and self.config.job != "generate":
+            log.warning("batch.prefix_cache: %s is not used, as only generate jobs keep prefixes", batch.prefix_cache)
+            batch = batch.model_copy(update={"prefix_cache": None})
+        models = load_models(spec.models(self.config), batch, spec.job.wanted, self.models)
+        if halved := self.orders.halved:
+            models = models.halved(halved)
+            limits = models.setup.limits
+            log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", limits.rows, limits.tokens)
+        self.run_dir.session({**models.about, "halved": halved, "settings": free(self.config), "words": self.start.words})
+        self.noted = True
+        return models
+
+    def _rules(self, run: _OpenRun, models: LoadedModels, engine: Runs) -> SessionRules:
+        static = models.setup.static
+        return SessionRules(
+            check=models.row_check(),
+            stopped=self.process.stopped,
+            window_shards=window_shards(run.layout.rows_per_shard, static or engine.live),
+            whole_shards=static,
+            fail_fast=self.config.on_error == "fail",
+            fatal=self.orders.fatal,
+        )
+
+    def _record(self, outcomes: Iterator[Outcome], threads: IOThreads) -> None:
+        """Hands the model's outcomes to the threads until there are no more. Whatever happens, those handed over are written."""
         try:
             for outcome in outcomes:
                 if threads.full:
@@ -223,14 +246,6 @@ class _Session:
             self.heartbeat.doing("writing the last records")
             threads.close()
 
-    def _loaded(self, known: RunSpec) -> LoadedModels:
-        """Loads the model, and the reference beside it."""
-        batch = self.config.batch
-        if batch.prefix_cache is not None and self.config.job != "generate":
-            log.warning("batch.prefix_cache: %s is not used, as only generate jobs keep prefixes", batch.prefix_cache)
-            batch = batch.model_copy(update={"prefix_cache": None})
-        return load_models(known.models(self.config), batch, known.job.wanted, self.models)
-
     def _write_statistics(self, job: Job) -> pa.Table:
         """Writes stats.arrow."""
         table = job.statistics(self.run_dir.root)
@@ -238,17 +253,18 @@ class _Session:
             writer.write_table(table)
         return table
 
-    def _summary(self, known: RunSpec, layout: Layout, writer: Writer, p: Progress, worked: bool, statistics: pa.Table | None) -> Summary:
-        """Says how the run ended; ``statistics`` are there when it is complete."""
-        left_out = dropped_groups(self.run_dir) if writer.errors and known.job.grouping is not None else 0
+    def _summary(self, run: _OpenRun, p: Progress, statistics: pa.Table | None) -> Summary:
+        """Returns how the run ended, and writes summary.json where that is new. ``statistics``: those of a complete run."""
+        job, writer = run.spec.job, run.writer
+        dropped = dropped_groups(self.run_dir) if writer.errors and job.grouping is not None else 0
         summary = Summary(
             job=self.config.job,
             output=self.run_dir.root,
             rows=writer.rows,
-            of=layout.total,
+            of=run.layout.total,
             records=writer.records,
-            errors=writer.errors - left_out,
-            dropped=left_out,
+            errors=writer.errors - dropped,
+            dropped=dropped,
             refused=refused_policies(self.run_dir),
             prompt_tokens=p.prompt,
             prefilled_tokens=p.prefilled,
@@ -258,15 +274,27 @@ class _Session:
             padding_waste=round(1 - p.prefilled / p.padded, 4) if p.padded else 0.0,
             peak_memory_bytes=peak_bytes(),
             complete=statistics is not None,
-            worked=worked,
-            reasons=error_reasons(self.run_dir.root) if writer.errors > left_out else (),
-            closing="" if statistics is None else known.job.closing(statistics),
+            worked=run.unfinished,
+            reasons=error_reasons(self.run_dir.root) if writer.errors > dropped else (),
+            closing="" if statistics is None else job.closing(statistics),
         )
         values = {name: getattr(summary, name) for name in summary.__slots__ if name not in ("worked", "closing")}
         values["stats_sha256"] = None if statistics is None else file_sha256(self.run_dir.stats)
-        said = self.run_dir.stored_summary() or {}  # damaged, or of an earlier session if the last was killed at its end
-        if worked or any(said.get(name) != values[name] for name in ("complete", "rows", "records", "errors", "dropped", "stats_sha256")):
+        stored = self.run_dir.stored_summary() or {}  # damaged, or of an earlier session if the last was killed at its end
+        if run.unfinished or any(stored.get(name) != values[name] for name in _LASTING):
             session = {name: values.pop(name) for name in SESSION_FIGURES}
             values |= {"output": str(summary.output), "session": session}
             self.run_dir.write_summary(values | {"statistics": None if statistics is None else overall_figures(statistics)})
         return summary
+
+
+@contextmanager
+def _device_memory_errors() -> Generator[None]:
+    """Turns an error of the device's memory into OutOfRoom, with a cure."""
+    try:
+        yield
+    except BaseException as error:
+        if is_out_of_memory(error):
+            cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
+            raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
+        raise

@@ -47,8 +47,8 @@ class RunModel:
             policy = config.policy.model_copy(update={"adapter": None, "reference": None})
             config = config.model_copy(update={"rewards": [], "policy": policy})
         spec, layout = RunSpec.of(config, self.run, kind, afresh=False), Layout.of(self.stored)
-        if spec.found.rows < layout.rows:
-            raise RunDirError(f"{self.run}: its input has {spec.found.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
+        if spec.scan.rows < layout.rows:
+            raise RunDirError(f"{self.run}: its input has {spec.scan.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
         return StoredInput(spec, config.data, layout)
 
     def policies(self, loaded: LoadedModels) -> Iterator[tuple[str | None, str, Setup]]:
@@ -87,7 +87,7 @@ class StoredInput:
 
     def rows(self, shards: Iterable[int]) -> Iterator[Row | BadRow]:
         """Reads the rows of some shards, in the order of ``shards``."""
-        return read_rounds(self.spec.found, self.data, self.layout, iter(shards))
+        return read_rounds(self.spec.scan, self.data, self.layout, iter(shards))
 
     def requests(self, row: Row | BadRow) -> list[AnyRequest]:
         """Returns the requests of a row: none where the row went to errors/ before it came to the model."""

@@ -66,6 +66,20 @@ class PolicyEngine:
         """Counts since the start."""
         return self._engine.progress
 
+    @property
+    def live(self) -> bool:
+        """True when newer policies may come."""
+        return self.updates.live
+
+    @property
+    def version(self) -> int | None:
+        """The version of the policy that samples now."""
+        return self.updates.policy.version
+
+    def newest_version(self) -> int:
+        """Returns the version of the trainer's newest finished policy, refused or not. For any thread."""
+        return self.updates.newest_version()
+
     def run(self, next_window: Windows, stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
         """Outcomes of all windows' requests, as ``Engine.run`` has them; each is one policy's."""
         ended = False

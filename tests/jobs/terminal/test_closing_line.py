@@ -12,8 +12,7 @@ import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.files import disk_space
-from mlx_bulk.runner.pipeline import crash_isolation, loading
-from mlx_bulk.runner.pipeline import session as pipeline
+from mlx_bulk.runner.pipeline import loading, session
 
 from ..support.bench import Bench
 
@@ -31,7 +30,7 @@ ONE_BY_ONE: dict[str, Any] = {"batch": {"rows": 1}}
 
 def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
     """The process sends itself SIGINT when the model has done its ``nth`` row."""
-    real, done = crash_isolation.outcomes, itertools.count(1)
+    real, done = session.isolated_outcomes, itertools.count(1)
 
     def signalling(*arguments: Any) -> Iterator[Any]:
         for outcome in real(*arguments):
@@ -39,18 +38,18 @@ def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
             yield outcome
 
-    patch.setattr(crash_isolation, "outcomes", signalling)
+    patch.setattr(session, "isolated_outcomes", signalling)
 
 
 def signal_in_statistics(patch: pytest.MonkeyPatch) -> None:
-    session: Any = pipeline._Session  # pyright: ignore[reportPrivateUsage]
-    real = session._write_statistics
+    owner: Any = session._Session  # pyright: ignore[reportPrivateUsage]
+    real = owner._write_statistics
 
     def signalled(self: Any, job: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
         return real(self, job)
 
-    patch.setattr(session, "_write_statistics", signalled)
+    patch.setattr(owner, "_write_statistics", signalled)
 
 
 @pytest.mark.parametrize(("options", "command"), [((), "the same command"), (("--overwrite",), "the same command without --overwrite")])
@@ -105,7 +104,7 @@ def test_a_sweep_names_the_command_that_keeps_its_cells(bench: Bench, monkeypatc
 
 
 def test_a_signal_when_the_last_cell_is_done_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    real, runs = pipeline.run_job, [0]
+    real, runs = session.run_job, [0]
 
     def signalled(*arguments: Any) -> Any:
         summary = real(*arguments)
@@ -114,7 +113,7 @@ def test_a_signal_when_the_last_cell_is_done_changes_nothing(bench: Bench, monke
             os.kill(os.getpid(), signal.SIGINT)
         return summary
 
-    monkeypatch.setattr(pipeline, "run_job", signalled)
+    monkeypatch.setattr(session, "run_job", signalled)
     done = bench.command(sweep_of(bench))
     assert done.code == 0
     assert done.last_line.startswith("sweep: 2 of 2 cells complete -> ")

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.requests import BadRow, Generated, Row, Sample
-from mlx_bulk.runner.engine.interface import Progress
-from mlx_bulk.runner.pipeline.crash_isolation import outcomes, picked
+from mlx_bulk.runner.engine.interface import FixedWeights, Progress
+from mlx_bulk.runner.pipeline.crash_isolation import isolated_outcomes, suspect_rows
 
 from ..support.made_up_jobs import Written, outcome, rows_of, threads_of
 
@@ -20,13 +20,13 @@ def test_rows_are_picked_in_the_order_of_their_groups_and_no_further_than_needed
                 read.append(row.position)
                 yield row
 
-    found = picked(rows(), [(7,), (2, 5, 4)])
+    found = suspect_rows(rows(), [(7,), (2, 5, 4)])
     assert [[row.position for row in group] for group in found] == [[7], [2, 4]]
     assert max(read) <= 8
-    assert picked(iter(rows_of(1)), []) == []
+    assert suspect_rows(iter(rows_of(1)), []) == []
 
 
-class Recording:
+class Recording(FixedWeights):
     """Stands where the engine does: answers each window, and notes what it was given before anything was saved."""
 
     def __init__(self, written: Written):
@@ -41,9 +41,9 @@ class Recording:
 
 def test_each_group_is_saved_before_the_next_begins():
     rows, written = rows_of(1, 1, 1, 1, 1), Written()
-    groups = picked(iter(rows), [(3,), (1, 2)])
+    groups = suspect_rows(iter(rows), [(3,), (1, 2)])
     threads, engine = threads_of(rows, written, isolated=groups), Recording(written)
-    for each in outcomes(engine, threads, len(groups), lambda: False):
+    for each in isolated_outcomes(engine, threads, len(groups), lambda: False):
         threads.put(each)
     threads.close()
     assert engine.seen == [([3], []), ([1, 2], [1]), ([0, 4], [1, 3])]
@@ -54,7 +54,7 @@ def test_a_stop_ends_the_groups_too(stop_after: int):
     rows, written = rows_of(1, 1, 1), Written()
     threads, engine = threads_of(rows, written, isolated=[[rows[1]], [rows[2]]]), Recording(written)
     found: list[int] = []
-    for each in outcomes(engine, threads, 2, lambda: len(found) >= stop_after):
+    for each in isolated_outcomes(engine, threads, 2, lambda: len(found) >= stop_after):
         found.append(each.row)
         threads.put(each)
     threads.close()

@@ -17,10 +17,10 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stall_says_what_the_engine_is_doing():
     progress = Progress()
-    progress.doing("prefilling 4 rows of up to 900 tokens")
-    progress.since = monotonic() - 200
     beat = Heartbeat(stall_seconds=120)
-    beat.progress = progress
+    progress.report_to(beat.activity, lambda rows: None)
+    progress.doing("prefilling 4 rows of up to 900 tokens")
+    beat.activity.since = monotonic() - 200
     with heard() as handler, beat:
         assert handler.first.wait(PATIENCE)
     assert handler.messages == ["no step for 200 s: still prefilling 4 rows of up to 900 tokens"]  # once, not at every look
@@ -44,7 +44,7 @@ def test_a_session_that_moves_is_no_stall(monkeypatch: pytest.MonkeyPatch):
 
     progress = Progress()
     beat = Heartbeat(stall_seconds=1000)
-    beat.progress = progress
+    progress.report_to(beat.activity, lambda rows: None)
     monkeypatch.setattr(heartbeat, "monotonic", steps)
     with heard() as handler, beat:
         while looked < 3:
