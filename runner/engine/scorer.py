@@ -107,7 +107,7 @@ class Scorer:
 
         A single passage on top of a shared prefix is not alone yet: the rest of the window then shares nothing.
         """
-        batch, doing = window.batch, self.progress.now
+        batch, doing = window.batch, self.progress.activity.now
         first, too_large = batch[0], set[int]()
         if len(batch) > 1:
             self._room.halve(len(batch), max(segment.longest for segment in batch), doing, why)
