@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
@@ -27,6 +27,7 @@ Checked = TypeVar("Checked", bound=Section)
 
 _DEMO = Path(__file__).parent / "demo"
 _EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
+_MAPPING = Path("the config")  # where the settings of a mapping are, in messages
 _PATHS = (
     *("model.path", "model.adapter", "data.path", "prompt.chat_template"),
     *("score.reference", "score.reference.path", "score.reference.adapter", "batch.prefix_cache", "output.path"),
@@ -34,14 +35,19 @@ _PATHS = (
 )
 
 
-def load_config(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> JobConfig | SweepConfig:
-    """The config in the YAML file ``path`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``paths``.
+def load_config(
+    source: Path | str | Mapping[str, object], overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None
+) -> JobConfig | SweepConfig:
+    """Returns the config in ``source`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``paths``.
 
-    paths: model.path, data.path and output.path as they are; in a sweep the first two are its base's.
-    ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path of a shipped file.
+    source: the path of a YAML file, or a mapping of the same keys (its values may be ``Path`` objects; it is not changed).
+    overrides: one string is one override. paths: model.path, data.path and output.path as they are; in a sweep the first two are
+    its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path of a shipped file.
     Raises ConfigError, with one line for each problem. A sweep's base is opened where it is a path; its cells are not checked.
     """
-    values = _read(path)
+    path = _MAPPING if isinstance(source, Mapping) else Path(source)
+    values: Values = {key: _plain(value) for key, value in source.items()} if isinstance(source, Mapping) else _read(path)
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     model = _kind(values, overrides, path)
     sweeps = issubclass(model, SweepConfig)
     overridden: list[str] = []
@@ -52,6 +58,15 @@ def load_config(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, s
     if sweeps:
         _open_base(values, path)
     return _whole(values, model, overridden, path)
+
+
+def _plain(value: object) -> Value:
+    """Returns a copy of a Python value as YAML would give it: paths as text, tuples as lists. Others are left to validation."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in cast(Mapping[Scalar, object], value).items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in cast(Sequence[object], value)]
+    return str(value) if isinstance(value, Path) else cast(Value, value)
 
 
 def load_eval(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> EvalConfig:

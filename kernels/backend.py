@@ -61,9 +61,9 @@ def _choose() -> Blas:
     if wish == "off":
         return Blas(None, note="the slow one inside mlx, as MLX_BULK_BLAS=off asks")
     if "mlx.core" in sys.modules:
-        cure = "put `import mlx_bulk.jobs` above all that imports mlx"
+        cure = "put `import mlx_bulk` above all that imports mlx"
         log.warning("mlx was imported first, so that its own BLAS computes, some 35 times slower in matrix products: %s", cure)
-        return Blas(None, note=f"the slow one inside mlx, which was imported before mlx_bulk.jobs: {cure}")
+        return Blas(None, note=f"the slow one inside mlx, which was imported before mlx_bulk: {cure}")
     _keep_buffers()
     for name in [wish] if wish else [*OPENBLAS, *_mkl_paths(), *MKL]:
         try:

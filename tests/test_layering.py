@@ -24,10 +24,20 @@ ROOMS = """
     runner/store runner/runs runner/policies runner/pipeline runner/estimate
     jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/export jobs/sweep jobs/status
     jobs/plan jobs/compare jobs/report_data jobs/report jobs/verify jobs/cli
+    mlx_bulk
 """
 ORDER = [str(room) for room in ROOMS.split()]
 
-FOLDERS = {"configs": set[str](), "kernels": set[str](), "runner": {"kernels", "configs"}, "jobs": {"runner", "kernels", "configs"}}
+FOLDERS = {
+    "configs": set[str](),
+    "kernels": set[str](),
+    "runner": {"kernels", "configs"},
+    "jobs": {"runner", "kernels", "configs"},
+    "mlx_bulk": {"jobs", "runner", "kernels", "configs"},
+}
+# The API for Python stands above all rooms and imports whatever module it needs. Its imports are absolute: in a clone the folders do
+# not lie within it.
+API = "mlx_bulk"
 # `python -m mlx_bulk.jobs` is the command: this one file of jobs/ stands above all its rooms.
 ENTRY_POINTS = {"jobs/__main__"}
 MOST_FILES = 14  # of a room, besides __init__ and __main__
@@ -46,7 +56,7 @@ class Import:
 
 
 def sources() -> list[Path]:
-    """Every Python file of the four folders but the demo model's training script, which is data."""
+    """Every Python file of the folders but the demo model's training script, which is data."""
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "demo" not in path.parts)
 
 
@@ -67,19 +77,28 @@ def is_module(module: Module) -> bool:
 
 
 def imports(source: str, package: Module) -> Iterator[Import]:
-    """The imports of ours in a file that lies in ``package``. An absolute one is given as a module that no room has."""
+    """The imports of ours in a file that lies in ``package``. A name that the rules forbid is given as a module that no room has."""
+    ours = {API, *FOLDERS}
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and node.level:
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] in ours):
+            module = tuple((node.module or "").split("."))
+            allowed = (module[0] == API and not node.level) if package[0] == API else bool(node.level)
+            if not allowed:
+                yield Import(node.lineno, ("forbidden", "." * node.level + (node.module or "")))
+                continue
             base = package[: len(package) - node.level + 1]
-            target = (*base, *(node.module.split(".") if node.module else ()))
+            target = (*base, *filter(None, module)) if node.level else _below_root(module)
             for name in node.names:
-                inner = (*target, name.name)
+                inner = (*target, name.name) if target != (API,) else _below_root((API, name.name))
                 yield Import(node.lineno, inner if is_module(inner) else target)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in {"mlx_bulk", *FOLDERS}:
-            yield Import(node.lineno, ("absolute", node.module or ""))
         elif isinstance(node, ast.Import):
-            absolute = [name.name for name in node.names if name.name.split(".")[0] in {"mlx_bulk", *FOLDERS}]
-            yield from (Import(node.lineno, ("absolute", name)) for name in absolute)
+            named = [name.name for name in node.names if name.name.split(".")[0] in ours]
+            yield from (Import(node.lineno, ("forbidden", name)) for name in named)
+
+
+def _below_root(module: Module) -> Module:
+    """Where the module of an absolute import lies in a clone: ``mlx_bulk.jobs.kinds`` in jobs/."""
+    return module[1:] if module[0] == API and len(module) > 1 and module[1] in FOLDERS else module
 
 
 @cache
@@ -100,8 +119,8 @@ def broken_rules(source: str, module: Module, package: Module) -> list[str]:
     room, broken = room_of(module), list[str]()
     for found in imports(source, package):
         target, place = found.module, f"{'/'.join(module)}.py:{found.line}"
-        if target[0] == "absolute":
-            broken.append(f"{place} imports {target[1]}; imports of ours are relative")
+        if target[0] == "forbidden":
+            broken.append(f"{place} imports {target[1]}; imports of ours are relative, and in {API}/ absolute, as `from … import …`")
             continue
         other = room_of(target)
         if target[0] not in {module[0], *FOLDERS[module[0]]}:
@@ -110,7 +129,7 @@ def broken_rules(source: str, module: Module, package: Module) -> list[str]:
             )
         elif "/".join(module) not in ENTRY_POINTS and ORDER.index(other) > ORDER.index(room):
             broken.append(f"{place} imports {'/'.join(target)}; {other} stands below {room} in ORDER")
-        elif target[0] != module[0] and "/" in other and len(target) > 2:
+        elif module[0] != API and target[0] != module[0] and "/" in other and len(target) > 2:
             public = public_modules(other)
             if public is not None and target[2] not in public:
                 broken.append(
@@ -194,6 +213,13 @@ def test_rooms_that_start_at_once_load_no_mlx(room: str) -> None:
         ("jobs/cli/main", "from ...runner.store import journal", True),
         ("jobs/__main__", "from .cli.main import main", False),
         ("jobs/kinds", "from .cli.main import main", True),
+        ("jobs/kinds", "from mlx_bulk import run", True),
+        ("jobs/kinds", "from ..mlx_bulk.records import Completion", True),
+        ("mlx_bulk/model", "from mlx_bulk.runner.store import journal", False),
+        ("mlx_bulk/model", "from mlx_bulk.records import Completion", False),
+        ("mlx_bulk/model", "from mlx_bulk import jobs", False),
+        ("mlx_bulk/model", "from .records import Completion", True),
+        ("mlx_bulk/model", "from jobs.kinds import KINDS", True),
     ],
 )
 def test_the_rules_see_what_they_forbid(module: str, source: str, broken: bool) -> None:
@@ -209,7 +235,7 @@ def test_a_circle_is_seen() -> None:
 def test_the_page_for_contributors_has_a_line_a_room() -> None:
     page = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z_/]+?)/?` \|", page.split("## Rooms")[1].split("## Where")[0], re.MULTILINE)
-    assert listed == [room for room in ORDER if room != "runner"] + ["mlx_bulk"]
+    assert listed == [room for room in ORDER if room != "runner"]
 
 
 def test_the_files_that_the_page_for_contributors_names_are_there() -> None:

@@ -44,12 +44,12 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     from ...runner.models.model_pool import ModelPool
     from ...runner.pipeline import session
     from ...runner.runs.run_dir import Start
+    from ...runner.runs.run_files import needs_report
     from ..kinds import KINDS
 
     summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, ModelPool())
     code = QUARANTINED if summary.errors else 0
-    reportable = summary.complete and summary.records > 0
-    report_folder = summary.output if reportable and (summary.worked or not _has_report(summary.output)) else None
+    report_folder = summary.output if needs_report(summary) else None
     return RunOutcome(code if summary.complete else None, closing_text(summary, continue_command(start["overwrite"])), report_folder)
 
 
@@ -76,11 +76,3 @@ def draw_report(folder: Path, stop: Stop) -> None:
         say_left_out(folder, "interrupted")
     else:
         report_at_end(folder)
-
-
-def _has_report(run: Path) -> bool:
-    """Returns whether the run's page shows all committed records; a process killed before it drew leaves an older page."""
-    from ...runner.store.paths import RunPaths
-
-    paths = RunPaths(run)
-    return paths.report.exists() and paths.report.stat().st_mtime_ns >= paths.commits.stat().st_mtime_ns

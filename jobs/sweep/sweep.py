@@ -68,11 +68,12 @@ def run_sweep(
     outside: HostProcess,
     show: Show,
     tell: Callable[[Sequence[Ended]], None],
+    models: ModelPool | None = None,
 ) -> list[Ended]:
     """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
 
     ``outside`` is asked between steps and between cells whether to end early; ``start`` is each cell's, and ``show``
-    how its progress is told; ``tell`` is told after each cell how far all of them are.
+    how its progress is told; ``models`` keeps what is loaded; ``tell`` is told after each cell how far all of them are.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
     """
@@ -84,7 +85,7 @@ def run_sweep(
         if start.overwrite:
             _doom(cells, kinds, start.adopt, outside)
         ended = {cell.name: Ended(cell, "waiting") for cell in cells}
-        models = ModelPool()
+        models = models or ModelPool()
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             ended[cell.name] = _ended(

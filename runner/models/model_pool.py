@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...configs.schema import ModelConfig
 from ..core.errors import OutOfRoom
+from ..layers.kernel_injection import restore
 from .checkpoint import Checkpoint
 from .loader import Model, load_model, size
 
@@ -40,6 +41,13 @@ class ModelPool:
             elif (adapters := self._held[key].adapters) is not None:
                 adapters.back()  # an earlier run may have put others on
         return [self._held[key] for key in keys]
+
+    def release(self) -> None:
+        """Lets go of all models, and puts mlx-lm's own layers back in its model files: the caller may train a network of the same files."""
+        for model in self._held.values():
+            if model.substitutes:
+                restore(model.network)
+        self._held.clear()
 
 
 def rooms(wanted: Sequence[ModelChoice], memory: int) -> list[int]:

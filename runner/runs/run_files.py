@@ -10,6 +10,7 @@ import pyarrow as pa
 from ..core.errors import RunDirError
 from ..files.checked_json import read_document
 from ..store.paths import RunPaths
+from .summary import Summary
 
 SWEEP_FILE = "sweep.json"
 SCHEMA_VERSION = 2  # of run.json
@@ -81,6 +82,17 @@ def stored_statistics(path: Path) -> pa.Table | None:
     except (OSError, ValueError):
         return None
     return pa.ipc.open_file(pa.py_buffer(content)).read_all() if sha256(content).hexdigest() == digest else None
+
+
+def needs_report(summary: Summary) -> bool:
+    """Returns whether a run that ended so needs a new report.html: it is complete, and its page does not show all committed records.
+
+    A process that was killed before it drew leaves an older page.
+    """
+    if not summary.complete or summary.records == 0:
+        return False
+    paths = RunPaths(summary.output)
+    return summary.worked or not paths.report.exists() or paths.report.stat().st_mtime_ns < paths.commits.stat().st_mtime_ns
 
 
 def is_sweep(folder: Path) -> bool:

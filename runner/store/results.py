@@ -34,6 +34,18 @@ def read_errors(run: Path, columns: list[str] | None = None, without: Collection
     return _committed(RunPaths(run), _errors_of, columns, without)
 
 
+def checked_parts(run: Path, errors: bool = False) -> list[Path]:
+    """Returns the committed parts of the run directory ``run`` in input order, of its failures with ``errors``; checks each of them.
+
+    Raises RunDirError where a committed part is missing or damaged.
+    """
+    paths, part_of = RunPaths(run), _errors_of if errors else _results_of
+    opened = [_current(paths, commit, part_of) for _, commit in sorted(read_commits(paths).commits.items())]
+    for part in filter(None, opened):
+        part[1].close()
+    return [part[0] for part in opened if part is not None]
+
+
 def _results_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
     return next(commit.files(paths))
 

@@ -211,7 +211,7 @@ def test_examples_load_and_name_the_schema(path: Path) -> None:
 
 def test_reading_a_config_imports_nothing_heavy(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from mlx_bulk.configs.load import load; load(Path(sys.argv[1]));"
+        "import sys; from pathlib import Path; from mlx_bulk.configs.load import load_config; load_config(Path(sys.argv[1]));"
         "heavy = {'mlx', 'mlx_lm', 'transformers', 'pyarrow', 'datasets', 'numpy', 'huggingface_hub', 'jinja2'};"
         "print(sorted(heavy & set(sys.modules)))"
     )

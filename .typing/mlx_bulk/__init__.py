@@ -1,0 +1,1 @@
+../../mlx_bulk/__init__.py

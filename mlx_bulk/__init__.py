@@ -1,0 +1,97 @@
+"""Bulk LLM generation and scoring on Apple's MLX, from Python: the public API.
+
+    import mlx_bulk  # above anything that imports mlx
+
+    summary = mlx_bulk.run("job.yaml", overrides=["data.limit=8"])
+    table = mlx_bulk.results("outputs/questions")
+    model = mlx_bulk.load("demo")
+    results = model.generate(["What is 12 + 30?"], max_tokens=32, n=2)
+
+The names in ``__all__`` are stable; docs/python.md says what is promised. Everything below the sub-packages may change.
+Importing this package opens the fast BLAS, which must come before mlx. It loads neither mlx nor any other large library.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+_folder = Path(__file__).parent
+if not (_folder / "jobs").is_dir():  # a clone: the sub-packages lie beside this folder, not in it
+    __path__.append(str(_folder.parent))
+
+from mlx_bulk.kernels import backend as _backend  # noqa: E402
+
+_backend.prepare()
+
+if TYPE_CHECKING:
+    from mlx_bulk.configs.errors import BulkError
+    from mlx_bulk.configs.load import load_config
+    from mlx_bulk.job_run import CellResult, run, sweep
+    from mlx_bulk.jobs.generate.trainer_api import Rollouts
+    from mlx_bulk.local_model import Model, load
+    from mlx_bulk.records import Completion, GenerateResult, RecordError, ScoreResult
+    from mlx_bulk.result_tables import dataset, results
+    from mlx_bulk.runner.runs.summary import Summary
+
+_MODULES = {
+    "BulkError": "configs.errors",
+    "CellResult": "job_run",
+    "Completion": "records",
+    "GenerateResult": "records",
+    "Model": "local_model",
+    "RecordError": "records",
+    "Rollouts": "jobs.generate.trainer_api",
+    "ScoreResult": "records",
+    "Summary": "runner.runs.summary",
+    "dataset": "result_tables",
+    "load": "local_model",
+    "load_config": "configs.load",
+    "results": "result_tables",
+    "run": "job_run",
+    "sweep": "job_run",
+}
+
+_WITH_MLX = {"job_run", "jobs.generate.trainer_api", "local_model"}
+
+__all__ = [
+    "BulkError",
+    "CellResult",
+    "Completion",
+    "GenerateResult",
+    "Model",
+    "RecordError",
+    "Rollouts",
+    "ScoreResult",
+    "Summary",
+    "dataset",
+    "load",
+    "load_config",
+    "results",
+    "run",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imports a public name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULES[name] in _WITH_MLX:
+        _load_mlx()
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def _load_mlx() -> None:
+    """Loads mlx with everything in place. Raises ModelError where it is missing, or installed in two builds at once."""
+    from mlx_bulk.runner.core.errors import ModelError
+
+    try:
+        _backend.load_mlx()
+    except _backend.BackendError as error:
+        raise ModelError(str(error)) from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

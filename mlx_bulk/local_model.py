@@ -1,0 +1,302 @@
+"""A model in this process: text in, completions and scores out, with the engine, the seeds and the figures of a run."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
+
+import numpy as np
+from mlx_bulk.configs.load import load_config
+from mlx_bulk.configs.schema import GenerateConfig, JobConfig
+from mlx_bulk.configs.score import ScoreConfig
+from mlx_bulk.jobs.generate.generate import GenerateJob
+from mlx_bulk.jobs.score.score import ScoreJob
+from mlx_bulk.memory_run import MemoryModel, Record
+from mlx_bulk.records import Completion, GenerateResult, RecordError, ScoreResult
+from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.pipeline.progress_display import Show
+from mlx_bulk.runner.store.arrow_builder import Masked
+from numpy.typing import DTypeLike, NDArray
+
+_NO_IDS = np.zeros(0, np.int32)
+
+Message = Mapping[str, object]
+Checked = TypeVar("Checked", bound=JobConfig)
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The keys of a config's ``sampling`` section, with its defaults and bounds (docs/config.md)."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    stop: str | Sequence[str]
+    include_stop: bool
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    min_tokens: int
+    n: int
+    seed: int
+
+
+class LogprobsOptions(TypedDict, total=False):
+    """The keys of a config's ``logprobs`` section that are free here: prompt (echo), top (alternatives), stats (ranks, entropies)."""
+
+    prompt: bool
+    top: int
+    stats: bool
+
+
+class BatchOptions(TypedDict, total=False):
+    """The keys of a config's ``batch`` section that matter here."""
+
+    rows: int | Literal["auto"]
+    tokens: int | Literal["auto"]
+    memory: float
+    rows_per_shard: int
+    prefix_cache: str | None
+    deterministic: bool
+
+
+class Model:
+    """A loaded model, made by ``load``. It belongs to the thread that loaded it, as mlx's arrays do.
+
+    Each call works like a run over its inputs: the prompt at position i has the key "i", so that ids and figures are those of a run
+    of the same rows with the same settings. Nothing is written.
+    """
+
+    def __init__(self, model: MemoryModel, values: dict[str, object], template: dict[str, object]):
+        """Takes a model that ``load`` has loaded, and the settings that each call begins from."""
+        self._model, self._values, self._template, self._thread = model, values, template, threading.current_thread()
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt and its completion, as the model's config.json says it; None where it does not."""
+        return self._model.context
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        logprobs: LogprobsOptions | None = None,
+        on_error: Literal["quarantine", "fail"] = "quarantine",
+        too_long: Literal["error", "truncate_left", "truncate_right"] = "error",
+        progress: Show = "nothing",
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[GenerateResult]:
+        """Completes raw texts, without a chat template (``prompt.text`` in a config), and returns a result a prompt, in their order.
+
+        prompts: texts; the tokenizer adds the special tokens that it adds by itself. sampling: as in a config: ``max_tokens`` (256),
+        ``temperature`` (1.0, 0 is greedy), ``n`` (1), ``seed`` (0), ``stop``, …. on_error: a prompt that cannot be done has its ``error``
+        set and the others go on, or it raises. too_long: what becomes of a prompt that leaves no room for one token.
+        progress: what stderr shows, as in ``run``.
+
+        Raises BulkError: ConfigError for settings that are wrong, DataError with ``on_error="fail"`` for the first prompt that fails,
+        OutOfRoom where the device's memory does not hold one row. TypeError for a prompt that is no text, RuntimeError in another thread.
+        """
+        texts = _texts(prompts, "prompts")
+        prompt = {"text": "{{ text }}", "too_long": too_long}
+        return self._generate("text", texts, texts, prompt, logprobs, on_error, progress, sampling)
+
+    def chat(
+        self,
+        chats: Sequence[str | Sequence[Message]],
+        *,
+        logprobs: LogprobsOptions | None = None,
+        on_error: Literal["quarantine", "fail"] = "quarantine",
+        too_long: Literal["error", "truncate_left", "truncate_right"] = "error",
+        progress: Show = "nothing",
+        **sampling: Unpack[SamplingOptions],
+    ) -> list[GenerateResult]:
+        """Answers chats through the model's chat template (``prompt.messages`` in a config). Else as ``generate``.
+
+        chats: each a text, which is one turn of the user, or a list of messages ({"role": …, "content": …}).
+
+        Raises ConfigError too where the model has no chat template.
+        """
+        if isinstance(chats, str):
+            raise TypeError("chats: found one string; expected a list of texts or of lists of messages")
+        messages = [[{"role": "user", "content": chat}] if isinstance(chat, str) else [dict(turn) for turn in chat] for chat in chats]
+        prompt = {"messages": "messages", "too_long": too_long, **self._template}
+        return self._generate("messages", messages, [""] * len(messages), prompt, logprobs, on_error, progress, sampling)
+
+    def score(
+        self,
+        texts: Sequence[str],
+        *,
+        context: int | Literal["auto"] = "auto",
+        windows: Literal["lm_eval", "strided"] = "lm_eval",
+        stride: int | None = None,
+        prefix: Literal["bos", "bos_or_eos", "none"] = "bos",
+        bos_every_window: bool | Literal["auto"] = "auto",
+        logprobs: LogprobsOptions | None = None,
+        on_error: Literal["quarantine", "fail"] = "quarantine",
+        progress: Show = "nothing",
+    ) -> list[ScoreResult]:
+        """Scores each token of each text (``score.text`` in a config), and returns a result a text, in their order.
+
+        context: most tokens in the model at once, "auto" for the model's own; a longer text is cut into ``windows``. stride: new tokens a
+        window with "strided". prefix: what stands before the first token. bos_every_window: whether it stands before each window.
+
+        Raises as ``generate``.
+        """
+        rows = _texts(texts, "texts")
+        score = {"text": "{{ text }}", "context": context, "windows": windows, "stride": stride, "prefix": prefix}
+        values = {"job": "score", "score": {**score, "bos_every_window": bos_every_window}, "logprobs": dict(logprobs or {})}
+        config = self._config({**values, "on_error": on_error}, ScoreConfig)
+        done = self._model.run(config, ScoreJob, "text", rows, progress)
+        return [_scored(text, *done.of(position)) for position, text in enumerate(rows)]
+
+    def _generate(
+        self,
+        column: str,
+        rows: Sequence[object],
+        texts: Sequence[str],
+        prompt: Mapping[str, object],
+        logprobs: LogprobsOptions | None,
+        on_error: str,
+        progress: Show,
+        sampling: SamplingOptions,
+    ) -> list[GenerateResult]:
+        values = {"job": "generate", "prompt": prompt, "sampling": dict(sampling), "logprobs": dict(logprobs or {}), "on_error": on_error}
+        config = self._config(values, GenerateConfig)
+        done = self._model.run(config, GenerateJob, column, rows, progress)
+        return [_generated(text, *done.of(position)) for position, text in enumerate(texts)]
+
+    def _config(self, values: Mapping[str, object], kind: type[Checked]) -> Checked:
+        """Returns the settings of one call, checked as a config file's are."""
+        if threading.current_thread() is not self._thread:
+            raise RuntimeError(
+                f"this model belongs to the thread {self._thread.name!r}, which loaded it, and was called in "
+                f"{threading.current_thread().name!r}: mlx's arrays stay in their thread; call it there, or load one in each thread"
+            )
+        config = load_config({**self._values, **values})
+        assert isinstance(config, kind)
+        return config
+
+
+def load(
+    path: str,
+    *,
+    adapter: str | None = None,
+    revision: str | None = None,
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+    trust_remote_code: bool = False,
+    chat_template: str | None = None,
+    chat_template_args: Mapping[str, object] | None = None,
+    batch: BatchOptions | None = None,
+) -> Model:
+    """Loads a model and checks once how its rows may share a batch.
+
+    path: "demo", a local folder or a hub id. adapter: a LoRA or DoRA adapter in mlx-lm's format. chat_template: the path of one, or the
+    template itself. batch: ``{"memory": 0.4}`` takes 40 % of the device's memory, ``{"deterministic": True}`` makes results the same to
+    the bit; see ``batch`` in docs/config.md.
+
+    Raises BulkError: ConfigError for arguments that are wrong, ModelError for a model that cannot be loaded, OutOfRoom for one that
+    memory does not hold.
+    """
+    model = {"path": path, "adapter": adapter, "revision": revision, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    values: dict[str, object] = {
+        "model": model,
+        "data": {"path": "memory", "keep": "none"},
+        "batch": dict(batch or {}),
+        "output": {"path": "memory"},
+    }
+    template: dict[str, object] = {"chat_template": chat_template, "chat_template_args": chat_template_args or {}}
+    config = load_config(values | {"job": "generate", "prompt": {"messages": "messages", **template}})
+    assert isinstance(config, GenerateConfig)
+    return Model(MemoryModel(config), values, template)
+
+
+def _texts(values: Sequence[str], name: str) -> list[str]:
+    """Returns the texts as a list. Raises TypeError for one string, which is a sequence of strings too, and for what is no text."""
+    if isinstance(values, str):
+        raise TypeError(f"{name}: found one string; expected a list of them")
+    for position, text in enumerate(values):
+        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the caller may not check types
+            raise TypeError(f"{name}[{position}]: found {type(text).__name__}; expected a string")
+    return list(values)
+
+
+# ------------------------------------------------------------------------------------------------------ records -> results
+
+
+def _generated(text: str, records: Sequence[Record], failure: Failure | None) -> GenerateResult:
+    """Returns a prompt's result; ``text`` is what was given, for a prompt that has no record."""
+    error = _error(failure)
+    if not records:
+        return GenerateResult(prompt=text, prompt_ids=_NO_IDS, prompt_text_offset=_NO_IDS, outputs=(), error=error)
+    first = records[0]
+    return GenerateResult(
+        prompt=first["prompt"],
+        prompt_ids=first["prompt_ids"],
+        prompt_text_offset=first["prompt_text_offset"],
+        outputs=tuple(map(_completion, records)),
+        error=error,
+        prompt_logprobs=_after_first(first.get("prompt_logprobs"), np.nan),
+        prompt_top_ids=_after_first(first.get("prompt_top_ids"), -1),
+        prompt_top_logprobs=_after_first(first.get("prompt_top_logprobs"), np.nan),
+        prompt_ranks=_after_first(first.get("prompt_ranks"), 0),
+        prompt_entropies=_after_first(first.get("prompt_entropies"), np.nan),
+    )
+
+
+def _completion(record: Record) -> Completion:
+    return Completion(
+        index=record["sample"],
+        text=record["completion"],
+        ids=record["completion_ids"],
+        logprobs=record["logprobs"],
+        cumulative_logprob=record["cumulative_logprob"],
+        sampled_logprobs=record.get("sampled_logprobs"),
+        text_offset=record["text_offset"],
+        finish_reason=record["finish_reason"],
+        stop_reason=record["stop_reason"],
+        seed=record["seed"],
+        top_ids=record.get("top_ids"),
+        top_logprobs=record.get("top_logprobs"),
+        ranks=record.get("ranks"),
+        entropies=record.get("entropies"),
+    )
+
+
+def _scored(text: str, records: Sequence[Record], failure: Failure | None) -> ScoreResult:
+    if not records:
+        none: dict[str, Any] = {"ids": _NO_IDS, "logprobs": np.zeros(0, np.float32), "text_offset": _NO_IDS, "sum_logprob": None}
+        none |= dict.fromkeys(("scored_tokens", "bytes", "scored_bytes", "words", "chars"), 0)
+        return ScoreResult(text=text, truncated=False, error=_error(failure), **none)
+    record = records[0]
+    return ScoreResult(
+        text=text,
+        ids=record["token_ids"],
+        logprobs=_filled(record["token_logprobs"], np.nan, np.float32),
+        text_offset=record["text_offset"],
+        **{name: record[name] for name in ("sum_logprob", "scored_tokens", "bytes", "scored_bytes", "words", "chars", "truncated")},
+        top_ids=_filled(record.get("top_ids"), -1, np.int32),
+        top_logprobs=_filled(record.get("top_logprobs"), np.nan, np.float32),
+        ranks=_filled(record.get("ranks"), 0, np.int32),
+        entropies=_filled(record.get("entropies"), np.nan, np.float32),
+    )
+
+
+def _error(failure: Failure | None) -> RecordError | None:
+    return None if failure is None else RecordError(failure.stage, failure.error, failure.message)
+
+
+def _after_first(values: NDArray[Any] | None, fill: float) -> Any:
+    """Returns [T, …] with ``fill`` for the first token, before which nothing stands, from [T - 1, …]."""
+    return None if values is None else np.concatenate([np.full((1, *values.shape[1:]), fill, values.dtype), values])
+
+
+def _filled(column: Masked | None, fill: float, dtype: DTypeLike) -> Any:
+    """Returns [T, …] with ``fill`` for tokens that are not scored."""
+    if column is None:
+        return None
+    values = np.full((len(column.there), *column.values.shape[1:]), fill, dtype)
+    values[column.there] = column.values
+    return values

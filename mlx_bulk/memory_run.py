@@ -1,0 +1,132 @@
+"""Runs a job over rows that are in memory: the job, threads and windows of a run, without a run directory."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlx_bulk.configs.schema import JobConfig
+from mlx_bulk.runner.core.errors import OutOfRoom
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
+from mlx_bulk.runner.core.requests import Failure, Row
+from mlx_bulk.runner.core.shard_layout import Layout, window_shards
+from mlx_bulk.runner.layers.kernel_injection import only_inside
+from mlx_bulk.runner.models.checkpoint import find_checkpoint
+from mlx_bulk.runner.models.device_memory import is_out_of_memory
+from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.models.reference_checkpoint import vocabulary_of
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
+from mlx_bulk.runner.pipeline.job import Job, Kind, Parts
+from mlx_bulk.runner.pipeline.loading import LoadedModels, load_models
+from mlx_bulk.runner.pipeline.progress_display import Show, Watch
+from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED
+from mlx_bulk.runner.runs.throughput import Counts
+from mlx_bulk.runner.text.tokenizer import load_tokenizer
+
+Record = dict[str, Any]
+
+
+@dataclass(slots=True)
+class RecordLists:
+    """A sink that keeps all it is given: each row's records in the order of their samples, and its first failure."""
+
+    records: dict[int, dict[int, Record]] = field(default_factory=dict[int, dict[int, Record]])
+    failures: dict[int, Failure] = field(default_factory=dict[int, Failure])
+    running: bool = True
+    broken: bool = False
+
+    def admit(self, position: int, samples: int) -> None:
+        """Does nothing: who waits for all rows needs no count."""
+
+    def add(self, position: int, sample: int, record: Record) -> None:
+        """Keeps a finished record."""
+        self.records.setdefault(position, {})[sample] = record
+
+    def add_group(self, position: int, records: Mapping[int, Record]) -> None:
+        """Keeps all records of a row."""
+        self.records[position] = dict(records)
+
+    def fail(self, failure: Failure) -> None:
+        """Keeps a row's first failure."""
+        self.failures.setdefault(failure.row, failure)
+
+    def flush(self, told: Callable[[], None]) -> None:
+        """Calls ``told`` at once, since nothing is kept back."""
+        told()
+
+    def of(self, position: int) -> tuple[list[Record], Failure | None]:
+        """Returns a row's records in the order of their samples, and its failure."""
+        return [record for _, record in sorted(self.records.get(position, {}).items())], self.failures.get(position)
+
+
+class MemoryModel:
+    """A loaded model and its tokenizer. The setup for each choice of logprobs is made, and checked, when it is first asked for."""
+
+    def __init__(self, config: JobConfig):
+        """Loads what ``config.model`` names, with the chat template of ``config.prompt`` and the limits of ``config.batch``."""
+        self._config, self._checkpoint, self._pool = config, find_checkpoint(config.model), ModelPool()
+        prompt = config.prompt
+        self._tokenizer = load_tokenizer(
+            self._checkpoint.folder, prompt.chat_template, prompt.chat_template_args, config.model.trust_remote_code
+        )
+        self._vocabulary = vocabulary_of(self._checkpoint, self._tokenizer)
+        self._loaded: dict[LogprobOptions, LoadedModels] = {}
+        model = self._load(LogprobOptions()).model
+        self._inferring = only_inside([model.network] if model.substitutes else [])
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence that the model was made for, in tokens; None where it does not say."""
+        return self._checkpoint.context
+
+    def run(self, config: JobConfig, kind: Kind, column: str, values: Sequence[object], show: Show) -> RecordLists:
+        """Runs a job over rows of one column, whose values these are. config: of the same model, template and batch."""
+        job = kind(self._parts(config, column))
+        rows = [Row(position, str(position), {column: value}) for position, value in enumerate(values)]
+        if not rows:
+            return RecordLists()
+        with self._inferring():
+            return _run(job, config, rows, self._load(job.wanted), show)
+
+    def _load(self, wanted: LogprobOptions) -> LoadedModels:
+        if wanted not in self._loaded:
+            self._loaded[wanted] = load_models([(self._config.model, self._checkpoint)], self._config.batch, wanted, self._pool)
+        return self._loaded[wanted]
+
+    def _parts(self, config: JobConfig, column: str) -> Parts:
+        eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)
+        family = str(self._checkpoint.config.get("model_type"))
+        return Parts(config, [column], None, self._tokenizer, self._checkpoint.context, None, self._vocabulary, family, eos)
+
+
+def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels, show: Show) -> RecordLists:
+    """Runs ``job`` over ``rows``, whose positions are 0, 1, 2, …, in windows as a run makes them.
+
+    Rows are tokenized and records made in threads beside this one. Raises DataError for the first row that fails where the config says
+    ``on_error: fail``, and OutOfRoom where memory holds not even one row.
+    """
+    engine, sink = job.engine(loaded.setup, None), RecordLists()
+    layout, static = Layout(len(rows), config.batch.rows_per_shard), loaded.setup.static
+    rules = SessionRules(
+        check=loaded.row_check(),
+        stopped=lambda: False,
+        window_shards=window_shards(layout.rows_per_shard, static),
+        whole_shards=static,
+        fail_fast=config.on_error == "fail",
+    )
+    threads = IOThreads(SessionInput(job, iter(rows), layout, NOTHING_RECORDED), rules, sink)
+
+    def counts() -> Counts:
+        return Counts(len(sink.records) + len(sink.failures), len(rows), len(sink.failures))
+
+    try:
+        with Watch(engine.progress, counts, lambda line: None, show):
+            for outcome in engine.run(threads.next_window, lambda: threads.failed):
+                threads.put(outcome)
+    except BaseException as error:
+        threads.abandon()
+        if is_out_of_memory(error):
+            raise OutOfRoom(f"out of device memory ({error}): lower batch.memory, batch.rows or batch.tokens") from error
+        raise
+    finally:
+        threads.close()
+    return sink
