@@ -1,4 +1,4 @@
-"""The kind score: documents, completions, choices, chats.
+"""Scores documents, completions, choices and chats: a row becomes passages of token ids, their logprobs a record.
 
 Public: score.
 """

@@ -1,4 +1,4 @@
-"""A row's choices and which of them is right, out of its columns. Knows no tokens."""
+"""Reads a row's choices, and which of them is right, from its columns. Knows no tokens."""
 
 import json
 from collections.abc import Callable, Collection
@@ -11,31 +11,31 @@ from ...runner.text.prompt_templates import Columns, compile_value
 
 
 def read_choices(columns: Columns, path: str) -> tuple[str, ...]:
-    """The choices at ``path``, as they are given: a list of strings or, as CSV holds it, the JSON text of one. Raises RowError."""
-    given = lookup(columns, path)
-    found = _parsed(given) if isinstance(given, str) else given
-    if not isinstance(found, list) or not found:
+    """Reads the choices at ``path``: a list of strings or, as CSV holds it, the JSON text of one. Raises RowError."""
+    value = lookup(columns, path)
+    choices = _parse(value) if isinstance(value, str) else value
+    if not isinstance(choices, list) or not choices:
         expected = "a list with at least one string, or the JSON text of one, is expected"
-        raise RowError("template", f"score.choices: {path!r} holds {shown(given)}; {expected}")
-    if wrong := [choice for choice in found if not isinstance(choice, str)]:
+        raise RowError("template", f"score.choices: {path!r} holds {shown(value)}; {expected}")
+    if wrong := [choice for choice in choices if not isinstance(choice, str)]:
         raise RowError("template", f"score.choices: {path!r} holds {shown(wrong[0])} among the choices; strings are expected")
-    return tuple(found)
+    return tuple(choices)
 
 
-def _parsed(text: str) -> object:
-    """What a JSON text holds, None where it is none."""
+def _parse(text: str) -> object:
+    """Parses a JSON text; returns None where it is none."""
     try:
-        found = json.loads(text)
-        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair would fail later, and far from here
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair would fail later, and far from here
     except (ValueError, RecursionError):
         return None
-    return found
+    return value
 
 
 def compile_label(label: str, columns: Collection[str]) -> Callable[[Columns], Any]:
-    """What reads a row's label: a Jinja template where it looks like one, else a column or dotted path.
+    """Returns a function that reads a row's label: ``label`` is a Jinja template if it looks like one, else a column or dotted path.
 
-    A template that is one expression, ``{{ answer }}``, gives its value as it is: an integer stays one, as from a column.
+    A template that is one expression, ``{{ answer }}``, gives its value unchanged: an integer stays one, as from a column.
     Raises ConfigError for a template that cannot be parsed, DataError for a column that no row has.
     """
     if "{{" in label or "{%" in label:
@@ -45,7 +45,7 @@ def compile_label(label: str, columns: Collection[str]) -> Callable[[Columns], A
 
 
 def label_index(label: Any, choices: tuple[str, ...]) -> int | None:
-    """Index of the right choice: ``label`` is an index, or a choice's text, or an index in digits; None where it is null or "".
+    """Returns the index of the right choice; ``label`` is an index, a choice's text, or an index in digits. None for null or "".
 
     Raises RowError for anything else, and for digits that are one choice's text and another's index.
     """
@@ -67,7 +67,7 @@ def label_index(label: Any, choices: tuple[str, ...]) -> int | None:
 
 
 def _index(label: Any) -> int | None:
-    """The integer that a label is or spells in digits, None where it is none."""
+    """Returns the integer that a label is, or spells in digits, else None."""
     if isinstance(label, str):
         return int(label) if label.isascii() and label.isdigit() else None
     if isinstance(label, float) and label.is_integer():  # a table's integers where some are null

@@ -1,7 +1,7 @@
-"""A prompt and what may follow it, as tokens: where the two part, and what becomes of a prompt that is too long.
+"""Encodes a prompt and its completions as tokens: where the two meet, and how a prompt that is too long is cut.
 
-The border is lm-eval's: white space at the prompt's end moves to the completion, both are tokenized as one, and the tokens
-behind as many as the prompt alone has are scored. Knows no choices and no labels; several completions share a prompt.
+The border is lm-eval's: white space at the prompt's end moves to the completion, and both are tokenized as one text. If the prompt
+alone has n tokens, those after the first n are scored. Knows no choices and no labels; several completions share a prompt.
 
     prompt "Answer:\\n"  completion "B"      tokenized  "Answer:\\nB"      tokens  Answer : \\n B
                                             prompt     "Answer:"         scored           x  x
@@ -25,7 +25,7 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class PromptCompletions:
-    """Completions behind one prompt of ``prompt_tokens`` tokens (before it is cut), in their order."""
+    """Completions of one prompt of ``prompt_tokens`` tokens (before it is cut), in their order."""
 
     prompt_tokens: int
     completions: tuple[ScoredText, ...]
@@ -33,9 +33,10 @@ class PromptCompletions:
 
 @dataclass(slots=True)
 class CompletionEncoder:
-    """Makes them. prefix: the token that stands before a completion without a prompt. context: most tokens fed, None for no limit.
+    """Encodes the completions of a prompt.
 
-    too_long: error, truncate_left or truncate_right, for the prompt alone.
+    prefix: the token before a completion without a prompt. context: most tokens fed, None for no limit. too_long: error,
+    truncate_left or truncate_right, for the prompt alone.
     """
 
     tokenizer: Tokenizer
@@ -44,29 +45,29 @@ class CompletionEncoder:
     too_long: str
     warned: bool = field(default=False, init=False)
 
-    def of(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> PromptCompletions:
-        """The ``completions`` (at least one) of a row's prompt. Raises RowError."""
+    def encode(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> PromptCompletions:
+        """Encodes the ``completions`` (at least one) of a row's prompt. Raises RowError."""
         if not all(completions):
             which = f"the completion at index {completions.index('')} of {len(completions)}" if len(completions) > 1 else "the completion"
             raise RowError("tokenize", f"{which} is empty; at least one character is expected")
         text = rendered.text if isinstance(rendered, Text) else self.tokenizer.chat_text(rendered.messages, rendered.prefill or "")
-        opened = isinstance(rendered, Text)
+        raw = isinstance(rendered, Text)
         prompt = text.rstrip()
         moved = text[len(prompt) :]
-        before = self._encode(prompt, opened).ids if prompt else np.zeros(0, np.int32)
+        before = self._encode(prompt, raw).ids if prompt else np.zeros(0, np.int32)
         if len(before):
-            wholes = [self._encode(prompt + moved + completion, opened) for completion in completions]
+            wholes = [self._encode(prompt + moved + completion, raw) for completion in completions]
         else:
             before, wholes = self._unprompted([prompt + moved + completion for completion in completions])
         if any(len(whole.ids) <= len(before) for whole in wholes):
             what = f"prompt and completion have as many tokens as the prompt alone, {len(before)}"
             raise RowError("tokenize", f"nothing is left to score: {what}; end the prompt, or begin the completion, with a space")
         self._warn(row, before, wholes)
-        return PromptCompletions(len(before), self._fitted(len(before), [_scored(whole, len(before), len(prompt)) for whole in wholes]))
+        return PromptCompletions(len(before), self._fit(len(before), [_scored(whole, len(before), len(prompt)) for whole in wholes]))
 
-    def _encode(self, text: str, opened: bool) -> Prompt:
-        """Text with the special tokens that the tokenizer puts before it, or a rendered chat, which has its own."""
-        return self.tokenizer.encode_opening(text) if opened else self.tokenizer.encode_text(text)
+    def _encode(self, text: str, raw: bool) -> Prompt:
+        """Encodes a ``raw`` text with the tokenizer's special tokens before it, or a rendered chat, which has its own."""
+        return self.tokenizer.encode_opening(text) if raw else self.tokenizer.encode_text(text)
 
     def _unprompted(self, texts: list[str]) -> tuple[Ids, list[Prompt]]:
         if self.prefix is None:
@@ -75,7 +76,7 @@ class CompletionEncoder:
         return np.array([self.prefix], np.int32), [prepend_prefix(self.tokenizer.encode_text(text), self.prefix) for text in texts]
 
     def _warn(self, row: Row, before: Ids, wholes: list[Prompt]) -> None:
-        """Says once a run where the prompt's tokens are not what stands before the completion."""
+        """Warns once a run if the tokens before the completion are not the prompt's own."""
         if not self.warned and any(whole.ids[: len(before)].tolist() != before.tolist() for whole in wholes):
             self.warned = True
             log.warning(
@@ -84,8 +85,8 @@ class CompletionEncoder:
                 *(row.position, len(before)),
             )
 
-    def _fitted(self, n: int, completions: list[ScoredText]) -> tuple[ScoredText, ...]:
-        """The completions, their prompt of ``n`` tokens cut to what leaves room for the longest of them."""
+    def _fit(self, n: int, completions: list[ScoredText]) -> tuple[ScoredText, ...]:
+        """Cuts the prompt of ``n`` tokens so that its longest completion fits. Raises RowError where it may not or does not."""
         longest = max(len(tokens.ids) for tokens in completions) - n
         if self.context is None or n + longest <= self.context + 1:
             return tuple(completions)
@@ -98,11 +99,11 @@ class CompletionEncoder:
 
         def cut(tokens: ScoredText) -> ScoredText:
             index = last_indices(tokens.ids[:n], keep, self.tokenizer.bos) if left else np.arange(keep)
-            return tokens.kept(np.append(index, np.arange(n, len(tokens.ids))))
+            return tokens.select(np.append(index, np.arange(n, len(tokens.ids))))
 
         return tuple(map(cut, completions))
 
 
 def _scored(whole: Prompt, n: int, start: int) -> ScoredText:
-    """A prompt of ``n`` tokens with its completion, which starts at the code point ``start``."""
+    """Returns a prompt of ``n`` tokens with its completion, which starts at the code point ``start`` and is scored."""
     return whole_text(whole, np.arange(len(whole.ids)) >= n, ((start, len(whole.text)),))

@@ -1,6 +1,6 @@
-"""Scores to records: the columns of each kind of scoring, and what stands in them. Everything that statistics need is here.
+"""Turns scores into records: the columns of each kind of scoring, and their values. Statistics need nothing else.
 
-Knows neither config nor model; the requests bring the texts' side, the outcomes the figures.
+Knows neither config nor model: requests bring the text's columns, outcomes the figures.
 """
 
 import math
@@ -39,7 +39,7 @@ CHOICES: Columns = [
 
 
 def text_columns(kind: str, *, top: bool, stats: bool, reference: bool) -> Columns:
-    """The columns of a text, completion or messages job behind those that every record has."""
+    """Returns the columns of a text, completion or messages job, after those that every record has."""
     return [
         *[("token_ids", INTS), ("token_logprobs", FLOATS), ("text_offset", INTS)],
         *([("scored", FLAGS)] if kind != "text" else []),
@@ -54,18 +54,18 @@ def text_columns(kind: str, *, top: bool, stats: bool, reference: bool) -> Colum
 
 
 def text_record(request: TextRequest, outcome: Scored) -> dict[str, Any]:
-    """A scored text by the names of all columns that can be asked for; null where a token is not scored."""
+    """Returns a scored text as a value for each column that a config can ask for; null where a token is not scored."""
     tokens = request.tokens
-    there = tokens.scored
+    scored = tokens.scored
     scores = logprobs.join_scores(list(outcome.scores)) if outcome.scores else None
-    compared = divergence.join_divergences(list(outcome.divergences)) if outcome.divergences else None
+    divergences = divergence.join_divergences(list(outcome.divergences)) if outcome.divergences else None
     record: dict[str, Any] = {
         "token_ids": tokens.ids,
-        "token_logprobs": _masked(scores, "logprobs", there, FLOATS),
+        "token_logprobs": _masked(scores, "logprobs", scored, FLOATS),
         "text_offset": tokens.offsets,
-        "scored": there,
+        "scored": scored,
         "sum_logprob": None if scores is None else exact_sum(scores.logprobs),
-        "scored_tokens": int(np.count_nonzero(there)),
+        "scored_tokens": int(np.count_nonzero(scored)),
         "bytes": tokens.bytes,
         "scored_bytes": tokens.scored_bytes,
         "words": tokens.words,
@@ -73,12 +73,12 @@ def text_record(request: TextRequest, outcome: Scored) -> dict[str, Any]:
         "truncated": tokens.truncated,
         "is_greedy": None if scores is None or scores.greedy is None else bool(scores.greedy.all()),
     }
-    record |= {name: _masked(scores, name, there, type_) for name, type_ in (*TOP, *STATS)}
-    return record | {name: _masked(compared, name, there, type_) for name, type_ in DIVERGENCE}
+    record |= {name: _masked(scores, name, scored, type_) for name, type_ in (*TOP, *STATS)}
+    return record | {name: _masked(divergences, name, scored, type_) for name, type_ in DIVERGENCE}
 
 
 def choices_record(request: ChoicesRequest, outcome: Scored) -> dict[str, Any]:
-    """Scored choices by column. The prediction is the choice with the largest sum, of equals the first."""
+    """Returns scored choices by column. The prediction is the choice with the largest sum, of equals the first."""
     sums = [exact_sum(scores.logprobs) for scores in outcome.scores]
     prediction = int(np.argmax(sums))
     return {
@@ -98,14 +98,14 @@ def choices_record(request: ChoicesRequest, outcome: Scored) -> dict[str, Any]:
 
 
 def exact_sum(values: NDArray[np.float32]) -> float:
-    """Σ of the stored float32, exactly rounded in float64."""
+    """Returns Σ of the stored float32 values, exactly rounded in float64."""
     return math.fsum(values.astype(np.float64))
 
 
-def _masked(figures: object, name: str, there: NDArray[np.bool_], type_: pa.DataType) -> Masked:
-    """The figures ``name`` where tokens are scored; all null where none are, or none were computed."""
+def _masked(figures: object, name: str, scored: NDArray[np.bool_], type_: pa.DataType) -> Masked:
+    """Returns the figures ``name`` at the scored tokens; all null where none are scored, or none were computed."""
     values: NDArray[Any] | None = getattr(figures, name, None)
     if values is None:
         shape = (0, 0) if pa.types.is_list(type_.value_type) else (0,)
-        return Masked(np.zeros(shape), np.zeros(len(there), np.bool_))
-    return Masked(values, there)
+        return Masked(np.zeros(shape), np.zeros(len(scored), np.bool_))
+    return Masked(values, scored)

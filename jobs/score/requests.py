@@ -1,6 +1,6 @@
-"""What a row of a scoring job asks of the scorer, with what its record will say beside the scores: texts, and choices.
+"""Builds the scorer's requests: for texts, and for choices.
 
-Both are a ``ScoreRequest`` to the scorer, which looks at their passages alone.
+Each carries its row's own values for the record. The scorer sees a ``ScoreRequest`` and reads its passages alone.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ from .windows import Window
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class TextRequest(ScoreRequest):
-    """A document, a completion or a chat: the scores of all passages, one after another, are those of its scored tokens."""
+    """A document, a completion or a chat. The scores of its passages, joined in order, belong to its scored tokens."""
 
     tokens: ScoredText
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the text that is scored, however many windows it is cut into."""
+        """The number of the text's tokens, however many windows it is cut into."""
         return len(self.tokens.ids)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class ChoicesRequest(ScoreRequest):
-    """Choices behind one prompt of ``prompt_tokens`` tokens: a passage each. label: the right one's index, if it is known."""
+    """Choices of one prompt of ``prompt_tokens`` tokens, a passage each. label: the index of the right choice, None if unknown."""
 
     choices: tuple[str, ...]
     prompt_tokens: int
@@ -42,7 +42,7 @@ class ChoicesRequest(ScoreRequest):
 
 
 def document_request(row: int, tokens: ScoredText, windows: Iterable[Window], bos: int | None) -> TextRequest:
-    """A document, a passage a window; ``bos`` is put before each that does not start where the document does, None for nothing."""
+    """Returns a document's request, a passage a window. ``bos``, if any, goes before each window but one at the document's start."""
     passages = tuple(_window(tokens.ids, window, bos) for window in windows)
     return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
 
@@ -55,24 +55,24 @@ def _window(ids: Ids, window: Window, bos: int | None) -> Passage:
 
 
 def text_request(row: int, tokens: ScoredText) -> TextRequest:
-    """A text in one passage; in none where nothing of it is scored."""
+    """Returns a text's request: one passage, or none where no token is scored."""
     passages = (_passage(tokens),) if tokens.scored.any() else ()
     return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
 
 
-def choices_request(row: int, choices: tuple[str, ...], continued: PromptCompletions, label: int | None) -> ChoicesRequest:
-    """The choices, each as a completion of the prompt."""
+def choices_request(row: int, choices: tuple[str, ...], encoded: PromptCompletions, label: int | None) -> ChoicesRequest:
+    """Returns the request of choices, each a completion of the prompt."""
     return ChoicesRequest(
         row=row,
-        passages=tuple(map(_passage, continued.completions)),
+        passages=tuple(map(_passage, encoded.completions)),
         choices=choices,
-        prompt_tokens=continued.prompt_tokens,
+        prompt_tokens=encoded.prompt_tokens,
         label=label,
-        truncated=any(tokens.truncated for tokens in continued.completions),
+        truncated=any(tokens.truncated for tokens in encoded.completions),
     )
 
 
 def _passage(tokens: ScoredText) -> Passage:
-    """The tokens up to the last that is scored."""
+    """Returns the tokens up to the last scored one."""
     positions = np.flatnonzero(tokens.scored).astype(np.int32)
     return Passage(tokens.ids[: positions[-1] + 1], positions)

@@ -1,6 +1,6 @@
-"""``job: score``: a row becomes passages whose tokens are scored, the scores become a record.
+"""``job: score``: turns a row into passages whose tokens are scored, and their scores into a record.
 
-What is scored is a document in windows, a completion of a prompt, choices, or the assistant's turns of a chat.
+A row is a document in windows, a completion of a prompt, choices, or the assistant's turns of a chat.
 """
 
 import logging
@@ -37,7 +37,7 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(frozen=True)
 class ScoreJob:
-    """A scoring job, as ``runner.job.Job`` describes it."""
+    """A scoring job; implements ``runner.pipeline.job.Job``."""
 
     parts: Parts
 
@@ -45,7 +45,7 @@ class ScoreJob:
         require_chat_template(self.parts)
         require_top(self.parts)
         self._require_stride()
-        _ = self._bos_every_window, self._requested  # raises where the model does not allow what the config asks
+        _ = self._bos_every_window, self._request  # raises where the model does not allow what the config asks
         if self.config.score.text is not None and self._prefix[1] is None and self.config.score.prefix != "none":
             cure = " (prefix: bos_or_eos puts EOS there)" if self.config.score.prefix == "bos" else ""
             log.warning("score.prefix: this tokenizer has none, so the first token of each document is not scored%s", cure)
@@ -54,7 +54,7 @@ class ScoreJob:
 
     @staticmethod
     def check(config: ScoreConfig, columns: Collection[str]) -> None:
-        """Parses the templates, and holds the columns that they ask for against ``columns``, if there are any."""
+        """Parses the templates, and checks that ``columns``, if there are any, hold those that they read."""
         score = config.score
         if config.prompt.sources:
             compile_prompt(config.prompt, columns)
@@ -75,17 +75,17 @@ class ScoreJob:
 
     @property
     def wanted(self) -> LogprobOptions:
-        """Which figures the scorer is to compute."""
+        """The figures that the scorer computes."""
         logprobs, score = self.config.logprobs, self.config.score
         return LogprobOptions(echo=True, top=logprobs.top, stats=logprobs.stats, greedy=score.kind in ("completion", "choices"))
 
     @property
     def samples(self) -> int:
-        """A row has one record."""
+        """The number of records a row: one."""
         return 1
 
     def engine(self, setup: Setup, reference: Setup | None) -> Scorer:
-        """What scores, against a reference model where the config names one."""
+        """Returns the scorer, with the reference model if the config names one."""
         return Scorer(setup, reference)
 
     # ------------------------------------------------------------------------------------------ what the model brings
@@ -93,17 +93,17 @@ class ScoreJob:
     @cached_property
     def _context(self) -> int | None:
         """Most ids fed at once, to the reference model too; None where no model sets a limit and a text is not cut into windows."""
-        asked = self.config.score.context
+        setting = self.config.score.context
         either = (("the model", self.parts.context), ("the reference", self.parts.reference_context))
         stated = sorted((context, whose) for whose, context in either if context is not None)
-        if asked == "auto":
+        if setting == "auto":
             if self.parts.context is None and self.config.score.text is not None:
                 raise ConfigError("score.context: the model's config.json does not say how long its context is; give a number of tokens")
             return stated[0][0] if stated else None
-        if stated and asked > stated[0][0]:
+        if stated and setting > stated[0][0]:
             least, whose = stated[0]
-            raise ConfigError(f"score.context: found {asked}; expected at most {least}, {whose}'s context; give that or less, or auto")
-        return asked
+            raise ConfigError(f"score.context: found {setting}; expected at most {least}, {whose}'s context; give that or less, or auto")
+        return setting
 
     def _require_stride(self) -> None:
         stride, context = self.config.score.stride, self._context
@@ -112,34 +112,34 @@ class ScoreJob:
 
     @cached_property
     def _prefix(self) -> tuple[str, int | None]:
-        """What stands before the first token: its name in the statistics, and its id."""
-        asked, tokenizer = self.config.score.prefix, self.parts.tokenizer
-        if asked != "none" and tokenizer.bos is not None:
+        """The prefix token before a text: its name in the statistics, and its id."""
+        setting, tokenizer = self.config.score.prefix, self.parts.tokenizer
+        if setting != "none" and tokenizer.bos is not None:
             return "bos", tokenizer.bos
-        if asked == "bos_or_eos" and tokenizer.eos:
+        if setting == "bos_or_eos" and tokenizer.eos:
             return "eos", min(tokenizer.eos)
         return "none", None
 
     @cached_property
     def _bos_every_window(self) -> bool:
-        asked, (name, _) = self.config.score.bos_every_window, self._prefix
-        if asked is True and name == "none":
+        setting, (name, _) = self.config.score.bos_every_window, self._prefix
+        if setting is True and name == "none":
             raise ConfigError("score.bos_every_window: this tokenizer has no BOS; set score.prefix to bos_or_eos, or leave it at auto")
         automatic = self.parts.family in BOS_EVERY_WINDOW and name == "bos"
-        return self.config.score.text is not None and (automatic if asked == "auto" else asked)
+        return self.config.score.text is not None and (automatic if setting == "auto" else setting)
 
     # ----------------------------------------------------------------------------------------------- row -> request
 
     def requests(self, row: Row) -> list[ScoreRequest]:
-        """One request a row. Raises RowError."""
-        request = self._requested(row)
+        """Returns the row's one request. Raises RowError."""
+        request = self._request(row)
         for passage in request.passages:
             require_vocabulary(passage.ids, self.parts.vocabulary, "the text")
         return [request]
 
     @cached_property
-    def _requested(self) -> Callable[[Row], ScoreRequest]:
-        """What makes a row's request, by what is scored."""
+    def _request(self) -> Callable[[Row], ScoreRequest]:
+        """The function from a row to its request, by the kind of scoring."""
         kinds = {"text": self._documents, "completion": self._completions, "choices": self._choices, "messages": self._chats}
         return kinds[self.config.score.kind]()
 
@@ -162,31 +162,31 @@ class ScoreJob:
         return list(strided(ids, self._context, stride, bos))
 
     def _completions(self) -> Callable[[Row], ScoreRequest]:
-        prompt, continuations = self._prompt(), self._continuations()
+        prompt, encoder = self._prompt(), self._encoder()
         completion = compile_template(self.config.score.completion or "", "score.completion", self.parts.columns)
 
         def request(row: Row) -> ScoreRequest:
-            continued = continuations.of(row, prompt(row.columns), [completion(row.columns)])
-            return text_request(row.position, continued.completions[0])
+            encoded = encoder.encode(row, prompt(row.columns), [completion(row.columns)])
+            return text_request(row.position, encoded.completions[0])
 
         return request
 
     def _choices(self) -> Callable[[Row], ScoreRequest]:
-        prompt, continuations = self._prompt(), self._continuations()
+        prompt, encoder = self._prompt(), self._encoder()
         path, label = self.config.score.choices or "", self.config.score.label
-        right = compile_label(label, self.parts.columns) if label is not None else lambda _: None
+        read_label = compile_label(label, self.parts.columns) if label is not None else lambda _: None
 
         def request(row: Row) -> ScoreRequest:
             choices = read_choices(row.columns, path)
-            continued = continuations.of(row, prompt(row.columns), choices)
-            return choices_request(row.position, choices, continued, label_index(right(row.columns), choices))
+            encoded = encoder.encode(row, prompt(row.columns), choices)
+            return choices_request(row.position, choices, encoded, label_index(read_label(row.columns), choices))
 
         return request
 
     def _chats(self) -> Callable[[Row], ScoreRequest]:
         path, too_long, tokenizer = self.config.score.messages or "", self.config.prompt.too_long, self.parts.tokenizer
         if not tokenizer.marks_turns:
-            raise ConfigError(_unmarked(given=tokenizer.chat_template is not None, has=tokenizer.has_chat_template))
+            raise ConfigError(_no_marks_message(own=tokenizer.chat_template is not None, has=tokenizer.has_chat_template))
 
         def request(row: Row) -> ScoreRequest:
             turns = tokenizer.encode_turns(read_messages(row.columns, path))
@@ -197,14 +197,14 @@ class ScoreJob:
     def _prompt(self) -> Callable[[Columns], Rendered]:
         return compile_prompt(self.config.prompt, self.parts.columns)
 
-    def _continuations(self) -> CompletionEncoder:
+    def _encoder(self) -> CompletionEncoder:
         return CompletionEncoder(self.parts.tokenizer, self._prefix[1], self._context, self.config.prompt.too_long)
 
     # ------------------------------------------------------------------------------------------- outcome -> record
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The contract's columns, those that this config fills."""
+        """The columns that this config fills."""
         logprobs, score = self.config.logprobs, self.config.score
         fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
         fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
@@ -215,18 +215,18 @@ class ScoreJob:
         return pa.schema([*fields, *text_columns(score.kind, top=logprobs.top > 0, stats=logprobs.stats, reference=reference)])
 
     def record(self, row: Row, request: ScoreRequest, outcome: Outcome) -> dict[str, Any]:
-        """A scored row as the schema's columns."""
+        """Returns a scored row as the schema's columns."""
         assert isinstance(outcome, Scored), "only scored rows become records"
-        everything: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns, "group": self._group(row)}
+        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns, "group": self._group(row)}
         if isinstance(request, ChoicesRequest):
-            everything |= choices_record(request, outcome)
+            values |= choices_record(request, outcome)
         else:
             assert isinstance(request, TextRequest)
-            everything |= text_record(request, outcome)
-        return {name: everything[name] for name in self.schema.names}
+            values |= text_record(request, outcome)
+        return {name: values[name] for name in self.schema.names}
 
     def _group(self, row: Row) -> str | None:
-        """The row's value of score.group_by; what is no string as JSON."""
+        """Returns the row's value of score.group_by; a value that is no string as JSON."""
         path = self.config.score.group_by
         value = None if path is None else lookup(row.columns, path)
         return value if value is None or isinstance(value, str) else json_text(value)
@@ -234,7 +234,7 @@ class ScoreJob:
     # ---------------------------------------------------------------------------------------- records -> statistics
 
     def statistics(self, run: Path) -> pa.Table:
-        """Sums, counts and what follows from them, over all records and for each group."""
+        """Computes sums, counts and figures from them, over all records and for each group."""
         return score_statistics(run, self.config, self._prefix[0], self._bos_every_window, self._context)
 
     @property
@@ -243,15 +243,15 @@ class ScoreJob:
         return None
 
     def closing(self, statistics: pa.Table) -> str:
-        """The statistics as a table for the terminal."""
+        """Returns the statistics as a table for the terminal."""
         return score_closing(statistics)
 
 
-def _unmarked(*, given: bool, has: bool) -> str:
-    """Why a chat cannot be scored by its template, and what to do."""
+def _no_marks_message(*, own: bool, has: bool) -> str:
+    """Returns why a chat cannot be scored by its template, and the cure. own: the config sets the template; has: there is one."""
     if not has:
         return "score.messages: the model's tokenizer has no chat template; set prompt.chat_template"
-    which = "prompt.chat_template" if given else "the model's chat template"
+    which = "prompt.chat_template" if own else "the model's chat template"
     cure = "put {% generation %} … {% endgeneration %} around them"
-    where = "" if given else " in a copy of it, and set prompt.chat_template to that file"
+    where = "" if own else " in a copy of it, and set prompt.chat_template to that file"
     return f"score.messages: {which} does not mark the assistant's turns, so nothing says which tokens to score; {cure}{where}"

@@ -1,6 +1,6 @@
-"""A text that is to be scored, as tokens: which of them are scored, and what of the text they cover. Documents and chats.
+"""A text to score, as tokens: which of them are scored, and how much of the text they cover. For documents and chats.
 
-Nothing here runs a model; windows and passages are made of these elsewhere.
+Knows no model, no windows and no passages.
 """
 
 import re
@@ -23,7 +23,7 @@ WORD_BORDER = re.compile(r"\s+")
 class ScoredText:
     """Token ids [T] of ``text``, the code point at which each starts [T], and which of them are scored [T].
 
-    spans: what of the text is asked about, in code points, less what special tokens stand for. until: the code point at which
+    spans: the parts of the text that count, in code points, without the text of special tokens. until: the code point at which
     the last token ends. truncated: tokens were left out, since the context does not hold them all.
     """
 
@@ -37,22 +37,22 @@ class ScoredText:
 
     @property
     def parts(self) -> list[str]:
-        """The text that is asked about."""
+        """The texts of the spans."""
         return [self.text[start:end] for start, end in self.spans]
 
     @property
     def bytes(self) -> int:
-        """UTF-8 bytes of the text that is asked about."""
+        """UTF-8 bytes of the spans."""
         return sum(len(part.encode()) for part in self.parts)
 
     @property
     def chars(self) -> int:
-        """Code points of the text that is asked about."""
+        """Code points of the spans."""
         return sum(end - start for start, end in self.spans)
 
     @property
     def covered(self) -> list[str]:
-        """What of it scored tokens cover; a character that is scored in part counts whole."""
+        """The texts of the spans that scored tokens cover; a character that is scored in part counts whole."""
         at = np.flatnonzero(self.scored)
         if not len(at):
             return []
@@ -64,7 +64,7 @@ class ScoredText:
     def words(self) -> int:
         """Words as lm-eval counts them for word_perplexity: the pieces between white space, empty ones too.
 
-        Of a text that was cut, only what scored tokens cover.
+        Of a text that was cut, only words that scored tokens cover count.
         """
         return sum(len(WORD_BORDER.split(part)) for part in (self.covered if self.truncated else self.parts))
 
@@ -73,8 +73,8 @@ class ScoredText:
         """UTF-8 bytes that scored tokens cover."""
         return sum(len(part.encode()) for part in self.covered)
 
-    def kept(self, index: NDArray[np.intp]) -> Self:
-        """The tokens at ``index``, which is ascending and leaves some out; the first is never scored."""
+    def select(self, index: NDArray[np.intp]) -> Self:
+        """Returns the tokens at ``index``, which is ascending and leaves some out; the first is never scored."""
         last = int(index[-1]) + 1
         until = int(self.offsets[last]) if last < len(self.ids) else self.until
         scored = self.scored[index]
@@ -83,28 +83,28 @@ class ScoredText:
 
 
 def whole_text(prompt: Prompt, scored: NDArray[np.bool_], spans: tuple[Span, ...]) -> ScoredText:
-    """The tokens of a text of which nothing is left out."""
+    """Returns the tokens of a whole text."""
     return ScoredText(prompt.text, prompt.ids, prompt.offsets, scored, spans, len(prompt.text))
 
 
 def prepend_prefix(prompt: Prompt, prefix: int | None) -> Prompt:
-    """A text's tokens behind the ``prefix`` token, which is not doubled where the text brings it."""
+    """Puts the ``prefix`` token before a text's tokens, unless the text begins with it."""
     if prefix is None or (len(prompt.ids) and prompt.ids[0] == prefix):
         return prompt
     return Prompt(prompt.text, np.append(np.int32(prefix), prompt.ids), np.append(np.int32(0), prompt.offsets))
 
 
 def encode_document(text: str, tokenizer: Tokenizer, prefix: int | None) -> ScoredText:
-    """A document, scored but for what stands first: the prefix token, or without one the text's own first token."""
+    """Encodes a document. All tokens are scored but the first: the prefix, or without one the text's own first token."""
     prompt = prepend_prefix(tokenizer.encode_text(text), prefix)
     return whole_text(prompt, np.arange(len(prompt.ids)) > 0, ((0, len(text)),))
 
 
 def fit_chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> ScoredText:
-    """A chat of which the assistant's turns are scored, cut to ``context`` tokens and one more, which is never fed.
+    """Marks the assistant's turns of a chat as scored, and cuts the chat to ``context`` tokens and one more, which is never fed.
 
-    What stands behind the last turn is not fed either, and does not count. Raises RowError where the rest does not fit and
-    ``too_long`` is error.
+    Tokens after the last turn are not fed either, and do not count. Raises RowError where the rest does not fit and ``too_long``
+    is error.
     """
     scored = np.zeros(len(turns.prompt.ids), np.bool_)
     for start, end in turns.tokens:
@@ -117,12 +117,12 @@ def fit_chat(turns: Turns, bos: int | None, context: int | None, too_long: str) 
     if too_long == "error":
         raise too_long_error(f"the chat has {n} tokens to the end of the assistant's last turn", context)
     if too_long == "truncate_right":
-        return whole.kept(np.arange(context + 1))
-    return whole.kept(last_indices(whole.ids[:n], context + 1, bos))
+        return whole.select(np.arange(context + 1))
+    return whole.select(last_indices(whole.ids[:n], context + 1, bos))
 
 
 def last_indices(ids: Ids, keep: int, bos: int | None) -> NDArray[np.intp]:
-    """Indices of the last ``keep`` ids, of which the first gives way to a BOS that stands at the beginning."""
+    """Returns the indices of the last ``keep`` ids; a BOS at the beginning replaces the first of them."""
     index = np.arange(len(ids) - keep, len(ids))
     if keep > 1 and ids[0] == bos:
         index[0] = 0
@@ -130,6 +130,6 @@ def last_indices(ids: Ids, keep: int, bos: int | None) -> NDArray[np.intp]:
 
 
 def too_long_error(found: str, context: int) -> RowError:
-    """The error for a text that can be cut, and is not to be."""
+    """Returns the error for a text that could be cut but must not be."""
     cure = "shorten it, or set prompt.too_long to truncate_left or truncate_right"
     return RowError("too_long", f"{found}, and the context takes {context} and one more that is scored; {cure}")

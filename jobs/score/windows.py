@@ -1,7 +1,7 @@
-"""How a document longer than the context is cut: windows in which each token is scored once, behind as many as are promised.
+"""Cuts a document longer than the context into windows, so that each token is scored once, after enough context.
 
-Counts only: a document is its number of token ids, of which the first (the prefix token, or where there is none the text's own
-first token) is context alone. Knows no text and no model.
+Works on counts: a document is its number of token ids. The first id (the prefix token, or without one the text's own first token)
+is context alone. Knows no text and no model.
 
     ids        p 0 1 2 3 4 5 6 7 8 9     context 4, rolling       fed       scored
     window 1   . S S S S                                          p 0 1 2   0 1 2 3
@@ -12,7 +12,7 @@ first token) is context alone. Knows no text and no model.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# Trained with BOS before every sequence, and lost without it: the families (``model_type``) for which bos_every_window: auto is true.
+# Families (``model_type``) trained with BOS before every sequence, and useless without it: bos_every_window: auto is true for them.
 BOS_EVERY_WINDOW = frozenset(
     {
         *("gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma3n_text"),
@@ -23,9 +23,9 @@ BOS_EVERY_WINDOW = frozenset(
 
 @dataclass(slots=True, frozen=True)
 class Window:
-    """The ids from ``start`` up to ``end``, of which those from ``scored`` on are scored; the last one is never fed.
+    """The ids from ``start`` up to ``end``; those from ``scored`` on are scored, and the last one is never fed.
 
-    Where BOS stands before every window, it stands before each that does not start at 0.
+    A BOS before every window goes before each that does not start at 0.
     """
 
     start: int
@@ -34,25 +34,25 @@ class Window:
 
 
 def rolling(ids: int, context: int, bos: int = 0) -> Iterator[Window]:
-    """Windows as lm-eval's ``get_rolling_token_windows(context_len=1)``: one token of overlap, the last one with full context.
+    """Yields windows as lm-eval's ``get_rolling_token_windows(context_len=1)``: one token of overlap, the last with full context.
 
     ids: of the document. context: ids fed in one window. bos: ids put before each later window, 0 or 1; they count as fed.
     """
-    room = context - bos
+    own_ids = context - bos
     scored = min(1 + context, ids)
     if ids > 1:
         yield Window(0, 1, scored)
     while scored < ids:
-        end = min(scored + max(1, room), ids)
-        yield Window(end - 1 - room, scored, end)
+        end = min(scored + max(1, own_ids), ids)
+        yield Window(end - 1 - own_ids, scored, end)
         scored = end
 
 
 def strided(ids: int, context: int, stride: int, bos: int = 0) -> Iterator[Window]:
-    """Windows as in transformers' guide to perplexity: ``context`` ids with the targets, each ``stride`` ids behind the one before.
+    """Yields windows as in transformers' guide to perplexity: ``context`` ids with the targets, each starting ``stride`` ids later.
 
-    ids, context, bos: as for ``rolling``; BOS takes the place of a window's first id. stride: at most ``context``. Where the
-    windows then share no id (stride = context), the id before is fed too: the guide leaves a window's first token out.
+    ids, context, bos: as for ``rolling``; BOS takes the place of a window's first id. stride: at most ``context``. Where windows
+    share no id (stride = context), the id before is fed too: the guide does not score a window's first token.
     """
     scored, start = 1, 0
     while scored < ids:

@@ -18,7 +18,7 @@ ROW = Row(7, "k", {})
 
 
 def made(prompt: str, *completions: str, context: int | None = None, too_long: str = "error", prefix: int | None = BOS) -> list[ScoredText]:
-    return list(CompletionEncoder(demo(), prefix, context, too_long).of(ROW, Text(prompt), completions).completions)
+    return list(CompletionEncoder(demo(), prefix, context, too_long).encode(ROW, Text(prompt), completions).completions)
 
 
 def pieces(tokens: ScoredText, scored: bool) -> list[str]:
@@ -47,26 +47,26 @@ def test_text_behind_which_a_tokenizer_puts_a_token() -> None:
     special = [("<s>", backend.token_to_id("<s>")), ("</s>", backend.token_to_id("</s>"))]
     backend.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=special)
     tokenizer = fast(backend)
-    tokens = CompletionEncoder(tokenizer, None, None, "error").of(ROW, Text("a"), [" k"]).completions[0]
+    tokens = CompletionEncoder(tokenizer, None, None, "error").encode(ROW, Text("a"), [" k"]).completions[0]
     assert tokenizer._hf.convert_ids_to_tokens(tokens.ids.tolist()) == ["<s>", "a", "Ġk"]  # pyright: ignore[reportPrivateUsage]
     assert tokens.scored.tolist() == [False, False, True]
 
 
 def test_a_chat_prompt_gets_no_special_tokens_beside_its_own() -> None:
     chat = Chat([{"role": "user", "content": "Hi"}], "The king")
-    tokens = CompletionEncoder(demo(), BOS, None, "error").of(ROW, chat, [" is"]).completions[0]
+    tokens = CompletionEncoder(demo(), BOS, None, "error").encode(ROW, chat, [" is"]).completions[0]
     assert tokens.ids.tolist().count(BOS) == 1
     assert tokens.ids[:2].tolist() == [BOS, IM_START]
     assert pieces(tokens, True) == [" is"]
-    bare = CompletionEncoder(demo(), BOS, None, "error").of(ROW, Chat(chat.messages), ["Hi"]).completions[0]
+    bare = CompletionEncoder(demo(), BOS, None, "error").encode(ROW, Chat(chat.messages), ["Hi"]).completions[0]
     assert bare.parts == ["\nHi"]  # the line end behind "assistant" moves too
 
 
 def test_an_empty_prompt_is_scored_behind_the_prefix() -> None:
     for prompt, asked in (("", "The king"), (" \n", " \nThe king")):
-        continued = CompletionEncoder(demo(), BOS, None, "error").of(ROW, Text(prompt), ["The king"])
-        tokens = continued.completions[0]
-        assert continued.prompt_tokens == 1
+        encoded = CompletionEncoder(demo(), BOS, None, "error").encode(ROW, Text(prompt), ["The king"])
+        tokens = encoded.completions[0]
+        assert encoded.prompt_tokens == 1
         assert tokens.ids.tolist() == demo().encode(asked).ids.tolist()
         assert (tokens.scored.tolist(), tokens.parts) == ([False] + [True] * (len(tokens.ids) - 1), [asked])
 
@@ -76,7 +76,7 @@ def test_an_empty_prompt_without_a_prefix_is_an_error_that_names_the_cure() -> N
         made("", "x", prefix=None)
     no_bos = Tokenizer(sentencepiece_like(bpe=True)._hf.__class__(tokenizer_object=sentencepiece_like(bpe=True)._hf.backend_tokenizer))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(RowError, match=r"set score\.prefix to bos_or_eos$"):
-        CompletionEncoder(no_bos, None, None, "error").of(ROW, Text(""), ["x"])
+        CompletionEncoder(no_bos, None, None, "error").encode(ROW, Text(""), ["x"])
 
 
 @pytest.mark.parametrize("prompt", ["The king", "The king\n", ""])
@@ -91,11 +91,11 @@ def test_an_empty_completion_is_an_error(prompt: str) -> None:
 def test_tokens_joined_across_the_border_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging.getLogger("mlx_bulk"), "warning", lambda text, *values: said.append(text % values))
-    continuations = CompletionEncoder(demo(), BOS, None, "error")
-    continuations.of(ROW, Text("The king"), [" is"])
+    encoder = CompletionEncoder(demo(), BOS, None, "error")
+    encoder.encode(ROW, Text("The king"), [" is"])
     assert not said
-    continuations.of(Row(8, "l", {}), Text("The ki"), ["ng is gone"])
-    tokens = continuations.of(ROW, Text("The ki"), ["ng is dead"]).completions[0]
+    encoder.encode(Row(8, "l", {}), Text("The ki"), ["ng is gone"])
+    tokens = encoder.encode(ROW, Text("The ki"), ["ng is dead"]).completions[0]
     assert pieces(tokens, False) == ["", "The", " king", " is"]  # as many as "The ki" alone has
     assert (pieces(tokens, True), tokens.bytes, tokens.scored_bytes) == ([" dead"], 10, 5)
     assert len(said) == 1
