@@ -1,4 +1,4 @@
-"""The kinds generate and rollout: row -> request, outcome -> record.
+"""Implements the job kinds generate and rollout: row to request, outcome to record.
 
 Public: generate, rollout, trainer_api.
 """

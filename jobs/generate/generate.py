@@ -1,4 +1,4 @@
-"""``job: generate``: a row becomes a prompt with its sampling parameters and seeds, a completion becomes a record."""
+"""``job: generate``: turns a row into a prompt with sampling parameters and seeds, and a completion into a record."""
 
 import json
 import math
@@ -39,7 +39,7 @@ FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 
 @dataclass(frozen=True)
 class GenerateJob:
-    """A generation job, as ``runner.job.Job`` describes it."""
+    """A generation job; implements ``runner.pipeline.job.Job``."""
 
     parts: Parts
 
@@ -59,7 +59,7 @@ class GenerateJob:
 
     @staticmethod
     def check(config: GenerateConfig, columns: Collection[str]) -> None:
-        """Parses the prompt's templates, and holds the columns that they ask for against ``columns``, if there are any."""
+        """Parses the prompt's templates, and checks that ``columns``, if there are any, hold those that they read."""
         compile_prompt(config.prompt, columns)
 
     @cached_property
@@ -70,11 +70,11 @@ class GenerateJob:
 
     @cached_property
     def render(self) -> Callable[[Columns], Rendered]:
-        """A row's columns to its prompt."""
+        """The function from a row's columns to its prompt."""
         return compile_prompt(self.config.prompt, self.parts.columns)
 
     def engine(self, setup: Setup, reference: Setup | None) -> Engine:
-        """The engine that decodes; a generation job has no reference model."""
+        """Returns the engine that decodes; a generation job has no reference model."""
         assert reference is None
         return Engine(setup, self.parts.eos, self.parts.tokenizer.stopper)
 
@@ -84,55 +84,55 @@ class GenerateJob:
         return None
 
     def closing(self, statistics: pa.Table) -> str:
-        """Nothing: the last line says it all."""
+        """Returns no text: the last line is enough."""
         return ""
 
     @property
     def wanted(self) -> LogprobOptions:
-        """Which figures the engine is to compute."""
+        """The figures that the engine computes."""
         logprobs = self.config.logprobs
         return LogprobOptions(logprobs.prompt, logprobs.top, logprobs.stats)
 
     @property
     def samples(self) -> int | None:
-        """How many records a row has, None where a column says it."""
+        """The number of records a row, None where a column gives it."""
         return None if "n" in self.config.sampling.columns else self.config.sampling.n
 
     # ----------------------------------------------------------------------------------------------- row -> request
 
     def requests(self, row: Row) -> list[Request]:
-        """One request a row, with all its samples. Raises RowError."""
+        """Returns the row's one request, with all its samples. Raises RowError."""
         prompt = encode_prompt(self.render(row.columns), self.parts.tokenizer)
         require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
         sampling, n, seed = self._sampling(row)
-        prompt, sampling = self._fitted(prompt, sampling)
-        around, config = row.round, self.config.sampling
-        keys = (seed + around * n + s if seed is not None else sample_seed(config.seed, row.key, s, around) for s in range(n))
-        samples = tuple(Sample(s, key) for s, key in enumerate(keys))
+        prompt, sampling = self._fit(prompt, sampling)
+        config = self.config.sampling
+        seeds = (seed + row.round * n + s if seed is not None else sample_seed(config.seed, row.key, s, row.round) for s in range(n))
+        samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
         return [Request(row.position, prompt, Generate(sampling, samples))]
 
     def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
-        """The row's parameters, its number of samples, and its own seed if it brings one."""
+        """Returns the row's sampling parameters, its number of samples, and its own seed if it brings one."""
         config, columns = self.config.sampling, self.config.sampling.columns
         if not columns:
             return self._shared, config.n, None
-        given = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
+        values = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
         try:
-            merged = type(config).model_validate(config.model_dump() | {name: _typed(name, value) for name, value in given.items()})
+            merged = type(config).model_validate(config.model_dump() | {name: _convert(name, value) for name, value in values.items()})
         except ValidationError as error:
-            raise RowError("sampling", _refused(error.errors()[0], columns, given)) from error
+            raise RowError("sampling", _sampling_message(error.errors()[0], columns, values)) from error
         if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.parts.vocabulary]:
             raise RowError("sampling", f"token id {wrong[0]} is not below {self.parts.vocabulary}, the model's vocabulary")
-        return _parameters(merged), merged.n, merged.seed if "seed" in given else None
+        return _parameters(merged), merged.n, merged.seed if "seed" in values else None
 
     @cached_property
     def _shared(self) -> Sampling:
         return _parameters(self.config.sampling)
 
-    def _fitted(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
-        """Prompt and max_tokens within the context.
+    def _fit(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
+        """Cuts prompt and max_tokens so that both fit into the context. Raises RowError where they cannot.
 
-        A prompt that is cut leaves room for max_tokens, or half of the context where they are more; its BOS stays.
+        A prompt that is cut leaves room for max_tokens, but at most half of the context; its BOS stays.
         """
         n = len(prompt.ids)
         if n == 0:
@@ -161,11 +161,11 @@ class GenerateJob:
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """The contract's columns, those that this config fills."""
+        """The columns that this config fills."""
         return pa.schema(self.fields())
 
     def fields(self) -> list[pa.Field]:
-        """The columns of a completion."""
+        """Returns the columns of a completion."""
         logprobs = self.config.logprobs
         fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
         fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
@@ -184,19 +184,19 @@ class GenerateJob:
 
     @property
     def differs(self) -> bool:
-        """True when the distribution sampled from can be another than the model's own."""
+        """Whether the distribution sampled from can differ from the model's own."""
         return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
-        """A finished completion as the schema's columns."""
+        """Returns a finished completion as the schema's columns."""
         assert isinstance(outcome, Generated), "only finished completions become records"
-        everything = self.values(row, request, outcome)
-        return {name: everything[name] for name in self.schema.names}
+        values = self.values(row, request, outcome)
+        return {name: values[name] for name in self.schema.names}
 
     def values(self, row: Row, request: Request, outcome: Generated) -> dict[str, Any]:
-        """All that is known of a completion, by the names of columns."""
+        """Returns a completion's value for every column that any config fills."""
         prompt, scores, offsets = request.prompt, outcome.scores, self.parts.tokenizer.offsets(outcome.ids)
-        everything: dict[str, Any] = {
+        values: dict[str, Any] = {
             "row": row.position,
             "key": row.key,
             "sample": outcome.sample.index,
@@ -216,32 +216,32 @@ class GenerateJob:
             "seed": outcome.sample.seed,
         }
         if self.parts.kept is not None:
-            everything["input"] = row.columns
+            values["input"] = row.columns
         for name in scores.__slots__:
-            everything[name] = getattr(scores, name)
-            everything[f"prompt_{name}"] = getattr(outcome.echo, name) if outcome.echo is not None else None
-        return everything
+            values[name] = getattr(scores, name)
+            values[f"prompt_{name}"] = getattr(outcome.echo, name) if outcome.echo is not None else None
+        return values
 
     def completion(self, request: Request, outcome: Generated, offsets: Ids) -> str:
-        """The text of a completion, without what ended it; offsets: [N], the code points at which its tokens start."""
+        """Returns a completion's text without its stop string or stop token; offsets [N]: the code points where its tokens start."""
         sampling, text = request.work.sampling, self.parts.tokenizer.decode(outcome.ids)
         by_id = outcome.finish_reason == "stop" and (outcome.stop_reason is None or outcome.ids[-1] in sampling.stop_token_ids)
         if by_id:
             return text if sampling.include_stop else text[: offsets[-1]]
-        least = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
-        return cut_at_stop(text, sampling.stop, outcome.stop_reason, sampling.include_stop, least)
+        min_length = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
+        return cut_at_stop(text, sampling.stop, outcome.stop_reason, sampling.include_stop, min_length)
 
     # ---------------------------------------------------------------------------------------- records -> statistics
 
     def statistics(self, run: Path) -> pa.Table:
-        """One row of sums and counts over all records, and the perplexities that follow from them."""
+        """Computes one row of sums and counts over all records, and the perplexities from them."""
         sampling = self.config.sampling
         return completion_statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
 
 
-def sample_seed(seed: int, key: str, sample: int, around: int = 0) -> int:
-    """The key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
-    digest = blake2b(json.dumps([seed, key, sample, around]).encode(), digest_size=8).digest()
+def sample_seed(seed: int, key: str, sample: int, round_number: int = 0) -> int:
+    """Returns the key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
+    digest = blake2b(json.dumps([seed, key, sample, round_number]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 11
 
 
@@ -255,8 +255,8 @@ def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:
     return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
 
 
-def _typed(name: str, value: Any) -> Any:
-    """A value of a column as its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
+def _convert(name: str, value: Any) -> Any:
+    """Converts a column's value to its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
     if isinstance(value, str) and name != "stop":
         try:
             return json.loads(value.lower() if value in ("True", "False") else value)
@@ -268,14 +268,14 @@ def _typed(name: str, value: Any) -> Any:
     return int(value) if whole else value
 
 
-def _refused(problem: ErrorDetails, columns: dict[str, str], given: dict[str, Any]) -> str:
-    """Why a row's values are no sampling parameters, in the words of the config's own errors."""
+def _sampling_message(problem: ErrorDetails, columns: dict[str, str], values: dict[str, Any]) -> str:
+    """Returns why a row's values are no sampling parameters, in the words of the config's own errors."""
     if problem["type"] == "contradiction":
         context = problem.get("ctx", {})
         return f"sampling.{context['key']} of this row: {context['text']}"
     name = str(problem["loc"][0])
     expected = [mark.words for mark in SamplingConfig.model_fields[name].metadata if isinstance(mark, Expected)][-1]
-    return f"sampling.{name} from column {columns[name]!r}: found {shown(given[name])}; expected {expected}"
+    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}"
 
 
 def _figures(prefix: str, top: int, stats: bool) -> list[tuple[str, pa.DataType]]:

@@ -1,4 +1,4 @@
-"""A row's prompt as tokens, for every job that has one: raw text, or messages through the chat template."""
+"""Encodes a row's prompt as tokens, for every job with prompts: raw text, or messages through the chat template."""
 
 from ...configs.errors import ConfigError
 from ...runner.core.arrays import Ids
@@ -10,14 +10,14 @@ from ...runner.text.tokenizer import Tokenizer
 
 
 def encode_prompt(rendered: Rendered, tokenizer: Tokenizer) -> Prompt:
-    """The prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages."""
+    """Returns the prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages."""
     if isinstance(rendered, Text):
         return tokenizer.encode(rendered.text)
     return tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
 
 
 def require_chat_template(parts: Parts) -> None:
-    """Raises ConfigError where messages are to be rendered and the tokenizer has no chat template."""
+    """Raises ConfigError where the config has messages and the tokenizer no chat template."""
     sources = parts.config.prompt.sources
     if sources and sources != ["text"] and not parts.tokenizer.has_chat_template:
         cure = "set prompt.chat_template, or use prompt.text for a base model"
@@ -25,13 +25,13 @@ def require_chat_template(parts: Parts) -> None:
 
 
 def require_vocabulary(ids: Ids, vocabulary: int, where: str) -> None:
-    """Raises RowError for a token id that the model's ``vocabulary`` does not reach; ``where`` it stands begins the message."""
+    """Raises RowError for a token id beyond the model's ``vocabulary``; the message begins with ``where``."""
     if len(ids) and ids.max() >= vocabulary:
         raise RowError("tokenize", f"{where} holds the token id {ids.max()}, which is not below {vocabulary}, the model's vocabulary")
 
 
 def require_top(parts: Parts) -> None:
-    """Raises ConfigError where more alternatives are asked for than there are tokens."""
+    """Raises ConfigError where the config asks for more alternatives than the vocabulary has tokens."""
     top = parts.config.logprobs.top
     if top > parts.vocabulary:
         raise ConfigError(f"logprobs.top: found {top}; expected at most {parts.vocabulary}, the model's vocabulary")

@@ -1,7 +1,7 @@
-"""``job: rollout``: training data for reinforcement learning. The samples of a row make a group, rated and recorded as a whole.
+"""``job: rollout``: makes training data for reinforcement learning. The samples of a row form a group, rated and recorded as a whole.
 
-A completion is a record as in ``generate``, with what a trainer needs beside it: the logprobs under every distribution that it
-may compare with, the policy that sampled it, rewards and advantages. Knows no trainer; mappings to theirs are elsewhere.
+A completion's record is that of ``generate`` and the columns that a trainer needs: logprobs under the tempered, sampled and
+reference distributions, the policy that sampled it, rewards and advantages. Knows no trainer; export/ maps records to theirs.
 """
 
 from collections.abc import Collection, Sequence
@@ -32,7 +32,7 @@ _MASK = pa.list_(pa.int8())
 
 @dataclass(frozen=True)
 class RolloutJob(GenerateJob):
-    """A rollout job, as ``runner.job.Job`` and ``runner.job.Grouping`` describe it."""
+    """A rollout job; implements ``runner.pipeline.job.Job`` and ``Grouping``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -40,7 +40,7 @@ class RolloutJob(GenerateJob):
 
     @staticmethod
     def check(config: GenerateConfig, columns: Collection[str]) -> None:
-        """As for completions; and imports the reward functions, once, before any file is opened."""
+        """Checks the templates as for completions, and imports the reward functions once, before any file is opened."""
         assert isinstance(config, RolloutConfig)
         GenerateJob.check(config, columns)
         if not columns:
@@ -58,7 +58,7 @@ class RolloutJob(GenerateJob):
 
     @property
     def wanted(self) -> LogprobOptions:
-        """Which figures the engine is to compute."""
+        """The figures that the engine computes."""
         logprobs = self.config.logprobs
         return LogprobOptions(
             logprobs.prompt,
@@ -75,11 +75,11 @@ class RolloutJob(GenerateJob):
         return self
 
     def fingerprints(self) -> dict[str, str]:
-        """The contents of the reward functions' files."""
+        """Returns the sha256 of each reward function's file, as a part of the run's identity."""
         return {f"rewards.{name}": f"sha256 {digest}" for name, digest in function_fingerprints(self._functions).items()}
 
     def judge(self) -> Judge | None:
-        """The reward functions in processes of their own; None where the config has none."""
+        """Returns the judge that calls reward functions in worker processes; None where the config has none."""
         return GroupJudge(RewardPool(self._functions), self.render, self._text) if self._functions else None
 
     def _text(self, request: Request, outcome: Generated) -> str:
@@ -89,21 +89,21 @@ class RolloutJob(GenerateJob):
 
     @property
     def differs(self) -> bool:
-        """True: what was sampled from always has its own column, so that trainers find it."""
+        """True: sampled_logprobs always is a column, so that trainers find it."""
         return True
 
     def fields(self) -> list[pa.Field]:
-        """The columns of a completion, and of a rollout beside them."""
+        """Returns the columns of a completion, with those of a rollout inserted."""
         config, fields = self.config, super().fields()
-        _behind(fields, "row", ("round", pa.int32()))
-        _behind(fields, "input" if self.parts.kept is not None else "key", ("group_id", pa.string()))
-        _behind(fields, "completion_ids", ("completion_mask", _MASK))
-        _behind(fields, "logprobs", ("tempered_logprobs", FLOATS))
+        _insert_after(fields, "row", ("round", pa.int32()))
+        _insert_after(fields, "input" if self.parts.kept is not None else "key", ("group_id", pa.string()))
+        _insert_after(fields, "completion_ids", ("completion_mask", _MASK))
+        _insert_after(fields, "logprobs", ("tempered_logprobs", FLOATS))
         if config.logprobs.kept:
-            _behind(fields, "sampled_logprobs", ("kept_ids", pa.list_(INTS)))
+            _insert_after(fields, "sampled_logprobs", ("kept_ids", pa.list_(INTS)))
         if config.policy.reference is not None:
-            _behind(fields, "sampled_logprobs", ("ref_logprobs", FLOATS), ("ref_tempered_logprobs", FLOATS))
-        _behind(
+            _insert_after(fields, "sampled_logprobs", ("ref_logprobs", FLOATS), ("ref_tempered_logprobs", FLOATS))
+        _insert_after(
             fields, "seed", *[(name, pa.float64()) for name in ("temperature", "top_p")], ("top_k", pa.int32()), ("min_p", pa.float64())
         )
         fields += [pa.field("policy_version", pa.int32()), pa.field("policy_sha", pa.string())]
@@ -120,32 +120,32 @@ class RolloutJob(GenerateJob):
     def group(
         self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: Ratings, newest: int
     ) -> list[dict[str, Any]] | Failure:
-        """The records of a group in the order of its ``outcomes``; a failure where it is stale or degenerate, and those are dropped."""
+        """Returns the records of a group in the order of its ``outcomes``, or a failure if the config drops it as stale or degenerate."""
         config, version = self.config, policy_version(outcomes)
-        behind = max(0, newest - version)
-        most = config.policy.max_staleness
-        stale = most is not None and behind > most
+        staleness = max(0, newest - version)
+        limit = config.policy.max_staleness
+        stale = limit is not None and staleness > limit
         if stale and config.policy.stale == "drop":
-            said = f"sampled at step {version} of the trainer, which is at {newest}: {behind} behind, and policy.max_staleness is {most}"
-            return row_failure(row, DROP, "StaleGroup", said)
+            reason = f"sampled at step {version} of the trainer, which is at {newest}: {staleness} behind"
+            return row_failure(row, DROP, "StaleGroup", f"{reason}, and policy.max_staleness is {limit}")
         rewards = self._rewards(outcomes, ratings)
         if config.drop_degenerate and is_degenerate(rewards):
-            given = {reward for reward in rewards if reward is not None}
-            said = f"all rewards are {given.pop():g}" if given else "no sample has a reward"
-            return row_failure(row, DROP, DEGENERATE, f"{said}, so every advantage would be 0")
-        found = advantages(config.advantages, rewards) if rewards else []
+            distinct = {reward for reward in rewards if reward is not None}
+            reason = f"all rewards are {distinct.pop():g}" if distinct else "no sample has a reward"
+            return row_failure(row, DROP, DEGENERATE, f"{reason}, so every advantage would be 0")
+        group_advantages = advantages(config.advantages, rewards) if rewards else []
         records: list[dict[str, Any]] = []
         for i, outcome in enumerate(outcomes):
-            everything = self.values(row, request, outcome) | {"staleness": behind, "stale": stale}
+            values = self.values(row, request, outcome) | {"staleness": staleness, "stale": stale}
             if rewards:
-                everything |= {"reward": rewards[i], "advantage": found[i]}
-                everything["rewards"] = {name: values[i] for name, values in ratings.rewards.items()}
-                everything["reward_errors"] = {name: _reason(ratings, name, i, rewards[i]) for name in ratings.rewards}
-            records.append({name: everything[name] for name in self.schema.names})
+                values |= {"reward": rewards[i], "advantage": group_advantages[i]}
+                values["rewards"] = {name: each[i] for name, each in ratings.rewards.items()}
+                values["reward_errors"] = {name: _reason(ratings, name, i, rewards[i]) for name in ratings.rewards}
+            records.append({name: values[name] for name in self.schema.names})
         return records
 
     def values(self, row: Row, request: Request, outcome: Generated) -> dict[str, Any]:
-        """All that is known of a completion by itself, by the names of columns."""
+        """Returns a completion's value for every column that does not depend on its group."""
         sampling, policy = request.work.sampling, outcome.policy
         masked = self.config.policy.truncated == "mask" and outcome.finish_reason == "length"
         return super().values(row, request, outcome) | {
@@ -165,40 +165,40 @@ class RolloutJob(GenerateJob):
         }
 
     def _rewards(self, outcomes: Sequence[Generated], ratings: Ratings) -> list[float | None]:
-        """Each sample's reward, None where no function rated it, whatever it ended by; empty where there are no reward functions."""
+        """Returns each sample's reward, None where no function rated it; an empty list where there are no reward functions."""
         if not ratings.rewards:
             return []
-        found = weighted(ratings.rewards, {reward.label: reward.weight for reward in self.config.rewards})
+        sums = weighted(ratings.rewards, {reward.label: reward.weight for reward in self.config.rewards})
         zero = self.config.policy.truncated == "zero_reward"
         cut_off = [zero and outcome.finish_reason == "length" for outcome in outcomes]
-        return [0.0 if cut and reward is not None else reward for cut, reward in zip(cut_off, found, strict=True)]
+        return [0.0 if cut and reward is not None else reward for cut, reward in zip(cut_off, sums, strict=True)]
 
     # ---------------------------------------------------------------------------------------- records -> statistics
 
     def statistics(self, run: Path) -> pa.Table:
-        """Groups, rewards and lengths, overall and by round and policy."""
+        """Computes figures of groups, rewards and lengths, overall and by round and policy."""
         return rollout_statistics(run)
 
     def closing(self, statistics: pa.Table) -> str:
-        """The statistics as lines for the terminal."""
+        """Returns the statistics as lines for the terminal."""
         return rollout_closing(statistics, self.config.policy.watch)
 
 
 def _reason(ratings: Ratings, name: str, sample: int, reward: float | None) -> str | None:
-    """Why the function ``name`` gave the sample nothing, or why what it gave came to no ``reward``."""
+    """Returns why the function ``name`` did not rate the sample, or why its rating came to no ``reward``."""
     if reward is None and ratings.rewards[name][sample] is not None:
         return f"infinite: the weighted sum is beyond {LARGEST:.1e} either way"
     return ratings.errors[name][sample]
 
 
-def _behind(fields: list[pa.Field], name: str, *new: tuple[str, pa.DataType]) -> None:
-    """Puts ``new`` columns behind the one of this ``name``."""
+def _insert_after(fields: list[pa.Field], name: str, *new: tuple[str, pa.DataType]) -> None:
+    """Inserts ``new`` columns after the one of this ``name``."""
     at = next(i for i, field in enumerate(fields) if field.name == name) + 1
     fields[at:at] = [pa.field(*field) for field in new]
 
 
 def policy_version(outcomes: Sequence[Generated]) -> int:
-    """The one version that a group was sampled from."""
+    """Returns the one policy version that a group was sampled from."""
     versions = {0 if outcome.policy is None else outcome.policy.version for outcome in outcomes}
     assert len(versions) == 1, f"a group of several policy versions: {sorted(versions)}"
     return versions.pop()
