@@ -131,7 +131,7 @@ def test_each_cell_leaves_a_table_of_how_far_all_are(bench: Bench, monkeypatch: 
             seen.append(list(zip(found.column("state").to_pylist(), found.column("exit_code").to_pylist(), strict=True)))
         return real(*arguments)
 
-    monkeypatch.setattr(session, "run", looked)
+    monkeypatch.setattr(session, "run_job", looked)
     assert run(bench, matrix={"data.limit": [1, 2, 3]}).code == 0
     waiting, complete = ("waiting", None), ("complete", 0)
     assert seen == [[complete, waiting, waiting], [complete, complete, waiting]]
