@@ -200,7 +200,10 @@ class _Session:
             return Counts(run.writer.rows, run.layout.total, run.writer.errors, engine.version)
 
         with _device_memory_errors(), Watch(engine.progress, counts, self.run_dir.add_metrics, self.command.show):
-            self._record(isolated_outcomes(engine, threads, len(suspects), threads.stopped), threads)
+            try:
+                self._record(isolated_outcomes(engine, threads, len(suspects), threads.stopped), threads)
+            finally:
+                run.writer.wait()  # the last line of metrics counts every row
         self.process.supervisor.flight(())
         if models.setup.prefix_cache is not None:
             log.info("batch.prefix_cache: %s", models.setup.prefix_cache.account)

@@ -28,6 +28,7 @@ from .shard_commit import commit_shard
 from .shard_ledger import Ledger
 
 _QUEUE_ITEMS = 256
+_POLL_SECONDS = 0.05  # how often who waits for the thread looks whether it has failed
 _FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
 
 
@@ -104,6 +105,13 @@ class Writer:
     def flush(self, told: Callable[[], None]) -> None:
         """Writes and syncs what was added before, then calls ``told`` in the writer's thread; not if that fails."""
         self._put(lambda: (self._flush(), told())[1])
+
+    def wait(self) -> None:
+        """Returns when ``rows``, ``records`` and ``errors`` count all that was added before, or the writer's thread has failed."""
+        counted = threading.Event()
+        self._queue.put(counted.set)
+        while not counted.wait(_POLL_SECONDS) and self.running:
+            pass
 
     @property
     def running(self) -> bool:

@@ -2,11 +2,14 @@
 
 import gzip
 import json
+from time import sleep
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mlx_bulk.runner.store import writer
+from mlx_bulk.runner.store.arrow_builder import record_bytes
 
 from ..jobs.support.bench import Bench
 from ..jobs.support.finished_runs import prompts, session
@@ -64,6 +67,16 @@ def test_short_runs_leave_a_line_of_metrics_and_their_settings(bench: Bench):
     settings_noted = session(done)["settings"]
     assert settings_noted["output.fsync_seconds"] == 5
     assert "sampling.max_tokens" not in settings_noted  # that one is part of the run's identity
+
+
+def test_the_last_line_of_metrics_counts_rows_that_wait_for_a_slow_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def slow(record: dict[str, Any]) -> int:
+        sleep(0.05)
+        return record_bytes(record)
+
+    monkeypatch.setattr(writer, "record_bytes", slow)
+    [line] = [json.loads(text) for text in (bench.run().output / "metrics.jsonl").read_text().splitlines()]
+    assert (line["rows"], line["errors"]) == (5, 0)
 
 
 def test_formats(bench: Bench):
