@@ -28,10 +28,10 @@ from ..data.reader import read_rounds
 from ..engine.interface import one_window
 from ..layers.kernel_injection import only_inside
 from ..models.adapters import CONFIG, TENSORS
-from ..policies.policy_engine import full_fits, under
+from ..policies.policy_engine import full_weights_fit, policy_engine_of
 from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
-from ..policies.policy_updater import Updates
+from ..policies.policy_updater import PolicyUpdater
 from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Kind
 from .loading import load_models
@@ -79,7 +79,7 @@ class InMemoryRollouts:
         self._kept, self._written = folder / "policies", folder / "given"
         with self._inferring():
             store = PolicyStore(self._kept, model.adapters.weights())
-            self._updates = Updates(model.adapters, store, spec.checkpoint.adapter, self._given, full_fits(self._setup))
+            self._updater = PolicyUpdater(model.adapters, store, spec.checkpoint.adapter, self._given, full_weights_fit(self._setup))
 
     @property
     def schema(self) -> pa.Schema:
@@ -89,7 +89,7 @@ class InMemoryRollouts:
     @property
     def policy(self) -> Policy:
         """What samples now; an update is in it from the first row that it samples on."""
-        return self._updates.policy
+        return self._updater.policy
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self._end()
@@ -106,7 +106,7 @@ class InMemoryRollouts:
         Raises ModelError where it cannot be put on the model; the policy that was there goes on.
         """
         self._require_newer(version)
-        self._updates.require_room(adapter)
+        self._updater.require_room(adapter)
         with self._inferring():
             self._adapters.try_on(adapter)
         self._forget()
@@ -152,7 +152,7 @@ class InMemoryRollouts:
         """The engine has nothing in flight where one ends, so that an update can take its place there."""
         spec, layout, config = self._spec, self._layout, self.config
         by_round, ended = config.policy.update == "round", False
-        engine = under(self._updates, spec.job.engine, self._setup, self._reference, config, layout)
+        engine = policy_engine_of(self._updater, spec.job.engine, self._setup, self._reference, config, layout)
         collected = MemorySink(self.schema, layout)
         self.errors = collected.errors
         rules = SessionRules(
@@ -164,7 +164,7 @@ class InMemoryRollouts:
         )
         rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))
         session = SessionInput(spec.job, rows, layout, NOTHING_RECORDED)
-        threads = IOThreads(session, rules, collected, self._updates.newest_version)
+        threads = IOThreads(session, rules, collected, self._updater.newest_version)
         try:
             while (window := threads.next_window(True)) is not None:
                 collected.expect(request.row for request in window)
@@ -185,7 +185,7 @@ class InMemoryRollouts:
             groups.close()
 
     def _require_newer(self, version: int) -> None:
-        newest = self._updates.newest_version()
+        newest = self._updater.newest_version()
         if version <= newest:
             raise ConfigError(
                 f"update: found version {version}, and version {newest} was there before; expected the trainer's step, a higher one"
@@ -193,11 +193,11 @@ class InMemoryRollouts:
 
     def _forget(self) -> None:
         """Removes what older policies left."""
-        now = self._updates.policy
-        for offer in self._given.given:
+        now = self._updater.policy
+        for offer in self._given.policies:
             if offer.version <= now.version and offer.folder.parent == self._written:
                 shutil.rmtree(offer.folder, ignore_errors=True)
-        self._given.given = [offer for offer in self._given.given if offer.version > now.version]
+        self._given.policies = [offer for offer in self._given.policies if offer.version > now.version]
         for folder in self._kept.iterdir():
             if folder.is_dir() and folder.name != now.name:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -19,7 +19,7 @@ from ..engine.setup import Setup
 from ..models import checkpoint as checkpoints
 from ..models.checkpoint import Checkpoint
 from ..policies.policy_store import PolicyStore
-from ..policies.recorded_policies import policies_of
+from ..policies.recorded_policies import policies_in_records
 from ..runs.run_files import current_run
 from ..store.paths import RunPaths
 from .job import Job, Kind
@@ -63,7 +63,7 @@ class RunModel:
         adapters, setup = loaded.model.adapters, loaded.setup
         assert adapters is not None, "a loaded model has them"
         store = PolicyStore(RunPaths(self.run).policies, adapters.weights())
-        for name in policies_of(self.run):
+        for name in policies_in_records(self.run):
             policy = store.policy(name)
             if policy.adapter is None:
                 adapters.back()

@@ -1,6 +1,6 @@
-"""Whether the policies that a run's records name are still kept, whole: without them no logprob can be worked out anew.
+"""Checks that the policies of a run are kept, whole: without them no logprob can be computed again.
 
-Full weights that the trainer has removed are passed over: they were never the run's.
+Full weights that the trainer has removed are passed over: they never belonged to the run.
 """
 
 from collections.abc import Iterator
@@ -9,26 +9,26 @@ from pathlib import Path
 from ..core.errors import ModelError, RunDirError
 from ..runs.audit import Finding
 from ..store.paths import RunPaths
-from .policy_store import Moved, PolicyStore
-from .recorded_policies import policies_of
+from .policy_store import PolicyStore, WeightsMoved
+from .recorded_policies import policies_in_records
 
 
 def policy_problems(run: Path, weights: str) -> Iterator[Finding]:
-    """What is wrong with the policies of the rollout run ``run``, kept or named by its committed records.
+    """Yields what is wrong with the policies that the rollout run ``run`` keeps, or names in its committed records.
 
-    weights: the fingerprint of the model's.
+    weights: the fingerprint of the model's weights.
     """
     store = PolicyStore(RunPaths(run).policies, weights)
     try:
-        named = policies_of(run)
-    except RunDirError:  # a part is damaged, as the account says
-        named = []
-    for name in sorted({*named, *store.names()}):
+        names = policies_in_records(run)
+    except RunDirError:  # a part is damaged, as the audit says
+        names = []
+    for name in sorted({*names, *store.names()}):
         try:
             store.policy(name)
-        except Moved:
+        except WeightsMoved:
             continue
         except ModelError as error:
-            place, _, said = str(error).partition(": ")
-            what, _, cure = said.rpartition("; ")
+            place, _, message = str(error).partition(": ")
+            what, _, cure = message.rpartition("; ")
             yield Finding(place, what, f"{cure} from a copy, or from step {name.split('-')[0]} of the trainer")

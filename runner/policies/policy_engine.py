@@ -1,7 +1,7 @@
-"""The engine of a job whose policy can change: each row and each group is sampled by one policy, whose name its outcomes bear.
+"""The engine of a job whose policy can change. One policy samples all of a row's completions, and each outcome names it.
 
-Before a window that begins a shard (or a round) it looks for a newer policy. If there is one, the engine gets no more rows, those
-in flight are done, the policy is swapped with every KV cache of the old one gone, and the window is handed out:
+Before a window that begins a shard (or a round) the engine looks for a newer policy. If there is one, it takes no more rows, finishes
+those in flight, swaps the policy, drops every KV cache of the old one, and goes on with the window:
 
     windows   shard 0   shard 1          shard 2        policy 12 is complete while shard 1 is sampled
     policy    0         0          drain 12
@@ -25,40 +25,41 @@ from ..scheduler.limits import Limits
 from ..store.paths import RunPaths
 from .policy_source import FolderSource
 from .policy_store import PolicyStore
-from .policy_updater import Updates
-from .recorded_policies import begun_with
+from .policy_updater import PolicyUpdater
+from .recorded_policies import policy_at_start_of
 
 Windows = Callable[[bool], list[Request] | None]
 
 
 @dataclass(slots=True)
-class _Asked:
-    """A row's request, and how many of its samples are out."""
+class _RowInFlight:
+    """A row's request, and how many of its samples are still to come."""
 
     request: Request
     left: int
 
 
 class PolicyEngine:
-    """Runs requests through ``engine`` under the policies of ``updates``. unit: of a row's position, the shard or the round.
+    """Runs requests through ``engine`` under the policies of ``updater``.
 
-    ``reference`` scores what is finished, a batch at a time; None without one. ``began`` names the policy that an earlier session
-    began a unit with and which is to end it, None where any may.
+    unit: maps a row's position to its shard or round; one policy samples all of a unit. reference: scores finished completions a
+    batch at a time; None without one. unit_policy: names the policy with which an earlier session began a unit, and which must end
+    it; None where any policy may.
     """
 
     def __init__(
         self,
         engine: Engine,
-        updates: Updates,
+        updater: PolicyUpdater,
         unit: Callable[[int], int],
         reference: Reference | None = None,
-        began: Callable[[int], str | None] = lambda unit: None,
+        unit_policy: Callable[[int], str | None] = lambda unit: None,
     ):
-        self._engine, self.updates, self._unit, self._reference, self._began = engine, updates, unit, reference, began
-        self._asked: dict[int, _Asked] = {}
+        self._engine, self.updater, self._unit, self._reference, self._unit_policy = engine, updater, unit, reference, unit_policy
+        self._in_flight: dict[int, _RowInFlight] = {}
         self._finished: list[Finished] = []  # wait for the reference
-        self._held: list[Request] | None = None  # waits for a newer policy
-        self._now: int | None = None  # the unit of the last window
+        self._held: list[Request] | None = None  # a window that waits for a newer policy
+        self._current: int | None = None  # the unit of the last window
         engine.renew()
 
     @property
@@ -69,79 +70,80 @@ class PolicyEngine:
     @property
     def live(self) -> bool:
         """True when newer policies may come."""
-        return self.updates.live
+        return self.updater.live
 
     @property
     def version(self) -> int | None:
         """The version of the policy that samples now."""
-        return self.updates.policy.version
+        return self.updater.policy.version
 
     def newest_version(self) -> int:
         """Returns the version of the trainer's newest finished policy, refused or not. For any thread."""
-        return self.updates.newest_version()
+        return self.updater.newest_version()
 
     def run(self, next_window: Windows, stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
-        """Outcomes of all windows' requests, as ``Engine.run`` has them; each is one policy's."""
+        """Yields the outcomes of all windows' requests as ``Engine.run`` does, each with the policy that sampled it."""
         ended = False
 
         def window(wait: bool) -> list[Request] | None:
-            """The next window; None where the engine is to be done with what it has, for good or for now."""
+            """Returns the next window; None where the engine is to finish what it has, for good or for now."""
             nonlocal ended
             if self._held is None:
                 if wait and self._finished:  # nobody waits for input while outcomes are held back
                     return None
-                given = next_window(wait)
-                if not given:
-                    ended = given is None
-                    return given
-                unit, before = self._unit(given[0].row), self._now
-                self._held, self._now = given, unit
-                if unit != before and self._is_others(unit):
+                requests = next_window(wait)
+                if not requests:
+                    ended = requests is None
+                    return requests
+                unit, before = self._unit(requests[0].row), self._current
+                self._held, self._current = requests, unit
+                if unit != before and self._needs_another_policy(unit):
                     return None
-            given, self._held = self._held, None
-            for request in given:
-                self._asked[request.row] = _Asked(request, len(request.samples))
-            return given
+            requests, self._held = self._held, None
+            for request in requests:
+                self._in_flight[request.row] = _RowInFlight(request, len(request.samples))
+            return requests
 
         while not (ended or stopped()):
             for outcome in self._engine.run(window, stopped):
-                yield from self._take(outcome, stopped)
-            yield from self._referred(stopped)
+                yield from self._with_policy(outcome, stopped)
+            yield from self._with_reference(stopped)
             if self._held is not None and not stopped():
                 self.progress.doing("loading a newer policy")
-                self._change()
+                self._change_policy()
                 self._engine.renew()
 
-    def _is_others(self, unit: int) -> bool:
-        """Whether another policy than the one that samples now is to sample ``unit``."""
-        began = self._began(unit)
-        return self.updates.due if began is None else began != self.updates.policy.name
+    def _needs_another_policy(self, unit: int) -> bool:
+        """Returns True when another policy than the present one is to sample ``unit``."""
+        name = self._unit_policy(unit)
+        return self.updater.newer_available if name is None else name != self.updater.policy.name
 
-    def _change(self) -> None:
-        assert self._now is not None, "a window is held"
-        if (began := self._began(self._now)) is None:
-            self.updates.take()
+    def _change_policy(self) -> None:
+        assert self._current is not None, "a window is held"
+        if (name := self._unit_policy(self._current)) is None:
+            self.updater.load_newest()
         else:
-            self.updates.resume(began)
+            self.updater.load_kept(name)
 
-    def _take(self, outcome: Outcome, stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        asked = self._asked[outcome.row]
-        asked.left -= 1
-        if not asked.left:
-            del self._asked[outcome.row]
+    def _with_policy(self, outcome: Outcome, stopped: Callable[[], bool]) -> Iterator[Outcome]:
+        """Yields the outcome with its policy; with a reference, those of a full batch once it has scored them."""
+        row = self._in_flight[outcome.row]
+        row.left -= 1
+        if not row.left:
+            del self._in_flight[outcome.row]
         if not isinstance(outcome, Generated):
             yield outcome
             return
-        outcome = replace(outcome, policy=self.updates.policy)
+        outcome = replace(outcome, policy=self.updater.policy)
         if self._reference is None:
             yield outcome
             return
-        self._finished.append(Finished(asked.request, outcome))
+        self._finished.append(Finished(row.request, outcome))
         if len(self._finished) >= self._reference.setup.limits.rows:
-            yield from self._referred(stopped)
+            yield from self._with_reference(stopped)
 
-    def _referred(self, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
-        """What waits for the reference, scored."""
+    def _with_reference(self, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
+        """Yields the completions that wait for the reference, scored by it."""
         if self._reference is not None and self._finished:
             finished, self._finished = self._finished, []
             self.progress.doing(f"scoring {len(finished)} completions with the reference")
@@ -157,27 +159,27 @@ def sampling_engine(
     run: RunPaths,
     layout: Layout,
 ) -> Runs:
-    """What runs a job's requests: ``engine`` itself, and around it, for rollouts, what changes the policy.
+    """Returns the engine of a session: the one that ``engine`` makes, for rollouts inside a ``PolicyEngine``.
 
     Raises ModelError where a policy of the run cannot be kept.
     """
     if not isinstance(config, RolloutConfig) or setup.adapters is None:
         return engine(setup, reference)
     watch = config.policy.watch
-    updates = Updates(
+    updater = PolicyUpdater(
         setup.adapters,
         PolicyStore(run.policies, setup.adapters.weights()),
         checkpoint.adapter,
         None if watch is None else FolderSource(Path(watch)),
-        full_fits(setup),
+        full_weights_fit(setup),
     )
-    if updates.live and config.policy.update == "round":
-        return under(updates, engine, setup, reference, config, layout, cache(partial(begun_with, run, layout)))
-    return under(updates, engine, setup, reference, config, layout)
+    if updater.live and config.policy.update == "round":
+        return policy_engine_of(updater, engine, setup, reference, config, layout, cache(partial(policy_at_start_of, run, layout)))
+    return policy_engine_of(updater, engine, setup, reference, config, layout)
 
 
-def full_fits(setup: Setup) -> bool:
-    """Whether full weights may stand beside the base's: they leave at least half of the room for KV caches."""
+def full_weights_fit(setup: Setup) -> bool:
+    """Returns True when full weights fit beside the base's: they leave at least half of the room for KV caches."""
     return setup.adapters is not None and _fit(setup.limits, setup.adapters.nbytes)
 
 
@@ -186,7 +188,7 @@ def _fit(limits: Limits, weight_bytes: int) -> bool:
 
 
 def _beside_weights(limits: Limits, weight_bytes: int) -> Limits:
-    """What a base model of ``weight_bytes`` leaves of ``limits`` where any step may bring full weights."""
+    """Returns what a base model of ``weight_bytes`` leaves of ``limits`` where any step may bring full weights."""
     return limits.minus(weight_bytes) if _fit(limits, weight_bytes) else limits
 
 
@@ -195,9 +197,9 @@ def _beside_reference(limits: Limits) -> Limits:
 
 
 def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Limits:
-    """What a run of ``config`` leaves of ``limits`` for the rows that decode, less what newer weights and a reference may take.
+    """Returns the part of ``limits`` for rows that decode: the rest is kept for newer weights and a reference, as ``config`` says.
 
-    weight_bytes: the base model's.
+    weight_bytes: bytes of the base model's weights.
     """
     if not isinstance(config, RolloutConfig):
         return limits
@@ -206,23 +208,23 @@ def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Lim
     return limits if config.policy.reference is None else _beside_reference(limits)
 
 
-def under(
-    updates: Updates,
+def policy_engine_of(
+    updater: PolicyUpdater,
     engine: Callable[[Setup, Setup | None], Runs],
     setup: Setup,
     reference: Setup | None,
     config: RolloutConfig,
     layout: Layout,
-    began: Callable[[int], str | None] = lambda unit: None,
+    unit_policy: Callable[[int], str | None] = lambda unit: None,
 ) -> PolicyEngine:
-    """What samples under the policies of ``updates``, which may have sampled before. ``began``: see ``PolicyEngine``."""
+    """Returns the engine that samples under the policies of ``updater``. ``unit_policy``: see ``PolicyEngine``."""
     unit = layout.round_of if config.policy.update == "round" else layout.shard_of
     scores = None
-    if updates.live and setup.adapters is not None:
+    if updater.live and setup.adapters is not None:
         setup = replace(setup, limits=_beside_weights(setup.limits, setup.adapters.nbytes))
     if config.policy.reference is not None:
         scores = Reference(setup if reference is None else reference, own=reference is None)
         setup = replace(setup, limits=_beside_reference(setup.limits))
     decoding = engine(setup, None)
     assert isinstance(decoding, Engine)
-    return PolicyEngine(decoding, updates, unit, scores, began)
+    return PolicyEngine(decoding, updater, unit, scores, unit_policy)

@@ -1,7 +1,9 @@
-"""The folder that a trainer writes policies to: a folder a step, its marker file last. Reads names alone; loads nothing.
+"""Finds newer policies: in the folder where a trainer writes them, or among those that Python code hands over.
 
-adapters/step_000012/adapter_config.json  adapters.safetensors  DONE
-adapters/step_000013/adapter_config.json  adapters.sa…             not complete: no DONE yet
+A trainer writes one folder a step, and its marker file last. Only names are read here; nothing is loaded.
+
+    adapters/step_000012/adapter_config.json  adapters.safetensors  DONE
+    adapters/step_000013/adapter_config.json  adapters.sa…             not complete: no DONE yet
 """
 
 import logging
@@ -29,58 +31,58 @@ class Offer:
 
 
 class PolicySource(Protocol):
-    """Where newer policies come from."""
+    """A place where newer policies come from."""
 
     def offers(self) -> list[Offer]:
-        """All complete policies, the newest first. For any thread."""
+        """Returns all complete policies, the newest first. For any thread."""
         ...
 
 
 @dataclass(slots=True)
 class FolderSource:
-    """The complete policies in ``folder``, whose names end in the trainer's step, as step_000012 does."""
+    """The complete policies in ``folder``. Their folders' names end in the trainer's step, as step_000012 does."""
 
     folder: Path
-    _said: set[str] = field(default_factory=set[str])
+    _logged: set[str] = field(default_factory=set[str])
 
     def offers(self) -> list[Offer]:
-        """All complete policies, the newest first; what is passed over is said once. For any thread."""
+        """Returns all complete policies, the newest first. Logs once why a folder is passed over. For any thread."""
         try:
             folders = [path for path in self.folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
         except OSError:
-            self._say(f"{self.folder}: there is no such folder yet; policies are looked for there")
+            self._log_once(f"{self.folder}: there is no such folder yet; policies are looked for there")
             return []
-        found: list[Offer] = []
+        offers: list[Offer] = []
         for path in folders:
             step = _STEP.fullmatch(path.name)
             if step is None:
-                self._say(f"{path}: is passed over, as its name does not end in the trainer's step (step_000012)")
+                self._log_once(f"{path}: is passed over, as its name does not end in the trainer's step (step_000012)")
             elif int(step[1]) >= STEPS:
-                self._say(f"{path}: is passed over, as its step is not below {STEPS:,}; expected one like step_000012")
+                self._log_once(f"{path}: is passed over, as its step is not below {STEPS:,}; expected one like step_000012")
             elif (path / DONE).is_file():
-                found.append(Offer(int(step[1]), path))
+                offers.append(Offer(int(step[1]), path))
             else:
-                self._say(f"{path}: is passed over until it holds a file named {DONE}, which the trainer writes last")
-        return sorted(found, key=lambda offer: (offer.version, offer.folder.name), reverse=True)
+                self._log_once(f"{path}: is passed over until it holds a file named {DONE}, which the trainer writes last")
+        return sorted(offers, key=lambda offer: (offer.version, offer.folder.name), reverse=True)
 
-    def _say(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            log.info("policy.watch: %s", what)
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            log.info("policy.watch: %s", message)
 
 
 @dataclass(slots=True)
 class GivenSource:
-    """Policies that are given from Python, in the same process."""
+    """Policies that Python code hands over in the same process."""
 
-    given: list[Offer] = field(default_factory=list[Offer])
+    policies: list[Offer] = field(default_factory=list[Offer])
 
     def offers(self) -> list[Offer]:
-        """All that were given, the newest first. For any thread."""
-        return sorted(self.given, key=lambda offer: offer.version, reverse=True)
+        """Returns all policies that were handed over, the newest first. For any thread."""
+        return sorted(self.policies, key=lambda offer: offer.version, reverse=True)
 
     def add(self, folder: Path, version: int) -> None:
-        """Gives one more, complete. Raises ConfigError for a step that no record can hold."""
+        """Hands over one more complete policy. Raises ConfigError for a step that no record can hold."""
         if version >= STEPS:
             raise ConfigError(f"update: found version {version:,}; expected the trainer's count of steps, below {STEPS:,}")
-        self.given.append(Offer(version, folder))
+        self.policies.append(Offer(version, folder))

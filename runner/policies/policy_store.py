@@ -1,9 +1,9 @@
-"""The policies that a run used, kept in its directory: a folder a version, there before the first record of that version.
+"""Keeps the policies of a run in its directory: one folder a version, written before the first record of that version.
 
     policies/12-3f9a0c52d1e7/adapter_config.json  adapters.safetensors  policy.json
-    policies/0-77b1e0a94c02/policy.json                                    the base model: nothing beside it
+    policies/0-77b1e0a94c02/policy.json                                    the base model: no files of weights
 
-Adapters are copied, since a trainer may write over its own. Full weights stay where they are; their path and sha256 are noted.
+Adapters are copied, since a trainer may overwrite its own. Full weights stay where they are; their path and sha256 are noted.
 """
 
 import logging
@@ -36,19 +36,19 @@ _ADAPTER, _FULL = (CONFIG, TENSORS), ("*.safetensors", "config.json")
 _BLOCK = 1 << 20
 
 
-class Moved(ModelError):
-    """Full weights are no more where the trainer had them, as when it removes old steps."""
+class WeightsMoved(ModelError):
+    """Full weights are gone from where the trainer had them; trainers remove old steps."""
 
 
 @dataclass(slots=True, frozen=True)
 class PolicyStore:
-    """The folder ``root`` (``policies`` in a run directory). weights: the fingerprint of the base model's."""
+    """The folder ``root`` (``policies`` in a run directory). weights: the fingerprint of the base model's weights."""
 
     root: Path
     weights: str
 
     def keep_base(self) -> Policy:
-        """Notes that the base model is used, as version 0."""
+        """Keeps the base model as version 0, and returns it."""
         policy = Policy(0, policy_sha(self.weights, "none"), None)
         with self._making() as folder:
             self._settle(folder, policy, "base", None, "none")
@@ -56,21 +56,21 @@ class PolicyStore:
 
     @contextmanager
     def keeping(self, offer: Offer) -> Generator[tuple[Policy, Path]]:
-        """The offered policy, and the folder to load it from inside the block; it is kept when the block ends well.
+        """Yields the offered policy, and the folder to load it from inside the block. It is kept when the block ends well.
 
-        Raises Refused where what is offered cannot be read, OSError where it cannot be kept.
+        Raises AdapterRefused where the offer cannot be read, OSError where it cannot be kept.
         """
         with self._making() as folder:
             with _reading(offer.folder):
                 full = is_full(offer.folder)
-                there = [name for name in _ADAPTER if (offer.folder / name).is_file()]  # what is missing is said by who loads it
+                files = [name for name in _ADAPTER if (offer.folder / name).is_file()]  # loading reports a missing one
             if full:
                 load_from, kind = offer.folder, "full"
                 with _reading(load_from):
                     digest = folder_sha256(load_from, _FULL)
             else:
                 load_from, kind = folder, "adapter"
-                for name in there:
+                for name in files:
                     _copy(offer.folder / name, folder / name)
                 digest = folder_sha256(load_from, _ADAPTER)
             sha = policy_sha(self.weights, digest)
@@ -81,62 +81,62 @@ class PolicyStore:
             self._settle(folder, policy, kind, offer.folder, digest)
 
     def kept(self) -> list[Offer]:
-        """All versions but the base that are kept, the newest first; damaged ones are left out with a warning."""
-        found: list[Offer] = []
+        """Returns all kept versions except the base, the newest first. Damaged ones are left out with a warning."""
+        offers: list[Offer] = []
         for name in self.names():
             try:
                 policy = self.policy(name)
-            except Moved:
+            except WeightsMoved:
                 continue
             except ModelError as error:
                 log.warning("%s", error)
                 continue
             if policy.adapter is not None:
-                found.append(Offer(policy.version, policy.adapter))
-        return sorted(found, key=lambda offer: offer.version, reverse=True)
+                offers.append(Offer(policy.version, policy.adapter))
+        return sorted(offers, key=lambda offer: offer.version, reverse=True)
 
     def names(self) -> list[str]:
-        """``Policy.name`` of all that are kept, damaged ones too."""
+        """Returns ``Policy.name`` of all kept policies, damaged ones too."""
         return sorted(folder.name for folder in self.root.glob("*-*") if _NAME.fullmatch(folder.name))
 
     def newest_taken(self) -> int:
-        """The newest version that was on the network in this run, whether its files are there or not."""
-        noted = [int(line["version"]) for line in read_lines(self.root / EVENTS) if line["event"] == TAKEN]
-        return max([0, *noted, *(int(name.split("-")[0]) for name in self.names())])
+        """Returns the newest version that was on the network in this run, whether its files are there or not."""
+        versions = [int(line["version"]) for line in read_lines(self.root / EVENTS) if line["event"] == TAKEN]
+        return max([0, *versions, *(int(name.split("-")[0]) for name in self.names())])
 
     def policy(self, name: str) -> Policy:
-        """The policy that is kept as ``name`` (``Policy.name``), its files checked.
+        """Returns the policy that is kept as ``name`` (``Policy.name``), and checks its files.
 
-        Raises ModelError where it is not kept, its files are others than those that were kept, or the base's weights are; Moved where
-        full weights are not in their place.
+        Raises ModelError where it is not kept, or its files or the base's weights have changed; WeightsMoved where full weights
+        are not in their place.
         """
         folder = self.root / name
         try:
-            said = read_document(folder / POLICY)
+            stored = read_document(folder / POLICY)
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{folder}: policy {name} is not kept there ({error}), so its records cannot be scored anew; restore it"
             ) from error
-        if said["weights"] != self.weights:
+        if stored["weights"] != self.weights:
             raise ModelError(f"{folder}: policy {name} stands on other weights than the model's; put the model of the run back")
-        adapter = {"base": None, "adapter": folder, "full": Path(said["source"] or "")}[said["kind"]]
-        if said["kind"] == "full" and adapter is not None and not is_full(adapter):
-            raise Moved(f"{adapter}: no more holds the full weights of policy {name}; put them back")
+        adapter = {"base": None, "adapter": folder, "full": Path(stored["source"] or "")}[stored["kind"]]
+        if stored["kind"] == "full" and adapter is not None and not is_full(adapter):
+            raise WeightsMoved(f"{adapter}: no more holds the full weights of policy {name}; put them back")
         try:
-            digest = "none" if adapter is None else folder_sha256(adapter, _FULL if said["kind"] == "full" else _ADAPTER)
+            digest = "none" if adapter is None else folder_sha256(adapter, _FULL if stored["kind"] == "full" else _ADAPTER)
         except OSError as error:
             raise ModelError(f"{adapter}: policy {name} cannot be read ({error}); restore it") from error
-        if digest != said["adapter"]:
+        if digest != stored["adapter"]:
             raise ModelError(f"{adapter}: is not what policy {name} was loaded from (sha256 {digest[:12]}); restore it")
-        return Policy(int(said["version"]), str(said["sha"]), adapter)
+        return Policy(int(stored["version"]), str(stored["sha"]), adapter)
 
     def note(self, event: str, values: dict[str, Any]) -> None:
-        """A line on what happened with policies: taken, or refused."""
+        """Appends a line on what happened to a policy: taken, or refused."""
         append_line(self.root / EVENTS, {"event": event, "time": now(), **values})
 
     @contextmanager
     def _making(self) -> Generator[Path]:
-        """A new folder, gone behind the block if it has not been settled."""
+        """Yields a new folder, which is removed after the block unless it was moved to its place."""
         folder = self.root / ".new"
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
@@ -146,7 +146,7 @@ class PolicyStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _settle(self, folder: Path, policy: Policy, kind: str, source: Path | None, digest: str) -> None:
-        """Puts a new folder in its place, whole and durable, if it is not there from an earlier session."""
+        """Moves a new folder to its place, whole and durable, unless an earlier session has put it there."""
         try:
             self.policy(policy.name)
             return
@@ -161,7 +161,7 @@ class PolicyStore:
 
 @contextmanager
 def _reading(offered: Path) -> Generator[None]:
-    """What cannot be read of an offer is the offer's fault, unlike what cannot be written of its copy."""
+    """Raises AdapterRefused for a read error inside the block: that is the offer's fault, unlike an error in writing its copy."""
     try:
         yield
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Which policy samples now, and the next one: taken when the engine has nothing in flight, refused where it cannot be loaded.
+"""Holds the policy that samples now, and loads the next one while the engine has nothing in flight.
 
-A policy is kept in the run directory before it samples anything. Knows no rows and no engine.
+A policy is kept in the run directory before it samples anything; one that cannot be loaded is refused. Does not know rows or engines.
 """
 
 import logging
@@ -15,20 +15,20 @@ from .policy_store import TAKEN, PolicyStore
 log = logging.getLogger("mlx_bulk")
 
 
-class Updates:
-    """The policy on a network, ``adapters``, and those that ``source`` offers; None where it never changes.
+class PolicyUpdater:
+    """Puts the policies that ``source`` offers on a network through ``adapters``. Without a source the policy never changes.
 
-    fixed: the adapter's folder that the model was loaded with, None without one. full_fits: whether there is room for full weights
-    beside the base's. ``policy`` samples now; ``refused`` counts the offers that could not be loaded in this session. Belongs to
-    the model's thread, but for ``newest_version``.
+    fixed: the folder of the adapter that the model was loaded with, None without one. full_fits: there is room for full weights
+    beside the base's. ``policy`` samples now; ``refused`` counts the offers of this session that could not be loaded. Belongs to
+    the model's thread, except ``newest_version``.
 
-    Raises ModelError where a policy that has sampled in the run cannot be loaded, and no newer one.
+    Raises ModelError where a policy that has sampled in the run cannot be loaded, nor any newer one.
     """
 
     def __init__(self, adapters: Adapters, store: PolicyStore, fixed: Path | None, source: PolicySource | None, full_fits: bool):
         self._adapters, self._store, self._source, self._full_fits = adapters, store, source, full_fits
-        self._bad: set[tuple[object, ...]] = set()
-        self._told_older = False
+        self._refused_files: set[tuple[object, ...]] = set()
+        self._warned_older = False
         self.refused = 0
         if fixed is None:
             self.policy = store.keep_base()
@@ -42,27 +42,27 @@ class Updates:
                 newest,
             )
         if source is not None:  # a trainer that removes old steps does not take the run back to an older one
-            self._take([*source.offers(), *store.kept()])
+            self._load_first([*source.offers(), *store.kept()])
             self._require_no_step_back()
             self._offers(source)
 
     @property
     def live(self) -> bool:
-        """Whether newer policies may come."""
+        """True when newer policies may come."""
         return self._source is not None
 
     @property
-    def due(self) -> bool:
-        """Whether a newer policy is there that has not been refused."""
+    def newer_available(self) -> bool:
+        """True when a newer policy is there that has not been refused."""
         return self._source is not None and any(self._newer(offer) for offer in self._offers(self._source))
 
-    def take(self) -> None:
-        """Loads the newest policy that can be; where none can, the one that samples goes on. Nothing may be in flight."""
+    def load_newest(self) -> None:
+        """Loads the newest policy that can be loaded; without one, the present policy goes on. Nothing may be in flight."""
         if self._source is not None:
-            self._take(self._source.offers())
+            self._load_first(self._source.offers())
 
-    def resume(self, name: str) -> None:
-        """Puts on the policy that is kept as ``name``, older or newer. Nothing may be in flight.
+    def load_kept(self, name: str) -> None:
+        """Loads the policy that the run keeps as ``name``, older or newer. Nothing may be in flight.
 
         Raises ModelError where it is not whole, or cannot be loaded; then nothing has changed.
         """
@@ -76,15 +76,16 @@ class Updates:
         self.policy = policy
 
     def newest_version(self) -> int:
-        """The trainer's newest finished step, refused or not. For any thread."""
+        """Returns the trainer's newest finished step, refused or not. For any thread."""
         offers = [] if self._source is None else self._source.offers()
         return max([self.policy.version, *(offer.version for offer in offers)])
 
-    def _take(self, offers: list[Offer]) -> None:
+    def _load_first(self, offers: list[Offer]) -> None:
+        """Loads the newest of the offers that can be loaded and is newer than the present policy."""
         for offer in sorted(filter(self._newer, offers), key=lambda offer: offer.version, reverse=True):
             try:
                 self.require_room(offer.folder)
-                with self._adapters.reverting():  # what cannot be kept must not go on sampling under the old one's name
+                with self._adapters.reverting():  # weights that cannot be kept must not sample under the old policy's name
                     with self._store.keeping(offer) as (policy, folder):
                         self._adapters.put_on(folder)
                     self._store.note(TAKEN, {"version": policy.version, "sha": policy.sha, "source": str(offer.folder)})
@@ -107,11 +108,11 @@ class Updates:
             )
 
     def _offers(self, source: PolicySource) -> list[Offer]:
-        """What is offered; says once if all of it is older than what samples."""
+        """Returns the source's offers. Warns once if all of them are older than the present policy."""
         offers = source.offers()
         newest = max((offer.version for offer in offers), default=self.policy.version)
-        if newest < self.policy.version and not self._told_older:
-            self._told_older = True
+        if newest < self.policy.version and not self._warned_older:
+            self._warned_older = True
             log.warning(
                 "policy.watch: the newest step there is %d, older than policy %d, which samples; it is not taken. "
                 "For policies of another training choose another --output",
@@ -121,25 +122,25 @@ class Updates:
         return offers
 
     def require_room(self, folder: Path) -> None:
-        """Raises Refused where ``folder`` holds full weights, and there is no room for them."""
+        """Raises AdapterRefused where ``folder`` holds full weights, and there is no room for them."""
         if not self._full_fits and replaces_weights(folder):
             need = f"{self._adapters.nbytes / 1e9:.1f} GB"
             cure = "raise batch.memory and start the same command again, or train an adapter"
             raise AdapterRefused(f"{folder}: full weights take {need} beside the base's, more than half of the room for KV caches; {cure}")
 
     def _newer(self, offer: Offer) -> bool:
-        return offer.version > self.policy.version and _stamp(offer) not in self._bad
+        return offer.version > self.policy.version and _stamp(offer) not in self._refused_files
 
     def _refuse(self, offer: Offer, reason: str) -> None:
         reason = reason.split(": ", 1)[-1]
-        self._bad.add(_stamp(offer))
+        self._refused_files.add(_stamp(offer))
         self.refused += 1
         log.warning("%s: is refused: %s; policy %d goes on", offer.folder, reason, self.policy.version)
         self._store.note(REFUSED, {"version": offer.version, "source": str(offer.folder), "reason": reason})
 
 
 def _stamp(offer: Offer) -> tuple[object, ...]:
-    """Another one once its files are others: what a trainer has mended is tried again."""
+    """Identifies an offer by its files: after the trainer has mended them, the offer is tried again."""
     try:
         files = [(path.name, at.st_size, at.st_mtime_ns) for path in sorted(offer.folder.iterdir()) if (at := path.stat())]
     except OSError:

@@ -1,6 +1,6 @@
-"""Which policy a round was begun with: that of its newest records, committed or in journals.
+"""Reads from a run's records which policies sampled them.
 
-Reads what has been recovered, whose bytes are checked. Knows no network.
+Reads only files whose bytes recovery has checked. Does not know networks.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,11 @@ from ..store.paths import RunPaths
 from ..store.results import read_results
 
 
-def begun_with(run: RunPaths, layout: Layout, around: int) -> str | None:
-    """``Policy.name`` of the last records of round ``around``, by shards; None where the round has none. Raises OSError."""
+def policy_at_start_of(run: RunPaths, layout: Layout, around: int) -> str | None:
+    """Returns ``Policy.name`` of the policy that a round was begun with, None for a round without records. Raises OSError.
+
+    That is the policy of the round's last record, in the order of shards, committed or in a journal.
+    """
     for batch in _last_records(run, layout, around):
         if batch.num_rows:
             last = batch.select(["policy_version", "policy_sha"]).slice(batch.num_rows - 1).to_pylist()[0]
@@ -29,19 +32,19 @@ def begun_with(run: RunPaths, layout: Layout, around: int) -> str | None:
 def _last_records(run: RunPaths, layout: Layout, around: int) -> Iterator[pa.RecordBatch]:
     commits = read_commits(run).commits
     for shard in reversed(range(around * layout.shards_a_round, (around + 1) * layout.shards_a_round)):
-        if run.journal_of(shard).exists() and (kept := journal.peek(run.journal_of(shard))[0]) is not None:
-            yield from reversed(kept.results)
+        if run.journal_of(shard).exists() and (content := journal.peek(run.journal_of(shard))[0]) is not None:
+            yield from reversed(content.results)
         if (commit := commits.get(shard)) is not None and commit.records:
             yield from reversed(list(read_part(run.results_part(shard, commit.generation))))
 
 
-def policies_of(run: Path) -> list[str]:
-    """The policies of a rollout's records, by ``Policy.name``, the oldest first."""
-    found = {name for batch in read_results(run, ["policy_version", "policy_sha"]) for name in policy_names(batch)}
-    return sorted(found, key=lambda name: (int(name.split("-")[0]), name))
+def policies_in_records(run: Path) -> list[str]:
+    """Returns ``Policy.name`` of all policies in a rollout's records, the oldest first."""
+    names = {name for batch in read_results(run, ["policy_version", "policy_sha"]) for name in policy_names(batch)}
+    return sorted(names, key=lambda name: (int(name.split("-")[0]), name))
 
 
 def policy_names(batch: pa.RecordBatch) -> list[str]:
-    """``Policy.name`` of each record's."""
+    """Returns ``Policy.name`` of each record's policy."""
     versions, shas = batch.column("policy_version").to_pylist(), batch.column("policy_sha").to_pylist()
     return [f"{version}-{str(sha)[:12]}" for version, sha in zip(versions, shas, strict=True)]

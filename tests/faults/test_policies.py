@@ -42,7 +42,7 @@ FIRST = [
 LATER = [
     replace(KEEPING[1], nth=2),  # the first is the base's
     *KEEPING[2:5],
-    Point("policy on, not drawn from", ("mlx_bulk.runner.policies.policy_updater:Updates.take",), when="after"),
+    Point("policy on, not drawn from", ("mlx_bulk.runner.policies.policy_updater:PolicyUpdater.load_newest",), when="after"),
 ]
 HOLD = Point("a row of the first shard", OUTCOME, nth=2, action="hold")
 

@@ -37,7 +37,7 @@ def test_without_the_drain_rows_see_two_policies_and_the_comparison_notices(tmp_
     def trainer(number: int) -> None:
         if number == 1:
             write_adapter(watch / "step_000012", fresh(), seed=7)
-            run.updates.take()
+            run.updater.load_newest()
 
     outcomes = run.outcomes(windows_of(shards(), trainer))
     with pytest.raises(AssertionError):
@@ -84,7 +84,7 @@ def test_the_newest_complete_one_is_taken_and_what_is_not_is_refused_once(tmp_pa
     with caplog.at_level("INFO", logger="mlx_bulk"):
         outcomes = run.outcomes(windows_of(shards(), trainer))
     assert versions(outcomes) == {0: {0}, 1: {4}, 2: {4}, 3: {5}}
-    assert run.updates.refused == 1
+    assert run.updater.refused == 1
     refused = [record.getMessage() for record in caplog.records if "is refused" in record.getMessage()]
     assert len(refused) == 1
     assert "step_000005" in refused[0]
@@ -93,7 +93,7 @@ def test_the_newest_complete_one_is_taken_and_what_is_not_is_refused_once(tmp_pa
     assert len(said) == 2
     assert any("step_000006" in line and "DONE" in line for line in said)
     assert any("notes" in line for line in said)
-    assert run.updates.newest_version() == 5
+    assert run.updater.newest_version() == 5
     assert_each_is_its_own_versions(run, outcomes)
 
 
@@ -101,21 +101,21 @@ def test_a_second_start_takes_the_newest_and_never_an_older_one(tmp_path: Path):
     watch = tmp_path / "adapters"
     write_adapter(watch / "step_000003", fresh(), seed=1)
     first = Run(tmp_path, watch)
-    assert first.updates.policy.version == 3
+    assert first.updater.policy.version == 3
     write_adapter(watch / "step_000007", fresh(), seed=2)
     second = Run(tmp_path, watch)
-    assert second.updates.policy.version == 7
+    assert second.updater.policy.version == 7
     for step in ("step_000003", "step_000007"):
         for file in (watch / step).iterdir():
             file.unlink()
     third = Run(tmp_path, watch)  # the trainer has removed its folders: what the run has kept goes on
-    assert (third.updates.policy.version, third.updates.policy.sha) == (7, second.updates.policy.sha)
+    assert (third.updater.policy.version, third.updater.policy.sha) == (7, second.updater.policy.sha)
     assert sorted(path.name for path in third.root.iterdir() if path.is_dir()) == sorted(
         policy.name
         for policy in (
-            replace(first.updates.policy, version=0, sha=third.store.keep_base().sha),
-            first.updates.policy,
-            second.updates.policy,
+            replace(first.updater.policy, version=0, sha=third.store.keep_base().sha),
+            first.updater.policy,
+            second.updater.policy,
         )
     )
 
@@ -124,14 +124,14 @@ def test_what_is_kept_does_not_change_with_the_trainers_files(tmp_path: Path):
     watch = tmp_path / "adapters"
     write_adapter(watch / "step_1", fresh(), seed=1)
     run = Run(tmp_path, watch)
-    kept = run.store.policy(run.updates.policy.name).adapter
+    kept = run.store.policy(run.updater.policy.name).adapter
     assert kept is not None
     write_adapter(watch / "step_1", fresh(), seed=2)
-    run.store.policy(run.updates.policy.name)
+    run.store.policy(run.updater.policy.name)
     with (kept / "adapters.safetensors").open("ab") as file:
         file.write(b"x")
     with pytest.raises(Exception, match="is not what policy 1-"):
-        run.store.policy(run.updates.policy.name)
+        run.store.policy(run.updater.policy.name)
 
 
 def test_policies_given_from_python(tmp_path: Path):

@@ -9,9 +9,9 @@ import pytest
 from mlx_bulk.configs.rollout import RolloutConfig
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.policies.policy_engine import full_fits, under
+from mlx_bulk.runner.policies.policy_engine import full_weights_fit, policy_engine_of
 from mlx_bulk.runner.policies.policy_source import GivenSource, PolicySource
-from mlx_bulk.runner.policies.policy_updater import Updates
+from mlx_bulk.runner.policies.policy_updater import PolicyUpdater
 
 from ...adapters import write_adapter, write_full
 from ..models.test_adapters import fresh
@@ -47,8 +47,8 @@ def test_what_kv_caches_may_take(tmp_path: Path, room: float, source: PolicySour
         asked.append(setup)
         return engine_of(setup)
 
-    updates = Updates(run.adapters, run.store, None, source, full_fits(setup))
-    under(updates, engine, setup, None, CONFIG, Layout(12, 3))
+    updater = PolicyUpdater(run.adapters, run.store, None, source, full_weights_fit(setup))
+    policy_engine_of(updater, engine, setup, None, CONFIG, Layout(12, 3))
     assert [each.limits.kv_bytes / run.adapters.nbytes for each in asked] == [pytest.approx(left)]
 
 
@@ -57,7 +57,7 @@ def test_where_there_is_no_room_full_weights_are_refused_and_adapters_taken(
     tmp_path: Path, write: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ):
     run = Run(tmp_path)
-    run.updates = Updates(run.adapters, run.store, None, run.given, full_fits(given_room(run, 1.9)))
+    run.updater = PolicyUpdater(run.adapters, run.store, None, run.given, full_weights_fit(given_room(run, 1.9)))
 
     def trainer(number: int) -> None:
         if number == 1:
@@ -67,5 +67,5 @@ def test_where_there_is_no_room_full_weights_are_refused_and_adapters_taken(
         outcomes = run.outcomes(windows_of(shards(), trainer))
     refused = write is write_full
     assert versions(outcomes)[3] == {0 if refused else 3}
-    assert run.updates.refused == refused
+    assert run.updater.refused == refused
     assert ("GB beside the base's, more than half of the room for KV caches; raise batch.memory" in caplog.text) == refused

@@ -33,11 +33,11 @@ def test_what_cannot_be_kept_does_not_sample(tmp_path: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(policy_store, step, no_room)
         with pytest.raises(OSError, match="No space left"):
-            run.updates.take()
-    assert (run.updates.policy.version, run.updates.refused) == (0, 0)
+            run.updater.load_newest()
+    assert (run.updater.policy.version, run.updater.refused) == (0, 0)
     np.testing.assert_array_equal(logits(run), base)
-    run.updates.take()
-    assert run.updates.policy.version == 12
+    run.updater.load_newest()
+    assert run.updater.policy.version == 12
     assert np.abs(logits(run) - base).max() > 0.01
 
 
@@ -52,8 +52,8 @@ def test_an_offer_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "open", bad_disk)
     run.given.add(folder, 12)
-    run.updates.take()
-    assert (run.updates.policy.version, run.updates.refused) == (0, 1)
+    run.updater.load_newest()
+    assert (run.updater.policy.version, run.updater.refused) == (0, 1)
 
 
 def flip(path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_run_does_not_go_back_where_its_newest_policy_is_damaged(
 ):
     watch = tmp_path / "adapters"
     step = write_adapter(watch / "step_000012", fresh())
-    first = Run(tmp_path, watch).updates.policy
+    first = Run(tmp_path, watch).updater.policy
     step.rename(tmp_path / "taken-away")
     assert first.adapter is not None
     broken(first.adapter)
@@ -84,7 +84,7 @@ def test_a_run_does_not_go_back_where_its_newest_policy_is_damaged(
         Run(tmp_path, watch)
     assert ("is not" in caplog.text) == first.adapter.exists()  # which one, and why
     (tmp_path / "taken-away").rename(step)
-    assert Run(tmp_path, watch).updates.policy == first
+    assert Run(tmp_path, watch).updater.policy == first
     assert Run(tmp_path, watch).store.policy(first.name) == first
 
 
@@ -94,7 +94,7 @@ def test_steps_that_no_record_can_hold_are_passed_over(tmp_path: Path, caplog: p
     write_adapter(watch / f"step_{2**31 - 1}", fresh())
     with caplog.at_level("INFO", logger="mlx_bulk"):
         run = Run(tmp_path, watch)
-    assert run.updates.policy.version == run.updates.newest_version() == 2**31 - 1
+    assert run.updater.policy.version == run.updater.newest_version() == 2**31 - 1
     assert caplog.text.count("step_20261121224600: is passed over, as its step is not below 2,147,483,648") == 1
     with pytest.raises(ConfigError, match="found version 2,147,483,648; expected"):
         run.given.add(tmp_path, 2**31)
@@ -103,28 +103,28 @@ def test_steps_that_no_record_can_hold_are_passed_over(tmp_path: Path, caplog: p
 def test_a_folder_of_older_steps_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     watch = tmp_path / "adapters"
     write_adapter(watch / "step_000012", fresh())
-    assert Run(tmp_path, watch).updates.policy.version == 12
+    assert Run(tmp_path, watch).updater.policy.version == 12
     assert "older" not in caplog.text
     other = tmp_path / "other"
     write_adapter(other / "step_000003", fresh())
     run = Run(tmp_path, other)
-    assert not run.updates.due
+    assert not run.updater.newer_available
     assert caplog.text.count("the newest step there is 3, older than policy 12") == 1
 
 
 def test_resume_puts_on_an_older_policy_and_the_base(tmp_path: Path):
     run = Run(tmp_path)
     base, found = logits(run), dict[str, Any]()
-    policies = [run.updates.policy]
+    policies = [run.updater.policy]
     for version in (3, 9):
         run.given.add(write_adapter(tmp_path / f"{version}", fresh(), seed=version), version)
-        run.updates.take()
-        policies.append(run.updates.policy)
+        run.updater.load_newest()
+        policies.append(run.updater.policy)
         found[policies[-1].name] = logits(run)
     for policy in (policies[1], policies[0], policies[2]):
-        run.updates.resume(policy.name)
-        assert run.updates.policy == policy
+        run.updater.load_kept(policy.name)
+        assert run.updater.policy == policy
         np.testing.assert_array_equal(logits(run), found.get(policy.name, base))
     with pytest.raises(ModelError, match="is not kept there"):
-        run.updates.resume("7-0123456789ab")
-    assert run.updates.policy == policies[2]
+        run.updater.load_kept("7-0123456789ab")
+    assert run.updater.policy == policies[2]

@@ -10,10 +10,10 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling
 from mlx_bulk.runner.engine.reference_logprobs import Reference
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.policies.policy_engine import PolicyEngine, full_fits
+from mlx_bulk.runner.policies.policy_engine import PolicyEngine, full_weights_fit
 from mlx_bulk.runner.policies.policy_source import FolderSource, GivenSource
 from mlx_bulk.runner.policies.policy_store import PolicyStore
-from mlx_bulk.runner.policies.policy_updater import Updates
+from mlx_bulk.runner.policies.policy_updater import PolicyUpdater
 
 from ..models.test_adapters import adapters_of, fresh
 from .tiny import DECODE_MEAN, DECODE_TOLERANCE, engine_of, log_probabilities, prompts_of, request, setup_of
@@ -54,11 +54,13 @@ class Run:
         self.setup: Setup = setup_of(self.network, wanted=WANTED, adapters=self.adapters, **more)
         self.store = PolicyStore(self.root, "weights")
         self.given = GivenSource()
-        self.updates = Updates(self.adapters, self.store, None, self.given if watch is None else FolderSource(watch), full_fits(self.setup))
+        self.updater = PolicyUpdater(
+            self.adapters, self.store, None, self.given if watch is None else FolderSource(watch), full_weights_fit(self.setup)
+        )
         self.reference: Reference | None = None
 
     def engine(self, unit: Callable[[int], int] = lambda position: position // PER_SHARD) -> PolicyEngine:
-        return PolicyEngine(engine_of(self.setup), self.updates, unit, self.reference)
+        return PolicyEngine(engine_of(self.setup), self.updater, unit, self.reference)
 
     def outcomes(self, next_window: Windows, **more: Any) -> list[Generated]:
         found = list(self.engine(**more).run(next_window))
