@@ -25,7 +25,7 @@ from ..models.device_memory import is_out_of_memory
 from ..scheduler.prefix_tree import Owner, PassageRead, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 from .batch_caches import BatchCaches, batch_caches
-from .interface import Progress
+from .interface import FixedWeights, Progress
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
 from .prefill import chunk
@@ -59,7 +59,7 @@ class _CallRead:
     targets: Ids
 
 
-class Scorer:
+class Scorer(FixedWeights):
     """Scores requests with one model, and compares it with a ``reference`` model where there is one.
 
     Both models compute the same batches, so a shortcut is taken only where both allow it.
