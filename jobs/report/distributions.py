@@ -7,9 +7,10 @@ import math
 from collections.abc import Mapping
 
 from ..report_data.bins import Bins
-from ..report_data.record_pass import Pass, RewardError
-from ..report_data.rollout_groups import GroupFigures
+from ..report_data.record_pass import Pass
+from ..report_data.rollout_figures import RolloutFigures
 from ..statistics.advantages import DEGENERATE
+from ..statistics.rollout_sums import RewardError
 from ..terminal.tables import figure
 from .charts import Chart, ChartPoint, bars, histogram_chart, lines
 from .page import PageSection, Table, table
@@ -58,35 +59,33 @@ def rewards(found: Pass, dropped: Mapping[str, int]) -> PageSection | None:
 
     ``dropped``: groups that were left out on purpose, by why. Where those were all alike, pass@k of the others means nothing.
     """
-    groups = found.groups
-    if groups is None or not groups.count:
+    rollout = found.rollout
+    if rollout is None or not (groups := rollout.sums.counts["groups"]):
         return None
     charts = [
         Chart(name, title, f"Mean {values.mean or 0:.4g}.", histogram_chart(values.histogram(), x, y))
         for name, title, values, x, y in (
-            ("rewards", "Reward by sample", groups.rewards, "reward", "samples"),
-            ("groups", "Mean reward by group", groups.means, "mean reward of a group", "groups"),
+            ("rewards", "Reward by sample", rollout.rewards, "reward", "samples"),
+            ("groups", "Mean reward by group", rollout.means, "mean reward of a group", "groups"),
         )
         if values.count
     ]
-    if DEGENERATE not in dropped and (chart := _pass_at_k(groups)) is not None:
+    if DEGENERATE not in dropped and (chart := _pass_at_k(rollout)) is not None:
         charts.append(chart)
-    if len(groups.versions) > 1:
-        charts.append(_versions(groups))
-    share = 100 * groups.even / groups.count
-    even = f"{groups.even:,} of {groups.count:,} groups ({share:.1f} %) have nothing to compare: equal rewards, or one."
-    missing = f" {groups.unrewarded:,} samples have no reward and are in no figure here." if groups.unrewarded else ""
-    missing += _left_out(dropped)
-    counts = [
-        [name or "–", f"{version.count:,}", figure(version.mean, version.error)]
-        for name, version in groups.versions.items()
-        if version.count
-    ]
-    words = "± is the standard error, clustered by group."
-    tables = [table("Policy versions", ["version", "samples", "mean reward"], counts, words=words)] if counts else []
-    if found.reward_errors:
-        tables.insert(0, _not_rated(found.reward_errors))
-    return PageSection("rewards", "Rewards", even + missing, charts, tables)
+    if len(rollout.versions) > 1:
+        charts.append(_versions(rollout))
+    degenerate, unrated = rollout.sums.counts["degenerate"], rollout.sums.counts["unrated"]
+    words = f"{degenerate:,} of {groups:,} groups ({100 * degenerate / groups:.1f} %) have nothing to compare: equal rewards, or one."
+    words += f" {unrated:,} samples have no reward and are in no figure here." if unrated else ""
+    tables = [_not_rated(rollout.sums.not_rated)] if rollout.sums.not_rated else []
+    if versions := [
+        [version or "–", f"{sums.reward.count:,}", figure(sums.reward.mean, sums.reward_error)]
+        for version, sums in rollout.versions.items()
+        if sums.reward.count
+    ]:
+        clustered = "± is the standard error, clustered by group."
+        tables.append(table("Policy versions", ["version", "samples", "mean reward"], versions, words=clustered))
+    return PageSection("rewards", "Rewards", words + _left_out(dropped), charts, tables)
 
 
 def _left_out(dropped: Mapping[str, int]) -> str:
@@ -95,23 +94,23 @@ def _left_out(dropped: Mapping[str, int]) -> str:
     return f"{said} So pass@k is not drawn: it would be that of the others." if DEGENERATE in dropped else said
 
 
-def _not_rated(errors: dict[tuple[str, str], RewardError]) -> Table:
+def _not_rated(errors: Mapping[tuple[str, str], RewardError]) -> Table:
     """Each function and kind of error, the most frequent first."""
     ordered = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
-    cells = [[f"{error.count:,}", name, kind, f"row {error.row:,}", error.message[:_MESSAGE]] for (name, kind), error in ordered]
+    cells = [[f"{error.count:,}", name, kind, f"row {error.row:,}", error.text[:_MESSAGE]] for (name, kind), error in ordered]
     heading = ["samples", "function", "error", "first", "message of the first"]
     return table("Not rated", heading, cells, left=5, words="Samples that a reward function gave no reward, and why.", prose=(4,))
 
 
-def _pass_at_k(groups: GroupFigures) -> Chart | None:
-    """A curve a function whose rewards are 0 and 1."""
-    curves = {name: curve for name in groups.functions if (curve := groups.pass_curve(name))}
+def _pass_at_k(rollout: RolloutFigures) -> Chart | None:
+    """Draws a curve for each function whose rewards are 0 and 1."""
+    curves = {name: curve for name, sums in rollout.sums.functions.items() if (curve := sums.pass_curve)}
     if not curves:
         return None
     points = [
-        ChartPoint(k, value, f"{name}: pass@{k} {value:.4f} ({of:,} groups)", name)
+        ChartPoint(k, value, f"{name}: pass@{k} {value:.4f} ({groups:,} groups)", name)
         for name, curve in curves.items()
-        for k, value, of in curve
+        for k, value, groups in curve
     ]
     words = "; ".join(
         f"{name}: " + ", ".join(f"pass@{k} {value:.3f}" for k, value, _ in dict.fromkeys((curve[0], curve[-1])))
@@ -121,15 +120,15 @@ def _pass_at_k(groups: GroupFigures) -> Chart | None:
     return Chart("pass", "pass@k", f"{words}.", lines(points, "k (samples)", "pass@k", logarithmic_x=len(ks) > 1, ticks=ks))
 
 
-def _versions(groups: GroupFigures) -> Chart:
-    """Against the version where it is a number, else against its place among them."""
+def _versions(rollout: RolloutFigures) -> Chart:
+    """Draws mean rewards against policy versions where these are numbers, else against their place among them."""
     points: list[ChartPoint] = []
-    numbered = all(name.isdecimal() for name in groups.versions)
-    for place, (name, version) in enumerate(groups.versions.items(), start=1):
-        if version.count:
-            error = version.error or 0.0
-            label = f"version {name}: {version.mean:.4g} ± {error:.2g} ({version.count:,} samples)"
-            points.append(ChartPoint(int(name) if numbered else place, version.mean, label, "", version.mean - error, version.mean + error))
+    numbered = all(name.isdecimal() for name in rollout.versions)
+    for place, (name, sums) in enumerate(rollout.versions.items(), start=1):
+        if (mean := sums.reward.mean) is not None:
+            error = sums.reward_error or 0.0
+            label = f"version {name}: {mean:.4g} ± {error:.2g} ({sums.reward.count:,} samples)"
+            points.append(ChartPoint(int(name) if numbered else place, mean, label, "", mean - error, mean + error))
     points.sort(key=lambda point: point.x)
     heading = "policy version" if numbered else "policy version, in order of appearance"
     ticks = [point.x for point in points] if len(points) <= _TICKS else ()

@@ -106,10 +106,11 @@ def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
     """How likely the tokens are, or how often the choice is right: from the statistics where they are there."""
     if found is None:
         return
-    if found.groups is not None and found.groups.rewards.count:
-        yield Card("Mean reward", f"{found.groups.rewards.mean:.4g}", f"{found.groups.rewards.count:,} samples")
-    if failed := sum(error.count for error in found.reward_errors.values()):
-        functions = len({name for name, _ in found.reward_errors})
+    if found.rollout is not None and found.rollout.rewards.count:
+        yield Card("Mean reward", f"{found.rollout.rewards.mean:.4g}", f"{found.rollout.rewards.count:,} samples")
+    errors = {} if found.rollout is None else found.rollout.sums.not_rated
+    if failed := sum(error.count for error in errors.values()):
+        functions = len({name for name, _ in errors})
         yield Card("Not rated", f"{failed:,}", f"rewards that {count_text(functions, 'function')} failed to give")
     if found.accuracy:
         labelled = found.accuracy["right"] + found.accuracy["wrong"]

@@ -14,36 +14,16 @@ from numpy.typing import NDArray
 
 from ...runner.core.arrays import Doubles, Ints
 from ...runner.store.results import read_results
+from ..statistics.rollout_groups import GROUP_COLUMNS
 from .bins import Bins
 from .lowest import Lowest, shuffled
-from .rollout_groups import GroupFigures
+from .rollout_figures import RolloutFigures
 
 SPAN = 8  # tokens of a span
-_NEEDED = ("row", "sample", "round", "prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")
-_SCORED = (
-    "token_logprobs",
-    "sum_logprob",
-    "scored_tokens",
-    "truncated",
-    "choice_logprobs",
-    "label",
-    "correct",
-    "reward",
-    "rewards",
-    "reward_errors",
-    "policy_version",
-)
+_GENERATED = ("prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")
+_SCORED = ("token_logprobs", "sum_logprob", "scored_tokens", "choice_logprobs", "label", "correct")
 _LONGEST = 1 << 20  # tokens: what is longer counts as so long
 _SORTS = {"random": 40, "least likely": 16, "most likely": 8, "longest": 8, "wrong and sure": 12, "right and unsure": 8}
-
-
-@dataclass(slots=True)
-class RewardError:
-    """What a reward function did not do in one way: for how many samples, in which row first, and what was said of it there."""
-
-    count: int
-    row: int
-    message: str
 
 
 @dataclass(slots=True)
@@ -51,8 +31,7 @@ class Pass:
     """What the pass found. lengths: by heading, of tokens. nll: of each token, in nats. documents: mean NLL a token, of each record.
 
     finish: reasons -> records; accuracy: records that are right, wrong, without a label. sorts: by name, the records to look at.
-    spans: the records with the least likely spans, and where in its tokens each begins. groups: of a rollout, else None.
-    reward_errors: of its reward functions, by (function, kind).
+    spans: the records with the least likely spans, and where in its tokens each begins. rollout: of a rollout with rewards, else None.
     """
 
     columns: list[str]
@@ -64,8 +43,7 @@ class Pass:
     accuracy: Counter[str] = field(default_factory=Counter[str])
     sorts: dict[str, Lowest] = field(default_factory=dict[str, Lowest])
     spans: Lowest = field(default_factory=lambda: Lowest(12))
-    groups: GroupFigures | None = None
-    reward_errors: dict[tuple[str, str], RewardError] = field(default_factory=dict[tuple[str, str], RewardError])
+    rollout: RolloutFigures | None = None
 
 
 def passed(run: Path) -> Pass | None:
@@ -77,15 +55,14 @@ def passed(run: Path) -> Pass | None:
     if first is None:
         return None
     found = Pass(first.schema.names)
-    wanted = [name for name in (*_NEEDED, *_SCORED) if name in found.columns]
+    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_SCORED}]
     if "reward" in wanted:
-        rewards = first.schema.field("rewards").type if "rewards" in found.columns else []
-        found.groups = GroupFigures([each.name for each in rewards])
+        found.rollout = RolloutFigures()
     for batch in read_results(run, wanted):
         if batch.num_rows:
             _add(found, batch)
-    if found.groups is not None:
-        found.groups.finish()
+    if found.rollout is not None:
+        found.rollout.finish()
     return found
 
 
@@ -117,28 +94,8 @@ def _add(found: Pass, batch: pa.RecordBatch) -> None:
     _add_logprobs(found, batch, records, names)
     if "choice_logprobs" in names:
         _add_choices(found, batch, records)
-    if found.groups is not None:
-        versions = [str(each) for each in batch.column("policy_version").to_pylist()] if "policy_version" in names else [""] * len(records)
-        given = [_doubles(batch, "reward")]
-        if found.groups.functions:
-            given += [_numbers(batch.column("rewards").field(name)) for name in found.groups.functions]
-        found.groups.add(records, np.stack(given, axis=1), versions)
-    if "reward_errors" in names:
-        _add_reward_errors(found, batch)
-
-
-def _add_reward_errors(found: Pass, batch: pa.RecordBatch) -> None:
-    """Counts what the functions did not rate. Each error is its kind, a colon, and what was said."""
-    column, rows = batch.column("reward_errors"), batch.column("row")
-    for index in range(column.type.num_fields):
-        function, errors = column.type.field(index).name, column.field(index)
-        texts = errors.dictionary_encode()
-        codes = pc.fill_null(texts.indices, -1).to_numpy()
-        for code, text in enumerate(texts.dictionary.to_pylist()):
-            kind, _, message = text.partition(": ")
-            mine = np.flatnonzero(codes == code)
-            known = found.reward_errors.setdefault((function, kind), RewardError(0, rows[int(mine[0])].as_py(), message))
-            known.count += len(mine)
+    if found.rollout is not None:
+        found.rollout.add(batch)
 
 
 def _add_logprobs(found: Pass, batch: pa.RecordBatch, records: Ints, names: set[str]) -> None:

@@ -82,8 +82,8 @@ def _rank(sorts: list[str]) -> int:
 def _tags(found: Pass) -> dict[Identity, list[str]]:
     """Each picked record with the sorts that it is of."""
     sorts: dict[str, Lowest] = {**found.sorts, "least likely spans": found.spans}
-    if found.groups is not None:
-        sorts |= {"best of a group": found.groups.best, "worst of a group": found.groups.worst}
+    if found.rollout is not None:
+        sorts |= {"best of a group": found.rollout.best, "worst of a group": found.rollout.worst}
     tags: dict[Identity, list[str]] = {}
     for sort in sorted(sorts, key=_order):
         for who in sorts[sort].found:

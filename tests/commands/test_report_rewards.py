@@ -3,28 +3,28 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from mlx_bulk.jobs.report.charts import Chart
 from mlx_bulk.jobs.report.distributions import rewards
 from mlx_bulk.jobs.report.sweep_page import shades_of
 from mlx_bulk.jobs.report_data.record_pass import Pass
-from mlx_bulk.jobs.report_data.rollout_groups import GroupFigures
+from mlx_bulk.jobs.report_data.rollout_figures import RolloutFigures
 from mlx_bulk.jobs.statistics.advantages import DEGENERATE
 
 from ..jobs.report.test_report import reported
 from ..jobs.support.bench import ROWS, Bench
+from ..jobs.support.rollout_batches import batches
 
 
 def found_in(groups: list[tuple[str, list[float | None]]]) -> Pass:
     """A pass over groups of a policy version and rewards each, by one function ``right``."""
-    found = GroupFigures(["right"])
+    rollout = RolloutFigures()
     for row, (version, given) in enumerate(groups):
-        values = np.array([np.nan if reward is None else reward for reward in given])
-        who = np.array([(0, row, sample) for sample in range(len(given))], np.int64)
-        found.add(who, np.stack([values, values], axis=1), [version] * len(given))
-    found.finish()
-    return Pass([], groups=found)
+        samples = [(0, row, number, reward) for number, reward in enumerate(given)]
+        for batch in batches(samples, versions=[version] * len(samples)):
+            rollout.add(batch)
+    rollout.finish()
+    return Pass([], rollout=rollout)
 
 
 def charts(found: Pass) -> dict[str, Chart]:
@@ -108,4 +108,6 @@ def test_the_words_of_an_error_have_a_column_that_breaks_and_its_count_stands_fi
     assert "rowsstageclassfirstmessageofthefirst1template" in text
     cells = [attributes.get("class") for tag, attributes in page.elements if tag == "td"]
     assert cells == [None, None, None, "prose"]
-    assert "white-space: nowrap" in Path("jobs/page/report.css").read_text().partition(".stacked th, .stacked td {")[2].split("}")[0]
+    assert (
+        "white-space: nowrap" in Path("jobs/report/assets/report.css").read_text().partition(".stacked th, .stacked td {")[2].split("}")[0]
+    )

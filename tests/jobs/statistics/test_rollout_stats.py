@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.statistics.rollout_stats import pass_at_k, rollout_statistics
+from mlx_bulk.jobs.statistics.rollout_stats import rollout_statistics
+from mlx_bulk.jobs.statistics.rollout_sums import pass_at_k
 from mlx_bulk.jobs.statistics.rollout_table import rollout_closing
 from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.requests import Failure
@@ -67,7 +68,7 @@ def written(folder: Path, groups: Sequence[list[dict[str, Any]]], rounds: int = 
 
 
 def test_the_examples_hold():
-    assert doctest.testmod(import_module("mlx_bulk.jobs.statistics.rollout_stats")).failed == 0
+    assert doctest.testmod(import_module("mlx_bulk.jobs.statistics.rollout_sums")).failed == 0
 
 
 def test_groups_samples_and_rewards(tmp_path: Path):
