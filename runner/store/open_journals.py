@@ -1,8 +1,8 @@
-"""Journals of shards that are not committed: a read-only walk over them, and how the next session continues them.
+"""Journals of shards that are not committed: a walk that only reads them, and how the next session continues them.
 
-A shard is open while it is being filled. A committed shard is opened again where its input has grown, or where its errors are
-retried. Its parts stay, and are read by others, until the merged generation is committed. The caller holds the run's lock;
-only ``journal_files`` and ``uncommitted_journals`` do without it.
+A shard is open while it is being filled. A committed shard is opened again where its input has grown, or where its errors are to
+be done again. Its parts stay, and are read by others, until the merged generation is committed.
+``journal_files`` and ``uncommitted_journals`` take no lock. For all else the caller holds the run's lock.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class UncommittedJournal:
-    """A journal file as it lies there. journal: None where its header is not whole; damaged_bytes: those behind its last good frame."""
+    """A journal file as it lies there. journal: None where its header is not whole. damaged_bytes: those after its last good frame."""
 
     path: Path
     journal: Journal | None
@@ -41,67 +41,69 @@ def journal_files(paths: RunPaths) -> list[Path]:
     return sorted(file for file in paths.journal.iterdir() if OWN_JOURNALS.fullmatch(file.name) and file.suffix != ".tmp")
 
 
-def uncommitted_journals(files: Iterable[Path], log: CommitLog) -> Iterator[UncommittedJournal]:
+def uncommitted_journals(files: Iterable[Path], commit_log: CommitLog) -> Iterator[UncommittedJournal]:
     """Reads each of ``files`` whose generation is not committed yet, and leaves it as it is.
 
     Passes over files that are gone: another process has committed their shards meanwhile.
     """
     for file in files:
         with suppress(FileNotFoundError):
-            found, damaged_bytes = journal.peek(file)
-            if found is None or found.header.generation > log.generations.get(found.header.shard, 0):
-                yield UncommittedJournal(file, found, damaged_bytes)
+            content, damaged_bytes = journal.peek(file)
+            if content is None or content.header.generation > commit_log.generations.get(content.header.shard, 0):
+                yield UncommittedJournal(file, content, damaged_bytes)
 
 
 def read_journals(
     paths: RunPaths, schema: pa.Schema, rows_of: Callable[[int], range], committed: Collection[int] = ()
 ) -> dict[int, Journal]:
-    """The journals by shard. One that cannot be read, or holds other columns or rows than the run's, is removed.
+    """Reads the journals, by shard. Removes those that cannot be read, or hold other columns or rows than the run's.
 
-    rows_of: the input rows of a shard. An empty file of a ``committed`` shard holds no row that is done again: it goes without a word.
+    rows_of: the input rows of a shard. An empty file of a ``committed`` shard is removed without a warning: no row is done again.
     """
     for file in paths.journal.iterdir():
         if OWN_JOURNALS.fullmatch(file.name) and file.suffix == ".tmp":
             file.unlink()
-    found: dict[int, Journal] = {}
+    journals: dict[int, Journal] = {}
     for file in journal_files(paths):
         if file.stat().st_size == 0 and int(file.name) in committed:
             file.unlink()
-        elif (read := journal.read_journal(file)) is None or file != paths.journal_of(read.header.shard):
+        elif (content := journal.read_journal(file)) is None or file != paths.journal_of(content.header.shard):
             _remove(file, "does not begin as it was written")
-        elif any(not batch.schema.equals(schema) for batch in read.results):
+        elif any(not batch.schema.equals(schema) for batch in content.results):
             _remove(file, "has columns that are not the run's any more")
-        elif not within(read, rows_of(read.header.shard)):
+        elif not holds_only(content, rows_of(content.header.shard)):
             _remove(file, "holds rows that the input does not have")
         else:
-            found[read.header.shard] = read
-    return found
+            journals[content.header.shard] = content
+    return journals
 
 
-def within(each: Journal, rows: range) -> bool:
-    """Whether the journal holds rows of these alone."""
-    found = np.concatenate([positions(batches)[0] for batches in (each.results, each.errors)])
-    return bool(np.all((found >= rows.start) & (found < rows.stop)))
+def holds_only(content: Journal, rows: range) -> bool:
+    """Returns True when the journal holds no other rows than ``rows``."""
+    held = np.concatenate([positions(batches)[0] for batches in (content.results, content.errors)])
+    return bool(np.all((held >= rows.start) & (held < rows.stop)))
 
 
 def _remove(file: Path, reason: str) -> None:
-    """Removes a journal that cannot be continued."""
     log.warning("%s: %s; its rows are done again", file, reason)
     file.unlink()
 
 
-def headers(journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, Header]:
-    """What those journals are to become whose generation is not committed yet."""
-    return {shard: each.header for shard, each in journals.items() if each.header.generation > commits.generations.get(shard, 0)}
+def uncommitted_headers(journals: Mapping[int, Journal], commit_log: CommitLog) -> dict[int, Header]:
+    """Returns the headers of those journals whose generation is not committed yet."""
+    return {shard: each.header for shard, each in journals.items() if each.header.generation > commit_log.generations.get(shard, 0)}
 
 
-def unfinished_journals(paths: RunPaths, journals: Mapping[int, Journal], commits: CommitLog) -> dict[int, Journal]:
-    """Those that are not committed yet, and continue the commit in force. Where there is none any more, their own rows are kept."""
+def continuable_journals(paths: RunPaths, journals: Mapping[int, Journal], commit_log: CommitLog) -> dict[int, Journal]:
+    """Returns the journals that can be continued, and removes the others.
+
+    These are not committed yet, and continue the commit in force. Where their commit was voided, their own rows are kept.
+    """
     kept: dict[int, Journal] = {}
-    open_shards = headers(journals, commits)
+    uncommitted = uncommitted_headers(journals, commit_log)
     for shard, each in journals.items():
-        file, commit = paths.journal_of(shard), commits.commits.get(shard)
-        if shard not in open_shards:
+        file, commit = paths.journal_of(shard), commit_log.commits.get(shard)
+        if shard not in uncommitted:
             file.unlink()
         elif commit is None or each.header.base == commit.generation:
             kept[shard] = each
@@ -110,37 +112,39 @@ def unfinished_journals(paths: RunPaths, journals: Mapping[int, Journal], commit
     return kept
 
 
-def reopen(paths: RunPaths, commit: Commit, retry: int) -> Journal:
-    """A journal that continues a commit; ``retry``: the number of the retry in which its errors are done again, or 0."""
+def reopen_shard(paths: RunPaths, commit: Commit, retry: int) -> Journal:
+    """Begins a journal that continues a commit. retry: number of the retry in which its errors are done again, or 0."""
     header = Header(commit.shard, commit.generation + 1, commit.generation, retry)
-    kept = _drops(base_batches(paths, commit)[1]) if retry else []
-    journal.begin(paths.journal_of(commit.shard), header, kept)
-    return Journal(header, [], kept)
+    drops = _drops(base_batches(paths, commit)[1]) if retry else []
+    journal.begin(paths.journal_of(commit.shard), header, drops)
+    return Journal(header, [], drops)
 
 
-def has_errors(paths: RunPaths, each: Journal | None, base: Commit | None) -> bool:
-    """Whether errors count as done in a shard: those of its journal, or those that this takes over from the ``base``.
+def has_errors(paths: RunPaths, content: Journal | None, base: Commit | None) -> bool:
+    """Returns True when a shard has errors that count as done: those of its journal, and those taken over from its ``base``.
 
-    What was dropped is none: it is left out on purpose, and a retry leaves it where it is.
+    Dropped groups are no errors: they are left out on purpose, and a retry leaves them where they are.
     """
-    return any(batch.column("stage").to_pylist().count(DROP) < batch.num_rows for batch in _errors(paths, each, base))
+    return any(batch.column("stage").to_pylist().count(DROP) < batch.num_rows for batch in _errors(paths, content, base))
 
 
-def without_errors(paths: RunPaths, each: Journal, base: Commit | None, retry: int) -> Journal:
-    """The same journal, of which no error that is older than this ``retry`` counts as done, nor one of its base."""
-    if each.header.retry >= retry:
-        return each
-    header, kept = replace(each.header, retry=retry), _drops(_errors(paths, each, base))
-    journal.rewrite(paths.journal_of(header.shard), header, each.results, kept)
-    return Journal(header, each.results, kept)
+def forget_errors(paths: RunPaths, content: Journal, base: Commit | None, retry: int) -> Journal:
+    """Rewrites the journal without errors that are older than this ``retry``, its own and its base's. Dropped groups stay."""
+    if content.header.retry >= retry:
+        return content
+    header, drops = replace(content.header, retry=retry), _drops(_errors(paths, content, base))
+    journal.rewrite(paths.journal_of(header.shard), header, content.results, drops)
+    return Journal(header, content.results, drops)
 
 
-def _errors(paths: RunPaths, each: Journal | None, base: Commit | None) -> list[pa.RecordBatch]:
-    taken_over = base_batches(paths, base)[1] if base is not None and base.errors and not (each and each.header.retry) else []
-    return [*taken_over, *(each.errors if each else [])]
+def _errors(paths: RunPaths, content: Journal | None, base: Commit | None) -> list[pa.RecordBatch]:
+    """Returns the errors that count as done in a shard."""
+    is_retried = content is not None and content.header.retry > 0
+    from_base = base_batches(paths, base)[1] if base is not None and base.errors and not is_retried else []
+    return [*from_base, *(content.errors if content is not None else [])]
 
 
 def _drops(errors: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """What of these was left out on purpose."""
-    found = (batch.filter(pa.array([stage == DROP for stage in batch.column("stage").to_pylist()], pa.bool_())) for batch in errors)
-    return [batch for batch in found if batch.num_rows]
+    """Returns the errors that are groups left out on purpose."""
+    drops = (batch.filter(pa.array([stage == DROP for stage in batch.column("stage").to_pylist()], pa.bool_())) for batch in errors)
+    return [batch for batch in drops if batch.num_rows]

@@ -1,7 +1,7 @@
-"""Parts that no line of the commit log declares: left by a kill, or by damage to the log.
+"""Parts that no line of the commit log declares: a kill left them, or damage to the log.
 
-One that validates, and that no journal can make again, is adopted: a line declares it. What a later generation has replaced goes, and
-so does what a journal makes again. Everything else is set aside, never removed. The caller holds the run's lock.
+A part that is whole and that no journal can make again is adopted: a line declares it. A part is removed where a later generation has
+replaced it, or where a journal makes it again. All others are set aside, never removed. The caller holds the run's lock.
 """
 
 import logging
@@ -19,52 +19,56 @@ from .paths import OWN_PARTS, RunPaths, part_of
 log = logging.getLogger("mlx_bulk")
 
 
-def adopt(
-    paths: RunPaths, run: str, schema: pa.Schema, commits: CommitLog, journals: Mapping[int, Header], rows_of: Callable[[int], range]
+def adopt_orphans(
+    paths: RunPaths,
+    identity: str,
+    schema: pa.Schema,
+    commit_log: CommitLog,
+    headers: Mapping[int, Header],
+    rows_of: Callable[[int], range],
 ) -> None:
-    """Declares the undeclared parts that are whole and this run's.
+    """Declares the undeclared parts that are whole and this run's, in the file and in ``commit_log``.
 
-    run: digest of the run's identity; ``rows_of``: the input rows of a shard; ``commits`` learns of the new commits.
+    identity: digest of the run's identity. headers: of the uncommitted journals, by shard. rows_of: the input rows of a shard.
     """
-    for shard, generation in sorted(found for part in paths.results.iterdir() if (found := part_of(part.name))):
-        remade = shard in journals and journals[shard].generation == generation
-        if remade or generation <= commits.generations.get(shard, 0):
+    for shard, generation in sorted(name for part in paths.results.iterdir() if (name := part_of(part.name))):
+        if _is_in_journal(headers, shard, generation) or generation <= commit_log.generations.get(shard, 0):
             continue
-        commit = _validated(paths, run, schema, shard, generation)
-        had = commits.commits[shard].rows if shard in commits.commits else 0
-        if commit is None or not had <= commit.rows <= len(rows_of(shard)):
+        commit = _validated(paths, identity, schema, shard, generation)
+        least = commit_log.commits[shard].rows if shard in commit_log.commits else 0
+        if commit is None or not least <= commit.rows <= len(rows_of(shard)):
             continue
         append_commit(paths, commit)
-        commits.commits[shard], commits.generations[shard] = commit, generation
+        commit_log.commits[shard], commit_log.generations[shard] = commit, generation
         part = paths.results_part(shard, generation)
         log.warning("%s: no line of %s declares it, but it is whole and this run's: adopted", part, paths.commits.name)
 
 
-def _validated(paths: RunPaths, run: str, schema: pa.Schema, shard: int, generation: int) -> Commit | None:
-    """What a line of these parts would say, where both are whole, belong together, and hold the shard's records of this run."""
+def _validated(paths: RunPaths, identity: str, schema: pa.Schema, shard: int, generation: int) -> Commit | None:
+    """Returns the commit of these parts; None unless both are whole, belong together, and hold the shard's records of this run."""
     part, errors_part = paths.results_part(shard, generation), paths.errors_part(shard, generation)
     if (checked := check_part(part)) is None:
         return None
     declared, results = checked
-    if (declared.run, declared.shard) != (run, shard) or not has_schema(part, schema):
+    if (declared.run, declared.shard) != (identity, shard) or not has_schema(part, schema):
         return None
-    failures: PartFile | None = None
+    errors: PartFile | None = None
     if declared.errors_sha256 is not None:
         checked = check_part(errors_part) if errors_part.exists() else None
         if checked is None or checked[1].sha256 != declared.errors_sha256 or not has_schema(errors_part, errors_schema(schema)):
             return None
-        failures = checked[1]
-    return Commit.of(shard, generation, declared.rows, (declared.records, declared.errors), results, failures)
+        errors = checked[1]
+    return Commit.of(shard, generation, declared.rows, (declared.records, declared.errors), results, errors)
 
 
-def put_away(paths: RunPaths, commits: CommitLog, journals: Mapping[int, Header]) -> None:
-    """Leaves the declared parts alone in their folders, beside those set aside: call it when the log is settled."""
+def clear_orphans(paths: RunPaths, commit_log: CommitLog, headers: Mapping[int, Header]) -> None:
+    """Leaves only the declared parts in their folders, and those set aside. Call it when the commit log is settled."""
     for folder in (paths.results, paths.errors):
-        declared = {file for commit in commits.commits.values() for file, _ in commit.files(paths)}
+        declared = {file for commit in commit_log.commits.values() for file, _ in commit.files(paths)}
         changed = False
         for part in sorted(_undeclared(folder, declared)):
             changed = True
-            if part.suffix == ".tmp" or _replaced(part, commits, journals):
+            if part.suffix == ".tmp" or _is_replaced(part, commit_log, headers):
                 part.unlink()
             else:
                 aside = _free_name(part)
@@ -80,12 +84,16 @@ def _undeclared(folder: Path, declared: Collection[Path]) -> Iterator[Path]:
             yield part
 
 
-def _replaced(part: Path, commits: CommitLog, journals: Mapping[int, Header]) -> bool:
-    """Whether the part's records are in a later generation, or are made into a part again from a journal."""
+def _is_replaced(part: Path, commit_log: CommitLog, headers: Mapping[int, Header]) -> bool:
+    """Returns True when a later generation has the part's records, or a journal makes the part again."""
     shard, generation = part_of(part.name) or (-1, 0)
-    if shard in journals and journals[shard].generation == generation:
+    if _is_in_journal(headers, shard, generation):
         return True
-    return shard in commits.commits and generation < commits.commits[shard].generation
+    return shard in commit_log.commits and generation < commit_log.commits[shard].generation
+
+
+def _is_in_journal(headers: Mapping[int, Header], shard: int, generation: int) -> bool:
+    return shard in headers and headers[shard].generation == generation
 
 
 def _free_name(part: Path) -> Path:
