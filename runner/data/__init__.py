@@ -1,4 +1,4 @@
-"""The input: from data.path to rows (datatrove: readers). Knows no prompt and no run.
+"""Reads the input: from data.path to rows with keys and column types. Knows no prompts and no runs.
 
 Public: column_paths, type_inference.
 """

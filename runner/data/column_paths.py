@@ -1,6 +1,6 @@
-"""Reaching a value in a row by column name or dotted path, and the error for a column that no row has.
+"""Finds a value in a row by column name or dotted path, and makes the error for a column that no row has.
 
-Knows nothing about files. A column that is absent from a row and one that holds null are the same here, as in Arrow.
+An absent column and a null column are the same here, as in Arrow. Knows no files.
 """
 
 from collections.abc import Collection
@@ -14,9 +14,9 @@ SHOWN = 30  # columns that a message names
 
 
 def lookup(columns: dict[str, Any], path: str) -> Any:
-    """The value at ``path`` ("id", "meta.id"), or None where a part of it is absent or null.
+    """Returns the value at ``path`` ("id", "meta.id"), or None if a part of it is absent or null.
 
-    A name that exists as it stands wins over the dotted reading, at every level.
+    At every level, a column whose name is the whole path wins over the dotted reading.
 
     >>> lookup({"meta": {"id": 7}, "a.b": 1}, "meta.id"), lookup({"a.b": 1}, "a.b"), lookup({}, "x")
     (7, 1, None)
@@ -29,7 +29,7 @@ def lookup(columns: dict[str, Any], path: str) -> Any:
 
 
 def column_of(columns: Collection[str], path: str) -> str | None:
-    """The column that ``path`` starts from, or None when there is none by that name."""
+    """Returns the column that ``path`` starts from, or None if there is no such column."""
     if path in columns:
         return path
     head = path.partition(".")[0]
@@ -37,16 +37,16 @@ def column_of(columns: Collection[str], path: str) -> str | None:
 
 
 def require_column(columns: Collection[str], path: str, option: str) -> None:
-    """Raises DataError when no row has the column that ``option`` (a key path such as ``data.key``) asks for.
+    """Raises DataError if no row has the column of ``path``. ``option`` is the config key that asks for it, such as ``data.key``.
 
-    With no columns at all (an empty dataset) nothing can be said, and nothing is.
+    An empty dataset has no columns at all, and raises nothing.
     """
     if columns and column_of(columns, path) is None:
         raise missing_column(columns, path, option)
 
 
 def missing_column(columns: Collection[str], name: str, option: str) -> DataError:
-    """The error for a column that no row has: it names the nearest, and all there are."""
+    """Returns the error for a column that no row has. It names the nearest column, and all columns."""
     near = get_close_matches(name, columns, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     ordered = [*near, *(column for column in columns if column not in near)]

@@ -1,6 +1,6 @@
-"""Rows of CSV by its header line. A record may span lines inside quotes; a bad one spoils its own row alone.
+"""Reads CSV with a header line. A record may span lines inside quotes; a bad record spoils only its own row.
 
-Every value is a string, an empty cell is null. Does not know positions, keys or column types.
+Every value is a string, and an empty cell is null. Knows no positions, keys or column types.
 """
 
 import csv
@@ -12,24 +12,24 @@ from typing import Any
 
 from ...configs.visible import visible
 from ..core.errors import DataError
-from .entry import EVERY, Entry, UnreadableError
+from .entry import ALL_ROWS, Entry, UnreadableError
 from .line_formats import raw_lines
 from .sources import Source, open_stream, source_errors
 
-MAX_CELL = 1 << 26  # csv's own limit, 131072 characters, is less than a long document; none at all lets one quote eat the file
+MAX_CELL = 1 << 26  # csv's own limit of 131072 characters is too short for long documents; without a limit one quote swallows the file
 
 _Cells = list[str] | csv.Error
 
 
-def csv_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
-    """The ``wanted`` entries of a csv source, in order, blank lines left out. Raises DataError for a header that cannot be read."""
+def csv_entries(source: Source, ranges: Sequence[range] = ALL_ROWS) -> Iterator[Entry]:
+    """Yields the entries in ``ranges`` of a csv source, in order. Skips blank lines. Raises DataError for an unreadable header."""
     with source_errors(source):
         records = _records(source)
         header = next(records, None)
         if header is None:
             return
         names, at = _names(source, *header[1:]), 0
-        for span in wanted:
+        for span in ranges:
             next(islice(records, span.start - at, span.start - at), None)
             for line, cells, text in islice(records, len(span)):
                 yield Entry(line, partial(_parse, names, cells, text))
@@ -37,10 +37,10 @@ def csv_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[Ent
 
 
 def _records(source: Source) -> Iterator[tuple[int, _Cells, str]]:
-    """The 1-based line on which each record starts, its cells or what is wrong with them, and its text."""
+    """Yields each record: the 1-based line on which it starts, its cells or the error in them, and its text."""
     lines: list[str] = []
 
-    def feed() -> Iterator[str]:
+    def read_lines() -> Iterator[str]:
         with open_stream(source) as stream:
             for raw in raw_lines(stream):
                 text = raw.decode(errors="surrogateescape")
@@ -48,7 +48,7 @@ def _records(source: Source) -> Iterator[tuple[int, _Cells, str]]:
                 yield text
 
     csv.field_size_limit(MAX_CELL)
-    reader = csv.reader(feed(), delimiter=source.separator, strict=True)
+    reader = csv.reader(read_lines(), delimiter=source.separator, strict=True)
     while True:
         lines.clear()
         line = reader.line_num + 1
@@ -64,7 +64,7 @@ def _records(source: Source) -> Iterator[tuple[int, _Cells, str]]:
 
 
 def _names(source: Source, cells: _Cells, text: str) -> list[str]:
-    """The columns' names."""
+    """Returns the columns' names. Raises DataError for a header that can't be read, or that names a column twice."""
     if isinstance(cells, csv.Error) or not _is_clean(text):
         raise DataError(f"{source.path}: the header line cannot be read as CSV in UTF-8: {text.encode(errors='replace')[:200]!r}")
     twice = sorted({name for name in cells if cells.count(name) > 1})
@@ -85,5 +85,5 @@ def _parse(names: list[str], cells: _Cells, text: str) -> dict[str, Any]:
 
 
 def _is_clean(text: str) -> bool:
-    """Neither bytes smuggled in by surrogateescape nor NUL."""
+    """Returns True when the text was valid UTF-8 (surrogateescape left no surrogates) and holds no NUL."""
     return "\0" not in text and (text.isascii() or re.search("[\ud800-\udfff]", text) is None)

@@ -1,15 +1,15 @@
-"""TODO"""
+"""An entry: one row of a source that is not parsed yet, and the error of one that can't be parsed."""
 
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-EVERY = (range(sys.maxsize),)
+ALL_ROWS = (range(sys.maxsize),)
 
 
 class UnreadableError(ValueError):
-    """This entry is no row; the message says why, ``text`` is what stood there."""
+    """Raised for an entry that is no row. The message says why; ``text`` is the entry's text."""
 
     def __init__(self, message: str, text: str):
         super().__init__(message)
@@ -18,7 +18,7 @@ class UnreadableError(ValueError):
 
 @dataclass(slots=True, frozen=True)
 class Entry:
-    """One row as it stands in its source: the 1-based line it starts on (None in tables), and how to parse it.
+    """One unparsed row of a source. ``line``: the 1-based line on which it starts, None in tables.
 
     ``parse`` returns the columns as plain Python values, or raises UnreadableError.
     """

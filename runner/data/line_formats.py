@@ -1,7 +1,7 @@
-"""Rows of the formats that hold one a line: JSON lines and plain text.
+"""Reads formats with one row a line: JSON lines and plain text.
 
-Yields entries that are parsed only when asked for, and passes over rows that nobody wants without a look at them. A bad line
-spoils its own row alone. Does not know positions, keys or column types.
+Entries are parsed on demand, and unwanted rows are skipped without parsing. A bad line spoils only its own row. Knows no positions,
+keys or column types.
 """
 
 import json
@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..core.errors import DataError
-from .entry import EVERY, Entry, UnreadableError
+from .entry import ALL_ROWS, Entry, UnreadableError
 from .sources import Source, open_stream, source_errors
 
 BOM = b"\xef\xbb\xbf"
-MAX_DEPTH = 200  # deeper values overflow the stack of json.dumps when they are written out again
+MAX_DEPTH = 200  # deeper values overflow the stack of json.dumps when they are written
 
 
-def line_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
-    """The ``wanted`` entries of a jsonl or text source, blank lines left out.
+def line_entries(source: Source, ranges: Sequence[range] = ALL_ROWS) -> Iterator[Entry]:
+    """Yields the entries in ``ranges`` of a jsonl or text source. Skips blank lines.
 
-    ``wanted``: positions among the source's rows, as ranges that ascend.
+    ``ranges``: ascending ranges of positions among the source's rows.
     """
     with source_errors(source):
         if source.format == "jsonl":
@@ -33,8 +33,8 @@ def line_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[En
         parse = _parse_object if source.format == "jsonl" else _parse_text
         with open_stream(source) as stream:
             lines, number, at = raw_lines(stream), 0, 0
-            for span in filter(None, wanted):
-                number += _pass_over(lines, span.start - at)
+            for span in filter(None, ranges):
+                number += _skip_rows(lines, span.start - at)
                 left, at = len(span), span.stop
                 for raw in lines:
                     number += 1
@@ -46,25 +46,25 @@ def line_entries(source: Source, wanted: Sequence[range] = EVERY) -> Iterator[En
 
 
 def raw_lines(stream: IO[bytes]) -> Iterator[bytes]:
-    """Lines with their end, split on \\n alone (U+2028 and its like are legal inside JSON strings), less a BOM at the start."""
+    """Yields lines with their ends, split at \\n alone because JSON strings may hold U+2028 and the like. Drops a BOM at the start."""
     first = stream.readline().removeprefix(BOM)
     return chain([first] if first else [], stream)
 
 
-def _pass_over(lines: Iterator[bytes], rows: int) -> int:
-    """Reads past ``rows`` lines that are not blank, at the speed of iteration; how many lines those were with the blank ones."""
-    passed = 0
+def _skip_rows(lines: Iterator[bytes], rows: int) -> int:
+    """Skips ``rows`` lines that are not blank, at the speed of iteration. Returns how many lines it skipped, with the blank ones."""
+    skipped = 0
     while rows:
         blank = [*map(bytes.isspace, islice(lines, min(rows, 1 << 16)))]
         if not blank:
             break
-        passed += len(blank)
+        skipped += len(blank)
         rows -= len(blank) - sum(blank)
-    return passed
+    return skipped
 
 
 def _refuse_document(source: Source) -> None:
-    """A .json file may be one pretty-printed document; say so once instead of calling each of its lines bad."""
+    """Raises DataError for a .json file that is one document, once instead of an error for each of its lines."""
     if ".json" not in Path(source.path.lower()).suffixes[-2:]:
         return
     with open_stream(source) as stream:
@@ -108,7 +108,7 @@ def _parse_object(raw: bytes) -> dict[str, Any]:
         raise UnreadableError(f"nested deeper than {MAX_DEPTH} levels", text) from None
     except _NoJsonError as error:
         raise UnreadableError(f"not valid JSON: {error}", text) from None
-    except ValueError:  # Python's limit against numbers that take for ever to convert
+    except ValueError:  # Python limits the digits of integers, because conversion takes quadratic time
         raise UnreadableError(f"holds an integer of more than {sys.get_int_max_str_digits()} digits", text) from None
     if not isinstance(value, dict):
         raise UnreadableError(f"expected a JSON object, found {_KINDS[type(value)]}", text)
@@ -116,16 +116,16 @@ def _parse_object(raw: bytes) -> dict[str, Any]:
 
 
 class _NoJsonError(ValueError):
-    """Python takes it for JSON, and others do not."""
+    """Raised for text that Python accepts as JSON and other readers don't."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names stand once each: of two values nobody can say which is meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Returns the object. Raises _NoJsonError for a name that stands twice, because either value may be meant."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise _NoJsonError(f"the name {twice!r} stands twice in one object")
-    return found
+    return value
 
 
 def _refuse_constant(name: str) -> None:

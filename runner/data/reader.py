@@ -1,7 +1,7 @@
-"""The input's rows, streamed in order with position and key; a row that cannot be read comes as a BadRow.
+"""Streams the input's rows in order, with positions and keys. A row that can't be read comes as a BadRow.
 
-Reads what the pre-scan found and nothing else: a file that changed since, or changes meanwhile, stops the job before a row of its
-new contents is handed on. Memory does not grow with the rows.
+Reads only what the pre-scan found. A file that changed since then, or changes now, stops the job before a row of its new contents
+is yielded. Memory does not grow with the rows.
 """
 
 from collections import deque
@@ -14,24 +14,24 @@ from ..core.errors import DataError
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout
 from .entry import Entry, UnreadableError
-from .formats import entries, place, row_key
-from .scan_result import Scan, Scanned, unchanged
+from .formats import entries, row_key, row_place
+from .scan_result import Scan, ScannedSource, is_unchanged
 from .type_inference import json_text
 
-WINDOW_ROWS = 64  # a look at the file's stamp costs what reading a few rows does, and much more on a network volume
+WINDOW_ROWS = 64  # between two looks at the file's stamp: one costs as much as reading a few rows, and far more on a network volume
 
 
-def read_rows(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator[Row | BadRow]:
-    """The ``wanted`` rows of all sources, in order; positions are 0-based and count every row, bad ones too.
+def read_rows(scan: Scan, data: DataConfig, ranges: Iterable[range]) -> Iterator[Row | BadRow]:
+    """Yields the rows in ``ranges`` of all sources, in order. Positions are 0-based and count every row, bad ones too.
 
-    ``wanted``: ranges of positions that ascend and end with ``scan.rows``. Rows outside them are passed over without being parsed,
-    whole sources without being opened. Raises DataError when a source is not the one that was scanned.
+    ``ranges``: ascending ranges of positions below ``scan.rows``. Other rows are skipped unparsed, and whole sources unopened.
+    Raises DataError when a source is not the one that was scanned.
     """
-    spans, first = deque(filter(None, wanted)), 0
+    spans, first = deque(filter(None, ranges)), 0
     for scanned in scan.sources:
         if first == scan.rows:
             return
-        if not unchanged(scanned):
+        if not is_unchanged(scanned):
             raise _changed(scanned)
         end = first + scanned.rows
         own: list[range] = []
@@ -49,7 +49,7 @@ def read_rows(scan: Scan, data: DataConfig, wanted: Iterable[range]) -> Iterator
 
 
 def read_rounds(scan: Scan, data: DataConfig, layout: Layout, shards: Iterable[int]) -> Iterator[Row | BadRow]:
-    """The rows of ``shards``, which ascend, by their positions in ``layout``: the input is read once a round."""
+    """Yields the rows of ascending ``shards``, with their positions in ``layout``. The input is read once a round."""
     for around, own in groupby(shards, lambda shard: shard // layout.shards_a_round):
         for row in read_rows(scan, data, map(layout.rows_of, own)):
             if around == 0:
@@ -60,49 +60,49 @@ def read_rounds(scan: Scan, data: DataConfig, layout: Layout, shards: Iterable[i
                 yield replace(row, position=layout.position(around, row.position), round=around)
 
 
-def _window(scanned: Scanned, rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
-    """The next rows of a source; raises DataError where its file is no longer the one that was scanned when they have been read."""
+def _window(scanned: ScannedSource, rows: Iterator[Row | BadRow]) -> list[Row | BadRow]:
+    """Returns the next rows of a source. Raises DataError if its file is no longer the scanned one after they were read."""
     try:
         window = list(islice(rows, WINDOW_ROWS))
     except DataError as error:
-        if unchanged(scanned):
+        if is_unchanged(scanned):
             raise
         raise _changed(scanned) from error
-    if not unchanged(scanned):
+    if not is_unchanged(scanned):
         raise _changed(scanned)
     return window
 
 
-def _rows(scanned: Scanned, data: DataConfig, first: int, wanted: list[range]) -> Iterator[Row | BadRow]:
-    """The ``wanted`` rows of a source, by positions among its own; ``first`` is where it begins in the input."""
-    found = entries(scanned.source, data, wanted)
-    for position in chain.from_iterable(wanted):
-        entry = next(found, None)
+def _rows(scanned: ScannedSource, data: DataConfig, first: int, ranges: list[range]) -> Iterator[Row | BadRow]:
+    """Yields the rows in ``ranges`` of a source, by positions among its own. ``first``: the input's position of its first row."""
+    unparsed = entries(scanned.source, data, ranges)
+    for position in chain.from_iterable(ranges):
+        entry = next(unparsed, None)
         if entry is None:
             raise _changed(scanned)
         yield _row(scanned, data, entry, first + position)
 
 
-def _row(scanned: Scanned, data: DataConfig, entry: Entry, position: int) -> Row | BadRow:
+def _row(scanned: ScannedSource, data: DataConfig, entry: Entry, position: int) -> Row | BadRow:
     text = ""
     try:
         columns = entry.parse()
         try:
-            return Row(position, row_key(columns, data, position), columns, place(scanned.source, entry, position))
+            return Row(position, row_key(columns, data, position), columns, row_place(scanned.source, entry, position))
         except UnreadableError:
             text = json_text(columns)
             raise
     except UnreadableError as error:
         return BadRow(
             position,
-            f"{place(scanned.source, entry, position)}: {error}",
+            f"{row_place(scanned.source, entry, position)}: {error}",
             error.text or text,
             entry.line,
             None if data.key else str(position),
         )
 
 
-def _changed(scanned: Scanned) -> DataError:
+def _changed(scanned: ScannedSource) -> DataError:
     return DataError(
         f"{scanned.source.path} changed since it was scanned at the start. Let whatever writes it finish, then continue with the same "
         "command (without --overwrite)."

@@ -1,6 +1,6 @@
-"""The input as it lies there now, hashed and counted anew: what ``verify`` holds against what the run was started with.
+"""Hashes and counts the input as it is now, so that ``verify`` can compare it with the input of the run's start.
 
-Parses no row, since the hash says whether it is the same; trusts no saved scan, and writes nothing.
+Parses no row, because the hash shows whether the input is the same. Trusts no saved scan, and writes nothing.
 """
 
 from pathlib import Path
@@ -11,31 +11,31 @@ import pyarrow as pa
 from ...configs.schema import DataConfig
 from ..files.file_stamp import sha256
 from .formats import entries
-from .scan_result import Scan, Scanned, stamp
+from .scan_result import Scan, ScannedSource, source_stamp
 from .sources import SPOOL_NAMES, Source, find_sources, source_errors
 from .table_formats import hub_sha256
 
 
-def recount(data: DataConfig, run: Path) -> dict[str, Any]:
-    """What ``Scan.fingerprint`` says of the input today; of stdin, of the copy in the run directory ``run``.
+def current_fingerprint(data: DataConfig, run: Path) -> dict[str, Any]:
+    """Returns the ``Scan.fingerprint`` of the input today. For stdin it reads the copy in the run directory ``run``.
 
-    Relative paths start at the working directory. Raises DataError for what is missing or cannot be read.
+    Relative paths start at the working directory. Raises DataError for files that are missing or can't be read.
     """
-    left, found = data.limit, list[Scanned]()
+    left, scanned = data.limit, list[ScannedSource]()
     for source in find_sources(without_stdin(data, run), run):
-        at, digest, rows = stamp(source), None, 0
+        at, digest, rows = source_stamp(source), None, 0
         if left != 0:
             with source_errors(source):
                 digest = hub_sha256(source, data) if source.format == "hub" else sha256(Path(source.path))
             rows = _rows(source, data, left)
             left = None if left is None else left - rows
-        found.append(Scanned(source, rows, digest, *at))
-    scan = Scan(tuple(found), sum(one.rows for one in found), 0, pa.schema([]), {}, data.model_dump(mode="json"))
+        scanned.append(ScannedSource(source, rows, digest, *at))
+    scan = Scan(tuple(scanned), sum(one.rows for one in scanned), 0, pa.schema([]), {}, data.model_dump(mode="json"))
     return scan.fingerprint()
 
 
 def without_stdin(data: DataConfig, run: Path) -> DataConfig:
-    """The same input, with the copy in the run directory ``run`` in place of stdin."""
+    """Returns the same input, with the copy in the run directory ``run`` in place of stdin."""
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
     spool = str(run / SPOOL_NAMES["jsonl" if data.format == "auto" else data.format])
     return data.model_copy(update={"path": [spool if path == "-" else path for path in paths]})

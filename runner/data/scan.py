@@ -1,6 +1,6 @@
-"""The pre-scan: one streamed pass over the input that counts, hashes, types, and finds duplicate keys, before anything runs.
+"""The pre-scan. Before anything runs, one streamed pass over the input counts rows, hashes files, infers types and finds duplicate keys.
 
-What it finds is reused while files and settings stay as they were. Knows nothing of prompts, or of what a run has done.
+Its result is reused while files and settings stay the same. Knows no prompts, and nothing of a run's progress.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,26 +15,27 @@ from ..core.errors import DataError
 from ..files.file_stamp import sha256
 from .column_paths import column_of, require_column
 from .entry import UnreadableError
-from .formats import TABLES, entries, place, row_key
-from .scan_result import Scan, Scanned, stamp, surely_unchanged
-from .sources import Source, find_sources, keep, source_errors
+from .formats import TABLES, entries, row_key, row_place
+from .scan_result import Scan, ScannedSource, is_surely_unchanged, source_stamp
+from .sources import Source, find_sources, keep_spooled, source_errors
 from .table_formats import batch_rows, hub_sha256, open_table
 from .type_inference import EXACT, Column
-from .unique_keys import Keys
+from .unique_keys import KeyDigests
 
 SCAN_FILE = "inputs.json"
-HASHED_BYTES = 64_000_000  # up to here a look at the bytes costs less than trust in a stamp that a user can set back
+HASHED_BYTES = 64_000_000  # smaller files are hashed again: that is cheap, and users can set a stamp back
 
 
 def scan(data: DataConfig, folder: Path, afresh: bool = False) -> Scan:
     """Scans the input, or returns the scan saved in ``folder`` (the run directory) if it still holds.
 
-    stdin is spooled into ``folder``, beside what is kept of it there: call ``take_in`` when the run takes the input, and only
-    then save, as a run directory may belong to another input. ``afresh``: what is in ``folder`` is another run's. A hub dataset
-    is always scanned anew. Raises DataError for what stops the job: missing files, unknown formats, duplicate keys, no such key.
+    stdin is spooled into ``folder``, beside rows that the run keeps there. When the run accepts the input, call ``accept_stdin``, and
+    save only then, because the folder may belong to another input. ``afresh``: the content of ``folder`` is another run's. A hub
+    dataset is always scanned anew. Raises DataError for errors that stop the job: missing files, unknown formats, duplicate keys, no
+    such key column.
     """
     sources = find_sources(data, folder, afresh)
-    saved = None if afresh else _still_true(folder / SCAN_FILE, data, sources)
+    saved = None if afresh else _valid_saved_scan(folder / SCAN_FILE, data, sources)
     if saved:
         return saved
     tally = _Tally(data)
@@ -47,40 +48,40 @@ def scan(data: DataConfig, folder: Path, afresh: bool = False) -> Scan:
     return Scan(scanned, tally.rows, tally.bad, schema, present, data.model_dump(mode="json"))
 
 
-def take_in(found: Scan) -> Scan:
-    """The scan, with rows that were piped in put where the run keeps them; call it when the run has accepted the input."""
-    return replace(found, sources=tuple(_taken_in(one) if one.source.waiting else one for one in found.sources))
+def accept_stdin(scan: Scan) -> Scan:
+    """Moves spooled rows to the place where the run keeps them, and returns the scan of it. Call it when the run accepts the input."""
+    return replace(scan, sources=tuple(_accepted(one) if one.source.waiting else one for one in scan.sources))
 
 
-def _taken_in(scanned: Scanned) -> Scanned:
-    kept = keep(scanned.source)
-    return replace(scanned, source=kept, stamp=stamp(kept)[1])  # a new name is a new ctime
+def _accepted(scanned: ScannedSource) -> ScannedSource:
+    kept = keep_spooled(scanned.source)
+    return replace(scanned, source=kept, stamp=source_stamp(kept)[1])  # a new name is a new ctime
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What the pass has found so far; ``begun``: each source that it has come to, and the position of its first row."""
+    """The counts of the pass so far. ``starts``: each source that it has reached, with the position of its first row."""
 
     config: DataConfig
-    begun: list[tuple[int, Source]] = field(default_factory=list[tuple[int, Source]])
+    starts: list[tuple[int, Source]] = field(default_factory=list[tuple[int, Source]])
     rows: int = 0
     bad: int = 0
     columns: dict[str, Column] = field(default_factory=dict[str, Column])
-    keys: Keys = field(default_factory=Keys)
+    keys: KeyDigests = field(default_factory=KeyDigests)
 
     @property
-    def room(self) -> int | None:
-        """Rows left before ``data.limit``; None without one."""
+    def rows_left(self) -> int | None:
+        """Counts the rows left before ``data.limit``; None without a limit."""
         return None if self.config.limit is None else self.config.limit - self.rows
 
     def column(self, name: str) -> Column:
-        found = self.columns.get(name)
-        if found is None:
-            found = self.columns[name] = Column()
-        return found
+        column = self.columns.get(name)
+        if column is None:
+            column = self.columns[name] = Column()
+        return column
 
     def add_key(self, columns: dict[str, Any]) -> None:
-        """Takes the next row's key in; a row without one is bad."""
+        """Adds the next row's key. A row without a key is bad."""
         if self.config.key is None:
             return
         try:
@@ -99,38 +100,38 @@ class _Tally:
 
     def require_unique(self) -> None:
         """Raises DataError where two rows have the same key."""
-        if found := self.keys.duplicate():
-            places = [self._entry(position) for position in found]
+        if duplicates := self.keys.duplicate():
+            places = [self._place_and_key(position) for position in duplicates]
             raise DataError(
                 f"data.key: two rows have the key {places[0][1]!r} in {self.config.key!r}: {places[0][0]}, and {places[1][0]}. "
                 "Make the keys unique, or remove data.key to identify rows by their position."
             )
 
-    def _entry(self, position: int) -> tuple[str, str]:
-        """Where a row stands, and its key: read again, since only digests are kept."""
-        first, source = next(found for found in reversed(self.begun) if found[0] <= position)
+    def _place_and_key(self, position: int) -> tuple[str, str]:
+        """Returns a row's place and key. It reads the row again, because only digests of keys are kept."""
+        first, source = next(start for start in reversed(self.starts) if start[0] <= position)
         for entry in entries(source, self.config, [range(position - first, position - first + 1)]):
-            return place(source, entry, position), row_key(entry.parse(), self.config, position)
+            return row_place(source, entry, position), row_key(entry.parse(), self.config, position)
         raise DataError("The input changed while it was read. Let whatever writes it finish, then run the same command again.")
 
 
-def _scan_source(source: Source, tally: _Tally) -> Scanned:
-    before = stamp(source)
-    if tally.room == 0:
-        return Scanned(source, 0, None, *before)
+def _scan_source(source: Source, tally: _Tally) -> ScannedSource:
+    before = source_stamp(source)
+    if tally.rows_left == 0:
+        return ScannedSource(source, 0, None, *before)
     with source_errors(source):
         digest = hub_sha256(source, tally.config) if source.format == "hub" else sha256(source.file)
     rows = tally.rows
-    tally.begun.append((rows, source))
+    tally.starts.append((rows, source))
     (_scan_table if source.format in TABLES else _scan_lines)(source, tally)
-    if stamp(source) != before:
+    if source_stamp(source) != before:
         raise DataError(f"{source.path} changed while it was read. Let whatever writes it finish, then run the same command again.")
-    return Scanned(source, tally.rows - rows, digest, *before)
+    return ScannedSource(source, tally.rows - rows, digest, *before)
 
 
 def _scan_lines(source: Source, tally: _Tally) -> None:
     for entry in entries(source, tally.config):
-        if tally.room == 0:
+        if tally.rows_left == 0:
             return
         try:
             columns = entry.parse()
@@ -152,7 +153,7 @@ def _scan_table(source: Source, tally: _Tally) -> None:
         tally.column(declared.name).declare(declared.type)
     key = tally.config.key and column_of(schema.names, tally.config.key)
     for whole in batches:
-        batch = whole.slice(0, tally.room)
+        batch = whole.slice(0, tally.rows_left)
         for name in schema.names:
             values = batch.column(name)
             column = tally.column(name)
@@ -162,7 +163,7 @@ def _scan_table(source: Source, tally: _Tally) -> None:
             tally.rows += batch.num_rows
         else:
             _scan_keys(batch.select([key] if key else []), tally)
-        if tally.room == 0:
+        if tally.rows_left == 0:
             return
 
 
@@ -179,7 +180,7 @@ def _is_wide(values: pa.Array) -> bool:
     return ends["min"] is not None and (ends["min"] < -EXACT or ends["max"] > EXACT)
 
 
-def _still_true(path: Path, data: DataConfig, sources: list[Source]) -> Scan | None:
+def _valid_saved_scan(path: Path, data: DataConfig, sources: list[Source]) -> Scan | None:
     try:
         saved, saved_ns = Scan.load(path), path.stat().st_mtime_ns
     except (OSError, DataError):
@@ -188,9 +189,9 @@ def _still_true(path: Path, data: DataConfig, sources: list[Source]) -> Scan | N
     return saved if same and all(_is_same(one, saved_ns) for one in saved.sources) else None
 
 
-def _is_same(scanned: Scanned, saved_ns: int) -> bool:
-    """Whether the source is the one that was scanned: by its stamp, and where it is small by its bytes too."""
-    if scanned.source.format == "hub" or not surely_unchanged(scanned, saved_ns):
+def _is_same(scanned: ScannedSource, saved_ns: int) -> bool:
+    """Returns True when the source is the one that was scanned: by its stamp, and a small one by its bytes too."""
+    if scanned.source.format == "hub" or not is_surely_unchanged(scanned, saved_ns):
         return False
     if scanned.sha256 is None or scanned.bytes is None or scanned.bytes >= HASHED_BYTES:
         return True

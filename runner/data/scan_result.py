@@ -1,4 +1,4 @@
-"""What the pre-scan knows of the input: its sources, rows and column types, and the file that keeps it (``inputs.json``).
+"""The result of the pre-scan: sources, rows and column types of the input. It is saved as ``inputs.json``.
 
 Does not read the input itself.
 """
@@ -21,10 +21,10 @@ VERSION = 2
 
 
 @dataclass(slots=True, frozen=True)
-class Scanned:
-    """One source as the scan found it; ``bytes`` and ``stamp`` are None for a hub dataset.
+class ScannedSource:
+    """One source at the time of the scan. ``bytes`` and ``stamp`` are None for a hub dataset.
 
-    ``sha256`` is of the file's bytes as they lie on disk. A source behind ``data.limit`` has no rows and no hash.
+    ``sha256`` is of the file's bytes on disk, still compressed. A source beyond ``data.limit`` has no rows and no hash.
     """
 
     source: Source
@@ -36,13 +36,13 @@ class Scanned:
 
 @dataclass(slots=True, frozen=True)
 class Scan:
-    """The input as a whole: rows (bad ones too, at most ``data.limit``), its sources, and its columns.
+    """The whole input: its sources, rows (bad ones too, at most ``data.limit``) and columns.
 
-    ``schema`` has a field a column, in order of first appearance; one that is kept as JSON text has the metadata ``json: 1``.
+    ``schema`` has one field a column, in order of first appearance. A column kept as JSON text has the metadata ``json: 1``.
     ``present`` counts the rows in which a column is not null. ``bad`` counts unreadable lines and rows without a key.
     """
 
-    sources: tuple[Scanned, ...]
+    sources: tuple[ScannedSource, ...]
     rows: int
     bad: int
     schema: pa.Schema
@@ -51,13 +51,13 @@ class Scan:
 
     @property
     def columns(self) -> list[str]:
-        """The columns' names, in order of first appearance."""
+        """Lists the columns' names, in order of first appearance."""
         return list(self.schema.names)
 
     def input_type(self, keep: Literal["all", "none"] | list[str]) -> pa.StructType | None:
-        """The type of the records' ``input``: the kept columns, in order of first appearance; None when there are none.
+        """Returns the type of the records' ``input``: the kept columns, in order of first appearance. None when there are none.
 
-        Raises DataError for a kept name that no row has.
+        Raises DataError for a name in ``keep`` that no row has.
         """
         if keep == "none":
             return None
@@ -68,9 +68,9 @@ class Scan:
         return pa.struct(fields) if fields else None
 
     def fingerprint(self) -> dict[str, Any]:
-        """What a run's input is: the limit, and of each source that has rows path, format, codec, bytes, sha256 and rows.
+        """Returns the identity of a run's input: the limit, and path, format, codec, bytes, sha256 and rows of each source with rows.
 
-        ``appendable`` marks uncompressed text formats, which may have grown at their end.
+        ``appendable`` marks uncompressed text formats, whose files may grow at the end.
         """
         sources = [
             {
@@ -106,7 +106,7 @@ class Scan:
 
     @staticmethod
     def load(path: Path) -> "Scan":
-        """Reads what ``save`` wrote. Raises DataError when it is missing, damaged or of another version."""
+        """Reads a saved scan. Raises DataError when it is missing, damaged or of another version."""
         try:
             kept = read_document(path)
             if kept["version"] != VERSION:
@@ -119,26 +119,26 @@ class Scan:
             raise DataError(f"{path}: cannot be read as a saved scan: {error}. Delete it; the input is then scanned again.") from error
 
 
-def _scanned(source: dict[str, Any], stamp: list[int] | None, **values: Any) -> Scanned:
-    return Scanned(Source(**source), stamp=None if stamp is None else (stamp[0], stamp[1], stamp[2]), **values)
+def _scanned(source: dict[str, Any], stamp: list[int] | None, **values: Any) -> ScannedSource:
+    return ScannedSource(Source(**source), stamp=None if stamp is None else (stamp[0], stamp[1], stamp[2]), **values)
 
 
-def unchanged(scanned: Scanned) -> bool:
-    """Whether the file is still the one that was scanned: by size and stamp."""
-    return (scanned.bytes, scanned.stamp) == stamp(scanned.source)
+def is_unchanged(scanned: ScannedSource) -> bool:
+    """Returns True when the file is still the one that was scanned, by size and stamp."""
+    return (scanned.bytes, scanned.stamp) == source_stamp(scanned.source)
 
 
-def surely_unchanged(scanned: Scanned, saved_ns: int) -> bool:
-    """Whether the file is unchanged, and so old when its scan was saved (an mtime in ns) that a later write shows in its stamp."""
-    return unchanged(scanned) and (scanned.stamp is None or is_settled(scanned.stamp, saved_ns))
+def is_surely_unchanged(scanned: ScannedSource, saved_ns: int) -> bool:
+    """Returns True when the file is unchanged, and was old enough at ``saved_ns`` (an mtime) that any later write changed its stamp."""
+    return is_unchanged(scanned) and (scanned.stamp is None or is_settled(scanned.stamp, saved_ns))
 
 
-def stamp(source: Source) -> tuple[int | None, Stamp | None]:
-    """Size and stamp of the source's file; None for each of a hub dataset. Raises DataError."""
+def source_stamp(source: Source) -> tuple[int | None, Stamp | None]:
+    """Returns the size and the stamp of the source's file, both None for a hub dataset. Raises DataError."""
     if source.format == "hub":
         return None, None
     try:
-        found = source.file.stat()
+        status = source.file.stat()
     except OSError as error:
         raise DataError(f"{source.path} cannot be read any more: {error.strerror}.") from error
-    return found.st_size, stamp_of(found)
+    return status.st_size, stamp_of(status)

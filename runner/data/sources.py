@@ -1,6 +1,6 @@
-"""From ``data.path`` to the files, in order, that hold the rows, each with its format and compression.
+"""Finds the files of ``data.path`` in reading order, each with its format and compression.
 
-Knows names and bytes; does not know what a row is.
+Knows file names and bytes, and no rows.
 """
 
 import errno
@@ -41,10 +41,10 @@ BUFFER = 1 << 20
 
 @dataclass(slots=True, frozen=True)
 class Source:
-    """One file of the input, or one hub dataset (``format`` "hub", ``path`` as the config has it).
+    """One file of the input, or one hub dataset (``format`` "hub", ``path`` as in the config).
 
-    ``format`` is jsonl, parquet, arrow, csv, text or hub; ``codec`` is pyarrow's name for the compression, or None.
-    ``waiting``: these are rows just piped in, that stand beside ``path`` until the run takes them (see ``keep``).
+    ``format`` is jsonl, parquet, arrow, csv, text or hub. ``codec`` is pyarrow's name of the compression, or None. ``waiting``: rows
+    just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``).
     """
 
     path: str
@@ -54,47 +54,46 @@ class Source:
 
     @property
     def file(self) -> Path:
-        """Where its bytes lie now."""
+        """The file that holds the source's bytes now."""
         return Path(self.path + WAITING if self.waiting else self.path)
 
     @property
     def separator(self) -> str:
-        """What stands between the cells of a csv source, by its name."""
+        """The separator between the cells of a csv source, by its file name."""
         return "\t" if ".tsv" in Path(self.path.lower()).suffixes[-2:] else ","
 
 
 def find_sources(data: DataConfig, spool: Path, afresh: bool = False) -> list[Source]:
-    """The input's sources in reading order: a list in its order, a folder or glob by name.
+    """Returns the input's sources in reading order: a list in its own order, a folder or glob by name.
 
-    stdin ("-") is copied into ``spool`` and waits there; where nothing or the same is piped in, the rows kept there are the
-    source. ``afresh``: what is kept there is another run's.
-    Raises DataError for a path that is missing, no regular file, or of unknown format.
+    stdin ("-") is copied into ``spool`` and waits there. If nothing new is piped in, the rows kept there are the source. ``afresh``:
+    the rows kept there are another run's. Raises DataError for a path that is missing, no regular file, or of unknown format.
     """
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
     return [source for path in paths for source in _find(path, data, spool, afresh)]
 
 
-def keep(source: Source) -> Source:
-    """Puts rows that wait in the place of those kept from stdin so far, and returns where they are now."""
+def keep_spooled(source: Source) -> Source:
+    """Replaces the rows kept from stdin by the waiting ones. Returns the source at its new place."""
     kept = replace(source, waiting=False)
     source.file.replace(kept.file)
     fsync_folder(kept.file.parent)
     return kept
 
 
-def drop_waiting(spool: Path) -> None:
-    """Removes rows that were piped in and that no run has taken."""
+def drop_spooled(spool: Path) -> None:
+    """Removes rows that were piped in and that no run has accepted."""
     for name in SPOOL_NAMES.values():
         (spool / (name + WAITING)).unlink(missing_ok=True)
 
 
 def reads_stdin(data: DataConfig) -> bool:
-    """Whether rows come from stdin."""
+    """Returns True when rows come from stdin."""
     return "-" in ([data.path] if isinstance(data.path, str) else data.path)
 
 
 def open_stream(source: Source) -> IO[bytes]:
-    """The source's bytes, decompressed; a file of several compressed members is read through the last."""
+    """Opens the source's bytes, decompressed. A file of several compressed members is read to the end of the last."""
     if source.codec is None:
         return source.file.open("rb", buffering=BUFFER)
     raw = pa.CompressedInputStream(pa.OSFile(str(source.file)), source.codec)
@@ -103,7 +102,7 @@ def open_stream(source: Source) -> IO[bytes]:
 
 @contextmanager
 def source_errors(source: Source) -> Generator[None]:
-    """Turns what reading or decoding the source raises into a DataError that names it; a full disk stays what it is."""
+    """Turns errors of reading or decoding into a DataError that names the source. The error of a full disk passes through."""
     try:
         yield
     except (OSError, EOFError, pa.ArrowException) as error:
@@ -132,14 +131,14 @@ def _find(path: str, data: DataConfig, spool: Path, afresh: bool) -> list[Source
     root = _root(path)
     outside = {name for name in files if root is not None and not name.parent.resolve().is_relative_to(root)}
     _warn_of_links(path, outside)
-    found = [_file(name, data.format) for name in files if name not in outside]
-    if not found:
+    sources = [_file(name, data.format) for name in files if name not in outside]
+    if not sources:
         raise DataError(f"data.path: no file matches {path!r} (looked from {Path.cwd()}).")
-    return found
+    return sources
 
 
 def _root(pattern: str) -> Path | None:
-    """Where a ``**`` begins: what it finds behind links out of there is none of the user's naming. None without one."""
+    """Returns the folder in which a ``**`` begins, or None without one. Links that lead out of it are not followed."""
     before, deep, _ = pattern.partition("**")
     return Path(before[: before.rfind("/") + 1] or ".").resolve() if deep and not glob.has_magic(before) else None
 
@@ -150,65 +149,68 @@ def _warn_of_links(where: str, outside: Collection[Path]) -> None:
         log.warning("data.path: links in %s are not followed: %s. List them in data.path to read them.", where, listed)
 
 
-def _file(path: Path, wanted: str) -> Source:
+def _file(path: Path, form: str) -> Source:
     if visible(str(path)) != str(path):
         raise DataError(f"data.path: the name of the file {str(path)!r} holds characters that no terminal shows. Rename it.")
     if not path.exists():
         raise DataError(f"data.path: {path} is a link to {path.readlink()}, which does not exist.")
     if not path.is_file():
         raise DataError(f"data.path: {path} is not a regular file, and the input is read twice. Pipe it in and set data.path to '-'.")
-    found, codec = _by_extension(path)
-    if wanted != "auto":
-        found = wanted
-    if found is None:
+    by_name, codec = _by_extension(path)
+    form_of_file = by_name if form == "auto" else form
+    if form_of_file is None:
         formats = ", ".join(sorted(set(EXTENSIONS.values())))
         raise DataError(f"data.path: the format of {path} cannot be told from its name. Set data.format to one of {formats}.")
-    return Source(str(path), found, codec)
+    return Source(str(path), form_of_file, codec)
 
 
 def _by_extension(path: Path) -> tuple[str | None, str | None]:
-    """Format and codec by the name: ("jsonl", "gzip") for rows.jsonl.gz, None for what is not known."""
+    """Returns format and codec by the file's name: ("jsonl", "gzip") for rows.jsonl.gz, None for an unknown one."""
     codec = CODECS.get(path.suffix.lower())
     bare = path.with_suffix("") if codec else path
     return EXTENSIONS.get(bare.suffix.lower()), codec
 
 
-def _in_folder(folder: Path, wanted: str) -> list[Source]:
-    """Every file below ``folder`` of a known extension (of the wanted format's, if one is), hidden ones left out."""
+def _in_folder(folder: Path, form: str) -> list[Source]:
+    """Returns all files below ``folder`` with an extension of format ``form``, or of any format for "auto". Skips hidden files."""
     root = folder.resolve()
-    found: list[Source] = []
+    sources: list[Source] = []
     outside: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith((".", "_"))]
         outside += [path for path in (Path(parent, name) for name in folders) if path.is_symlink()]
         for path in (Path(parent, name) for name in files if not name.startswith((".", "_"))):
-            known, _ = _by_extension(path)
-            if known is None or wanted not in ("auto", known):
+            by_name, _ = _by_extension(path)
+            if by_name is None or form not in ("auto", by_name):
                 continue
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
                 outside.append(path)
             else:
-                found.append(_file(path, wanted))
+                sources.append(_file(path, form))
     _warn_of_links(str(folder), outside)
-    if not found:
-        kinds = " ".join(name for name, known in EXTENSIONS.items() if wanted in ("auto", known))
+    if not sources:
+        kinds = " ".join(name for name, by_name in EXTENSIONS.items() if form in ("auto", by_name))
         raise DataError(f"data.path: the folder {folder} holds no file to read (looked for {kinds}, also with {' '.join(CODECS)}).")
-    return sorted(found, key=lambda source: source.path)
+    return sorted(sources, key=lambda source: source.path)
 
 
-def _spooled(wanted: str, spool: Path, afresh: bool) -> Source:
-    form = "jsonl" if wanted == "auto" else wanted
+def _spooled(form: str, spool: Path, afresh: bool) -> Source:
+    """Copies stdin into ``spool``. Returns the copy, or the rows kept there if stdin brings nothing new.
+
+    Raises DriftError if stdin brings other rows than those of finished work.
+    """
+    form = "jsonl" if form == "auto" else form
     kept = Source(str(spool / SPOOL_NAMES[form]), form)
-    known = kept.file.exists() and not afresh
+    has_kept = kept.file.exists() and not afresh
     if sys.stdin.isatty():
-        if not known:
+        if not has_kept:
             raise DataError("data.path is '-', but nothing is piped into stdin. Pipe the rows in, or name a file.")
         return kept
     spool.mkdir(parents=True, exist_ok=True)
     piped = replace(kept, waiting=True)
     with replacing(piped.file) as file:
         shutil.copyfileobj(sys.stdin.buffer, file, BUFFER)
-    if not known:
+    if not has_kept:
         return piped
     begins = _begins_with(piped.file, kept.file)
     nothing, same = not piped.file.stat().st_size, begins and piped.file.stat().st_size == kept.file.stat().st_size
@@ -225,7 +227,7 @@ def _spooled(wanted: str, spool: Path, afresh: bool) -> Source:
 
 
 def _has_work(run: Path) -> bool:
-    """Whether rows of the spooled input are finished: the spool is then what the run is about."""
+    """Returns True when the run has finished rows of the spooled input, which then must stay the same."""
     journal = run / "journal"
     return (run / "commits.jsonl").exists() or (journal.is_dir() and any(journal.iterdir())) or any((run / "results").glob("part-*"))
 

@@ -1,7 +1,7 @@
-"""Rows of the formats that are tables: Parquet, Arrow IPC (file or stream), hub datasets.
+"""Reads tables: Parquet, Arrow IPC (file or stream), and hub datasets.
 
-Gives a schema and batches of at most 1024 rows, whatever the file's own batches are, so that memory stays bounded. A cell
-that has no Python value (a year past 9999, broken UTF-8) spoils its own row alone.
+Gives a schema, and batches of at most 1024 rows whatever the file's own batches are, so that memory stays bounded. A cell without a
+Python value (a year past 9999, broken UTF-8) spoils only its own row.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from ...configs.schema import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
-from .entry import EVERY, Entry, UnreadableError
+from .entry import ALL_ROWS, Entry, UnreadableError
 from .sources import Source, open_stream, source_errors
 
 BATCH_ROWS = 1024
@@ -29,17 +29,17 @@ Table = tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 
 def open_table(source: Source, data: DataConfig) -> Table:
-    """The source's schema, and its rows in record batches of at most 1024 rows. Raises DataError."""
+    """Returns the source's schema, and its rows in record batches of at most 1024 rows. Raises DataError."""
     schema, batches, _ = _open(source, data, 0)
     return schema, batches
 
 
-def table_entries(source: Source, data: DataConfig, wanted: Sequence[range] = EVERY) -> Iterator[Entry]:
-    """The source's ``wanted`` rows as entries; a batch is turned into Python values when the first of its rows is asked for."""
-    if not wanted:
+def table_entries(source: Source, data: DataConfig, ranges: Sequence[range] = ALL_ROWS) -> Iterator[Entry]:
+    """Yields the source's rows in ``ranges`` as entries. A batch becomes Python values when the first of its rows is parsed."""
+    if not ranges:
         return
-    _, batches, start = _open(source, data, wanted[0].start)
-    spans = iter(wanted)
+    _, batches, start = _open(source, data, ranges[0].start)
+    spans = iter(ranges)
     span = next(spans)
     for batch in batches:
         end = start + batch.num_rows
@@ -56,7 +56,7 @@ def table_entries(source: Source, data: DataConfig, wanted: Sequence[range] = EV
 
 
 def batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | UnreadableError]:
-    """The batch's rows as plain Python values, or why a row has none."""
+    """Returns the batch's rows as plain Python values, or the error of a row that has none."""
     try:
         return batch.to_pylist()
     except (ValueError, OverflowError, pa.ArrowException):
@@ -64,7 +64,7 @@ def batch_rows(batch: pa.RecordBatch) -> list[dict[str, Any] | UnreadableError]:
 
 
 def hub_sha256(source: Source, data: DataConfig) -> str:
-    """A hash of a hub dataset's schema and rows: a dataset has no file of its own to hash."""
+    """Returns a hash of a hub dataset's schema and rows, because a dataset has no file of its own to hash."""
     schema, batches = open_table(source, data)
     digest = hashlib.sha256(schema.remove_metadata().serialize())
     for batch in batches:
@@ -73,7 +73,7 @@ def hub_sha256(source: Source, data: DataConfig) -> str:
 
 
 def _open(source: Source, data: DataConfig, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
-    """Schema, batches, and the row at which these begin: at ``first`` or before it, where what stands before is cheap to leave out."""
+    """Returns the schema, the batches, and the row at which they begin: ``first`` or an earlier row, where the format can skip."""
     start = 0
     with source_errors(source):
         if source.format == "hub":
@@ -85,7 +85,7 @@ def _open(source: Source, data: DataConfig, first: int) -> tuple[pa.Schema, Iter
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise DataError(f"{source.path}: the table has more than one column named {', '.join(map(visible, twice))}. Rename them.")
-    return schema, _naming_batches(source, batches), start
+    return schema, _checked_batches(source, batches), start
 
 
 def _row(one: pa.RecordBatch) -> dict[str, Any] | UnreadableError:
@@ -102,7 +102,7 @@ def _pick(rows: Callable[[], list[dict[str, Any] | UnreadableError]], index: int
     return row
 
 
-def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _checked_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     with source_errors(source):
         for batch in batches:
             batch.validate()  # offsets that point past their buffer would crash the process
@@ -111,19 +111,19 @@ def _naming_batches(source: Source, batches: Iterator[pa.RecordBatch]) -> Iterat
 
 
 def _open_parquet(source: Source, first: int) -> tuple[pa.Schema, Iterator[pa.RecordBatch], int]:
-    """As ``_open``: begins with the row group that holds ``first``."""
-    # Ahead of time pyarrow would read the columns of all row groups, and without a buffer those of a whole one.
+    """Opens a Parquet file at the row group that holds ``first``. Returns what ``_open`` returns."""
+    # With pre_buffer pyarrow would read the columns of all row groups at once, and without a buffer size those of a whole one.
     file = pq.ParquetFile(_seekable(source), pre_buffer=False, buffer_size=_BUFFER_BYTES)
     groups, group, start = file.num_row_groups, 0, 0
     while group < groups and start + file.metadata.row_group(group).num_rows <= first:
         start += file.metadata.row_group(group).num_rows
         group += 1
     batches = file.iter_batches(batch_size=BATCH_ROWS, row_groups=range(group, groups))
-    return file.schema_arrow, _whole(batches, file.metadata.num_rows - start), start
+    return file.schema_arrow, _complete(batches, file.metadata.num_rows - start), start
 
 
-def _whole(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches of a file that declares so many rows: where it is cut off meanwhile, pyarrow takes that for its end."""
+def _complete(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields the batches of a file that declares ``rows`` rows. Raises EOFError if they end early, which pyarrow does not notice."""
     for batch in batches:
         rows -= batch.num_rows
         yield batch
@@ -145,9 +145,9 @@ def _open_arrow(source: Source) -> Table:
 
 
 def _seekable(source: Source) -> pa.NativeFile:
-    """The file itself, or its decompressed bytes in a temporary file that vanishes with its last reader.
+    """Opens the file, or its decompressed bytes in a temporary file that vanishes with its last reader.
 
-    Read, not memory-mapped: a file that is cut off meanwhile would end the process with SIGBUS, without a word.
+    It is read, not memory-mapped: if a mapped file is cut off, SIGBUS ends the process without a message.
     """
     if source.codec is None:
         return pa.OSFile(str(source.file))

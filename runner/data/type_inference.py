@@ -1,7 +1,7 @@
-"""What types the input's columns have: seen in JSON values, declared by tables, unified over all files.
+"""Infers the types of the input's columns, from JSON values and from the types that tables declare, over all files.
 
-A column whose type varies, or that Arrow cannot hold, is kept as JSON text: a large_string field with the metadata
-``json: 1``. Strings are large_string at the top and string inside lists and structs. Does not know where rows come from.
+A column of varying types, or of a type that Arrow can't hold, is kept as JSON text: a large_string field with the metadata
+``json: 1``. Strings are large_string at the top and string inside lists and structs. Knows no files.
 """
 
 import json
@@ -19,12 +19,12 @@ EXACT = 1 << 53  # integers up to here are exact as float64
 
 
 class VariesError(Exception):
-    """There is no one Arrow type for these values."""
+    """Raised when no single Arrow type holds these values."""
 
 
 @dataclass(slots=True)
 class ValueShape:
-    """The union of the JSON values seen at one place: kinds of scalars and containers, and what stands inside these."""
+    """The union of the JSON values seen at one place: the kinds of scalars and containers, and the contents of containers."""
 
     kinds: set[type] = field(default_factory=set[type])
     wide: bool = False
@@ -33,7 +33,7 @@ class ValueShape:
     items: "ValueShape | None" = None
 
     def see(self, value: object, level: int = 0) -> None:
-        """Takes one more value (bool, int, float, str, list, dict or None) into the union."""
+        """Adds one value (bool, int, float, str, list, dict or None) to the union."""
         if value is None or self.huge:
             return
         self.kinds.add(type(value))
@@ -69,11 +69,11 @@ class ValueShape:
         self.huge = self.huge or low < -(1 << 63) or high >= 1 << 63
 
     def _give_up(self) -> None:
-        """What can no longer be told apart need not be remembered: memory stays bounded."""
+        """Marks the type as varying, and forgets the details: memory stays bounded."""
         self.huge, self.fields, self.items = True, {}, None
 
     def arrow(self) -> pa.DataType:
-        """The Arrow type of the values seen, nested strings as ``string``; null where none was seen. Raises VariesError."""
+        """Returns the Arrow type of the values seen, with nested strings as ``string``; null if none was seen. Raises VariesError."""
         if self.huge or (self.kinds == {int, float} and self.wide):
             raise VariesError
         if not self.kinds:
@@ -86,29 +86,29 @@ class ValueShape:
             return pa.float64()
         if len(self.kinds) == 1:
             scalars = {bool: pa.bool_(), int: pa.int64(), str: pa.string()}
-            found = scalars.get(next(iter(self.kinds)))
-            if found is not None:
-                return found
+            scalar = scalars.get(next(iter(self.kinds)))
+            if scalar is not None:
+                return scalar
         raise VariesError
 
 
 @dataclass(slots=True)
 class Column:
-    """What has been seen of one column: rows that have it non-null, JSON values, and the types tables declare for it."""
+    """One column as seen so far. present: rows where it is not null; shape: of its JSON values; declared: types that tables declare."""
 
     present: int = 0
     shape: ValueShape = field(default_factory=ValueShape)
     declared: list[pa.DataType] = field(default_factory=list[pa.DataType])
 
     def declare(self, declared: pa.DataType) -> None:
-        """Takes the type of one more table into account."""
+        """Adds the type that one more table declares."""
         if declared not in self.declared:
             self.declared.append(declared)
 
     def field(self, name: str) -> pa.Field:
-        """The column as an Arrow field: one type for all its values, or JSON text."""
+        """Returns the column as an Arrow field: one type for all its values, or JSON text."""
         try:
-            types = [_plain(found) for found in self.declared] + ([self.shape.arrow()] if self.shape.kinds else [])
+            types = [_plain(declared) for declared in self.declared] + ([self.shape.arrow()] if self.shape.kinds else [])
             if self.shape.wide and any(map(pa.types.is_floating, types)):
                 raise VariesError
             return pa.field(name, _top(_readable(_unify(types))))
@@ -117,7 +117,7 @@ class Column:
 
 
 def json_text(value: Any) -> str:
-    """Any column value as JSON: bytes in base64, dates and decimals as their strings."""
+    """Returns any column value as JSON: bytes in base64, dates and decimals as their strings."""
     return json.dumps(value, ensure_ascii=False, default=_scalar_text)
 
 
@@ -127,49 +127,49 @@ def _scalar_text(value: object) -> str:
 
 def _unify(types: Iterable[pa.DataType]) -> pa.DataType:
     try:
-        schemas = [pa.schema([pa.field("", found)]) for found in types]
+        schemas = [pa.schema([pa.field("", each)]) for each in types]
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type if schemas else pa.null()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         raise VariesError from None
 
 
-def _plain(found: pa.DataType) -> pa.DataType:
-    """The type without encodings that only some readers know: dictionaries, runs, views, 64-bit offsets, extensions."""
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Returns the type without encodings that only some readers know: dictionaries, runs, views, 64-bit offsets, extensions."""
     types = pa.types
-    if isinstance(found, pa.BaseExtensionType):
-        return _plain(found.storage_type)
-    if types.is_dictionary(found) or types.is_run_end_encoded(found):
-        return _plain(found.value_type)
-    if types.is_large_string(found) or types.is_string_view(found):
+    if isinstance(type_, pa.BaseExtensionType):
+        return _plain(type_.storage_type)
+    if types.is_dictionary(type_) or types.is_run_end_encoded(type_):
+        return _plain(type_.value_type)
+    if types.is_large_string(type_) or types.is_string_view(type_):
         return pa.string()
-    if types.is_binary_view(found):
+    if types.is_binary_view(type_):
         return pa.binary()
-    if types.is_fixed_size_list(found):
-        return pa.list_(_plain(found.value_type), found.list_size)
-    if types.is_list(found) or types.is_large_list(found) or types.is_list_view(found) or types.is_large_list_view(found):
-        return pa.list_(_plain(found.value_type))
-    if types.is_struct(found):
-        return pa.struct([pa.field(inner.name, _plain(inner.type)) for inner in found])
-    if types.is_map(found):
-        return pa.map_(_plain(found.key_type), _plain(found.item_type))
-    if types.is_union(found):
+    if types.is_fixed_size_list(type_):
+        return pa.list_(_plain(type_.value_type), type_.list_size)
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_list_view(type_) or types.is_large_list_view(type_):
+        return pa.list_(_plain(type_.value_type))
+    if types.is_struct(type_):
+        return pa.struct([pa.field(inner.name, _plain(inner.type)) for inner in type_])
+    if types.is_map(type_):
+        return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
+    if types.is_union(type_):
         raise VariesError
-    return found
+    return type_
 
 
-def _readable(found: pa.DataType) -> pa.DataType:
-    """null becomes string, which every reader can hold; a struct without fields cannot be helped. Raises VariesError."""
+def _readable(type_: pa.DataType) -> pa.DataType:
+    """Returns the type with null replaced by string, which every reader can hold. Raises VariesError for a struct without fields."""
     types = pa.types
-    if types.is_null(found):
+    if types.is_null(type_):
         return pa.string()
-    if types.is_struct(found):
-        if not found.num_fields:
+    if types.is_struct(type_):
+        if not type_.num_fields:
             raise VariesError
-        return pa.struct([pa.field(inner.name, _readable(inner.type)) for inner in found])
-    if types.is_list(found):
-        return pa.list_(_readable(found.value_type))
-    return found
+        return pa.struct([pa.field(inner.name, _readable(inner.type)) for inner in type_])
+    if types.is_list(type_):
+        return pa.list_(_readable(type_.value_type))
+    return type_
 
 
-def _top(found: pa.DataType) -> pa.DataType:
-    return pa.large_string() if pa.types.is_string(found) else found
+def _top(type_: pa.DataType) -> pa.DataType:
+    return pa.large_string() if pa.types.is_string(type_) else type_

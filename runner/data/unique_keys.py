@@ -1,17 +1,17 @@
-"""Whether the rows' keys are unique, in 16 bytes a row: their digests stand one after the other, and equals are found by sorting.
+"""Finds duplicate keys with 16 bytes a row: it keeps a digest of each key, and finds equal ones by sorting.
 
-Keeps no key itself, and knows no files.
+Keeps no keys, and knows no files.
 """
 
 from hashlib import blake2b
 
 import numpy as np
 
-FIRST_LOOK = 1 << 16  # rows; then whenever they have doubled, so that a long input need not be read to its end
+FIRST_LOOK = 1 << 16  # rows; then whenever rows have doubled, so that a duplicate stops the scan early
 
 
-class Keys:
-    """A digest a row, in the order of the input; zeros for a row without a key."""
+class KeyDigests:
+    """The digests of keys, one a row in the order of the input; zeros for a row without a key."""
 
     def __init__(self) -> None:
         self._digests = bytearray()
@@ -22,15 +22,15 @@ class Keys:
 
     @property
     def due(self) -> bool:
-        """True when so many have come since the last look that it is time for another."""
+        """True when rows have doubled since the last look for duplicates."""
         return len(self._digests) >= 16 * self._look_at
 
     def add(self, key: str | None) -> None:
-        """Takes in the next row's key."""
+        """Adds the next row's key, or None for a row without one."""
         self._digests += bytes(16) if key is None else blake2b(key.encode(errors="surrogatepass"), digest_size=16).digest()
 
     def duplicate(self) -> tuple[int, int] | None:
-        """Positions of the first row whose key was there before, and of where it was; in the order of the input. None without one."""
+        """Returns the positions of the first two rows with one key, in the order of the input, or None if keys are unique."""
         self._look_at = 2 * max(self._look_at, len(self))
         halves = np.frombuffer(self._digests, np.uint64)[::2]
         ordered = np.sort(halves)

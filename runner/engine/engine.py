@@ -51,7 +51,7 @@ class Engine(FixedWeights):
         self._counted: set[int] = set()  # rows that start again and whose prompt is counted already
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
-        """Outcomes of all windows' requests (see ``Backlog``), in the order in which they finish; ends early when ``stopped``."""
+        """Outcomes of all windows' requests (see ``RequestQueue``), in the order in which they finish; ends early when ``stopped``."""
         backlog = RequestQueue(next_window, self._stems.arranging(self._setup))
         while not stopped():
             found, why = None, ""

@@ -23,8 +23,8 @@ from ..core.host_process import HostProcess, Orders
 from ..core.requests import BadRow, Outcome, Row
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
-from ..data.scan import SCAN_FILE, take_in
-from ..data.sources import drop_waiting, reads_stdin
+from ..data.scan import SCAN_FILE, accept_stdin
+from ..data.sources import drop_spooled, reads_stdin
 from ..engine.interface import Progress, Runs
 from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
@@ -82,7 +82,7 @@ def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, s
                     run_dir.session_ended({"how": type(error).__name__, "message": str(error)})
             raise
         finally:
-            drop_waiting(run_dir.root)
+            drop_spooled(run_dir.root)
         if session.noted:
             how = "complete" if summary.complete else "stopped"
             run_dir.session_ended({"how": how, "rows": summary.rows, "errors": summary.errors})
@@ -164,7 +164,7 @@ class _Session:
 
         def accepted() -> None:
             nonlocal spec
-            spec = replace(spec, scan=take_in(spec.scan))
+            spec = replace(spec, scan=accept_stdin(spec.scan))
 
         (run_dir.replace if self.start.overwrite else run_dir.bind)(description, self.start.adopt, accepted)
         spec.scan.save(run_dir.root / SCAN_FILE)

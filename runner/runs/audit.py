@@ -13,7 +13,7 @@ from typing import Any
 from ...configs.schema import DataConfig
 from ..core.errors import BulkError
 from ..core.shard_layout import Layout, covered_rows
-from ..data.rescan import recount
+from ..data.rescan import current_fingerprint
 from ..files.checked_json import read_document
 from ..files.checked_lines import damaged_lines, read_lines
 from ..files.file_stamp import sha256
@@ -105,7 +105,7 @@ def _hold_against_input(audit: Audit, run_json: dict[str, Any]) -> None:
     inputs = run_json["inputs"]
     data = DataConfig.model_validate(run_json["config"]["data"]).model_copy(update={"limit": inputs["limit"]})
     try:
-        now = recount(data, audit.run)
+        now = current_fingerprint(data, audit.run)
         changed = inputs_drift(inputs, now)
     except (BulkError, OSError) as error:
         audit.problems.append(Finding(INPUTS, str(error), "put the input where it was; the results can be read without it"))

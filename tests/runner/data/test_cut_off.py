@@ -19,13 +19,13 @@ import os, sys
 from pathlib import Path
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.data.reader import read
+from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 
 path = sys.argv[1]
 config = DataConfig(path=path)
 found = scan(config, Path(path).parent)
-rows = read(found, config, [range(found.rows)])
+rows = read_rows(found, config, [range(found.rows)])
 next(rows)
 os.truncate(path, 5000)
 try:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.data.rescan import recount
+from mlx_bulk.runner.data.rescan import current_fingerprint
 from mlx_bulk.runner.data.scan import scan
 
 LINES = "".join(json.dumps({"id": f"k{row}", "q": "text"}) + "\n" for row in range(6)) + 'torn {"q\n\n'
@@ -30,9 +30,9 @@ def test_it_says_what_the_scan_says(tmp_path: Path, limit: int | None):
     write_all(tmp_path)
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "e.parquet")]
     data = DataConfig(path=names, limit=limit)
-    assert recount(data, tmp_path / "run") == scan(data, tmp_path / "run").fingerprint()
+    assert current_fingerprint(data, tmp_path / "run") == scan(data, tmp_path / "run").fingerprint()
     text = DataConfig(path=str(tmp_path / "d.txt"), limit=limit)
-    assert recount(text, tmp_path / "run") == scan(text, tmp_path / "run").fingerprint()
+    assert current_fingerprint(text, tmp_path / "run") == scan(text, tmp_path / "run").fingerprint()
 
 
 def test_no_saved_scan_and_no_stamp_is_trusted(tmp_path: Path):
@@ -40,17 +40,17 @@ def test_no_saved_scan_and_no_stamp_is_trusted(tmp_path: Path):
     write_all(tmp_path)
     found = scan(data, tmp_path)
     found.save(tmp_path / "inputs.json")
-    before = recount(data, tmp_path)
+    before = current_fingerprint(data, tmp_path)
     (tmp_path / "a.jsonl").write_text(LINES.replace("text", "TEXT"))
-    assert recount(data, tmp_path)["sources"][0]["sha256"] != before["sources"][0]["sha256"]
+    assert current_fingerprint(data, tmp_path)["sources"][0]["sha256"] != before["sources"][0]["sha256"]
 
 
 def test_stdin_is_the_copy_in_the_run(tmp_path: Path):
     (tmp_path / "stdin.jsonl").write_text(LINES)
-    found: dict[str, Any] = recount(DataConfig(path="-"), tmp_path)
+    found: dict[str, Any] = current_fingerprint(DataConfig(path="-"), tmp_path)
     assert [(source["path"], source["rows"]) for source in found["sources"]] == [(str(tmp_path / "stdin.jsonl"), 7)]
 
 
 def test_what_is_gone_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"gone\.jsonl does not exist"):
-        recount(DataConfig(path=str(tmp_path / "gone.jsonl")), tmp_path)
+        current_fingerprint(DataConfig(path=str(tmp_path / "gone.jsonl")), tmp_path)

@@ -9,7 +9,7 @@ from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data import scan as scans
 from mlx_bulk.runner.data.scan import SCAN_FILE, scan
-from mlx_bulk.runner.data.scan_result import Scan, stamp
+from mlx_bulk.runner.data.scan_result import Scan, source_stamp
 from mlx_bulk.runner.data.sources import Source
 from mlx_bulk.runner.files.checked_json import read_document, write_document
 
@@ -58,7 +58,7 @@ def test_the_stamp_of_a_small_file_is_not_trusted(tmp_path: Path, monkeypatch: p
     scanned(tmp_path, path).save(saved)
     jsonl(path, [{"d": 1}])
     kept = read_document(saved)
-    kept["sources"][0]["stamp"] = stamp(Source(str(path), "jsonl"))[1]  # as where a change leaves all times as they were
+    kept["sources"][0]["stamp"] = source_stamp(Source(str(path), "jsonl"))[1]  # as where a change leaves all times as they were
     write_document(saved, kept)
     os.utime(saved, ns=(LATER, LATER))
     assert scanned(tmp_path, path).columns == ["d"]

@@ -15,9 +15,9 @@ import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.reader import read_rows
-from mlx_bulk.runner.data.scan import scan, take_in
+from mlx_bulk.runner.data.scan import accept_stdin, scan
 from mlx_bulk.runner.data.scan_result import Scan
-from mlx_bulk.runner.data.sources import drop_waiting
+from mlx_bulk.runner.data.sources import drop_spooled
 from mlx_bulk.runner.data.type_inference import JSON_METADATA
 from mlx_bulk.runner.store.arrow_builder import record_batch
 
@@ -216,7 +216,7 @@ def test_a_truncated_gzip_stops_the_job(tmp_path: Path) -> None:
 
 def test_stdin_is_spooled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"c": 1}\n{"c": 2}\n')))
-    found = take_in(scanned(tmp_path, "-"))
+    found = accept_stdin(scanned(tmp_path, "-"))
     assert (tmp_path / "run" / "stdin.jsonl").read_bytes() == b'{"c": 1}\n{"c": 2}\n'
     assert [row.position for row in read_rows(found, DataConfig(path="-"), [range(2)])] == [0, 1]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
@@ -232,15 +232,15 @@ def test_what_is_piped_in_waits_until_it_is_taken_in(tmp_path: Path, monkeypatch
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(rows)))
         return scan(DataConfig(path="-"), kept.parent, afresh)
 
-    first = take_in(piped(b'{"c": 1}\n'))
+    first = accept_stdin(piped(b'{"c": 1}\n'))
     longer = piped(b'{"c": 1}\n{"c": 2}\n')
     assert (longer.rows, kept.read_bytes()) == (2, b'{"c": 1}\n')
     assert [one["path"] for one in longer.fingerprint()["sources"]] == [str(kept)]
-    drop_waiting(kept.parent)
+    drop_spooled(kept.parent)
     assert piped(b"").sources == first.sources == piped(b'{"c": 1}\n').sources
-    assert take_in(piped(b'{"c": 1}\n{"c": 2}\n')).rows == piped(b"").rows == 2
+    assert accept_stdin(piped(b'{"c": 1}\n{"c": 2}\n')).rows == piped(b"").rows == 2
     assert (piped(b"", afresh=True).rows, piped(b'{"d": 1}\n', afresh=True).columns, piped(b"").rows) == (0, ["d"], 2)
-    drop_waiting(kept.parent)
+    drop_spooled(kept.parent)
     assert [file.name for file in kept.parent.iterdir()] == [kept.name]
 
 

@@ -2,11 +2,11 @@ import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.runner.data.unique_keys import FIRST_LOOK, Keys
+from mlx_bulk.runner.data.unique_keys import FIRST_LOOK, KeyDigests
 
 
-def keys_of(values: list[str | None]) -> Keys:
-    keys = Keys()
+def keys_of(values: list[str | None]) -> KeyDigests:
+    keys = KeyDigests()
     for value in values:
         keys.add(value)
     return keys
@@ -20,7 +20,7 @@ def test_the_first_key_that_was_there_before_is_found_with_where_it_was(values: 
 
 
 def test_a_look_is_due_whenever_the_rows_have_doubled():
-    keys, looks = Keys(), list[int]()
+    keys, looks = KeyDigests(), list[int]()
     for number in range(5 * FIRST_LOOK):
         keys.add(str(number))
         if keys.due:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import RunDirError
-from mlx_bulk.runner.data.rescan import recount
+from mlx_bulk.runner.data.rescan import current_fingerprint
 from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs import audit as audit_module
@@ -35,7 +35,7 @@ def describe(path: Path) -> None:
         "batch": {"rows_per_shard": PER_SHARD},
         "sampling": {"n": SAMPLES, "columns": {}},
     }
-    run = {"schema_version": SCHEMA_VERSION, "config": config, "cwd": str(path), "identity": {}, "inputs": recount(data, path)}
+    run = {"schema_version": SCHEMA_VERSION, "config": config, "cwd": str(path), "identity": {}, "inputs": current_fingerprint(data, path)}
     write_document(RunPaths(path).run, run)
 
 
