@@ -1,4 +1,4 @@
-"""mlx-bulk export: records as Parquet, JSONL, CSV, OpenAI lines, trainers' columns, a hub dataset.
+"""Exports records as Parquet, JSONL, CSV, OpenAI lines, trainers' columns, or a dataset on the hub.
 
 Public: export.
 """

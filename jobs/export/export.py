@@ -1,4 +1,4 @@
-"""``mlx-bulk export``: a run's committed records, in input order, as files for other programs or as a dataset on the hub."""
+"""``mlx-bulk export``: writes a run's committed records, in input order, as files or as a dataset on the hub."""
 
 from pathlib import Path
 
@@ -31,9 +31,9 @@ def export_run(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool,
     return upload(source, to, to.removeprefix(_HUB), overwrite=overwrite, public=public)
 
 
-def export_as_text(done: ExportResult) -> str:
-    """A line for what was written, and one for each thing that its reader must know."""
-    failures = f" and {done.failures:,} failure{'s' * (done.failures != 1)}" if done.failures else ""
+def export_as_text(result: ExportResult) -> str:
+    """Returns a line for each note on the export, and one for what was written."""
+    failures = f" and {result.failures:,} failure{'s' * (result.failures != 1)}" if result.failures else ""
     return "\n".join(
-        [*(f"note: {visible(note)}" for note in done.notes), f"exported {done.records:,} records{failures} -> {visible(done.to)}"]
+        [*(f"note: {visible(note)}" for note in result.notes), f"exported {result.records:,} records{failures} -> {visible(result.to)}"]
     )

@@ -1,6 +1,6 @@
-"""A run's records as files: which names they get, that none is there by mistake, and that each appears whole or not at all.
+"""Writes a run's records as files: chooses their names, refuses a wrong place, and writes each whole or not at all.
 
-What a format holds is ``table_files.py``'s and ``openai_lines.py``'s.
+The formats are in ``table_writers.py``, ``openai_batch.py`` and ``trainer_columns.py``.
 """
 
 import errno
@@ -29,10 +29,10 @@ _ENDINGS = {"openai": "jsonl", **dict.fromkeys(TRAINERS, "parquet")}
 
 
 def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) -> ExportResult:
-    """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (one that is there, or a name that ends in /).
+    """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (an existing one, or a name that ends in /).
 
-    A folder gets ``results`` and, where rows are quarantined, ``errors``, and a file SHA256SUMS last. Raises ConfigError for a
-    target that is there already unless ``overwrite``, or that lies in the run directory, and for what the format cannot hold.
+    A folder gets ``results``, ``errors`` where rows are quarantined, and SHA256SUMS last. Raises ConfigError for an existing target
+    without ``overwrite``, for one in the run directory, and for a job that the format cannot hold.
     """
     _require_format(source, kind)
     folder = to.endswith(os.sep) or Path(to).is_dir()
@@ -45,23 +45,23 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
         write = _trainer(kind, source)
     else:
         write = _table(kind, source, read_results(source.run), source.records)
-    done = ExportResult(to, source.records)
+    result = ExportResult(to, source.records)
     failures = errors if source.errors and kind in WRITERS else None
-    with _said(to):
-        _real(results).parent.mkdir(parents=True, exist_ok=True)
-        for old in (sums, errors):  # what an earlier export left would not fit the new results
+    with _write_errors(to):
+        _link_target(results).parent.mkdir(parents=True, exist_ok=True)
+        for old in (sums, errors):  # those of an earlier export would not fit the new results
             if old is not None:
-                _real(old).unlink(missing_ok=True)
-        _write(done, results, write)
+                _link_target(old).unlink(missing_ok=True)
+        _write(result, results, write)
         if failures is not None:
-            _write(done, failures, _table(kind, source, read_errors(source.run), source.errors))
+            _write(result, failures, _table(kind, source, read_errors(source.run), source.errors))
         if sums is not None:
-            with replacing(_real(sums)) as file:
-                file.writelines(f"{digest}  {Path(path).name}\n".encode() for digest, path in done.files)
+            with replacing(_link_target(sums)) as file:
+                file.writelines(f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files)
     if failures is not None or kind == "openai":
-        done.failures = source.errors
-    done.notes += source.notes(with_errors=done.failures > 0)
-    return done
+        result.failures = source.errors
+    result.notes += source.notes(with_errors=result.failures > 0)
+    return result
 
 
 def _table(kind: str, source: ExportedRun, batches: Iterator[pa.RecordBatch], total: int) -> Callable[[BinaryIO], Notes]:
@@ -86,20 +86,20 @@ def _openai(source: ExportedRun) -> Callable[[BinaryIO], Notes]:
 
 
 def _trainer(kind: str, source: ExportedRun) -> Callable[[BinaryIO], Notes]:
-    mapped = TrainerBatches(kind, _eos(source) if kind == "trl" else None)
-    schema, shown = batches_with_progress(mapped.batches(read_results(source.run)), source.records, source.run)
+    trainer_batches = TrainerBatches(kind, _eos(source) if kind == "trl" else None)
+    schema, shown = batches_with_progress(trainer_batches.batches(read_results(source.run)), source.records, source.run)
 
     def write(file: BinaryIO) -> Notes:
         notes = write_parquet(file, schema, shown)
-        if mapped.appended:
-            notes.append(f"completions that a stop string or id ended, with an EOS behind them that is not trained on: {mapped.appended:,}")
+        if count := trainer_batches.appended:
+            notes.append(f"completions that a stop string or id ended, with an EOS behind them that is not trained on: {count:,}")
         return notes
 
     return write
 
 
 def _eos(source: ExportedRun) -> int | None:
-    """The id that is put behind completions which something else than EOS ended; None where nothing else can have."""
+    """Returns the EOS id to append to completions that a stop string or stop id ended; None where the config has neither."""
     from ...runner.models.run_tokenizer import tokenizer_of
 
     config = RolloutConfig.model_validate(source.stored["config"])
@@ -109,29 +109,29 @@ def _eos(source: ExportedRun) -> int | None:
     return next(iter(tokenizer_of(config, source.stored).eos), None)
 
 
-def _write(done: ExportResult, path: Path, write: Callable[[BinaryIO], Notes]) -> None:
-    with replacing(_real(path)) as file:
-        done.notes += write(file)
-    done.files.append((sha256(path), str(path)))
+def _write(result: ExportResult, path: Path, write: Callable[[BinaryIO], Notes]) -> None:
+    with replacing(_link_target(path)) as file:
+        result.notes += write(file)
+    result.files.append((sha256(path), str(path)))
 
 
-def _real(path: Path) -> Path:
-    """Where the file lies: a link that is there stays, and what it leads to is replaced."""
+def _link_target(path: Path) -> Path:
+    """Resolves links: an existing link stays, and its target is replaced."""
     return Path(os.path.realpath(path))
 
 
 def _require_format(source: ExportedRun, kind: str) -> None:
     special = {"generate": ("openai",), "rollout": TRAINERS}
     if any(kind in formats for job, formats in special.items() if job != source.job):
-        holds = "completions" if kind == "openai" else "rollouts"
-        fit = ", ".join([*WRITERS, *special.get(source.job, ())])
-        raise ConfigError(f"--format {kind}: holds {holds}, and this is a run of job: {source.job}; use one of {fit}")
+        content = "completions" if kind == "openai" else "rollouts"
+        choices = ", ".join([*WRITERS, *special.get(source.job, ())])
+        raise ConfigError(f"--format {kind}: holds {content}, and this is a run of job: {source.job}; use one of {choices}")
 
 
 def _require_place(source: ExportedRun, to: str, paths: list[Path], overwrite: bool) -> None:
     if to == "-":
         raise ConfigError("--to -: an export appears whole or not at all, which a stream cannot; name a file (./- is one of that name)")
-    if any(_real(path).is_relative_to(source.run.resolve()) for path in (Path(to), *paths)):
+    if any(_link_target(path).is_relative_to(source.run.resolve()) for path in (Path(to), *paths)):
         raise ConfigError(f"--to {to}: lies in the run directory, which holds the run's own files alone; choose another place")
     if other := [path for path in paths if path.exists() and not path.is_file()]:
         raise ConfigError(f"--to {to}: {other[0]} is there and is no regular file (a folder, a device, a pipe); name another file")
@@ -140,8 +140,8 @@ def _require_place(source: ExportedRun, to: str, paths: list[Path], overwrite: b
 
 
 @contextmanager
-def _said(to: str) -> Generator[None]:
-    """Turns what the operating system refuses to write into errors that name the place."""
+def _write_errors(to: str) -> Generator[None]:
+    """Turns the operating system's errors inside the block into errors that name the place."""
     try:
         yield
     except OSError as error:

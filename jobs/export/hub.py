@@ -1,6 +1,6 @@
-"""``mlx-bulk export --to hf:owner/name``: a run's records as a dataset on the Hugging Face hub, private unless told otherwise.
+"""``mlx-bulk export --to hf:owner/name``: uploads a run's records as a dataset on the Hugging Face hub, private by default.
 
-Files are uploaded one after another and appear together, in one commit at the end; no more than one lies on the disk at a time.
+Files are uploaded one after another, with at most one on disk at a time, and appear together in one commit at the end.
 """
 
 import re
@@ -30,59 +30,59 @@ _NOT_CONTENT = {".gitattributes"}
 
 
 def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: bool) -> ExportResult:
-    """Puts the run's records into the dataset ``repo`` ("owner/name"; ``to`` as the user wrote it), which is made if it is not there.
+    """Uploads the run's records to the dataset ``repo`` ("owner/name"; ``to`` is the user's own word for it), and creates it if needed.
 
-    Raises ConfigError for a name that is none, for a dataset that is public and not meant to be, and for one that has files
-    unless ``overwrite``; BulkError for what the hub refuses.
+    Raises ConfigError for an invalid name, for a public dataset without ``public``, and for one with files without ``overwrite``;
+    BulkError where the hub refuses.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     if not _REPO.fullmatch(repo):
         raise ConfigError(f"--to {to}: expected hf:owner/name, a dataset on the hub")
-    api, done = HfApi(), ExportResult(to, source.records)
+    api, result = HfApi(), ExportResult(to, source.records)
     statistics = stored_statistics(source.run) if source.complete else None
     schema, batches = batches_with_progress(read_results(source.run), source.records, source.run)
-    with _said(to):
-        old = _ready(api, repo, to, overwrite, public)
+    with _hub_errors(to):
+        old = _prepare_dataset(api, repo, to, overwrite, public)
         with TemporaryDirectory(prefix="mlx-bulk-") as folder:
             added: list[CommitOperationAdd] = []
-            for digest, operation in _uploaded(api, repo, Path(folder), schema, portions(batches, _FILE_BYTES)):
+            for digest, operation in _upload_files(api, repo, Path(folder), schema, portions(batches, _FILE_BYTES)):
                 added.append(operation)
-                done.files.append((digest, operation.path_in_repo))
+                result.files.append((digest, operation.path_in_repo))
             names = {operation.path_in_repo for operation in added}
-            gone = [CommitOperationDelete(name) for name in old if name.startswith("data/") and name not in names]
+            deleted = [CommitOperationDelete(name) for name in old if name.startswith("data/") and name not in names]
             readme = CommitOperationAdd("README.md", _card(source, repo, statistics).encode())
             message = f"{source.records:,} records of mlx-bulk"
-            api.create_commit(repo, [*added, *gone, readme], commit_message=message, repo_type="dataset")
-    done.notes += source.notes(with_errors=False)
+            api.create_commit(repo, [*added, *deleted, readme], commit_message=message, repo_type="dataset")
+    result.notes += source.notes(with_errors=False)
     if source.complete and statistics is None:
-        done.notes.append(
+        result.notes.append(
             "its README has no statistics: stats.arrow is missing or damaged; the command that started the run writes it anew"
         )
-    return done
+    return result
 
 
-def _ready(api: "HfApi", repo: str, to: str, overwrite: bool, public: bool) -> list[str]:
-    """Makes the dataset where it is not there; the names of the files that it holds."""
+def _prepare_dataset(api: "HfApi", repo: str, to: str, overwrite: bool, public: bool) -> list[str]:
+    """Creates the dataset if it does not exist, and returns the names of its files. Raises ConfigError as ``upload``."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        found: Any = api.dataset_info(repo)
+        info: Any = api.dataset_info(repo)
     except RepositoryNotFoundError:
         api.create_repo(repo, repo_type="dataset", private=not public)
         return []
-    names = [file.rfilename for file in found.siblings or [] if file.rfilename not in _NOT_CONTENT]
-    if not found.private and not public:
+    names = [file.rfilename for file in info.siblings or [] if file.rfilename not in _NOT_CONTENT]
+    if not info.private and not public:
         raise ConfigError(f"--to {to}: is there and public: everybody would see the records. Make it private, or say --public.")
     if names and not overwrite:
         raise ConfigError(f"--to {to}: holds {len(names):,} files ({names[0]}, …); --overwrite replaces README.md and what is in data/")
     return names
 
 
-def _uploaded(
+def _upload_files(
     api: "HfApi", repo: str, folder: Path, schema: pa.Schema, files: Iterator[Iterator[pa.RecordBatch]]
 ) -> "Iterator[tuple[str, CommitOperationAdd]]":
-    """Writes and uploads one file after another: its sha256, and what is to be committed."""
+    """Writes and uploads one file after another; yields its sha256 and its operation for the commit."""
     from huggingface_hub import CommitOperationAdd
 
     for number, batches in enumerate(files):
@@ -91,7 +91,7 @@ def _uploaded(
             write_parquet(file, schema, batches)
         digest, operation = sha256(path), CommitOperationAdd(f"data/{path.name}", path)
         api.preupload_lfs_files(repo, [operation], repo_type="dataset")
-        if isinstance(operation.path_or_fileobj, bytes):  # its content is there; what is too small goes with the commit
+        if isinstance(operation.path_or_fileobj, bytes):  # uploaded; a small file's content goes with the commit instead
             path.unlink()
         yield digest, operation
 
@@ -104,8 +104,8 @@ def _card(source: ExportedRun, repo: str, statistics: pa.Table | None) -> str:
 
 
 @contextmanager
-def _said(to: str) -> Generator[None]:
-    """Turns what the hub and the network refuse into one line."""
+def _hub_errors(to: str) -> Generator[None]:
+    """Turns errors of the hub and the network into one line."""
     try:
         yield
     except BulkError:

@@ -1,6 +1,6 @@
-"""The card of a dataset on the hub that is a run's records: how they were made, told from run.json and the run's statistics.
+"""Writes the card of a dataset on the hub: how the records were made, from run.json and the run's statistics.
 
-Tells no folders of the machine that the run was made on. Everything in it may come from others: it is put where Markdown shows it as it is.
+Names no folders of the machine that made the run. All values may come from others, so Markdown must show them literally.
 """
 
 import re
@@ -14,22 +14,22 @@ import yaml
 from ..terminal.tables import figure, shorten
 
 _DIGEST = re.compile("(?:sha256 )?[0-9a-f]{64}")
-_GROUPS = 8  # columns of the statistics: that over all, and the first groups
+_GROUPS = 8  # columns of the statistics: all records, then the first groups
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"), (10_000_000, "1M<n<10M"))
 _PATHS = (("model", "path"), ("model", "adapter"), ("data", "path"), ("prompt", "chat_template"))
 
 
 def dataset_card(name: str, stored: dict[str, Any], counts: str, records: int, statistics: pa.Table | None) -> str:
-    """The README.md of the dataset ``name``; ``stored`` is run.json, ``counts`` a sentence on rows, records and errors."""
+    """Returns the README.md of the dataset ``name``; ``stored`` is run.json, ``counts`` a sentence on rows, records and errors."""
     config = _config(stored)
-    about = {
+    metadata = {
         "pretty_name": name.partition("/")[2],
         "tags": ["mlx-bulk", config["job"]],
         "size_categories": [next((label for limit, label in _SIZES if records < limit), "n>10M")],
         "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}],
     }
     blocks = [
-        f"---\n{yaml.safe_dump(about, sort_keys=False)}---",
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---",
         f"# {name}",
         f"Made with mlx-bulk {version('mlx-bulk')} (`job: {config['job']}`). {counts}",
         f'```python\nfrom datasets import load_dataset\n\nrecords = load_dataset("{name}", split="train")\n```',
@@ -41,7 +41,7 @@ def dataset_card(name: str, stored: dict[str, Any], counts: str, records: int, s
 
 
 def _config(stored: dict[str, Any]) -> dict[str, Any]:
-    """The job's settings, those that only steer left out; of local paths the last name."""
+    """Returns the job's settings that shape records; a local path is cut to its last name."""
     config = {name: value for name, value in stored["config"].items() if name not in ("output", "batch", "on_error")}
     for section, key in _PATHS:
         values = config[section] = dict(config[section])
@@ -80,7 +80,7 @@ def _value(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot end a table's cell or the code span that it stands in."""
+    """Replaces characters that would end a table's cell or its code span."""
     return shorten(text, 60).replace("|", "¦").replace("`", "ˋ")
 
 
@@ -89,7 +89,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def _fenced(text: str, language: str) -> str:
-    """A code block, with a fence longer than any in the text."""
-    longest = max((len(found) for found in re.findall("`+", text)), default=0)
+    """Returns a code block, with a fence longer than any in the text."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}{fence}"

@@ -1,7 +1,7 @@
-"""Arrow arrays to JSON texts, one a value, without Python per number.
+"""Converts Arrow arrays to JSON texts, one a value, without a Python loop over numbers.
 
-Numbers are as short as they can be and come back as the same number of their own width: a float32 has at most nine digits. Knows
-no files and no columns of ours.
+Numbers are the shortest that read back as the same number of their own width: a float32 has at most nine digits. Knows no files
+and no columns of ours.
 """
 
 import json
@@ -18,10 +18,10 @@ _NULL = "null"
 
 
 def json_texts(values: pa.Array) -> pa.StringArray:
-    """Each of the values [N] as a JSON text [N]; a null as ``null``.
+    """Returns each of the values [N] as a JSON text [N]; a null is ``null``.
 
-    NaN and the infinities, which JSON does not know, are null too (``not_finite`` counts them). Structs are objects, lists arrays;
-    what JSON has no type for is as ``column_types.json_text`` has it.
+    NaN and the infinities, which JSON lacks, are null too (``count_not_finite`` counts them). Structs become objects, lists arrays;
+    other types are as in ``type_inference.json_text``.
     """
     kind, types = values.type, pa.types
     if types.is_struct(kind) and kind.num_fields:
@@ -30,7 +30,7 @@ def json_texts(values: pa.Array) -> pa.StringArray:
         texts = _arrays(values)
     elif types.is_float32(kind) or types.is_float64(kind):
         finite = pc.if_else(pc.is_finite(values), values, None)
-        # A whole number keeps its point: readers that guess types by the first rows would take it for an integer.
+        # A whole number keeps its point: readers that infer types from the first rows would take it for an integer.
         texts = pc.replace_substring_regex(pc.cast(finite, pa.string()), r"^(-?\d+)$", r"\1.0")
     elif types.is_integer(kind) or types.is_boolean(kind):
         texts = pc.cast(values, pa.string())
@@ -40,7 +40,7 @@ def json_texts(values: pa.Array) -> pa.StringArray:
 
 
 def count_not_finite(values: pa.Array) -> int:
-    """How many numbers among the values, those in lists and structs too, are NaN or infinite."""
+    """Counts the numbers among the values, also in lists and structs, that are NaN or infinite."""
     kind, types = values.type, pa.types
     if types.is_struct(kind):
         return sum(count_not_finite(child) for child in values.flatten())
@@ -57,7 +57,7 @@ def _objects(values: pa.StructArray) -> pa.Array:
 
 
 def _arrays(values: pa.Array) -> pa.Array:
-    """Each list's texts joined. ``flatten`` leaves out what stands behind a null list, so lengths say more than offsets."""
+    """Joins each list's texts. ``flatten`` skips the values of a null list, so offsets are counted from lengths."""
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     joined = pc.binary_join(pa.ListArray.from_arrays(offsets, json_texts(values.flatten())), ",")

@@ -1,4 +1,4 @@
-"""A generation run's rows as the lines of an OpenAI Batch output file, in input order: a response a row, or an error.
+"""Writes a generation run's rows as the lines of an OpenAI Batch output file, in input order: a response or an error a row.
 
 https://platform.openai.com/docs/guides/batch: ``id``, ``custom_id``, ``response`` (``status_code``, ``request_id``, ``body``),
 ``error``. Ids are made of the run's identity and the row, so the same run gives the same bytes.
@@ -28,32 +28,32 @@ _PER_PROMPT_TOKEN = {"prompt_ids", "prompt_logprobs", "prompt_text_offset", "pro
 
 
 def openai_lines(run: Path, stored: Json, config: GenerateConfig, spell: Spelled | None) -> Iterator[str]:
-    """A line of JSON for each row of the run directory ``run`` that is done or failed; ``stored`` is its run.json.
+    """Yields a line of JSON for each finished or failed row of the run directory ``run``; ``stored`` is its run.json.
 
-    ``spell``: how tokens read; None where the config asks for no logprobs that a line would hold (see ``needs_tokens``).
+    ``spell`` gives a token's text; None where the lines hold no logprobs (see ``needs_tokens``).
     """
     shape = _Shape(run, stored, config, spell)
     results = _records(read_results(run, shape.columns))
     errors = _records(read_errors(run, ["row", "key", "sample", "stage", "message"]))
     merged = heapq.merge(results, errors, key=itemgetter("row"))
-    for row, found in groupby(merged, key=itemgetter("row")):
-        group = list(found)
+    for row, values in groupby(merged, key=itemgetter("row")):
+        group = list(values)
         records, failures = ([one for one in group if ("stage" in one) == failed] for failed in (False, True))
         yield json.dumps(shape.line(row, records, failures), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def needs_tokens(config: GenerateConfig) -> bool:
-    """Whether the lines hold logprobs: those of a prompt have a place in completions alone."""
+    """Returns whether the lines hold logprobs; those of a prompt have a place in completions alone."""
     return config.logprobs.tokens or (config.logprobs.prompt and not is_chat(config))
 
 
 def is_chat(config: GenerateConfig) -> bool:
-    """Whether the prompts were chats."""
+    """Returns whether the prompts were chats."""
     return config.prompt.text is None
 
 
 class _Shape:
-    """What is the same in all lines of a run."""
+    """The settings that all lines of a run share."""
 
     def __init__(self, run: Path, stored: Json, config: GenerateConfig, spell: Spelled | None):
         self._config, self._spell = config, spell
@@ -64,13 +64,13 @@ class _Shape:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that the lines are made of."""
+        """The columns that the lines need."""
         logprobs = self._config.logprobs
-        wanted = (_PER_TOKEN if logprobs.tokens else set[str]()) | (_PER_PROMPT_TOKEN if self._echo else set[str]())
-        return [*_ALWAYS, *sorted(name for name in wanted if logprobs.top or "top_" not in name)]
+        per_token = (_PER_TOKEN if logprobs.tokens else set[str]()) | (_PER_PROMPT_TOKEN if self._echo else set[str]())
+        return [*_ALWAYS, *sorted(name for name in per_token if logprobs.top or "top_" not in name)]
 
     def line(self, row: int, records: list[Json], failures: list[Json]) -> Json:
-        """A row's line. Where only some of its samples failed it has both a response, with the others, and an error."""
+        """Returns a row's line. Where only some samples failed, it has both a response with the others and an error."""
         key = next((one["key"] for one in (*records, *failures) if one["key"] is not None), f"row-{row}")
         name = f"{self._fingerprint[:16]}-{row}"
         response = {"status_code": 200, "request_id": f"req_{name}", "body": self._body(name, records)} if records else None
@@ -94,10 +94,10 @@ class _Shape:
         }
 
     def _choice(self, record: Json) -> Json:
-        about = {"index": record["sample"], "logprobs": self._logprobs(record), "finish_reason": record["finish_reason"]}
+        choice = {"index": record["sample"], "logprobs": self._logprobs(record), "finish_reason": record["finish_reason"]}
         if self._chat:
-            return {**about, "message": {"role": "assistant", "content": record["completion"], "refusal": None}}
-        return {**about, "text": (record["prompt"] if self._echo else "") + record["completion"]}
+            return {**choice, "message": {"role": "assistant", "content": record["completion"], "refusal": None}}
+        return {**choice, "text": (record["prompt"] if self._echo else "") + record["completion"]}
 
     def _logprobs(self, record: Json) -> Json | None:
         if self._spell is None:
@@ -116,13 +116,13 @@ def _error(failures: list[Json]) -> Json | None:
 
 
 def _created(paths: RunPaths) -> int:
-    """When the run began, in seconds since 1970: by its first session, else by its files."""
+    """Returns when the run began, in seconds since 1970: by its first session, else by its folder."""
     starts = [line["time"] for line in read_lines(paths.sessions) if line.get("event") == "start"]
     return int(datetime.fromisoformat(starts[0]).timestamp() if starts else paths.run.stat().st_mtime)
 
 
 def _records(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
-    """The batches' records, a few at a time: one with logprobs as Python objects takes some megabytes."""
+    """Yields the batches' records, converted a few at a time: one with logprobs takes some megabytes as Python objects."""
     for batch in batches:
         for start in range(0, batch.num_rows, 16):
             yield from batch.slice(start, 16).to_pylist()

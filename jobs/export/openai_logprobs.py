@@ -1,6 +1,6 @@
-"""Token ids with logprobs to the two shapes that OpenAI's API has for them: that of completions and that of chat completions.
+"""Converts token ids with logprobs to the two shapes of OpenAI's API: completions and chat completions.
 
-Every token sampled is there, the one that ended the completion too. Knows one sample of a record and how a token reads; no files.
+Every sampled token is there, also the one that ended the completion. Knows one record and a token's text; no files.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ from typing import Any
 Json = dict[str, Any]
 Spelled = Callable[[int], tuple[str, list[int]]]
 
-_UNLIKELY = -9999.0  # what OpenAI's API says for a token without a chance; JSON knows no infinity
+_UNLIKELY = -9999.0  # OpenAI's value for a token of probability 0; JSON knows no infinity
 _LEGACY = "bytes:"
 
 
@@ -26,50 +26,50 @@ def openai_spelling(token_bytes: Callable[[int], bytes]) -> Spelled:
 
 
 def chat_logprobs(record: Json, spell: Spelled) -> Json:
-    """A completion's logprobs as ``choices[].logprobs`` of a chat completion has them; ``record`` by the contract's columns."""
+    """Returns a completion's logprobs as ``choices[].logprobs`` of a chat completion; ``record`` has the run's columns."""
     content: list[Json] = []
     top = _top(record, "")
-    for token, logprob, (others, theirs) in zip(record["completion_ids"], record["logprobs"], top, strict=True):
-        alternatives = [_chat_token(spell, other, value) for other, value in zip(others, theirs, strict=True)]
+    for token, logprob, (top_ids, top_logprobs) in zip(record["completion_ids"], record["logprobs"], top, strict=True):
+        alternatives = [_chat_token(spell, other, value) for other, value in zip(top_ids, top_logprobs, strict=True)]
         content.append({**_chat_token(spell, token, logprob), "top_logprobs": alternatives})
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(record: Json, spell: Spelled, *, prompt: bool, completion: bool) -> Json:
-    """The same as ``choices[].logprobs`` of a completion has them: of the ``prompt`` (echo), of the ``completion``, or of both.
+    """Returns logprobs as ``choices[].logprobs`` of a completion: of the ``prompt`` (echo), of the ``completion``, or of both.
 
-    Offsets are code points in the choice's text as it was before a stop string was cut off. A position's alternatives are those
-    recorded and the token itself; where two of them read alike, the likelier one stands.
+    Offsets are code points in the choice's text before a stop string was cut off. A position's alternatives are the recorded ones
+    and the token itself; where two have the same text, the likelier one stays.
     """
-    found: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    shape: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     if prompt:
-        _extend(found, record, "prompt_", spell, 0)
+        _extend(shape, record, "prompt_", spell, 0)
     if completion:
-        _extend(found, record, "", spell, len(record["prompt"]) if prompt else 0)
-    if not any(found["top_logprobs"]):
-        found["top_logprobs"] = None
-    return found
+        _extend(shape, record, "", spell, len(record["prompt"]) if prompt else 0)
+    if not any(shape["top_logprobs"]):
+        shape["top_logprobs"] = None
+    return shape
 
 
-def _extend(found: Json, record: Json, prefix: str, spell: Spelled, start: int) -> None:
+def _extend(shape: Json, record: Json, prefix: str, spell: Spelled, start: int) -> None:
     ids = record[f"{prefix or 'completion_'}ids"]
     logprobs = record[f"{prefix}logprobs"]
-    found["tokens"] += [_legacy(spell, token) for token in ids]
-    found["token_logprobs"] += map(_plain, logprobs)
-    found["text_offset"] += [start + offset for offset in record[f"{prefix}text_offset"]]
-    for token, logprob, (others, theirs) in zip(ids, logprobs, _top(record, prefix), strict=True):
-        found["top_logprobs"].append(_alternatives(spell, token, logprob, others, theirs) if others else None)
+    shape["tokens"] += [_legacy(spell, token) for token in ids]
+    shape["token_logprobs"] += map(_finite, logprobs)
+    shape["text_offset"] += [start + offset for offset in record[f"{prefix}text_offset"]]
+    for token, logprob, (top_ids, top_logprobs) in zip(ids, logprobs, _top(record, prefix), strict=True):
+        shape["top_logprobs"].append(_alternatives(spell, token, logprob, top_ids, top_logprobs) if top_ids else None)
 
 
-def _alternatives(spell: Spelled, token: int, logprob: float, others: list[int], theirs: list[float]) -> Json:
-    named: Json = {}
-    for other, value in zip([*others, token], [*theirs, logprob], strict=True):
-        named.setdefault(_legacy(spell, other), _plain(value))
-    return named
+def _alternatives(spell: Spelled, token: int, logprob: float, top_ids: list[int], top_logprobs: list[float]) -> Json:
+    by_text: Json = {}
+    for other, value in zip([*top_ids, token], [*top_logprobs, logprob], strict=True):
+        by_text.setdefault(_legacy(spell, other), _finite(value))
+    return by_text
 
 
 def _top(record: Json, prefix: str) -> Iterable[tuple[list[int], list[float]]]:
-    """The alternatives a position, none where the records hold none, or none for this position (the first of a prompt)."""
+    """Yields the alternatives of each position; none where the record has none (as at the first token of a prompt)."""
     count = len(record[f"{prefix or 'completion_'}ids"])
     ids, logprobs = (record.get(f"{prefix}{name}") or [None] * count for name in ("top_ids", "top_logprobs"))
     return ((of or [], values or []) for of, values in zip(ids, logprobs, strict=True))
@@ -77,14 +77,14 @@ def _top(record: Json, prefix: str) -> Iterable[tuple[list[int], list[float]]]:
 
 def _chat_token(spell: Spelled, token: int, logprob: float) -> Json:
     text, content = spell(token)
-    return {"token": text, "bytes": content, "logprob": _plain(logprob)}
+    return {"token": text, "bytes": content, "logprob": _finite(logprob)}
 
 
 def _legacy(spell: Spelled, token: int) -> str:
-    """A token as completions name it: broken UTF-8 has a prefix."""
+    """Returns a token's name in the completions API: bytes that are no UTF-8 get a prefix."""
     text, content = spell(token)
     return text if text.encode() == bytes(content) else _LEGACY + text
 
 
-def _plain(logprob: float | None) -> float | None:
+def _finite(logprob: float | None) -> float | None:
     return _UNLIKELY if logprob == float("-inf") else logprob

@@ -1,6 +1,6 @@
-"""A run that is to be exported: how much of it is there, its records with their schema, and what an export of it came to.
+"""Reads a run for export: how much of it is done, and its records with their schema. Holds the result of an export.
 
-Takes no lock and changes nothing in the run. Knows no format and no place.
+Takes no lock and changes nothing in the run. Knows no format and no target.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +27,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(slots=True)
 class ExportResult:
-    """What an export came to. failures: those that are in it; files: (sha256 in hex, path) of each; notes: for who reads them."""
+    """The result of an export. failures: those that it holds; files: (sha256 in hex, path) of each; notes: remarks for its reader."""
 
     to: str
     records: int
@@ -38,9 +38,9 @@ class ExportResult:
 
 @dataclass(slots=True, frozen=True)
 class ExportedRun:
-    """A run to be exported. stored: its run.json; rows: resolved and committed ones; of: those of the input.
+    """A run to export. stored: its run.json; rows: resolved and committed ones; of: those of the input.
 
-    errors: what stands in errors/; dropped: the groups among it that were left out on purpose.
+    errors: the failures in errors/; dropped: the groups among them that the config dropped.
     """
 
     run: Path
@@ -54,15 +54,15 @@ class ExportedRun:
 
     @classmethod
     def at(cls, run: Path, *, partial: bool) -> Self:
-        """The run directory ``run``. Raises RunDirError where it is none, ConfigError where it is not complete and not ``partial``.
+        """Opens the run directory ``run``. Raises RunDirError where it is none, ConfigError if it is incomplete without ``partial``.
 
-        A file with a part of the rows looks like one with all of them: who wants one has to say so.
+        A file with some of the rows looks like one with all of them, so the user has to ask for it.
         """
         stored, log = stored_run(run), read_commits(RunPaths(run))
         rows, records, errors = (sum(getattr(commit, name) for commit in log.commits.values()) for name in ("rows", "records", "errors"))
         of = total_rows(stored)
-        left_out = committed_drops(RunPaths(run)) if errors and stored["config"]["job"] == "rollout" else 0
-        source = cls(run, stored, log.is_complete(of), rows, of, records, errors, left_out)
+        dropped = committed_drops(RunPaths(run)) if errors and stored["config"]["job"] == "rollout" else 0
+        source = cls(run, stored, log.is_complete(of), rows, of, records, errors, dropped)
         if not source.complete and not partial:
             raise ConfigError(
                 f"{run}: is not complete: {rows:,} of {source.of:,} rows are committed. Finish it with the command that started it, "
@@ -76,7 +76,7 @@ class ExportedRun:
         return str(self.stored["config"]["job"])
 
     def notes(self, *, with_errors: bool) -> Notes:
-        """What is said of any export of the run; ``with_errors``: its failures are in it."""
+        """Returns the notes on any export of the run; ``with_errors``: the export holds its failures."""
         notes: Notes = [*notes_on(self.run)]
         if not self.complete:
             notes.append(f"the run is not complete: {self.rows:,} of {self.of:,} rows are committed; the others are missing here")
@@ -88,7 +88,7 @@ class ExportedRun:
 
 
 def batches_with_progress(batches: Iterator[pa.RecordBatch], total: int, run: Path) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The batches with their schema, told on a bar while they are read. Raises RunDirError where there are none."""
+    """Returns the schema and the batches, with a progress bar while they are read. Raises RunDirError where there are none."""
     first = next(batches, None)
     if first is None:
         raise RunDirError(f"{run}: has no records to export: no row of it is both done and committed")
@@ -96,7 +96,7 @@ def batches_with_progress(batches: Iterator[pa.RecordBatch], total: int, run: Pa
 
 
 def show_progress(items: Iterable[_Item], total: int, size: Callable[[_Item], int]) -> Iterator[_Item]:
-    """The items, with a bar on a terminal that shows how many of ``total`` have gone by."""
+    """Yields the items, with a bar on a terminal that shows how many of ``total`` have passed."""
     with tqdm(total=total, unit=" records", disable=None, leave=False) as bar:
         for item in items:
             yield item

@@ -1,6 +1,6 @@
-"""Record batches as files that other programs read: Parquet, JSON lines, CSV. Each is written as batches come, in bounded memory.
+"""Writes record batches as Parquet, JSON lines or CSV, batch by batch in bounded memory.
 
-Knows no run and no place: a file is open when it comes here. What a format cannot hold as it is, is counted and said.
+Takes an open file; knows no run and no path. Counts the values that a format cannot hold unchanged, and notes them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +16,14 @@ Batches = Iterable[pa.RecordBatch]
 Notes = list[str]
 
 ROW_GROUP_BYTES = 64 << 20  # of Arrow; a reader holds one row group at a time
-# OWASP's list of what makes a spreadsheet take a cell for a formula; behind apostrophes too, so that one can be taken off again.
+# OWASP's list of characters that make a cell a formula; also after apostrophes, so that one can be removed again.
 _FORMULA = r"^'*[=+\-@＝＋－＠\t\r]"
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def write_parquet(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
-    """The batches with all their types, in zstd, in row groups of about 64 MB."""
-    # Chunks cut by content: the hub stores what two uploads share once.
+    """Writes Parquet with all types, zstd-compressed, in row groups of about 64 MB."""
+    # Content-defined chunks: the hub stores data that two uploads share once.
     with pq.ParquetWriter(file, schema, compression="zstd", write_page_index=True, use_content_defined_chunking=True) as writer:
         for group in portions(batches, ROW_GROUP_BYTES):
             table = pa.Table.from_batches(list(group), schema)
@@ -32,7 +32,7 @@ def write_parquet(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
 
 
 def write_jsonl(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
-    """The batches as an object a line, with the columns' names and nesting."""
+    """Writes an object a line, with the columns' names and nesting."""
     lost = 0
     for batch in batches:
         records = batch.to_struct_array()
@@ -42,16 +42,16 @@ def write_jsonl(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
 
 
 def write_csv(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
-    """The batches with a line of names above them; lists and structs are JSON, a null is an empty cell, an empty string "".
+    """Writes a line of names, then the records; lists and structs are JSON, a null is an empty cell, an empty string "".
 
-    A text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a carriage return, and is no number) has an
-    apostrophe put before it. One apostrophe taken off each text that begins with some and such a character gives back what was there.
+    A text that a spreadsheet would run as a formula (it begins with = + - @, a tab or a carriage return, and is no number) gets an
+    apostrophe before it. To restore the texts, remove one apostrophe from each that begins with apostrophes and such a character.
     """
     lost = guarded = 0
     texts = pa.schema([pa.field(column.name, pa.string() if _is_text(column.type) else column.type) for column in schema])
     with csv.CSVWriter(pa.PythonFile(_KeptOpen(file), mode="w"), texts) as writer:
         for batch in batches:
-            shielded = [_shielded(column) for column in batch.columns]
+            shielded = [_shield(column) for column in batch.columns]
             lost += sum(count_not_finite(column) for column in batch.columns if pa.types.is_nested(column.type))
             guarded += sum(count for _, count in shielded)
             writer.write_batch(pa.RecordBatch.from_arrays([cells for cells, _ in shielded], schema=texts))
@@ -60,7 +60,7 @@ def write_csv(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
 
 
 def portions(batches: Batches, size: int) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The batches in groups that end with the one that makes them ``size`` bytes or more. Each must be read before the next."""
+    """Groups the batches; a group ends with the batch that brings it to ``size`` bytes. Each group must be read before the next."""
     rest = iter(batches)
 
     def group(first: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -82,16 +82,16 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_nested(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def _shielded(column: pa.Array) -> tuple[pa.Array, int]:
-    """The column's cells, an apostrophe before each text that a spreadsheet would take for a formula, and how many those are."""
+def _shield(column: pa.Array) -> tuple[pa.Array, int]:
+    """Returns the column's cells, with an apostrophe before each text that a spreadsheet would run, and the number of those."""
     if pa.types.is_nested(column.type):
         return pc.if_else(column.is_valid(), json_texts(column), None), 0  # begins with [ or {
     if not _is_text(column.type):
         return column, 0
     cells = pc.cast(column, pa.string())
-    found = pc.and_(pc.match_substring_regex(cells, _FORMULA), pc.invert(pc.match_substring_regex(cells, _NUMBER)))
-    count = int(pc.sum(found).as_py() or 0)
-    return pc.if_else(pc.fill_null(found, False), pc.binary_join_element_wise("'", cells, ""), cells) if count else cells, count
+    formulas = pc.and_(pc.match_substring_regex(cells, _FORMULA), pc.invert(pc.match_substring_regex(cells, _NUMBER)))
+    count = int(pc.sum(formulas).as_py() or 0)
+    return pc.if_else(pc.fill_null(formulas, False), pc.binary_join_element_wise("'", cells, ""), cells) if count else cells, count
 
 
 class _KeptOpen:
@@ -103,7 +103,7 @@ class _KeptOpen:
         self.write, self.flush, self.tell = file.write, file.flush, file.tell
 
     def close(self) -> None:
-        """The file is not pyarrow's to close."""
+        """Does nothing: the file is not pyarrow's to close."""
 
 
 WRITERS: dict[str, Callable[[BinaryIO, pa.Schema, Batches], Notes]] = {

@@ -149,5 +149,5 @@ def test_ragged_lists_are_pythons(rows: list[tuple[list[int], list[int], bool]])
 
     first, second = ragged([row[0] for row in rows]), ragged([row[1] for row in rows])
     where = np.array([row[2] for row in rows], np.bool_)
-    assert second.behind(first).lists(pa.int32()).to_pylist() == [a + b for a, b, _ in rows]
-    assert first.appended(where, 7).lists(pa.int32()).to_pylist() == [a + [7] * put for a, _, put in rows]
+    assert second.after(first).lists(pa.int32()).to_pylist() == [a + b for a, b, _ in rows]
+    assert first.append(where, 7).lists(pa.int32()).to_pylist() == [a + [7] * put for a, _, put in rows]
