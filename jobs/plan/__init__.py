@@ -1,4 +1,4 @@
-"""mlx-bulk plan: what runner/estimate found, as text and JSON.
+"""``mlx-bulk plan``: formats the forecast of a run or a sweep as text and as JSON. runner/estimate computes it.
 
 Public: text, sweep.
 """

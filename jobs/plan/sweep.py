@@ -1,7 +1,7 @@
-"""The plan of a sweep: each cell's own, a line a cell, and what all of them come to.
+"""Plans a sweep: the plan of each cell, a line a cell, and the sums of all.
 
-Cells are planned in the order in which a sweep would run them, so that with a trial each model is loaded once. A cell that
-cannot be planned is told, as one that fails is left in a sweep.
+Cells are planned in the order in which a sweep runs them, so that a trial loads each model once. A cell that cannot be planned is
+reported, and the others go on, as with a cell that fails in a sweep.
 """
 
 import json
@@ -27,7 +27,7 @@ _MIXED = 5  # exit code: cells failed in several ways
 
 @dataclass(slots=True, frozen=True)
 class CellPlan:
-    """One cell and its plan, or why there is none: the exit code of a run of it, and the message."""
+    """One cell and its plan. A cell without one has the exit code and the message of a run of it."""
 
     cell: Cell
     plan: Plan | None
@@ -36,18 +36,18 @@ class CellPlan:
 
 
 def plan_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: bool) -> list[CellPlan]:
-    """The plans of all cells, in the cells' own order."""
+    """Plans all cells; returns the plans in the cells' own order."""
     for line in missing_paths(cells):
         log.warning("%s", line)
     models = ModelPool() if calibrate else None
-    found: dict[str, CellPlan] = {}
+    plans: dict[str, CellPlan] = {}
     for number, cell in enumerate(in_loading_order(cells), start=1):
         log.info("cell %d of %d: %s", number, len(cells), cell.label)
-        found[cell.name] = _planned(cell, lambda cell=cell: plan_run(cell.config, kinds[cell.config.job], models))
-    return [found[cell.name] for cell in cells]
+        plans[cell.name] = _plan_cell(cell, lambda cell=cell: plan_run(cell.config, kinds[cell.config.job], models))
+    return [plans[cell.name] for cell in cells]
 
 
-def _planned(cell: Cell, plan: Callable[[], Plan]) -> CellPlan:
+def _plan_cell(cell: Cell, plan: Callable[[], Plan]) -> CellPlan:
     try:
         return CellPlan(cell, plan())
     except BulkError as error:
@@ -55,21 +55,21 @@ def _planned(cell: Cell, plan: Callable[[], Plan]) -> CellPlan:
         return CellPlan(cell, None, error.exit_code, str(error))
 
 
-def plan_exit_code(found: Sequence[CellPlan]) -> int:
-    """0, or what a run of a cell without a plan would return, 5 where several differ."""
-    codes = {each.code for each in found if each.plan is None}
+def plan_exit_code(cell_plans: Sequence[CellPlan]) -> int:
+    """Returns 0, or the exit code that a run of a cell without a plan would have, 5 where several differ."""
+    codes = {each.code for each in cell_plans if each.plan is None}
     return 0 if not codes else codes.pop() if len(codes) == 1 else _MIXED
 
 
-def sweep_plan_as_text(found: Sequence[CellPlan]) -> str:
-    """A table, a line a cell; below it what is wrong, and what all cells take together."""
-    lines = align_columns([_HEAD, *(_cells(each) for each in found)], 1)
-    for each in found:
+def sweep_plan_as_text(cell_plans: Sequence[CellPlan]) -> str:
+    """Returns a table, a line a cell; below it the errors, and the disk and time that all cells take together."""
+    lines = align_columns([_HEAD, *(_cells(each) for each in cell_plans)], 1)
+    for each in cell_plans:
         if each.plan is None:
             lines.append(f"{each.cell.label}: {each.message}")
         elif each.plan.output.state == "refused":
             lines.append(f"{each.cell.label}: would be refused: {'; '.join(each.plan.output.differences)}")
-    plans = [each.plan for each in found if each.plan is not None]
+    plans = [each.plan for each in cell_plans if each.plan is not None]
     if plans:
         seconds = [plan.seconds_left for plan in plans]
         time = f", {duration(sum(s or 0.0 for s in seconds))}" if None not in seconds else ""
@@ -78,8 +78,8 @@ def sweep_plan_as_text(found: Sequence[CellPlan]) -> str:
     return "\n".join(lines)
 
 
-def sweep_plan_as_json(found: Sequence[CellPlan]) -> str:
-    """One JSON object: ``cells`` with name, settings, and the plan or the error of each."""
+def sweep_plan_as_json(cell_plans: Sequence[CellPlan]) -> str:
+    """Returns one JSON object: ``cells`` with the name, the settings, and the plan or the error of each."""
     cells = [
         {
             "cell": each.cell.name,
@@ -87,7 +87,7 @@ def sweep_plan_as_json(found: Sequence[CellPlan]) -> str:
             "plan": None if each.plan is None else plan_values(each.plan),
             "error": each.message or None,
         }
-        for each in found
+        for each in cell_plans
     ]
     return json.dumps({"job": "sweep", "cells": cells}, indent=2, ensure_ascii=False)
 
@@ -96,7 +96,7 @@ _HEAD = ("cell", "rows", "left", "bad", "tokens", "memory", "disk", "time left")
 
 
 def _name(cell: Cell) -> str:
-    """What a cell changes, in short: the last words of its keys, the beginnings of its values."""
+    """Returns a cell's settings in short: the last words of its keys, the beginnings of its values."""
     return shorten(", ".join(f"{key.rpartition('.')[2]}={shorten(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL)
 
 

@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, and as JSON. Computes nothing but what it draws."""
+"""Formats a plan as text for a terminal, and as JSON."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _SHOWN = ("min", "median", "mean", "p95", "max")
 
 
 def plan_as_text(plan: Plan, width: int) -> str:
-    """The plan as lines of at most ``width`` columns."""
+    """Returns the plan as lines of at most ``width`` columns."""
     lines: list[str] = []
     for label, text in _lines(plan):
         if label == "chart":
@@ -31,12 +31,12 @@ def plan_as_text(plan: Plan, width: int) -> str:
 
 
 def plan_as_json(plan: Plan) -> str:
-    """The plan as one JSON object."""
+    """Returns the plan as one JSON object."""
     return json.dumps(plan_values(plan), indent=2, ensure_ascii=False)
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
-    """The plan's figures by name; sums are of all rows, what is not known is null."""
+    """Returns the plan's figures by name; sums are of all rows, unknown values null."""
     survey, measured, output = plan.survey, plan.calibration, plan.output
     return {
         "job": plan.config.job,
@@ -76,14 +76,15 @@ def plan_values(plan: Plan) -> dict[str, Any]:
 
 
 def length_figures(values: list[int]) -> dict[str, float]:
-    """What is said of lengths: see ``_SHOWN``."""
-    found = np.array(values)
-    shown = (int(found.min()), int(np.median(found)), round(float(found.mean()), 1), int(np.percentile(found, 95)), int(found.max()))
+    """Returns the figures of ``_SHOWN`` for lengths."""
+    lengths = np.array(values)
+    p95 = int(np.percentile(lengths, 95))
+    shown = (int(lengths.min()), int(np.median(lengths)), round(float(lengths.mean()), 1), p95, int(lengths.max()))
     return dict(zip(_SHOWN, shown, strict=True))
 
 
 def size_as_text(count: float) -> str:
-    """Bytes in their unit: "11 MB", "1.3 GB"."""
+    """Formats bytes with a unit: "11 MB", "1.3 GB"."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if count >= 9.95 or unit == "bytes" else f"{count:.1f} {unit}"
@@ -105,16 +106,16 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _output(plan: Plan) -> Iterator[tuple[str, str]]:
-    found, path = plan.output, plan.config.output.path
-    if found.state == "new":
+    output, path = plan.output, plan.config.output.path
+    if output.state == "new":
         yield "output", f"{path}: nothing is done there yet"
-    elif found.state == "refused":
+    elif output.state == "refused":
         yield "output", f"{path}: a run of this config would be refused:"
-        yield from (("", line) for line in found.differences)
-    elif found.state == "complete":
+        yield from (("", line) for line in output.differences)
+    elif output.state == "complete":
         yield "output", f"{path}: complete already, nothing is left to do; what follows is the whole run"
     else:
-        done = f"{found.rows:,} of {plan.survey.rows:,} rows are done"
+        done = f"{output.rows:,} of {plan.survey.rows:,} rows are done"
         yield "output", f"{path}: {done}, a run continues with the {plan.rows_left:,} left; what follows is the whole run"
 
 
@@ -190,14 +191,14 @@ def _completions(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _shared_prompts(plan: Plan) -> Iterator[tuple[str, str]]:
-    said: list[str] = []
+    notes: list[str] = []
     if plan.shared_tokens:
-        said.append(f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill")
+        notes.append(f"{plan.shared_tokens:,} prompt tokens are not fed again: a row's samples share one prefill")
     if plan.prefix_tokens_saved > 0:
-        said.append(f"{plan.prefix_tokens_saved:,} prompt tokens are not fed again: rows begin alike")
+        notes.append(f"{plan.prefix_tokens_saved:,} prompt tokens are not fed again: rows begin alike")
     elif plan.repeated_prefix:
-        said.append(f"all prompts begin with the same {plan.repeated_prefix:,} tokens; each row's prefill computes them anew")
-    yield from zip(["shared", *[""] * len(said)], said, strict=False)
+        notes.append(f"all prompts begin with the same {plan.repeated_prefix:,} tokens; each row's prefill computes them anew")
+    yield from zip(["shared", *[""] * len(notes)], notes, strict=False)
 
 
 def _waste(plan: Plan) -> str:

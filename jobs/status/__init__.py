@@ -1,4 +1,4 @@
-"""mlx-bulk status: what runner/runs/status found, as text and JSON.
+"""``mlx-bulk status``: formats the status of a run or a sweep as text and as JSON. Computes no status itself.
 
 Public: text, sweep.
 """

@@ -1,4 +1,4 @@
-"""How a sweep stands: each of its cells, which are runs, by its status; as text for a terminal, and as JSON. Changes nothing."""
+"""Reads the status of each cell of a sweep, and formats them as text for a terminal and as JSON. Changes nothing."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ _NAME_WIDTH = 60
 
 
 def cell_statuses(folder: Path) -> dict[str, Status | None]:
-    """The status of each cell of the sweep in ``folder``, in their order; None of one that no start has come to.
+    """Returns the status of each cell of the sweep in ``folder``, in order; None for a cell that no start has reached.
 
     Raises RunDirError where sweep.json, or a cell, cannot be read.
     """
@@ -22,21 +22,21 @@ def cell_statuses(folder: Path) -> dict[str, Status | None]:
     return {name: run_status(folder / name) if (folder / name).is_dir() else None for name in names}
 
 
-def sweep_status_as_text(folder: Path, found: dict[str, Status | None]) -> str:
-    """A line on all of them, then one a cell: state, rows, errors; what came out is in the sweep's report and its table."""
-    states = Counter("waiting" if each is None else each.state for each in found.values())
-    said = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
+def sweep_status_as_text(folder: Path, statuses: dict[str, Status | None]) -> str:
+    """Returns a line on all cells, then one a cell: state, rows, errors. Their results are in the sweep's report and its table."""
+    states = Counter("waiting" if status is None else status.state for status in statuses.values())
+    counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     lines = [["cell", "state", "rows", "errors"]]
-    for name, each in found.items():
-        shown = shorten(visible(name), _NAME_WIDTH)
-        figures = ["waiting", "", ""] if each is None else [each.state, progress_of(each), f"{each.errors - each.dropped:,}"]
-        lines.append([shown, *figures])
+    for name, status in statuses.items():
+        figures = ["waiting", "", ""] if status is None else [status.state, progress_of(status), f"{status.errors - status.dropped:,}"]
+        lines.append([shorten(visible(name), _NAME_WIDTH), *figures])
     report = folder / "report.html"
-    last = [f"report    {report}"] if report.is_file() else []
-    return "\n".join([f"sweep     {folder}: {count_text(len(found), 'cell')}: {said}", *last, "", *align_columns(lines, 2)])
+    report_line = [f"report    {report}"] if report.is_file() else []
+    head = f"sweep     {folder}: {count_text(len(statuses), 'cell')}: {counts}"
+    return "\n".join([head, *report_line, "", *align_columns(lines, 2)])
 
 
-def sweep_status_as_json(folder: Path, found: dict[str, Status | None]) -> str:
-    """One JSON object: a cell's status is the object of a run's, and null where no start has come to it."""
-    cells = [{"name": name, "status": None if each is None else status_values(each)} for name, each in found.items()]
+def sweep_status_as_json(folder: Path, statuses: dict[str, Status | None]) -> str:
+    """Returns one JSON object; a cell's status is the object of its run, null where no start has reached it."""
+    cells = [{"name": name, "status": None if status is None else status_values(status)} for name, status in statuses.items()]
     return json.dumps({"sweep": str(folder), "cells": cells}, indent=2, ensure_ascii=False)
