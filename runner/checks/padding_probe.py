@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import first_line
-from ..layers.kv_cache import Caches, announce, fresh, growth, joined, select, settle
+from ..layers.kv_cache import Caches, finish_padding, fresh, growth, joined, prepare_padding, select
 from ..layers.network import Network
 from .trial import largest_gap, random_ids, row_logits
 
@@ -153,10 +153,10 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
     for row, x, n in zip(tokens, prompts, lengths, strict=True):
         row[:n] = x[:n]
     caches = fresh(network, len(prompts), padded=True)
-    announce(caches, lengths, width)
+    prepare_padding(caches, lengths, width)
     mx.eval(Network(network)(mx.array(tokens), caches, lengths=lengths))
     if min(lengths) < width:
-        settle(caches)
+        finish_padding(caches)
     return caches
 
 

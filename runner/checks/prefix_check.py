@@ -15,7 +15,7 @@ from ...kernels.logprobs import score
 from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import Request
-from ..engine.prefill import grown, prefill
+from ..engine.prefill import compute_prefix, prefill
 from ..engine.setup import Setup
 from ..layers.lm_head import Head
 from .padding_probe import Way, allowed_difference, crash
@@ -67,7 +67,7 @@ def _of_short_rows(setup: Setup, cuts: list[int]) -> float:
     """
     rng = np.random.default_rng(5)
     prefix, *tails = random_ids(rng, setup.vocabulary, (LEAST, *TAILS))
-    base = grown(setup, prefix, None)
+    base = compute_prefix(setup, prefix, None)
     group = prefill(setup, [trial_request(row, np.concatenate([prefix, tail]), 1) for row, tail in enumerate(tails)], [base] * len(tails))
     last = setup.network(mx.array([[int(one.prompt.ids[-1])] for one in group.requests]), group.caches)[:, -1]
     worst = 0.0

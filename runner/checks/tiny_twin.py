@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from ..core.errors import first_line
 from ..layers.kv_cache import fresh
-from ..layers.layer_patching import put_on, worn
+from ..layers.layer_patching import is_patched, patch_layers
 from ..layers.network import Network
 from .tiny_config import VOCABULARY, Config, shrinks, shrunken
 
@@ -122,8 +122,8 @@ def _initialized(network: nn.Module, config: Config) -> Any:
         found = model(settings.from_dict(copy.deepcopy(config)))  # some settings change the dicts that they are made of
     finally:
         _random_state()[0][:] = before
-    if worn(network):
-        put_on(found)
+    if is_patched(network):
+        patch_layers(found)
     return found
 
 

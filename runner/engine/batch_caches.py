@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, passes, passing, select, trim, trimmable, widened
-from .prefill import chunk
+from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, needs_no_caches, read_only_views, select, trim, trimmable, widened
+from .prefill import call_tokens
 from .setup import Setup
 
 
@@ -28,7 +28,7 @@ class BatchCaches:
     def views(cls, models: Sequence[Setup], rows: int, parent: "BatchCaches | None") -> "BatchCaches":
         """Makes caches for one call that keeps nothing, on top of the one row of ``parent``."""
         bases = [None] * len(models) if parent is None else parent.by_model
-        return cls([passing(base) for base in bases], rows, kept=False)
+        return cls([read_only_views(base) for base in bases], rows, kept=False)
 
     def repeated(self, rows: int) -> "BatchCaches":
         """Copies the one row of these caches ``rows`` times."""
@@ -75,7 +75,11 @@ def batch_caches(
     ``leaves``: no other batch goes on top of this one, so one call needs no caches of its own where the layers can do without.
     ``spare``: such copies of an earlier batch, which are taken over if they have rows enough.
     """
-    if leaves and all(passes(model.model) for model in models) and all(chunk(model, rows, width) == width for model in models):
+    if (
+        leaves
+        and all(needs_no_caches(model.model) for model in models)
+        and all(call_tokens(model, rows, width) == width for model in models)
+    ):
         return BatchCaches.views(models, rows, parent)
     if parent is None:
         return BatchCaches.empty(models, rows)

@@ -1,7 +1,7 @@
-"""Token ids in, token ids and logprobs out: rows enter, decode together, and leave. Knows no text and no files.
+"""Generates completions by continuous batching: rows enter the batch, decode together, and leave. Knows no text and no files.
 
-Each turn admits what fits (a prefilled group joins the batch that decodes) and takes one decode step for all rows. When
-memory runs out, rows start again from their prompts in smaller batches: their random streams begin anew, and so do they.
+Each turn admits a prefilled group if it fits, then takes one decode step for all rows. When memory runs out, rows start again from
+their prompts in smaller batches. Their random streams start again too, so they draw the same tokens.
 
     batch   . . a b c d|x     one step: the newest token of each row goes in, the next comes out
             e f g h i j|x     a finished row leaves, its outcome goes out
@@ -27,15 +27,15 @@ from ..scheduler.request_queue import RequestQueue
 from .interface import FixedWeights, Progress
 from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
-from .prefix_kv import Stems
+from .prefix_kv import PrefixKV
 from .setup import Setup
 from .slots import Active, Slots, Stopper
 
-CLEAR_STEPS = 512  # between two returns of the allocator's spare buffers to the system
+CLEAR_STEPS = 512  # decode steps after which the allocator returns its spare buffers to the system
 
 
 class Engine(FixedWeights):
-    """Runs requests through one model. ``eos`` are the ids that end a completion; ``stopper`` watches for stop strings."""
+    """Runs requests through one model. ``eos``: ids that end a completion; ``stopper`` makes what watches for stop strings."""
 
     def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
         self.progress = Progress()
@@ -43,73 +43,73 @@ class Engine(FixedWeights):
         self._eos = np.array(sorted(eos), np.int32)
         self._slots = Slots(setup.limits.rows, setup.wanted.top, setup.wanted.stats, setup.wanted.tempered)
         self._order: NDArray[np.intp] = np.zeros(0, np.intp)  # slots, in the order of the batch's rows
-        self._done: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows that have ended; those of a static batch wait for the others
+        self._done: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows that have ended; in a static batch they wait for the others
         self._caches: Caches = []
-        self._stems = Stems()
-        self._entering: list[Request] = []  # taken from the backlog and not prefilled yet
-        self._parked: Prefilled | None = None  # a prompt with more samples than the batch has room for
-        self._counted: set[int] = set()  # rows that start again and whose prompt is counted already
+        self._prefixes = PrefixKV()
+        self._entering: list[Request] = []  # taken from the queue and not prefilled yet
+        self._parked: Prefilled | None = None  # a prefilled group with samples that have no slot yet
+        self._counted: set[int] = set()  # rows that start again, whose prompt is counted already
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
-        """Outcomes of all windows' requests (see ``RequestQueue``), in the order in which they finish; ends early when ``stopped``."""
-        backlog = RequestQueue(next_window, self._stems.arranging(self._setup))
+        """Yields outcomes of all windows' requests (see ``RequestQueue``) in the order they finish; ends early when ``stopped``."""
+        queue = RequestQueue(next_window, self._prefixes.arranging(self._setup))
         while not stopped():
-            found, why = None, ""
+            outcomes, why = None, ""
             try:
-                found = self._turn(backlog)
+                outcomes = self._turn(queue)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 why = first_line(error)
-            if why:  # the error is gone, and with its traceback the arrays that this held
-                found = self._start_again(backlog, why)
-            elif found:
+            if why:  # the error is gone, and with its traceback the arrays that it held
+                outcomes = self._start_again(queue, why)
+            elif outcomes:
                 self._room.done()
-            if found is None:
+            if outcomes is None:
                 return
-            yield from found
+            yield from outcomes
 
     def renew(self) -> None:
-        """Takes in that the model's weights are others now: no cache of the old ones stays. Nothing may be in flight."""
-        assert not self._flying, "rows are in flight: they would see two policies"
+        """Drops all that was computed with the old weights, after the model got new ones. Nothing may be in flight."""
+        assert not self._in_flight, "rows are in flight: they would see two policies"
         self._caches = []
-        self._stems.clear()
+        self._prefixes.clear()
         mx.clear_cache()
-        self._setup = replace(self._setup.split_anew(), prefix_cache=None)  # what is kept on the disk is of the first weights
+        self._setup = replace(self._setup.split_anew(), prefix_cache=None)  # the folder's prefixes are of the first weights
 
     @property
-    def _flying(self) -> bool:
+    def _in_flight(self) -> bool:
         return bool(len(self._order) or self._parked or self._entering)
 
-    def _turn(self, backlog: RequestQueue) -> list[Outcome] | None:
-        """Outcomes of the rows that end with this turn's step; None when there is nothing left to do."""
+    def _turn(self, queue: RequestQueue) -> list[Outcome] | None:
+        """Returns the outcomes of the rows that end with this turn's step; None when nothing is left to do."""
         self._drop()
-        self._admit(backlog)
+        self._admit(queue)
         return self._step() if len(self._order) else None
 
     # -------------------------------------------------------------------------------------------------- admission
 
-    def _admit(self, backlog: RequestQueue) -> None:
-        """Fills free slots from the parked group, else from one that is prefilled now."""
+    def _admit(self, queue: RequestQueue) -> None:
+        """Fills free slots from the parked group, else from a group that it prefills now."""
         if not may_join(self._setup.limits, len(self._order), self._setup.joins):
             return
         if self._parked is None:
             if not len(self._order):
                 self.progress.doing("waiting for input")
-            requests = backlog.take(self._setup.group_limits, self._load())
+            requests = queue.take(self._setup.group_limits, self._load())
             if not requests:
                 return
             self._entering = requests
             self.progress.flight({r.row for r in requests} | {self._slots.row(slot).request.row for slot in self._order})
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
-            bases, computed = self._stems.bases(self._setup, requests, backlog.prefix_of)
-            self._parked = prefill(self._setup, requests, bases) if bases else prefill(self._setup, requests)
-            self._stems.keep(backlog.kept_prefixes)
+            prefixes, computed_tokens = self._prefixes.for_group(self._setup, requests, queue.prefix_of)
+            self._parked = prefill(self._setup, requests, prefixes) if prefixes else prefill(self._setup, requests)
+            self._prefixes.keep(queue.kept_prefixes)
             self._entering = []
             self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.row not in self._counted)
-            self.progress.prefilled += self._parked.tokens + computed
-            self.progress.padded += self._parked.padded_tokens + computed
-        self._join(self._parked, backlog.limits_left(self._setup.group_limits))
+            self.progress.prefilled += self._parked.tokens + computed_tokens
+            self.progress.padded += self._parked.padded_tokens + computed_tokens
+        self._join(self._parked, queue.limits_left(self._setup.group_limits))
         if not self._parked.waiting:
             self._parked = None
 
@@ -118,7 +118,7 @@ class Engine(FixedWeights):
         return Load(len(rows), max((row.reach for row in rows), default=0))
 
     def _join(self, group: Prefilled, limits: Limits) -> None:
-        """As many of the group's waiting samples as ``limits`` have room for take slots; their caches join the batch."""
+        """Gives slots to as many of the group's waiting samples as ``limits`` allow, and adds their caches to the batch."""
         free = joining_rows(limits, self._load(), (request.reach for request in group.requests))
         if not free:
             return
@@ -138,7 +138,7 @@ class Engine(FixedWeights):
         slots = self._slots.free[: len(now)]
         for slot, row in zip(slots, entering, strict=True):
             self._slots.enter(slot, row)
-        group.waiting = later  # last: a sample that has no slot yet waits, should memory run out before
+        group.waiting = later  # set last: should memory run out before, the samples still wait
         self._order = np.concatenate([self._order, np.array(slots, np.intp)])
         self._done = np.zeros(len(self._order), np.bool_)
 
@@ -154,7 +154,7 @@ class Engine(FixedWeights):
     # ------------------------------------------------------------------------------------------------------ decode
 
     def _step(self) -> list[Outcome]:
-        """One token for each row of the batch; outcomes of the rows that end with it."""
+        """Draws one token for each row of the batch; returns the outcomes of the rows that end with it."""
         slots, order, wanted = self._slots, self._order, self._setup.wanted
         self.progress.doing(f"decoding {len(order)} rows")
         logits = self._setup.network(mx.array(slots.last[order])[:, None], self._caches)[:, -1]
@@ -167,14 +167,14 @@ class Engine(FixedWeights):
             mx.clear_cache()
         self.progress.places += self._setup.limits.rows
         bad = np.isnan(scores.logprobs) | np.isnan(drawn.sampled)
-        perhaps = bad | np.isin(drawn.ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
-        at = np.flatnonzero(perhaps & ~self._done)
-        found = [self._ended(int(order[i]), int(drawn.ids[i]), bool(bad[i])) for i in at]
-        self._done[at] = [outcome is not None for outcome in found]
-        return [outcome for outcome in found if outcome is not None]
+        may_end = bad | np.isin(drawn.ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
+        at = np.flatnonzero(may_end & ~self._done)
+        outcomes = [self._ended(int(order[i]), int(drawn.ids[i]), bool(bad[i])) for i in at]
+        self._done[at] = [outcome is not None for outcome in outcomes]
+        return [outcome for outcome in outcomes if outcome is not None]
 
     def _ended(self, slot: int, token: int, bad: bool) -> Outcome | None:
-        """The outcome of a row that ends with ``token``, or None. An id that stops goes before a stop string, that before length."""
+        """Returns the outcome of a row if it ends with ``token``, else None. A stop id goes before a stop string, that before length."""
         row = self._slots.row(slot)
         sampling = row.sampling
         if bad or row.fault is not None:
@@ -199,7 +199,7 @@ class Engine(FixedWeights):
         return Generated(row.request.row, row.sample, drawn.ids, scores, drawn.sampled, finish, reason, row.echo, **more)  # pyright: ignore[reportArgumentType]
 
     def _drop(self) -> None:
-        """Rows that are done leave before the next step; those of a static batch leave together."""
+        """Removes the rows that are done; those of a static batch leave together."""
         leaving = self._done
         if not leaving.any() or (self._setup.static and not leaving.all()):
             return
@@ -214,35 +214,35 @@ class Engine(FixedWeights):
 
     # ------------------------------------------------------------------------------------------------ out of memory
 
-    def _start_again(self, backlog: RequestQueue, why: str) -> list[Outcome]:
-        """What was under way goes back to the backlog, and batches become smaller; failures of a row that does not fit alone.
+    def _start_again(self, queue: RequestQueue, why: str) -> list[Outcome]:
+        """Puts the rows under way back into the queue and makes batches smaller. Returns failures of a row that does not fit alone.
 
-        A prefill costs its own group. Anything else costs the batch, whose caches may be changed by halves.
+        A failed prefill costs its own group. Any other failure costs the whole batch, whose caches may be half changed.
         """
         doing, load = self.progress.activity.now, self._load()
         prefilling, generated = bool(self._entering), int(self._slots.count[self._order].max(initial=0))
         lost = self._entering if prefilling else self._emptied()
         rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)
         self._entering = []
-        self._stems.clear()
-        apart = rows == 1 and backlog.shares_memory(lost[0])
+        self._prefixes.clear()
+        unshared = rows == 1 and queue.shares_memory(lost[0])
         if rows > 1:
             self._room.halve(rows, max(load.longest, *(request.reach for request in lost)), doing, why)
-        elif apart:
+        elif unshared:
             self._room.free(doing, why, "the next rows are prefilled without sharing what they begin with")
         elif not (prefilling and self._room.halve_calls(lost[0].row, doing, why)):
             return self._given_up(lost[0], generated, why)
         self._setup = replace(self._setup, limits=self._room.limits)
-        if self._setup.limits.rows == 1:  # a prompt's caches are not kept aside for its other samples
+        if self._setup.limits.rows == 1:  # each sample prefills its prompt itself: no caches are kept for the others
             new = {r.row: len(r.prompt.ids) for r in lost if r.row not in self._counted}
             self.progress.prompt += sum(new.values())
             self._counted.update(new)
             lost = [request.without(set(request.samples) - {index}) for request in lost for index in request.samples]
-        backlog.put_back(lost, apart)
+        queue.put_back(lost, unshared)
         return []
 
     def _emptied(self) -> list[Request]:
-        """Takes the batch apart: requests for all samples that are not done, those that were to join it too."""
+        """Empties the batch and the parked group; returns requests for all their samples that are not done."""
         left: dict[int, tuple[Request, set[int]]] = {}
         for slot, row in enumerate(self._slots.active):
             if row is not None:
@@ -257,7 +257,7 @@ class Engine(FixedWeights):
         return [request.without(set(request.samples) - samples) for request, samples in left.values()]
 
     def _given_up(self, request: Request, generated: int, why: str) -> list[Outcome]:
-        """Failures of a row that does not fit even alone."""
+        """Returns failures for all samples of a row that does not fit even alone."""
         self._setup = replace(self._setup, limits=self._room.limits)
         self._room.give_up(why)
         message = (

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.arrays import Floats, Ids
 from ..layers.kv_cache import evaluate_caches, fresh
-from .prefill import chunk
+from .prefill import call_tokens
 from .setup import Setup
 
 
@@ -19,7 +19,7 @@ def kept_logprobs(setup: Setup, prompt: Ids, completion: Ids, kept: Sequence[Ids
     ids, first = np.concatenate([prompt, completion]), len(prompt) - 1
     caches, at, logprobs = fresh(setup.model, 1, padded=False), 0, list[float]()
     while at < len(ids) - 1:
-        n = chunk(setup, 1, len(ids) - 1 - at)
+        n = call_tokens(setup, 1, len(ids) - 1 - at)
         states = setup.network(mx.array(ids[None, at : at + n]), caches, read="states")[0]
         evaluate_caches(caches)
         positions = np.arange(max(first, at), at + n)

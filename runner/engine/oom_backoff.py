@@ -1,6 +1,6 @@
-"""What is done when device memory runs out in the middle of a run: batches become smaller, a row that is too large alone is given up.
+"""Backs off when device memory runs out during a run: batches become smaller, and a row that does not fit alone is given up.
 
-Holds the limits that engine and scorer keep to. Knows no model and no caches: whoever ran out lets go of its arrays first.
+Holds the limits that the engine and the scorer keep to. Knows no model and no caches: the caller frees its arrays first.
 """
 
 import logging
@@ -13,43 +13,43 @@ from ..scheduler.limits import Limits
 
 log = logging.getLogger("mlx_bulk")
 
-LEAST_TOKENS = 64  # of a call: with fewer, the weights take longer to read than the tokens to compute
-GIVEN_UP = 16  # rows one after the other: then it is not they that are too large
+LEAST_TOKENS = 64  # in a call: with fewer, reading the weights takes longer than computing the tokens
+GIVEN_UP = 16  # rows in a row: after so many, the rows are not to blame
 
 
 class MemoryBackoff:
-    """The limits in force. They shrink when memory runs out; the next start begins with the config's again."""
+    """The limits in force. They shrink when memory runs out; the next start takes the config's limits again."""
 
     def __init__(self, limits: Limits, static: bool):
         self.limits = limits
         self._static = static
-        self._tried: tuple[int, Limits] | None = None  # a row that is tried in smaller calls, and the limits before
+        self._tried: tuple[int, Limits] | None = None  # a row that is tried in smaller calls, and the limits before that
         self._given_up = 0
 
     def halve(self, rows: int, longest: int, doing: str, why: str) -> None:
-        """After ``rows`` rows that become ``longest`` did not fit: the next have half of what these took.
+        """Halves the limits, from what ``rows`` rows that grow to ``longest`` tokens took: they did not fit.
 
-        ``doing`` and ``why`` say what has failed. Raises OutOfRoom where batches are frozen (deterministic mode).
+        ``doing`` and ``why`` say what failed. Raises OutOfRoom where batches must not change (deterministic mode).
         """
         now = self.limits
         rows, kv_bytes = min(now.rows, rows), min(now.kv_bytes, now.kv(rows, longest)) / 2
         self.limits = replace(now, rows=-(-rows // 2), kv_bytes=kv_bytes, tokens=_fewer(now.tokens))
-        self.free(doing, why, self._said)
+        self.free(doing, why, self._new_limits)
 
     def halve_calls(self, row: int, doing: str, why: str) -> bool:
-        """After a row did not fit alone: whether it is to be tried again, as a call takes fewer tokens now.
+        """Halves the tokens of a call after a row did not fit alone. Returns True when the row should be tried again.
 
-        Where it is not, limits are as they were before it: the size of one row is no matter of the others. Raises as ``halve``.
+        When it should not, the limits return to those before this row: one large row must not slow the others. Raises as ``halve``.
         """
         if self._tried is None or self._tried[0] != row:
             self._tried = row, self.limits
         again = self.limits.tokens > LEAST_TOKENS
         self.limits = replace(self.limits, tokens=_fewer(self.limits.tokens)) if again else self._tried[1]
-        self.free(doing, why, self._said if again else f"row {row} is given up")
+        self.free(doing, why, self._new_limits if again else f"row {row} is given up")
         return again
 
     def give_up(self, why: str) -> None:
-        """Counts a row that is given up. Raises OutOfRoom when there have been many and none that was done."""
+        """Counts a row that is given up. Raises OutOfRoom after many of them with no finished row between."""
         self._given_up += 1
         if self._given_up == GIVEN_UP:
             raise OutOfRoom(
@@ -58,11 +58,11 @@ class MemoryBackoff:
             )
 
     def done(self) -> None:
-        """Notes that a row was done."""
+        """Notes that a row has finished."""
         self._given_up = 0
 
     def free(self, doing: str, why: str, cure: str) -> None:
-        """Returns spare buffers to the system and says what has failed and what is done about it. Raises as ``halve``."""
+        """Returns spare buffers to the system; logs what failed and the ``cure``. Raises as ``halve``."""
         if self._static:
             raise OutOfRoom(
                 f"out of device memory while {doing} ({why}); what was finished is safe. batch.deterministic can not make its batches "
@@ -73,7 +73,7 @@ class MemoryBackoff:
         log.warning("out of device memory while %s (%s): %s", doing, why, cure)
 
     @property
-    def _said(self) -> str:
+    def _new_limits(self) -> str:
         return f"from now on at most {self.limits.rows} rows at once, {self.limits.tokens} tokens in a call"
 
 

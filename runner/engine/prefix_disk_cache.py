@@ -1,7 +1,8 @@
-"""KV of prefixes in a folder, one safetensors file each, so that a later run with the same model need not compute them again.
+"""Keeps the KV caches of prefixes in a folder, so that a later run with the same model need not compute them again.
 
-A file's name is a sha256 of all that its contents depend on; what it says of itself, and a checksum, are looked at before any of it
-is used. What does not fit, or cannot be written, costs time only, and is said once. Runs may share a folder: files appear whole.
+Each prefix is one safetensors file, named by a sha256 of all that its contents depend on. Its metadata and a checksum are tested before
+any of it is used. A file that is damaged or cannot be written costs time only, and one warning. Runs may share a folder: files appear
+whole.
 """
 
 import json
@@ -28,17 +29,18 @@ from ..layers.kv_cache import Caches, kept_inside
 
 log = logging.getLogger("mlx_bulk")
 
-MOST_BYTES = 8 << 30  # in one folder: what was used longest ago goes first
-LEAST = 64  # tokens: fewer are computed as fast as they are read
-KNOWN = 256  # files, the newest, whose prefixes are looked for among a window's prompts
+MOST_BYTES = 8 << 30  # in one folder: the file used longest ago goes first
+LEAST = 64  # tokens: a shorter prefix is computed as fast as it is read
+KNOWN = 256  # files: of so many, the newest, a window's prompts may use the prefix
 SUFFIX = ".safetensors"
 
 
 @dataclass(slots=True, frozen=True, eq=False)
-class Base:
-    """What rows can be prefilled on top of: the plain ``caches`` of one row of ``tokens`` tokens.
+class ComputedPrefix:
+    """A prefix on top of which rows are prefilled: the plain ``caches`` of one row of ``tokens`` tokens.
 
-    With an echo also the scores [tokens - 1] of those behind the first, and the state [1, H] of the last, which predicts what follows.
+    With an echo also the scores [tokens - 1] of its tokens after the first, and the hidden state [1, H] of the last token, which
+    predicts the next.
     """
 
     caches: Caches
@@ -49,9 +51,9 @@ class Base:
 
 @dataclass(slots=True)
 class PrefixCache:
-    """The prefixes in ``folder`` of one model: ``identity`` says all that their numbers depend on besides their tokens.
+    """The prefixes of one model in ``folder``. ``identity``: all that their numbers depend on besides the tokens.
 
-    ``longest`` has the tokens of the longest that was asked for; ``read`` and ``kept`` count those of this session.
+    ``longest``: tokens of the longest prefix that a run asked for; ``read`` and ``kept`` count the files of this session.
     """
 
     folder: Path
@@ -64,7 +66,7 @@ class PrefixCache:
 
     @classmethod
     def opened(cls, folder: Path, identity: dict[str, Any]) -> "PrefixCache":
-        """Makes the folder where it is missing. Raises ModelError where it cannot be one."""
+        """Opens a folder and makes it if it is missing. Raises ModelError where it cannot be one."""
         try:
             make_folder(folder)
         except OSError as error:
@@ -73,20 +75,24 @@ class PrefixCache:
             ) from error
         return cls(folder, json.dumps(identity, sort_keys=True))
 
-    def load(self, ids: Ids, figures: str, empty: Callable[[], Caches]) -> Base | None:
-        """What is kept of ``ids`` [T], if there is anything. figures: what an echo holds; empty: makes the caches that it goes into."""
+    def load(self, ids: Ids, figures: str, empty: Callable[[], Caches]) -> ComputedPrefix | None:
+        """Reads the prefix ``ids`` [T]; None if the folder lacks it. figures: what an echo holds; empty: makes caches to fill."""
         self.longest = max(self.longest, len(ids))
         path = self._path(ids, figures)
         if len(ids) < LEAST or not path.is_file():
             return None
         try:
-            arrays, said = _read(path)
-            if said["identity"] != self.identity or said["figures"] != figures or not np.array_equal(np.array(arrays.pop("ids")), ids):
+            arrays, metadata = _read(path)
+            if (
+                metadata["identity"] != self.identity
+                or metadata["figures"] != figures
+                or not np.array_equal(np.array(arrays.pop("ids")), ids)
+            ):
                 raise ValueError("it is of other tokens or another model")
-            if said["check"] != _checksum(arrays, said["plain"]):
+            if metadata["check"] != _checksum(arrays, metadata["plain"]):
                 raise ValueError("its checksum does not fit")
             caches = empty()
-            _fill(caches, arrays, json.loads(said["plain"]))
+            _fill(caches, arrays, json.loads(metadata["plain"]))
             os.utime(path)  # used last
         except Exception as error:  # whatever a damaged file makes of itself
             if path.is_file():  # else another run has made room
@@ -94,53 +100,53 @@ class PrefixCache:
             return None
         self.read += 1
         echo = {name: np.array(arrays[f"echo.{name}"]) for name in Scores.__slots__ if f"echo.{name}" in arrays}
-        return Base(caches, len(ids), Scores(**echo) if echo else None, arrays.get("last"))
+        return ComputedPrefix(caches, len(ids), Scores(**echo) if echo else None, arrays.get("last"))
 
-    def save(self, ids: Ids, figures: str, base: Base) -> None:
-        """Keeps ``base``, the caches of ``ids`` [T]; others go where the folder becomes too large."""
+    def save(self, ids: Ids, figures: str, prefix: ComputedPrefix) -> None:
+        """Writes ``prefix``, computed of ``ids`` [T]; deletes older files where the folder becomes too large."""
         if len(ids) < LEAST or "full" in self._said:
             return
         try:
-            arrays, plain = _leaves(base)
+            arrays, plain = _leaves(prefix)
             need = sum(array.nbytes for array in arrays.values())
             if need > self.most_bytes or shutil.disk_usage(self.folder).free < need + RESERVE_BYTES:
                 self._say("full", f"{self.folder}: has no room for {need / 1e6:,.1f} MB of a prefix's KV; no more is kept in this session")
                 return
             self._make_room(need)
-            said = {"identity": self.identity, "figures": figures, "plain": plain, "check": _checksum(arrays, plain)}
+            metadata = {"identity": self.identity, "figures": figures, "plain": plain, "check": _checksum(arrays, plain)}
             with replacing(self._path(ids, figures), f".{os.getpid()}") as file:
-                mx.save_safetensors(file, {**arrays, "ids": mx.array(ids)}, said)
+                mx.save_safetensors(file, {**arrays, "ids": mx.array(ids)}, metadata)
             self.kept += 1
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             self._say("full", f"{self.folder}: a prefix's KV could not be kept ({first_line(error)}); no more is kept in this session")
 
     def known(self, figures: str) -> list[Ids]:
-        """The prefixes [T] that the folder holds for this model, of the files used last."""
-        found: list[Ids] = []
+        """Returns the prefixes [T] of this model that the folder holds, those in the files used last."""
+        prefixes: list[Ids] = []
         for path in [path for _, _, path in sorted(self._files(), reverse=True) if path.suffix == SUFFIX][:KNOWN]:
             try:
-                arrays, said = _read(path)
-                if said["identity"] == self.identity and said["figures"] == figures:
-                    found.append(np.array(arrays["ids"]))
-            except Exception:  # damaged, or gone by now: who wants it says so
+                arrays, metadata = _read(path)
+                if metadata["identity"] == self.identity and metadata["figures"] == figures:
+                    prefixes.append(np.array(arrays["ids"]))
+            except Exception:  # damaged, or gone by now: ``load`` warns
                 log.debug("%s: cannot be read", path)
-        return found
+        return prefixes
 
     @property
     def account(self) -> str:
-        """What the folder was good for in this session, or why for nothing."""
-        found = "prompts share none that is worth it"
+        """Says what the folder was good for in this session, or why for nothing."""
+        reason = "prompts share none that is worth it"
         if self.longest:
-            found = f"the longest that prompts share: {self.longest} tokens"
-            found += f", and those of fewer than {LEAST} are not kept" if self.longest < LEAST else ""
-        return f"{self.folder}: prefixes read {self.read}, kept {self.kept} ({found})"
+            reason = f"the longest that prompts share: {self.longest} tokens"
+            reason += f", and those of fewer than {LEAST} are not kept" if self.longest < LEAST else ""
+        return f"{self.folder}: prefixes read {self.read}, kept {self.kept} ({reason})"
 
     def _path(self, ids: Ids, figures: str) -> Path:
         whole = sha256(f"{self.identity}\n{figures}\n".encode() + ids.astype("<i4").tobytes())
         return self.folder / f"{whole.hexdigest()}{SUFFIX}"
 
     def _files(self) -> Iterator[tuple[float, int, Path]]:
-        """Time of last use, bytes and path of each file of ours; what a killed process left is one too."""
+        """Yields time of last use, bytes and path of each file of ours, those too that a killed process left."""
         for path in self.folder.iterdir():
             if path.suffix == SUFFIX or (path.name.startswith(".") and f"{SUFFIX}." in path.name):
                 try:
@@ -165,29 +171,29 @@ class PrefixCache:
 
 
 def _read(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    found: Any = mx.load(str(path), return_metadata=True)
-    return found
+    loaded: Any = mx.load(str(path), return_metadata=True)
+    return loaded
 
 
-def _leaves(base: Base) -> tuple[dict[str, mx.array], str]:
-    """A base's arrays by name, and the plain values of its caches as JSON."""
+def _leaves(prefix: ComputedPrefix) -> tuple[dict[str, mx.array], str]:
+    """Returns a prefix's arrays by name, and the plain values of its caches as JSON."""
     arrays: dict[str, mx.array] = {}
     plain: dict[str, Any] = {}
-    for number, cache in enumerate(kept_inside(base.caches)):
+    for number, cache in enumerate(kept_inside(prefix.caches)):
         for name, value in vars(cache).items():
-            whole = value[..., : cache.offset, :] if type(cache) is KVCache and isinstance(value, mx.array) else value  # less its buffer
+            whole = value[..., : cache.offset, :] if type(cache) is KVCache and isinstance(value, mx.array) else value  # no unused room
             leaves: list[tuple[str, Any]] = tree_flatten({name: whole})  # pyright: ignore[reportAssignmentType]
             for path, leaf in leaves:
                 (arrays if isinstance(leaf, mx.array) else plain)[f"{number}.{path}"] = leaf
-    if base.echo is not None:
-        arrays |= {f"echo.{name}": mx.array(part) for name in Scores.__slots__ if (part := getattr(base.echo, name)) is not None}
-    if base.last is not None:
-        arrays["last"] = base.last
+    if prefix.echo is not None:
+        arrays |= {f"echo.{name}": mx.array(part) for name in Scores.__slots__ if (part := getattr(prefix.echo, name)) is not None}
+    if prefix.last is not None:
+        arrays["last"] = prefix.last
     return arrays, json.dumps(plain)
 
 
 def _fill(caches: Caches, arrays: dict[str, mx.array], plain: dict[str, Any]) -> None:
-    """Puts what ``_leaves`` found into empty caches."""
+    """Fills empty caches with what ``_leaves`` returned. Raises ValueError where there are more layers than caches."""
     by_cache: dict[int, list[tuple[str, Any]]] = {}
     for name, leaf in [*arrays.items(), *plain.items()]:
         number, _, path = name.partition(".")
@@ -202,7 +208,7 @@ def _fill(caches: Caches, arrays: dict[str, mx.array], plain: dict[str, Any]) ->
 
 
 def _checksum(arrays: dict[str, mx.array], plain: str) -> str:
-    """Shows damage of the arrays' names, types, shapes and bytes; their order does not enter."""
+    """Returns a checksum of the arrays' names, types, shapes and bytes, whatever their order."""
     whole = blake2b(plain.encode(), digest_size=16)
     for name, array in sorted(arrays.items()):
         whole.update(f"{name} {array.dtype} {array.shape}".encode())

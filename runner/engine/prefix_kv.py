@@ -1,7 +1,8 @@
-"""Caches of the prefixes that prompts of the window share: computed when the first row behind one is prefilled, dropped with the last.
+"""KV caches of the prefixes that a window's prompts share. Knows no batch and no folder's format.
 
-Each is a plain cache of one row, on top of a copy of the one above it, or one that an earlier run has left on the disk. What is lost,
-as memory ran out or weights changed, is computed anew when a row asks for it.
+A prefix is computed when the first row on top of it is prefilled, and dropped after the last. It is a plain cache of one row, on top of
+a copy of its parent's, or it comes from the folder of ``prefix_disk_cache``. A prefix that was lost, as memory ran out or the weights
+changed, is computed again when a row needs it.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,52 +11,55 @@ from ..core.requests import Request
 from ..layers.kv_cache import fresh
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix
-from .prefill import grown
-from .prefix_disk_cache import Base
+from .prefill import compute_prefix
+from .prefix_disk_cache import ComputedPrefix
 from .setup import Setup
 
 
-class Stems:
-    """The bases that are ``kept``."""
+class PrefixKV:
+    """The prefixes that are computed and still needed: ``kept``."""
 
     def __init__(self) -> None:
-        self.kept: dict[SharedPrefix, Base] = {}
-        self._computed = 0  # tokens, for the last group
+        self.kept: dict[SharedPrefix, ComputedPrefix] = {}
+        self._computed_tokens = 0  # for the last group
 
     def arranging(self, setup: Setup) -> Arrange:
-        """How a backlog that begins now is arranged."""
+        """Drops all prefixes; returns how a new request queue finds and orders those of its windows."""
         self.clear()
         cached = setup.prefix_cache.known(setup.wanted.echoed) if setup.shares and setup.prefix_cache is not None else []
         return arrangement(setup.shares, cached)
 
-    def bases(self, setup: Setup, requests: list[Request], stem: Callable[[Request], SharedPrefix | None]) -> tuple[list[Base | None], int]:
-        """What each row of a group is prefilled on top of, nothing where none has a stem; and how many tokens were computed for that."""
-        self._computed = 0
-        of = [stem(request) for request in requests]
-        return [None if one is None else self._base(setup, one) for one in of] if any(of) else [], self._computed
+    def for_group(
+        self, setup: Setup, requests: list[Request], prefix_of: Callable[[Request], SharedPrefix | None]
+    ) -> tuple[list[ComputedPrefix | None], int]:
+        """Returns the prefix of each request, an empty list where none has one, and how many tokens were computed for them."""
+        self._computed_tokens = 0
+        prefixes = [prefix_of(request) for request in requests]
+        computed = [None if prefix is None else self._computed(setup, prefix) for prefix in prefixes] if any(prefixes) else []
+        return computed, self._computed_tokens
 
-    def keep(self, stems: Iterable[SharedPrefix]) -> None:
-        """Drops all others."""
-        self.kept = {stem: self.kept[stem] for stem in stems if stem in self.kept}
+    def keep(self, prefixes: Iterable[SharedPrefix]) -> None:
+        """Drops all other prefixes."""
+        self.kept = {prefix: self.kept[prefix] for prefix in prefixes if prefix in self.kept}
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drops all prefixes."""
         self.kept = {}
 
-    def _base(self, setup: Setup, stem: SharedPrefix) -> Base:
-        if stem not in self.kept:
-            self.kept[stem] = self._from_disk(setup, stem) or self._anew(setup, stem)
-        return self.kept[stem]
+    def _computed(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix:
+        if prefix not in self.kept:
+            self.kept[prefix] = self._from_disk(setup, prefix) or self._compute(setup, prefix)
+        return self.kept[prefix]
 
-    def _from_disk(self, setup: Setup, stem: SharedPrefix) -> Base | None:
+    def _from_disk(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix | None:
         if setup.prefix_cache is None:
             return None
-        return setup.prefix_cache.load(stem.ids, setup.wanted.echoed, lambda: fresh(setup.model, 1, padded=False))
+        return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: fresh(setup.model, 1, padded=False))
 
-    def _anew(self, setup: Setup, stem: SharedPrefix) -> Base:
-        above = None if stem.parent is None else self._base(setup, stem.parent)
-        base = grown(setup, stem.ids, above)
-        self._computed += stem.own_tokens
+    def _compute(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix:
+        parent = None if prefix.parent is None else self._computed(setup, prefix.parent)
+        computed = compute_prefix(setup, prefix.ids, parent)
+        self._computed_tokens += prefix.own_tokens
         if setup.prefix_cache is not None:
-            setup.prefix_cache.save(stem.ids, setup.wanted.echoed, base)
-        return base
+            setup.prefix_cache.save(prefix.ids, setup.wanted.echoed, computed)
+        return computed

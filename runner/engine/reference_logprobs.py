@@ -1,6 +1,6 @@
 """Logprobs of finished completions under a reference: the base model, with the adapter off, or a second model.
 
-Goes through the scorer, in batches, on the model's thread, so no [B, T, V] array comes to be. The batch that decodes stays as it is.
+The scorer computes them in batches, on the model's thread, without a [B, T, V] array. The batch that decodes is not touched.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ from .interface import one_window
 from .scorer import Scorer
 from .setup import Setup
 
-SHARE = 0.25  # of the memory for caches: the rest is the decoding batch's
+SHARE = 0.25  # of the memory for caches; the decoding batch has the rest
 
 
 @dataclass(slots=True, frozen=True)
 class Finished:
-    """A completion, and what it was asked by."""
+    """A finished completion and its request."""
 
     request: Request
     outcome: Generated
@@ -29,41 +29,38 @@ class Finished:
 
 @dataclass(slots=True, frozen=True)
 class Reference:
-    """What scores finished completions. ``setup`` is the policy's own, and its adapter is taken off; or a second model's.
-
-    ``own``: which of the two.
-    """
+    """Scores finished completions. ``own``: ``setup`` is the policy's own, and its adapter is off meanwhile; else a second model's."""
 
     setup: Setup
     own: bool
 
     def logprobs(self, finished: Sequence[Finished], stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
-        """The outcomes with ref_logprobs and ref_tempered_logprobs, in any order; less where it is ``stopped``."""
+        """Yields the outcomes with ref_logprobs and ref_tempered_logprobs, in any order; fewer when ``stopped``."""
         adapters = self.setup.adapters
         with adapters.off() if self.own and adapters is not None else nullcontext():
             for temperature in sorted({each.request.work.sampling.temperature for each in finished}):
-                alike = [each for each in finished if each.request.work.sampling.temperature == temperature]
-                yield from self._scored(alike, temperature, stopped)
+                equal = [each for each in finished if each.request.work.sampling.temperature == temperature]
+                yield from self._scored(equal, temperature, stopped)
 
     def _scored(self, finished: list[Finished], temperature: float, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
         scorer = Scorer(scoring_setup(self.setup, temperature))
         requests = [reference_request(at, each.request.prompt.ids, each.outcome.ids) for at, each in enumerate(finished)]
-        for found in scorer.run(one_window(requests), stopped):
-            outcome = finished[found.row].outcome
-            if isinstance(found, Scored):
-                scores = found.scores[0]
+        for scored in scorer.run(one_window(requests), stopped):
+            outcome = finished[scored.row].outcome
+            if isinstance(scored, Scored):
+                scores = scored.scores[0]
                 yield replace(outcome, ref_logprobs=scores.logprobs, ref_tempered_logprobs=scores.tempered)
-            elif isinstance(found, Failure):
-                yield replace(found, row=outcome.row, sample=outcome.index, stage="reference")
+            elif isinstance(scored, Failure):
+                yield replace(scored, row=outcome.row, sample=outcome.index, stage="reference")
 
 
 def scoring_setup(setup: Setup, temperature: float) -> Setup:
-    """A setup for the scorer on the same network, as it stands now, beside a batch that decodes."""
+    """Returns a setup for scoring with the same network, as it is now, beside a batch that decodes."""
     limits = replace(setup.limits, kv_bytes=SHARE * setup.limits.kv_bytes)
     return replace(setup.split_anew(), wanted=LogprobOptions(echo=True, temperature=temperature), limits=limits)
 
 
 def reference_request(row: int, prompt: Ids, completion: Ids) -> ScoreRequest:
-    """Asks for the logprobs of a completion's tokens [N] behind its prompt's [T]."""
+    """Returns a request for the logprobs of a completion's tokens [N] after its prompt's [T]."""
     ids = np.concatenate([prompt, completion])
     return ScoreRequest(row, (Passage(ids, np.arange(len(prompt), len(ids), dtype=np.int32)),))

@@ -28,7 +28,7 @@ from .batch_caches import BatchCaches, batch_caches
 from .interface import FixedWeights, Progress
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
-from .prefill import chunk
+from .prefill import call_tokens
 from .setup import Setup
 
 
@@ -214,7 +214,7 @@ class Scorer(FixedWeights):
         self.progress.doing(f"scoring {rows} rows of up to {max(len(segment.ids) for segment in batch)} tokens")
         at = 0
         while at < width and not window.stopped():
-            n = min(chunk(model, rows, width - at) for model in self._models)
+            n = min(call_tokens(model, rows, width - at) for model in self._models)
             states = self._states(batch, tokens, at, n, caches)
             if self._static:  # row by row: the shapes in which a row's logits are computed must not depend on the other rows
                 for row, segment in enumerate(batch):

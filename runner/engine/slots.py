@@ -1,7 +1,7 @@
-"""The rows that decode now: one slot a row, one object a row, and tables with a line a slot for what changes each step.
+"""The rows that decode now: each has a slot, an object, and a line in tables of what changes with each step.
 
-A slot stays a row's own until it leaves, so nothing is filtered in lockstep; a step reads and writes the tables by
-vectors of slots. Knows nothing of models, caches or text (a row with stop strings brings its own stopper).
+A row keeps its slot until it leaves, so tables are never filtered. A step reads and writes the tables by vectors of slots. Knows no
+models, caches or text: a row with stop strings brings its own stopper.
 """
 
 from dataclasses import dataclass, field
@@ -24,34 +24,34 @@ class Stopper(Protocol):
     """Watches one completion for its stop strings."""
 
     def push(self, token: int) -> str | None:
-        """Takes the next token; the stop string that it completed, or None."""
+        """Takes the next token; returns the stop string that it completes, or None."""
         ...
 
 
 @dataclass(slots=True)
 class Active:
-    """A row that decodes: what was asked, its random stream, what can stop it."""
+    """A row that decodes: its request, its random stream, and what can stop it."""
 
     request: Request
     sample: Sample
     echo: Scores | None
     stream: np.random.Philox
     stopper: Stopper | None
-    seen: NDArray[np.int32]  # the prompt's distinct ids, where a penalty looks at them
-    fault: str | None = None  # what is wrong with its prompt: it ends with its first token
-    kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])  # of each token the ids that could be drawn
+    seen: NDArray[np.int32]  # the prompt's distinct ids, if a penalty needs them
+    fault: str | None = None  # what is wrong with the prompt: the row ends with its first token
+    kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])  # for each token the ids that could be drawn
 
     @property
     def sampling(self) -> Sampling:
-        """The row's sampling parameters."""
+        """Returns the row's sampling parameters."""
         return self.request.work.sampling
 
 
 class Slots:
-    """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept a token.
+    """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept for each token.
 
     ``count`` [R] tokens generated, ``last`` [R] the newest token (before the first: the prompt's last), ``limit`` [R].
-    ``special`` [R] marks rows that need a look after each token: stop strings, stop ids of their own, a fault.
+    ``special`` [R] marks rows that must be looked at after each token: they have stop strings, stop ids of their own, or a fault.
     """
 
     def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
@@ -69,17 +69,17 @@ class Slots:
 
     @property
     def free(self) -> list[int]:
-        """Slots nobody holds."""
+        """Lists the free slots."""
         return [slot for slot, row in enumerate(self.active) if row is None]
 
     def row(self, slot: int) -> Active:
-        """The row that holds a slot."""
+        """Returns the row that holds a slot."""
         row = self.active[slot]
         assert row is not None, f"slot {slot} is empty"
         return row
 
     def enter(self, slot: int, row: Active) -> None:
-        """A row takes a free slot, with nothing generated yet."""
+        """Gives a free slot to a row that has generated nothing yet."""
         s = row.sampling
         self.active[slot] = row
         self.count[slot], self.limit[slot], self.last[slot] = 0, s.max_tokens, row.request.prompt.ids[-1]
@@ -90,11 +90,11 @@ class Slots:
         self._frequency[slot] = s.frequency_penalty
 
     def leave(self, slot: int) -> None:
-        """Empties a slot."""
+        """Frees a slot."""
         self.active[slot] = None
 
     def generated(self, slot: int) -> tuple[Drawn, Scores]:
-        """The N tokens that a slot's row has generated, and their scores."""
+        """Returns the N tokens that a slot's row has generated, and their scores."""
         n = int(self.count[slot])
         figures = {name: table[slot, :n].copy() for name, table in self._tokens.items()}
         ids, sampled, tempered = (figures.pop(name, None) for name in ("ids", "sampled", "tempered"))
@@ -102,7 +102,7 @@ class Slots:
         return drawn, Scores(**figures)  # pyright: ignore[reportArgumentType]
 
     def parameters(self, order: Index, eos: NDArray[np.int32]) -> Parameters:
-        """The next step's parameters of the rows in ``order`` [B]."""
+        """Returns the next step's parameters of the rows in ``order`` [B]."""
         column = self.count[order] % DRAWS
         for slot in order[self.sampled[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
@@ -122,7 +122,7 @@ class Slots:
     def _edits(self, order: Index, eos: NDArray[np.int32]) -> Edits | None:
         masks: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
         seen: list[tuple[int, NDArray[np.int32]]] = []
-        said: list[tuple[int, NDArray[np.int32]]] = []
+        generated: list[tuple[int, NDArray[np.int32]]] = []
         for at in np.flatnonzero(self._edited[order]).tolist():
             slot = int(order[at])
             row, n = self.row(slot), int(self.count[slot])
@@ -134,14 +134,14 @@ class Slots:
             if s.logit_bias:
                 masks.append((at, np.array(list(s.logit_bias), np.int32), np.array(list(s.logit_bias.values()), np.float32)))
             if s.penalties:
-                generated: NDArray[np.int32] = self._tokens["ids"][slot, :n]  # pyright: ignore[reportAssignmentType]
-                said.append((at, generated))
+                own_ids: NDArray[np.int32] = self._tokens["ids"][slot, :n]  # pyright: ignore[reportAssignmentType]
+                generated.append((at, own_ids))
                 if s.repetition_penalty != 1.0:
-                    seen += [(at, row.seen), (at, generated)]
-        if not (masks or said):
+                    seen += [(at, row.seen), (at, own_ids)]
+        if not (masks or generated):
             return None
         add = np.concatenate([values for *_, values in masks] or [np.zeros(0, np.float32)])
-        return Edits(*_flat([(at, ids) for at, ids, _ in masks]), add, *_flat(seen), *_flat(said))
+        return Edits(*_flat([(at, ids) for at, ids, _ in masks]), add, *_flat(seen), *_flat(generated))
 
     def write(self, order: Index, drawn: Drawn, scores: Scores) -> None:
         """Appends a step's tokens and figures to the rows in ``order`` [B]."""
@@ -177,6 +177,6 @@ class Slots:
 
 
 def _flat(parts: list[tuple[int, NDArray[np.int32]]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Pairs (row, its ids) as two arrays, an entry an id."""
+    """Returns pairs (row, its ids) as two arrays with one entry per id."""
     rows = np.repeat(np.array([at for at, _ in parts], np.int32), [len(ids) for _, ids in parts])
     return rows, np.concatenate([ids for _, ids in parts] or [np.zeros(0, np.int32)])

@@ -22,12 +22,12 @@ from ...kernels import attention, linear, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
 from .call_context import CallContext, context_of
-from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, or_else
+from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, run_kernel
 from .prefix_view import PrefixView
-from .ragged_kv_cache import RowCache
+from .ragged_kv_cache import RaggedKVCache
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
-CACHES = (NoneType, KVCache, PrefixView, RowCache)  # that a call may come with
+CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that a call may come with
 MADE = "_made"  # where a layer keeps its Made
 
 Lengths = NDArray[np.int64] | None  # tokens of each row in a call; behind them stand pads
@@ -197,7 +197,7 @@ def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView 
     return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, lengths)
 
 
-def _with_rows(block: Block, x: mx.array, cache: RowCache) -> mx.array:
+def _with_rows(block: Block, x: mx.array, cache: RaggedKVCache) -> mx.array:
     """The mask is the cache's own: each position sees its row's up to itself. Pads stand behind."""
     native.evaluate_arrays(x)
     t = x.shape[1]
@@ -231,13 +231,13 @@ def _fast(original: Any) -> Any:
                 return slow()
             if block is None:
                 return slow()
-            if type(cache) is RowCache:
-                return or_else(context.used, "block", lambda: _with_rows(block, x, cache), slow)
+            if type(cache) is RaggedKVCache:
+                return run_kernel(context.used, "block", lambda: _with_rows(block, x, cache), slow)
             if not _suits(block, x, mask, cache):
                 return slow()
             if type(cache) is KVCache:
-                return or_else(context.used, "block", lambda: _with_plain(block, x, mask, cache, _written(self), context.lengths), slow)
-            return or_else(context.used, "block", lambda: _passing(block, x, mask, cache, context.lengths), slow)
+                return run_kernel(context.used, "block", lambda: _with_plain(block, x, mask, cache, _written(self), context.lengths), slow)
+            return run_kernel(context.used, "block", lambda: _passing(block, x, mask, cache, context.lengths), slow)
 
     return FastBlock
 
@@ -252,7 +252,7 @@ def serves(layer: Any) -> bool:
     return type(layer) in BLOCKS.values() and context_of(layer).whole_blocks and not layer.training and _block(layer) is not None
 
 
-def row_cache(caches: Sequence[KVCache]) -> RowCache:
+def row_cache(caches: Sequence[KVCache]) -> RaggedKVCache:
     """The rows of plain caches of one row each, copied into one whose rows lie apart. Some hold something."""
     views: list[list[NDArray[np.float32]]] = []
     for cache in caches:
@@ -261,4 +261,4 @@ def row_cache(caches: Sequence[KVCache]) -> RowCache:
         views.append([native.view(array)[0, :, : cache.offset] for array in arrays])
     heads, _, width = next(pair[0].shape for pair in views if pair)
     nothing = np.zeros((heads, 0, width), np.float32)
-    return RowCache.of([(pair[0], pair[1]) if pair else (nothing, nothing) for pair in views])
+    return RaggedKVCache.of([(pair[0], pair[1]) if pair else (nothing, nothing) for pair in views])

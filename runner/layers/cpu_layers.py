@@ -15,7 +15,7 @@ from .call_context import CallContext, ListedProduct
 VOCABULARY = 8192  # outputs of a projection that makes logits: some are named and never read
 
 
-def or_else(used: set[str], name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
+def run_kernel(used: set[str], name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
     """What ``fast`` computes with the kernel ``name``, which is noted in ``used``; what ``original`` does where mlx traces the call."""
     try:
         result = fast()
@@ -48,7 +48,7 @@ class FastLinear(nn.Linear):
         weight, bias = self["weight"], self.get("bias")
         if self.training or not _computes(self._context, x, weight, bias):
             return _listed(self._context, super().__call__(x), x, weight, bias)
-        return or_else(self._context.used, "linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
+        return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
 
 
 class FastEmbedding(nn.Embedding):
@@ -61,7 +61,7 @@ class FastEmbedding(nn.Embedding):
         weight = self["weight"]
         if self.training or not _computes(self._context, x, weight):
             return _listed(self._context, super().as_linear(x), x, weight)
-        return or_else(self._context.used, "linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
+        return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
 
 class FastRMSNorm(nn.RMSNorm):
@@ -74,7 +74,7 @@ class FastRMSNorm(nn.RMSNorm):
         weight = self["weight"]
         if self.training or not rms_norm.suits(x, weight):
             return super().__call__(x)
-        return or_else(
+        return run_kernel(
             self._context.used, "norm", lambda: rms_norm.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x)
         )
 
@@ -88,7 +88,7 @@ class FastRoPE(nn.RoPE):
         """x [B, H, T, D] -> the same shape."""
         if self.training or not rope.suits(x, self.dims, offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return or_else(
+        return run_kernel(
             self._context.used,
             "rotation",
             lambda: rope.on_cpu(x, rope.frequencies(self.dims, self.base), offset, self.scale, self.traditional),
@@ -105,7 +105,7 @@ class FastLlama3RoPE(Llama3RoPE):
         """x [B, H, T, D] -> the same shape."""
         if self.training or not rope.suits(x, 2 * len(self._freqs), offset):
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
-        return or_else(
+        return run_kernel(
             self._context.used,
             "rotation",
             lambda: rope.on_cpu(x, self.inverse(), offset, 1.0, self.traditional),

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from ...kernels import activations, attention, native
 from ..core.errors import first_line
 from .call_context import context_of
-from .cpu_layers import or_else
+from .cpu_layers import run_kernel
 from .kv_cache import fresh
-from .layer_patching import put_on, take_off
+from .layer_patching import patch_layers, unpatch_layers
 from .network import Network
 
 log = logging.getLogger("mlx_bulk")
@@ -50,14 +50,14 @@ def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, 
 
     if sinks is not None or hasattr(cache, "bits") or not attention.suits(queries, keys, values, mask):
         return original()
-    return or_else(functions_used, "attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
+    return run_kernel(functions_used, "attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
 
 
 def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @wraps(original)
     def chosen(*arrays: mx.array) -> mx.array:
         if native.suits(*arrays) and all(x.shape == arrays[0].shape for x in arrays):
-            return or_else(functions_used, name, lambda: fast(*arrays), lambda: original(*arrays))
+            return run_kernel(functions_used, name, lambda: fast(*arrays), lambda: original(*arrays))
         return original(*arrays)
 
     return chosen
@@ -105,12 +105,12 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
 def restore(network: Any) -> None:
     """Puts the originals back: in the network's layers, and in the model files that define them."""
     _swap(_files(network), _OURS, _ORIGINALS)
-    take_off(network)
+    unpatch_layers(network)
 
 
 def _put(network: Any) -> None:
     _swap(_files(network), _ORIGINALS, _OURS)
-    put_on(network)
+    patch_layers(network)
 
 
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:

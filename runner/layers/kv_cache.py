@@ -19,7 +19,7 @@ from ...kernels import native
 from ...kernels.backend import device_name
 from .cpu_blocks import row_cache, serves
 from .prefix_view import PrefixView
-from .ragged_kv_cache import STEP, RowCache
+from .ragged_kv_cache import STEP, RaggedKVCache
 
 
 class Cache(Protocol):
@@ -53,16 +53,16 @@ def fresh(model: Any, rows: int, padded: bool) -> Caches:
     if not padded:
         return cast(Caches, plain)
     if _apart(model, plain):
-        return [RowCache(rows) for _ in plain]
+        return [RaggedKVCache(rows) for _ in plain]
     return _stepping([type(layer).merge([layer] * rows) for layer in plain])
 
 
-def passing(base: Caches | None) -> Caches | None:
+def read_only_views(base: Caches | None) -> Caches | None:
     """What a call takes in place of caches if nothing of it is kept, behind nothing or on top of the one row of ``base``."""
     return None if base is None else cast(Caches, [PrefixView(cache) for cache in cast(list[KVCache], base)])
 
 
-def passes(model: Any) -> bool:
+def needs_no_caches(model: Any) -> bool:
     """Whether there can be such calls: where the CPU's kernel serves every layer, of however many tokens."""
     return native.tiles() and _apart(model, make_prompt_cache(model))
 
@@ -81,7 +81,7 @@ def _stepping(caches: Caches) -> Caches:
     return caches
 
 
-def announce(caches: Caches, lengths: list[int], width: int) -> None:
+def prepare_padding(caches: Caches, lengths: list[int], width: int) -> None:
     """Says that of the next ``width`` columns each row's tokens are the first ``lengths``; behind them stand pads."""
     if min(lengths) == width:
         return
@@ -89,7 +89,7 @@ def announce(caches: Caches, lengths: list[int], width: int) -> None:
         cache.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
 
 
-def announce_call(caches: Caches, lengths: list[int], width: int) -> None:
+def set_call_lengths(caches: Caches, lengths: list[int], width: int) -> None:
     """Says the same of a call of ``width`` columns to caches that keep states: ``lengths`` tokens are left, less than none too.
 
     A state is taken where a row ends, which mlx-lm looks for in a call that ends before (its ``ssm_attn`` reads beyond the call).
@@ -99,7 +99,7 @@ def announce_call(caches: Caches, lengths: list[int], width: int) -> None:
             cache.lengths = mx.array([min(n, width) for n in lengths])
 
 
-def settle(caches: Caches) -> None:
+def finish_padding(caches: Caches) -> None:
     """Ends what was announced: pads move to the left. A cache that no layer fills stays as it is."""
     for cache in kept_inside(caches):
         if isinstance(cache, ArraysCache) or not cache.empty():

@@ -9,21 +9,21 @@ from .cpu_layers import LAYERS
 CLASSES = LAYERS | BLOCKS
 
 
-def put_on(network: nn.Module) -> None:
+def patch_layers(network: nn.Module) -> None:
     """Gives a network's layers the classes of ours, to compute and not to train with until it is told to ``train``."""
     for layer in _change(network, CLASSES):
         layer.eval()
     share_context(network, _ours(network))
 
 
-def take_off(network: nn.Module) -> None:
+def unpatch_layers(network: nn.Module) -> None:
     """Gives them their own again, and lets go of what the kernels hold of their weights."""
     drop_context(network, _ours(network))
     for layer in _change(network, {ours: original for original, ours in CLASSES.items()}):
         layer.__dict__.pop(MADE, None)
 
 
-def worn(network: nn.Module) -> bool:
+def is_patched(network: nn.Module) -> bool:
     """Whether a layer has a class of ours."""
     return bool(_ours(network))
 

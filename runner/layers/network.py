@@ -11,7 +11,7 @@ import numpy as np
 
 from ...kernels.fused_logprobs import Product
 from .call_context import context_of
-from .kv_cache import Caches, announce_call
+from .kv_cache import Caches, set_call_lengths
 from .lm_head import Head
 
 
@@ -48,7 +48,7 @@ class Network:
         if lengths is not None:
             width = tokens.shape[1]
             if caches is not None:
-                announce_call(caches, lengths, width)
+                set_call_lengths(caches, lengths, width)
             context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
         try:
             if read == "logits":

@@ -42,7 +42,7 @@ class Front:
     length: int
 
 
-class RowCache:
+class RaggedKVCache:
     """Keys and values of a batch for one layer. ``lengths`` [B] are the positions that each row holds."""
 
     def __init__(self, rows: int):
@@ -53,7 +53,7 @@ class RowCache:
         self._rooms: Rooms | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> "RowCache":
+    def of(cls, rows: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> "RaggedKVCache":
         """A cache of rows that hold these keys and values, [K, length, D] each, which are copied."""
         made = cls(len(rows))
         made.lengths = np.array([keys.shape[1] for keys, _ in rows], np.int64)
@@ -105,7 +105,7 @@ class RowCache:
         self.slabs, self.fronts = [self.slabs[row] for row in kept], [self.fronts[row] for row in kept]
         self.lengths, self._rooms = self.lengths[kept], None
 
-    def extend(self, other: "RowCache") -> None:
+    def extend(self, other: "RaggedKVCache") -> None:
         """As ``Cache``'s."""
         self.slabs, self.fronts = [*self.slabs, *other.slabs], [*self.fronts, *other.fronts]
         self.lengths, self._rooms = np.concatenate([self.lengths, other.lengths]), None
@@ -148,9 +148,9 @@ class RowCache:
         every = [*self.slabs, *(front.slab for front in self.fronts if front is not None)]
         return sum(slab.array.nbytes for slab in every if slab is not None)
 
-    def __deepcopy__(self, memo: Any) -> "RowCache":
+    def __deepcopy__(self, memo: Any) -> "RaggedKVCache":
         """Shares the rows until one of the two writes to them."""
-        twin = RowCache(0)
+        twin = RaggedKVCache(0)
         for slab in self.slabs:
             if slab is not None:
                 slab.shared = True

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from mlx_bulk.runner.core.arrays import Ids
 from mlx_bulk.runner.engine import prefix_kv
-from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, Base
+from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, ComputedPrefix
 from mlx_bulk.runner.engine.setup import Setup
 
 from ..checkpoints import write_checkpoint
@@ -26,12 +26,12 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     right = prefix_kv.grown
 
-    def counting(setup: Setup, ids: Ids, above: Base | None) -> Base:
+    def counting(setup: Setup, ids: Ids, above: ComputedPrefix | None) -> ComputedPrefix:
         if len(ids) >= LEAST and above is None:
             found.append(len(ids))
         return right(setup, ids, above)
 
-    monkeypatch.setattr(prefix_kv, "grown", counting)
+    monkeypatch.setattr(prefix_kv, "compute_prefix", counting)
     return found
 
 

@@ -38,14 +38,14 @@ def test_the_engine_tells_all_rows_of_its_batch_before_it_prefills(monkeypatch: 
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_scorer_tells_the_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch, shared: bool):
     told: list[set[int]] = []
-    chunk = scorers.chunk
+    chunk = scorers.call_tokens
 
     def chunked(*arguments: Any) -> int:
         called.append(told[-1])
         return chunk(*arguments)
 
     called: list[set[int]] = []
-    monkeypatch.setattr(scorers, "chunk", chunked)
+    monkeypatch.setattr(scorers, "call_tokens", chunked)
     scorer = Scorer(setup("llama", rows=4, right_padded=True, shared=shared))
     scorer.progress.flight = lambda rows: told.append(set(rows))
     requests = ragged_choices() if shared else documents(prompts_of((9, 4, 30, 12, 7, 5)))

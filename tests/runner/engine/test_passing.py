@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.layers import cpu_blocks, kv_cache
-from mlx_bulk.runner.layers.kv_cache import Caches, fresh, passes, passing, widened
+from mlx_bulk.runner.layers.kv_cache import Caches, fresh, needs_no_caches, read_only_views, widened
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
@@ -48,12 +48,12 @@ def held(layer: Any) -> NDArray[np.float32]:
 @pytest.mark.parametrize("front", [0, 1, 50])
 def test_logits_are_those_with_caches(name: str, front: int):
     network = kernel_models.put(name)
-    assert passes(network)
+    assert needs_no_caches(network)
     base = fresh(network, 1, padded=False)
     if front:
         network(tokens(1, front), cache=base)
     before = [held(layer) for layer in base] if front else []
-    found = fed(network, passing(base if front else None))
+    found = fed(network, read_only_views(base if front else None))
     truth = fed(network, widened(base, 3) if front else fresh(network, 3, padded=False))
     for ours, theirs in zip(found, truth, strict=True):
         np.testing.assert_array_equal(ours, theirs)
@@ -72,14 +72,14 @@ def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, monkeypatch: 
         monkeypatch.setattr(
             cpu_blocks, "_block", lambda layer, refused=refused: None if any(layer is one for one in refused) else block(layer)
         )
-        for ours, theirs in zip(fed(network, passing(base)), truth, strict=True):
+        for ours, theirs in zip(fed(network, read_only_views(base)), truth, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-4)
 
 
 def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch):
     network = kernel_models.put("llama")
     monkeypatch.setattr(kv_cache, "serves", lambda layer: layer is not network.layers[1])
-    assert not passes(network)
+    assert not needs_no_caches(network)
 
 
 # ------------------------------------------------------------------------------------------------------- through the scorer

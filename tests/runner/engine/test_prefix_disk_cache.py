@@ -16,8 +16,8 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling
 from mlx_bulk.runner.engine import prefix_disk_cache as keeping
-from mlx_bulk.runner.engine.prefill import grown
-from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, Base, PrefixCache
+from mlx_bulk.runner.engine.prefill import compute_prefix
+from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, ComputedPrefix, PrefixCache
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import fresh
 from mlx_bulk.runner.models.loader import Model
@@ -158,9 +158,9 @@ def test_a_damaged_file_is_said_once_computed_anew_and_replaced(damage: Any, tmp
 # ------------------------------------------------------------------------------------------------------- bound
 
 
-def stem(seed: int) -> tuple[NDArray[np.int32], Base]:
+def stem(seed: int) -> tuple[NDArray[np.int32], ComputedPrefix]:
     ids = np.array(prompts_of((80,), seed)[0], np.int32)
-    return ids, grown(setup_of(build("llama"), wanted=LogprobOptions()), ids, None)
+    return ids, compute_prefix(setup_of(build("llama"), wanted=LogprobOptions()), ids, None)
 
 
 def test_what_was_used_longest_ago_goes_first(tmp_path: Path):

@@ -38,14 +38,14 @@ ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> keeping.Stems:
+def kept(monkeypatch: pytest.MonkeyPatch) -> keeping.PrefixKV:
     """What the next engine keeps."""
-    found = keeping.Stems()
-    monkeypatch.setattr(engines, "Stems", lambda: found)
+    found = keeping.PrefixKV()
+    monkeypatch.setattr(engines, "PrefixKV", lambda: found)
     return found
 
 
-def with_stems(setup: Setup, asked: Sequence[Request]) -> tuple[list[Generated], Engine]:
+def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[Generated], Engine]:
     """Outcomes by row and sample, and the engine, which counted."""
     engine, windows = engine_of(replace(setup, stems=True)), iter([list(asked)])
     outcomes = list(engine.run(lambda wait: next(windows, None)))
@@ -59,7 +59,7 @@ def with_stems(setup: Setup, asked: Sequence[Request]) -> tuple[list[Generated],
 def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
     network, texts = build(name), prompts()
     asked = requests(texts)
-    outcomes, engine = with_stems(setup_of(network, way, rows=6, tokens=tokens, wanted=ALL), asked)
+    outcomes, engine = with_shared_prefixes(setup_of(network, way, rows=6, tokens=tokens, wanted=ALL), asked)
     assert_same(run(setup_of(network, way, rows=6, tokens=tokens, wanted=ALL), asked), outcomes)
     assert engine.progress.prefilled == ONCE < naive(asked) / 4
     assert engine.progress.prompt == sum(map(len, texts))
@@ -74,7 +74,7 @@ def test_the_echo_is_whole_with_its_figures(head: bool):
     network, asked = build("qwen3"), requests(prompts())
     more: dict[str, Any] = {} if head else {"head": None}
     setup = setup_of(network, rows=6, tokens=1024, wanted=ALL, **more)
-    for one, other in zip(run(setup, asked), with_stems(setup, asked)[0], strict=True):
+    for one, other in zip(run(setup, asked), with_shared_prefixes(setup, asked)[0], strict=True):
         assert one.echo is not None
         assert other.echo is not None
         assert len(other.echo.logprobs) == len(prompts()[one.row]) - 1
@@ -87,14 +87,14 @@ def test_the_echo_is_whole_with_its_figures(head: bool):
 def test_drawn_samples_are_the_same_with_and_without():
     asked = requests(prompts(), temperature=1.0)
     setup = setup_of(build("llama"), rows=5, tokens=1024, wanted=LogprobOptions())
-    assert_same(run(setup, asked), with_stems(setup, asked)[0])
+    assert_same(run(setup, asked), with_shared_prefixes(setup, asked)[0])
 
 
 def test_equal_prompts_cost_one_prefill():
     (text,) = prompts_of((80,))
     asked = [request(i, text, Sampling(max_tokens=3, temperature=0.0)) for i in range(6)]
     setup = setup_of(build("gemma3_text"), rows=4, tokens=1024, wanted=ALL)
-    outcomes, engine = with_stems(setup, asked)
+    outcomes, engine = with_shared_prefixes(setup, asked)
     assert engine.progress.prefilled == 79
     assert_same(run(setup, asked), outcomes)
 
@@ -103,31 +103,31 @@ def test_equal_prompts_cost_one_prefill():
 def test_in_deterministic_mode_and_exact_batches_nothing_is_shared(static: bool):
     asked = requests(prompts())
     setup = setup_of(build("llama"), "padded" if static else "exact", static=static, tokens=1024)
-    assert with_stems(setup, asked)[1].progress.prefilled == naive(asked)
+    assert with_shared_prefixes(setup, asked)[1].progress.prefilled == naive(asked)
 
 
 def test_a_model_whose_prompts_go_through_in_one_call_shares_nothing():
     asked = requests(prompts())
     setup = setup_of(build("llama"), chunked=False, tokens=1024)
-    assert with_stems(setup, asked)[1].progress.prefilled == naive(asked)
+    assert with_shared_prefixes(setup, asked)[1].progress.prefilled == naive(asked)
 
 
-def test_only_stems_that_rows_wait_behind_are_kept(monkeypatch: pytest.MonkeyPatch):
+def test_only_prefixes_that_rows_still_need_are_kept(monkeypatch: pytest.MonkeyPatch):
     kept: list[int] = []
-    keep = keeping.Stems.keep
+    keep = keeping.PrefixKV.keep
 
-    def counting(self: keeping.Stems, stems: Sequence[SharedPrefix]) -> None:
-        keep(self, stems)
+    def counting(self: keeping.PrefixKV, prefixes: Sequence[SharedPrefix]) -> None:
+        keep(self, prefixes)
         kept.append(len(self.kept))
 
-    monkeypatch.setattr(keeping.Stems, "keep", counting)
-    _, engine = with_stems(setup_of(build("llama"), rows=3, tokens=1024), requests(prompts()))
+    monkeypatch.setattr(keeping.PrefixKV, "keep", counting)
+    _, engine = with_shared_prefixes(setup_of(build("llama"), rows=3, tokens=1024), requests(prompts()))
     assert max(kept) == 2  # the system prompt, and the document of the next row
     assert kept[-1] == 0
     assert engine.progress.prefilled == ONCE
 
 
-def test_caches_and_what_is_kept_stay_within_the_budget(kept: keeping.Stems):
+def test_caches_and_what_is_kept_stay_within_the_budget(kept: keeping.PrefixKV):
     network, most, seen = build("llama"), 500.0, list[float]()
     asked = [request(one.row, one.prompt.ids.tolist(), one.work.sampling, range(1 + 11 * (one.row % 2))) for one in requests(prompts())]
 
@@ -138,7 +138,7 @@ def test_caches_and_what_is_kept_stay_within_the_budget(kept: keeping.Stems):
             return super().__call__(tokens, cache)
 
     setup = setup_of(Watching(network, lambda *_: False), rows=16, tokens=1024, head=None)
-    outcomes, engine = with_stems(replace(setup, limits=Limits(16, 1024, most, 1.0, 0.0)), asked)
+    outcomes, engine = with_shared_prefixes(replace(setup, limits=Limits(16, 1024, most, 1.0, 0.0)), asked)
     assert_same(run(setup_of(network, rows=16, tokens=1024), asked), outcomes)
     assert 0.9 * most < max(seen) <= most
     assert engine.progress.prefilled < naive(asked) / 3
@@ -158,7 +158,7 @@ MOMENTS: dict[str, Refuses] = {
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature: float):
     network, asked = Tight(build("llama"), MOMENTS[moment]), requests(prompts(), temperature)
-    outcomes, engine = with_stems(setup_of(network, rows=8, tokens=1024, head=None), asked)
+    outcomes, engine = with_shared_prefixes(setup_of(network, rows=8, tokens=1024, head=None), asked)
     assert network.refused
     assert len(network.refused) <= 6
     assert network.held == 0
@@ -166,7 +166,7 @@ def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature:
     assert engine.progress.prompt == sum(map(len, prompts()))
 
 
-def test_what_is_kept_goes_before_the_next_try(kept: keeping.Stems):
+def test_what_is_kept_goes_before_the_next_try(kept: keeping.PrefixKV):
     left: list[int] = []
     network: Tight
 
@@ -176,14 +176,14 @@ def test_what_is_kept_goes_before_the_next_try(kept: keeping.Stems):
         return rows > 1 and width == 1 and len(network.refused) < 1
 
     network = Tight(build("llama"), refuses)
-    with_stems(setup_of(network, rows=4, tokens=1024, head=None), requests(prompts()))
+    with_shared_prefixes(setup_of(network, rows=4, tokens=1024, head=None), requests(prompts()))
     assert left == [0]
 
 
-def test_where_a_stem_and_one_row_do_not_fit_together_the_rest_of_the_window_shares_nothing(
-    caplog: pytest.LogCaptureFixture, kept: keeping.Stems
+def test_where_a_prefix_and_one_row_do_not_fit_together_the_rest_of_the_window_shares_nothing(
+    caplog: pytest.LogCaptureFixture, kept: keeping.PrefixKV
 ):
-    """In the first of two windows nothing fits beside a stem that is kept."""
+    """In the first of two windows nothing fits beside a prefix that is kept."""
     asked = requests(prompts())
     held: list[bool] = []
 
@@ -210,11 +210,11 @@ def test_where_a_stem_and_one_row_do_not_fit_together_the_rest_of_the_window_sha
     assert_same([one for one in truth for _ in range(2)], done)
 
 
-def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.Stems):
+def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.PrefixKV):
     setup = setup_of(build("llama"), stems=True)
     engine = engine_of(setup)
-    stem = SharedPrefix(np.arange(70, dtype=np.int32))
-    kept.kept[stem] = prefilling.grown(setup, stem.ids, None)
+    prefix = SharedPrefix(np.arange(70, dtype=np.int32))
+    kept.kept[prefix] = prefilling.compute_prefix(setup, prefix.ids, None)
     engine.renew()
     assert kept.kept == {}
 
@@ -225,25 +225,25 @@ def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.Stems):
 def test_a_prefix_that_is_off_by_one_token_is_seen(monkeypatch: pytest.MonkeyPatch):
     network, asked = build("llama"), requests(prompts())
     setup = setup_of(network, rows=6, tokens=1024, wanted=ALL)
-    truth, right = run(setup, asked), prefilling.grown
+    truth, right = run(setup, asked), prefilling.compute_prefix
 
     def shifted(setup: Setup, ids: Any, above: Any) -> Any:
         return right(setup, np.roll(ids, 1), None)
 
-    monkeypatch.setattr(keeping, "grown", shifted)
+    monkeypatch.setattr(keeping, "compute_prefix", shifted)
     with pytest.raises(AssertionError):
-        assert_same(truth, with_stems(setup, asked)[0])
+        assert_same(truth, with_shared_prefixes(setup, asked)[0])
 
 
 def test_an_echo_whose_first_token_behind_the_prefix_is_another_rows_is_seen(monkeypatch: pytest.MonkeyPatch):
     network, asked = build("llama"), requests(prompts())
     setup = setup_of(network, rows=6, tokens=1024, wanted=ALL)
-    truth, right = run(setup, asked), prefilling.grown
+    truth, right = run(setup, asked), prefilling.compute_prefix
 
     def earlier(setup: Setup, ids: Any, above: Any) -> Any:
         base = right(setup, ids, above)
         return replace(base, last=right(setup, ids[:-1], None).last)
 
-    monkeypatch.setattr(keeping, "grown", earlier)
+    monkeypatch.setattr(keeping, "compute_prefix", earlier)
     with pytest.raises(AssertionError):
-        assert_same(truth, with_stems(setup, asked)[0])
+        assert_same(truth, with_shared_prefixes(setup, asked)[0])

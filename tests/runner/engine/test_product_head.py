@@ -11,7 +11,7 @@ from mlx_bulk.kernels import fused_logprobs, native
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.layer_patching import put_on
+from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
@@ -61,7 +61,7 @@ class Biased(nn.Module):
         super().__init__()
         self.model, self.lm_head, self.more = nn.Linear(64, 64), nn.Linear(64, 300), more
         self.lm_head.bias = mx.arange(300) / 100
-        put_on(self)
+        patch_layers(self)
         self.eval()
 
     def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:

@@ -12,7 +12,7 @@ from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
 from mlx_bulk.runner.layers import cpu_blocks
 from mlx_bulk.runner.layers.kv_cache import fresh
-from mlx_bulk.runner.layers.layer_patching import take_off
+from mlx_bulk.runner.layers.layer_patching import unpatch_layers
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from ..support.kernel_models import needed
@@ -149,6 +149,6 @@ def test_nothing_of_the_weights_is_held_once_the_classes_are_taken_off(both: Bot
     both.call(ids(1, 3), both.caches(1, padded=False))
     fast = both.networks[1]
     assert all(cpu_blocks.MADE in vars(layer) for layer in fast.model.layers)
-    take_off(fast)
+    unpatch_layers(fast)
     assert not any(cpu_blocks.MADE in vars(layer) for layer in fast.model.layers)
     both.call(ids(1, 3), both.caches(1, padded=False), fast=False)

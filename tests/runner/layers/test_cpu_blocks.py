@@ -9,7 +9,7 @@ import pytest
 from mlx_bulk.kernels import linear
 from mlx_bulk.runner.layers import cpu_blocks
 from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.kv_cache import announce, forked, fresh, joined, merged, select, settle, trim, widened
+from mlx_bulk.runner.layers.kv_cache import finish_padding, forked, fresh, joined, merged, prepare_padding, select, trim, widened
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
 
@@ -39,10 +39,10 @@ def test_rows_of_unlike_length_that_leave_and_join(both: Both):
     caches, late = both.caches(4, padded=True), both.caches(2, padded=True)
     for parts, lengths in ((caches, [9, 3, 12, 7]), (late, [2, 15])):
         for each in parts:
-            announce(each, lengths, max(lengths))
+            prepare_padding(each, lengths, max(lengths))
         both.call(ids(len(lengths), max(lengths)), parts, lengths=lengths)
         for each in parts:
-            settle(each)
+            finish_padding(each)
     both.steps(4, 3, caches)
     for each in caches:
         select(each, [3, 1], 4, padded=True)
@@ -59,10 +59,10 @@ def test_a_row_joins_an_empty_batch_and_pads_come_in_the_middle(both: Both):
     both.call(ids(2, 6), caches)
     caches = [joined([mine, other]) for mine, other in zip(caches, empty, strict=True)]
     for each in caches:
-        announce(each, [2, 4, 5], 5)
+        prepare_padding(each, [2, 4, 5], 5)
     both.call(ids(3, 5), caches, lengths=[2, 4, 5])
     for each in caches:
-        settle(each)
+        finish_padding(each)
     both.steps(3, 3, caches)
 
 

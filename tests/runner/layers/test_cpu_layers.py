@@ -13,7 +13,7 @@ from mlx_bulk.kernels import linear
 from mlx_bulk.runner.layers import cpu_layers
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kernel_injection import substitute
-from mlx_bulk.runner.layers.layer_patching import put_on
+from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.network import Network
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -40,7 +40,7 @@ def test_a_layer_that_trains_has_gradients():
         return value_and_grad(layer, loss)(x)[1]["weight"]
 
     truth = gradient()
-    put_on(layer)
+    patch_layers(layer)
     layer.train()
     assert type(layer) is cpu_layers.FastLinear
     np.testing.assert_allclose(gradient(), truth, rtol=1e-5)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from mlx_bulk.runner.layers.kv_cache import (
     Caches,
-    announce,
-    announce_call,
     evaluate_caches,
+    finish_padding,
     forked,
     fresh,
     growth,
+    prepare_padding,
     select,
-    settle,
+    set_call_lengths,
     trim,
     trimmable,
     widened,
@@ -42,11 +42,11 @@ def next_logits(name: str, caches: Caches, rows: int) -> Any:
 def test_pads_change_nothing_in_whichever_call_a_row_ends(name: str, calls: list[int]):
     lengths, tokens = [24, 10, 17, 3], np.random.default_rng(1).integers(0, 256, (4, 24))
     caches = fresh(build(name), 4, padded=True)
-    announce(caches, lengths, 24)
+    prepare_padding(caches, lengths, 24)
     for end, width in zip(np.cumsum(calls).tolist(), calls, strict=True):
-        announce_call(caches, [n - end + width for n in lengths], width)
+        set_call_lengths(caches, [n - end + width for n in lengths], width)
         build(name)(mx.array(tokens[:, end - width : end]), cache=caches)
-    settle(caches)
+    finish_padding(caches)
     found = next_logits(name, caches, 4)
     for row, n, logits in zip(tokens, lengths, found, strict=True):
         alone = fresh(build(name), 1, padded=False)
@@ -63,11 +63,11 @@ class Unfilled:
 
 def test_a_cache_that_no_layer_fills_is_left_as_it_is():
     caches: list[Any] = fresh(Unfilled(), 2, padded=True)
-    announce(caches, [4, 1], 4)
+    prepare_padding(caches, [4, 1], 4)
     keys = mx.arange(8.0).reshape(2, 1, 4, 1)
     caches[0].caches[0].update_and_fetch(keys, keys)
     caches[1][0] = mx.ones((2, 1))
-    settle(caches)
+    finish_padding(caches)
     assert caches[0].caches[0].left_padding.tolist() == [0, 3]
     assert caches[0].caches[0].keys_and_values()[0][1, 0, -1, 0].item() == 4
     assert caches[0].caches[1].empty()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.layers import cpu_blocks, kv_cache
-from mlx_bulk.runner.layers.kv_cache import Caches, fresh, joined, merged, select, settle
-from mlx_bulk.runner.layers.ragged_kv_cache import STEP, RowCache
+from mlx_bulk.runner.layers.kv_cache import Caches, finish_padding, fresh, joined, merged, select
+from mlx_bulk.runner.layers.ragged_kv_cache import STEP, RaggedKVCache
 from numpy.typing import NDArray
 
 from ..support import kernel_models, tiny
@@ -45,7 +45,7 @@ def prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
         layer.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
     for part in (ids[:, : width // 2], ids[:, width // 2 :]):
         fed(network, caches, part)
-    settle(caches)
+    finish_padding(caches)
     return caches
 
 
@@ -111,7 +111,7 @@ def on_top_of_bases(network: Any) -> Logits:
 def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], Logits]):
     truth = story(tiny.build(name))
     network = kernel_models.put(name)
-    assert type(fresh(network, 1, padded=True)[0]) is RowCache
+    assert type(fresh(network, 1, padded=True)[0]) is RaggedKVCache
     np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
 
@@ -184,4 +184,4 @@ def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch
     attn = network.layers[0].self_attn
     with monkeypatch.context() as patch:  # the layer is in its place again before the classes of ours are taken off
         patch.setitem(attn, "q_proj", type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape)))
-        assert type(fresh(network, 1, padded=True)[0]) is not RowCache
+        assert type(fresh(network, 1, padded=True)[0]) is not RaggedKVCache

@@ -9,7 +9,7 @@ import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import fresh
-from mlx_bulk.runner.layers.layer_patching import put_on
+from mlx_bulk.runner.layers.layer_patching import patch_layers
 
 from . import tiny
 
@@ -57,7 +57,7 @@ class Both:
 
     def __init__(self, kind: str = "llama"):
         self.networks = [network(kind), network(kind)]
-        put_on(self.networks[1])
+        patch_layers(self.networks[1])
 
     @property
     def used(self) -> set[str]:
