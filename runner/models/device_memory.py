@@ -2,6 +2,8 @@
 
 import resource
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 
 from ...configs.schema import BatchConfig
 from ...kernels import backend
@@ -49,3 +51,14 @@ def peak_bytes() -> int:
 def is_out_of_memory(error: BaseException) -> bool:
     """True for what mlx and Python raise when an allocation fails."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in MARKS))
+
+
+@contextmanager
+def shortage_as_error(cure: str) -> Generator[None]:
+    """Raises OutOfRoom, with the ``cure``, in place of the error of a failed allocation inside the block."""
+    try:
+        yield
+    except BaseException as error:
+        if is_out_of_memory(error):
+            raise OutOfRoom(f"out of device memory ({error}); {cure}") from error
+        raise

@@ -1,15 +1,17 @@
-"""Rollouts for a trainer in the same process: groups as they come, policies handed over, no run directory.
+"""Rollouts for a trainer in the same process: it iterates over groups and hands over policies. There is no run directory.
 
-The same job, rows, engine and reward functions as in a run of the command, with nothing kept: a crash costs all. The model
-belongs to the thread that makes an ``InMemoryRollouts``: all is to be called there.
+Job, rows, engine and reward functions are those of a run by the command, but nothing is kept: a crash costs everything. The model
+belongs to the thread that makes an ``InMemoryRollouts``: call all of its methods there.
 """
 
 import json
 import logging
 import shutil
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self, cast
@@ -22,7 +24,7 @@ from ...configs.errors import ConfigError
 from ...configs.rollout import RolloutConfig
 from ..core.errors import DROP
 from ..core.policy import Policy
-from ..core.requests import Request
+from ..core.requests import Failure, Request
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..engine.interface import one_window
@@ -32,22 +34,25 @@ from ..policies.policy_engine import full_weights_fit, policy_engine_of
 from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import PolicyUpdater
+from ..store.arrow_builder import record_batch
+from ..store.part_file import errors_schema
 from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Kind
 from .loading import load_models
 from .row_requests import NOTHING_RECORDED
 from .run_spec import RunSpec
-from .sinks import MemorySink
 
 log = logging.getLogger("mlx_bulk")
 
+_POLL_SECONDS = 0.2  # between two looks at whether recording has failed
+
 
 class InMemoryRollouts:
-    """The groups of a rollout job. A context manager; iterating it samples all rows in all rounds, from the first on.
+    """Samples the groups of a rollout job. A context manager; iterating it samples all rows in all rounds, from the first on.
 
-    Each item is a group: a ``pa.RecordBatch`` of one record a sample, n rows, in the columns of ``results/*.arrow`` (``schema``).
-    Groups of a shard (``batch.rows_per_shard`` rows) come in the order in which they finish, and all of them before a row of
-    the next is given to the model. ``errors`` has what became no group in the last iteration, in the columns of ``errors/*.arrow``.
+    Each item is a group: a ``pa.RecordBatch`` of n rows, one record a sample, in the columns of ``results/*.arrow`` (``schema``).
+    Groups of a shard (``batch.rows_per_shard`` rows) come in the order in which they finish. All of them come before the model is
+    given a row of the next shard. ``errors`` lists the rows that have no group in the last iteration, in the columns of ``errors/*.arrow``.
 
     Nothing is written to ``output.path``. Raises a BulkError where the command would end with one.
     """
@@ -57,7 +62,7 @@ class InMemoryRollouts:
             raise ConfigError("policy.watch: expected null, since policies come from update() here; remove it")
         self.config, self._kind = config, kind
         self.errors: list[dict[str, Any]] = []
-        self._iterating: ReferenceType[Generator[pa.RecordBatch]] | None = None
+        self._iteration: ReferenceType[Generator[pa.RecordBatch]] | None = None
         self._scratch = TemporaryDirectory(prefix="mlx-bulk-")
         try:
             self._load(Path(self._scratch.name))
@@ -88,34 +93,34 @@ class InMemoryRollouts:
 
     @property
     def policy(self) -> Policy:
-        """What samples now; an update is in it from the first row that it samples on."""
+        """The policy that samples now. After an update it changes with the first row that the new policy samples."""
         return self._updater.policy
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self._end()
         groups = self._groups()
-        self._iterating = ref(groups)  # not the generator: one that nobody holds any more ends by itself
+        self._iteration = ref(groups)  # not the generator: one that nobody holds any more ends by itself
         return groups
 
     def update(self, version: int, adapter: Path) -> None:
         """Samples from another policy, beginning with the next shard (or round, see ``policy.update``).
 
-        version: the trainer's step, above all before it. adapter: a folder with an adapter in mlx-lm's format (LoRA, DoRA,
+        version: the trainer's step, higher than all before it. adapter: a folder with an adapter in mlx-lm's format (LoRA, DoRA,
         ``fine_tune_type: full``) or a whole checkpoint; it must stay until the policy samples.
 
-        Raises ModelError where it cannot be put on the model; the policy that was there goes on.
+        Raises ModelError where it cannot be put on the model; the present policy goes on then.
         """
         self._require_newer(version)
         self._updater.require_room(adapter)
         with self._inferring():
             self._adapters.try_on(adapter)
-        self._forget()
+        self._remove_old_policies()
         self._given.add(adapter, version)
 
     def update_arrays(self, version: int, settings: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> None:
-        """The same with an adapter that is no file.
+        """Samples from another policy, see ``update``, whose adapter is given as arrays.
 
-        settings: what adapter_config.json holds: fine_tune_type, num_layers, lora_parameters (rank, scale, dropout, keys).
+        settings: the values of adapter_config.json: fine_tune_type, num_layers, lora_parameters (rank, scale, dropout, keys).
         tensors: by name, as ``tree_flatten(model.trainable_parameters())`` gives them: lora_a [in, rank], lora_b [rank, out].
         """
         self._require_newer(version)
@@ -126,7 +131,7 @@ class InMemoryRollouts:
         self.update(version, folder)
 
     def close(self) -> None:
-        """Ends an iteration that is under way, its threads and processes, and gives up the model."""
+        """Ends the present iteration with its threads and processes, and gives up the model."""
         self._end()
         self._scratch.cleanup()
 
@@ -139,7 +144,7 @@ class InMemoryRollouts:
     # ---------------------------------------------------------------------------------------------------- one pass
 
     def _groups(self) -> Generator[pa.RecordBatch]:
-        """A pass over all shards, with mlx-lm's model files as they are while the caller has the thread."""
+        """Yields the groups of one pass over all shards. While the caller has the thread, mlx-lm's model files are as they were."""
         with closing(self._sampled()) as groups:
             while True:
                 with self._inferring():
@@ -149,12 +154,12 @@ class InMemoryRollouts:
                 yield group
 
     def _sampled(self) -> Generator[pa.RecordBatch]:
-        """The engine has nothing in flight where one ends, so that an update can take its place there."""
+        """Yields the groups window by window. The engine has nothing in flight between two, so that an update can take its place."""
         spec, layout, config = self._spec, self._layout, self.config
         by_round, ended = config.policy.update == "round", False
         engine = policy_engine_of(self._updater, spec.job.engine, self._setup, self._reference, config, layout)
-        collected = MemorySink(self.schema, layout)
-        self.errors = collected.errors
+        sink = _GroupSink(self.schema, layout)
+        self.errors = sink.errors
         rules = SessionRules(
             check=self._check,
             stopped=lambda: ended,
@@ -164,23 +169,23 @@ class InMemoryRollouts:
         )
         rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))
         session = SessionInput(spec.job, rows, layout, NOTHING_RECORDED)
-        threads = IOThreads(session, rules, collected, self._updater.newest_version)
+        threads = IOThreads(session, rules, sink, self._updater.newest_version)
         try:
             while (window := threads.next_window(True)) is not None:
-                collected.expect(request.row for request in window)
+                sink.expect(request.row for request in window)
                 for outcome in engine.run(one_window(cast("list[Request]", window)), lambda: threads.failed):
                     threads.put(outcome)
-                    yield from collected.ready()
-                yield from collected.rest(lambda: threads.failed)
+                    yield from sink.ready()
+                yield from sink.rest(lambda: threads.failed)
         finally:
             ended = True
             threads.close()
-            for _ in collected.ready():
+            for _ in sink.ready():
                 pass
-            _tell(self.errors)
+            _log_errors(self.errors)
 
     def _end(self) -> None:
-        groups = self._iterating() if self._iterating is not None else None
+        groups = self._iteration() if self._iteration is not None else None
         if groups is not None:
             groups.close()
 
@@ -191,19 +196,102 @@ class InMemoryRollouts:
                 f"update: found version {version}, and version {newest} was there before; expected the trainer's step, a higher one"
             )
 
-    def _forget(self) -> None:
-        """Removes what older policies left."""
-        now = self._updater.policy
+    def _remove_old_policies(self) -> None:
+        """Removes the files of older policies."""
+        current = self._updater.policy
         for offer in self._given.policies:
-            if offer.version <= now.version and offer.folder.parent == self._written:
+            if offer.version <= current.version and offer.folder.parent == self._written:
                 shutil.rmtree(offer.folder, ignore_errors=True)
-        self._given.policies = [offer for offer in self._given.policies if offer.version > now.version]
+        self._given.policies = [offer for offer in self._given.policies if offer.version > current.version]
         for folder in self._kept.iterdir():
-            if folder.is_dir() and folder.name != now.name:
+            if folder.is_dir() and folder.name != current.name:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell(errors: list[dict[str, Any]]) -> None:
+def _log_errors(errors: list[dict[str, Any]]) -> None:
     failed = [error for error in errors if error["stage"] != DROP]
     if failed:
         log.warning("%d rows have no group, the first for: %s", len(failed), failed[0]["message"])
+
+
+@dataclass(slots=True, frozen=True)
+class _RowResult:
+    """What became of a row: the records of its group, or its line for errors/."""
+
+    position: int
+    group: pa.RecordBatch | None
+    error: dict[str, Any] | None
+
+
+class _GroupSink:
+    """Passes groups from the recording thread to the thread that iterates. Implements ``Sink``.
+
+    Groups have the columns of ``schema``, failures those of errors/; both have their input row and round, by ``layout``.
+    """
+
+    running, broken = True, False
+
+    def __init__(self, schema: pa.Schema, layout: Layout):
+        self._schema, self._layout = schema, layout
+        self._error_columns = errors_schema(schema).names
+        self._results: SimpleQueue[_RowResult] = SimpleQueue()
+        self._expected: set[int] = set()
+        self.errors: list[dict[str, Any]] = []
+
+    # ------------------------------------------------------------------------------------------ for the recording thread
+
+    def admit(self, position: int, samples: int) -> None:
+        """Does nothing: the iterating thread waits for rows, not for samples."""
+
+    def add(self, position: int, sample: int, record: dict[str, Any]) -> None:
+        """Is never called: all samples of a row come together."""
+        raise AssertionError("a record without its group")
+
+    def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
+        """Takes all records of a row, by their sample."""
+        place = self._place(position)
+        rows = [record | place | {"sample": sample} for sample, record in sorted(records.items())]
+        self._results.put(_RowResult(position, record_batch(self._schema, rows), None))
+
+    def fail(self, failure: Failure) -> None:
+        """Takes the failure of a row."""
+        error = asdict(failure) | self._place(failure.row)
+        self._results.put(_RowResult(failure.row, None, {name: error[name] for name in self._error_columns}))
+
+    def flush(self, told: Callable[[], None]) -> None:
+        """Calls ``told`` at once: nothing is held back."""
+        told()
+
+    # --------------------------------------------------------------------------------------- for the iterating thread
+
+    def expect(self, positions: Iterable[int]) -> None:
+        """Notes the rows that the model is given next."""
+        self._expected.update(positions)
+
+    def ready(self) -> Iterator[pa.RecordBatch]:
+        """Yields the groups that have come. Failures go to ``errors``."""
+        while True:
+            try:
+                result = self._results.get_nowait()
+            except Empty:
+                return
+            yield from self._take(result)
+
+    def rest(self, failed: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
+        """Waits for all rows that are expected, and yields their groups. Ends early when recording has ``failed``."""
+        while self._expected and not failed():
+            try:
+                result = self._results.get(timeout=_POLL_SECONDS)
+            except Empty:
+                continue
+            yield from self._take(result)
+
+    def _take(self, result: _RowResult) -> Iterator[pa.RecordBatch]:
+        self._expected.discard(result.position)
+        if result.error is not None:
+            self.errors.append(result.error)
+        if result.group is not None:
+            yield result.group
+
+    def _place(self, position: int) -> dict[str, int]:
+        return {"row": self._layout.row_of(position), "round": self._layout.round_of(position)}

@@ -17,9 +17,8 @@ from ..core.shard_layout import Layout
 from ..store.recovery import Recovered
 from .group_rating import RATED_AT_ONCE, PendingGroups
 from .job import Job
-from .recorder import Recorder
+from .recorder import Recorder, Sink
 from .row_requests import Admit, RecordedRows, RowRequests
-from .sinks import Sink
 
 OUTCOMES = 1024  # messages that may wait for the recording thread
 

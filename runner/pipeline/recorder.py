@@ -3,7 +3,9 @@
 All methods belong to the recording thread, except ``expect``. Does not know the engine or files: records go to a ``Sink``.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from ...configs.visible import visible
 from ..core.errors import DROP, DataError
@@ -12,7 +14,40 @@ from ..data.type_inference import json_text
 from .group_rating import RATED_AT_ONCE, PendingGroups
 from .job import Job, placed
 from .row_requests import RecordedRows
-from .sinks import Sink
+
+
+class Sink(Protocol):
+    """Takes records and failures, from the recording thread alone. ``Writer`` keeps them in the run directory."""
+
+    def admit(self, position: int, samples: int) -> None:
+        """Notes that the row at ``position`` will have ``samples`` records or failures."""
+        ...
+
+    def add(self, position: int, sample: int, record: dict[str, Any]) -> None:
+        """Takes a finished record."""
+        ...
+
+    def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
+        """Takes all records of a row, by their sample."""
+        ...
+
+    def fail(self, failure: Failure) -> None:
+        """Takes the failure of a row, or of one sample."""
+        ...
+
+    def flush(self, told: Callable[[], None]) -> None:
+        """Calls ``told`` when everything taken before is safe."""
+        ...
+
+    @property
+    def running(self) -> bool:
+        """False once nothing is taken any more."""
+        ...
+
+    @property
+    def broken(self) -> bool:
+        """True when that is because of a failure."""
+        ...
 
 
 @dataclass(slots=True)

@@ -7,8 +7,8 @@ The calling thread alone touches the model. Rows are read and tokenized beside i
 """
 
 import logging
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from ...configs.schema import DataConfig, JobConfig, free
 from ...kernels import backend
-from ..core.errors import OutOfRoom
 from ..core.host_process import HostProcess, Orders
 from ..core.requests import BadRow, Outcome, Row
 from ..core.shard_layout import Layout, window_shards
@@ -29,7 +28,7 @@ from ..engine.interface import Progress, Runs
 from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256
-from ..models.device_memory import is_out_of_memory, peak_bytes
+from ..models.device_memory import peak_bytes, shortage_as_error
 from ..models.model_pool import ModelPool
 from ..policies.policy_engine import sampling_engine
 from ..runs.failures import dropped_groups, error_reasons, refused_policies
@@ -48,6 +47,7 @@ from .run_spec import RunSpec
 
 log = logging.getLogger("mlx_bulk")
 
+_SHORTAGE_CURE = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
 _LASTING = ("complete", "rows", "records", "errors", "dropped", "stats_sha256")  # summary figures that a start without work keeps
 
 
@@ -199,7 +199,10 @@ class _Session:
         def counts() -> Counts:
             return Counts(run.writer.rows, run.layout.total, run.writer.errors, engine.version)
 
-        with _device_memory_errors(), Watch(engine.progress, counts, self.run_dir.add_metrics, self.command.show):
+        with (
+            shortage_as_error(f"what was finished is safe: {_SHORTAGE_CURE}"),
+            Watch(engine.progress, counts, self.run_dir.add_metrics, self.command.show),
+        ):
             try:
                 self._record(isolated_outcomes(engine, threads, len(suspects), threads.stopped), threads)
             finally:
@@ -289,15 +292,3 @@ class _Session:
             values |= {"output": str(summary.output), "session": session}
             self.run_dir.write_summary(values | {"statistics": None if statistics is None else overall_figures(statistics)})
         return summary
-
-
-@contextmanager
-def _device_memory_errors() -> Generator[None]:
-    """Turns an error of the device's memory into OutOfRoom, with a cure."""
-    try:
-        yield
-    except BaseException as error:
-        if is_out_of_memory(error):
-            cure = "lower batch.memory, batch.rows or batch.tokens, then continue with the same command (without --overwrite)"
-            raise OutOfRoom(f"out of device memory ({error}); what was finished is safe: {cure}") from error
-        raise
