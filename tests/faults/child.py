@@ -43,7 +43,7 @@ def prepare(model: str) -> None:
     ):
         import_module(name)
     tokenizer: Any = import_module("mlx_bulk.runner.text.tokenizer")
-    tokenizer.load(Path(model), None, {}, False)  # transformers imports its parts when they are first used
+    tokenizer.load_tokenizer(Path(model), None, {}, False)  # transformers imports its parts when they are first used
 
 
 # ---------------------------------------------------------------------------------------------------------- the points
