@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from ...runner.text.tokenizer import token_text
+
 Json = dict[str, Any]
 Spelled = Callable[[int], tuple[str, list[int]]]
 
@@ -20,7 +22,7 @@ def openai_spelling(token_bytes: Callable[[int], bytes]) -> Spelled:
     @cache
     def spell(token: int) -> tuple[str, list[int]]:
         content = token_bytes(token)
-        return content.decode("utf-8", "backslashreplace"), list(content)
+        return token_text(content), list(content)
 
     return spell
 

@@ -18,13 +18,12 @@ from ...runner.core.errors import DROP
 from ...runner.models.run_tokenizer import tokenizer_of
 from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, run_status
-from ...runner.store.paths import RunPaths
+from ...runner.runs.throughput import duration
 from ...runner.text.tokenizer import Tokenizer
 from ..report_data.record_pass import Pass, passed
 from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
 from ..statistics.score_table import main_columns, notes
-from ..status.text import duration
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
 from .distributions import distributions, rewards
@@ -54,7 +53,7 @@ def run_page(run: Path) -> Page:
         dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}
         page.sections += [section for section in (distributions(found), rewards(found, dropped)) if section is not None]
         _browse(page, run, found, stored)
-    page.sections += [section for section in (_speed(now, run), _groups(rows), _errors(now)) if section is not None]
+    page.sections += [section for section in (_speed(now), _groups(rows), _errors(now)) if section is not None]
     page.sections.append(_settings(stored, rows))
     return page
 
@@ -162,8 +161,8 @@ def _browse(page: Page, run: Path, found: Pass, stored: Json) -> None:
 # ----------------------------------------------------------------------------------------------------------------- speed
 
 
-def _speed(now: Status, run: Path) -> PageSection | None:
-    found = intervals(RunPaths(run), now.history)
+def _speed(now: Status) -> PageSection | None:
+    found = intervals(now.history)
     if len(found) < 2:
         return None
     unit, name = (

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...runner.core.errors import RunDirError
 from ...runner.runs.run_files import cells_of
-from ..status.text import duration
+from ...runner.runs.throughput import duration
 from ..sweep.results_table import TABLE_FILE
 from ..terminal.tables import figure
 from .charts import Chart, ChartPoint, lines

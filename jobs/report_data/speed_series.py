@@ -1,26 +1,22 @@
-"""A run's speed and memory over the time that it worked, from metrics.jsonl: few enough points to draw.
+"""A run's speed and memory over its working time, in few enough points to draw.
 
-The time in which no process was at work is left out. Knows no charts.
+Leaves out the time in which no process was at work. Knows no charts.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import pairwise
 
-from ...runner.files.checked_lines import read_lines
-from ...runner.runs.history import History
-from ...runner.store.paths import RunPaths
+from ...runner.runs.history import History, Session
 
 _POINTS = 160
 
 
 @dataclass(slots=True, frozen=True)
 class Interval:
-    """Up to ``end`` seconds of work, ``seconds`` long: tokens a second, peak memory of the process so far in bytes, share of padding.
+    """The time between two lines of metrics. It lasts ``seconds`` and ends after ``end`` seconds of work.
 
-    begins: it is the first of a start.
+    memory: the process's peak so far, in bytes. padding: its share of the tokens so far. begins: it is the first of a session.
     """
 
     end: float
@@ -31,31 +27,31 @@ class Interval:
     begins: bool
 
 
-def intervals(paths: RunPaths, past: History) -> list[Interval]:
-    """The intervals of all starts one behind another, at most about 160: those that are more are joined, neighbours together."""
-    starts = [session.started for session in past.sessions]
-    found: list[Interval] = []
-    last: tuple[int, datetime] | None = None
-    worked = 0.0
-    for line in read_lines(paths.metrics):
-        time = datetime.fromisoformat(line["time"])
-        if not (session := bisect_right(starts, time)):
-            continue
-        begins = last is None or last[0] != session
-        before = starts[session - 1] if last is None or begins else last[1]
-        # Times are in whole seconds: what is shorter still took some.
-        seconds = max(0.5, (time - before).total_seconds())
+def intervals(past: History) -> list[Interval]:
+    """Returns the intervals of all sessions in order. Where there are more than 160, neighbours are joined."""
+    series: list[Interval] = []
+    for session in past.sessions:
+        _extend(series, session)
+    if len(series) <= _POINTS:
+        return series
+    edges = [round(at * len(series) / _POINTS) for at in range(_POINTS + 1)]
+    return [_joined(series[start:end]) for start, end in pairwise(edges)]
+
+
+def _extend(series: list[Interval], session: Session) -> None:
+    before, worked = session.started, series[-1].end if series else 0.0
+    for point in session.points:
+        # Times are in whole seconds: a shorter interval still took some.
+        seconds = max(0.5, (point.time - before).total_seconds())
         worked += seconds
-        found.append(Interval(worked, seconds, line["tokens_per_second"], line.get("peak_memory_bytes"), line.get("padding_waste"), begins))
-        last = session, time
-    if len(found) <= _POINTS:
-        return found
-    edges = [round(at * len(found) / _POINTS) for at in range(_POINTS + 1)]
-    return [_joined(found[start:end]) for start, end in pairwise(edges)]
+        begins = before is session.started
+        series.append(Interval(worked, seconds, point.tokens_per_second, point.peak_memory_bytes, point.padding_waste, begins))
+        before = point.time
 
 
-def _joined(some: Sequence[Interval]) -> Interval:
-    seconds = sum(each.seconds for each in some)
-    rate = sum(each.tokens_per_second * each.seconds for each in some) / seconds
-    memory = max((each.memory for each in some if each.memory is not None), default=None)
-    return Interval(some[-1].end, seconds, rate, memory, some[-1].padding, any(each.begins for each in some))
+def _joined(neighbours: Sequence[Interval]) -> Interval:
+    seconds = sum(each.seconds for each in neighbours)
+    rate = sum(each.tokens_per_second * each.seconds for each in neighbours) / seconds
+    memory = max((each.memory for each in neighbours if each.memory is not None), default=None)
+    last = neighbours[-1]
+    return Interval(last.end, seconds, rate, memory, last.padding, any(each.begins for each in neighbours))

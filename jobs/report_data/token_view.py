@@ -24,8 +24,8 @@ def numbered(token: int) -> str:
 
 
 def token_spelling(token_bytes: Callable[[int], bytes]) -> Spell:
-    r"""How a token reads by its bytes; those that are no UTF-8 by themselves stand as ``\xe2``."""
-    return lambda token: token_bytes(token).decode("utf-8", "backslashreplace") or numbered(token)
+    """Returns a function that shows a token by its bytes, or by its id where it has none."""
+    return lambda token: token_text(token_bytes(token)) or numbered(token)
 
 
 def shown_tokens(record: dict[str, Any], prefix: str, text: str | None, spell: Spell, around: int | None = None) -> tuple[list[Token], int]:

@@ -25,6 +25,8 @@ class MetricsPoint:
     errors: int
     tokens: dict[str, int]
     tokens_per_second: float
+    peak_memory_bytes: float | None = None
+    padding_waste: float | None = None
 
 
 @dataclass(slots=True)
@@ -120,5 +122,12 @@ def _end(session: Session, line: dict[str, Any]) -> None:
 
 
 def _point(line: dict[str, Any]) -> MetricsPoint:
-    tokens = {name: line[name] for name in TOKENS}
-    return MetricsPoint(datetime.fromisoformat(line["time"]), line["rows"], line["errors"], tokens, line["tokens_per_second"])
+    return MetricsPoint(
+        datetime.fromisoformat(line["time"]),
+        line["rows"],
+        line["errors"],
+        {name: line[name] for name in TOKENS},
+        line["tokens_per_second"],
+        line.get("peak_memory_bytes"),
+        line.get("padding_waste"),
+    )

@@ -187,6 +187,11 @@ class Tokenizer:
         return StopStrings(self, sampling.stop, sampling.min_tokens)
 
 
+def token_text(content: bytes) -> str:
+    r"""Returns the bytes of a token as text; bytes that are no UTF-8 by themselves become escapes such as ``\xe2``."""
+    return content.decode("utf-8", "backslashreplace")
+
+
 def _byte_characters() -> dict[int, str]:
     """GPT-2's alphabet of visible characters for the 256 bytes (Radford et al. 2019), as every byte-level BPE uses it."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]

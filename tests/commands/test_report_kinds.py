@@ -113,7 +113,7 @@ def test_speed_over_the_time_of_work(tmp_path: Path):
             tokens = {"prompt_tokens": 0, "generated_tokens": number, "scored_tokens": 0, "peak_memory_bytes": number}
             line = {"rows": 1, "errors": 0, **tokens, "tokens_per_second": 100.0 if day else 300.0, "padding_waste": 0.1}
             append_line(paths.metrics, {"time": (start + timedelta(seconds=30 * number)).isoformat(), **line})
-    found = intervals(paths, history(paths))
+    found = intervals(history(paths))
     assert len(found) == 160
     assert found[-1].end == 2 * 200 * 30
     assert sum(each.seconds for each in found) == 2 * 200 * 30
