@@ -40,7 +40,7 @@ def answers(peer: str, folder: Path) -> Callable[[], dict[str, Any]]:
 
     rows, prefix = Texts.load(folder), json.loads((folder / "prefix.json").read_text())
     setup = shapes.setup(folder)
-    setup = setup if peer == "shared" else replace(setup, shared=False)
+    setup = setup if peer == "shared" else setup.with_features(shared_passages=False)
     before = [] if peer == "texts" else prefix
 
     def asked(row: int) -> ScoreRequest:

@@ -91,7 +91,7 @@ def gflop(shape: dict[str, Any], tokens: int, keys: int, logits: int) -> float:
 def setup(folder: Path, wanted: LogprobOptions = LogprobOptions(echo=True, greedy=True), rows: int | None = None) -> Setup:  # noqa: B008 - frozen
     """The project's own way of running the checkpoint, probes and all; by default to score. ``rows`` decode at once."""
     config = ModelConfig(path=str(folder))
-    return fit(load_model(config, find_checkpoint(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted)[0]
+    return fit(load_model(config, find_checkpoint(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted).setup
 
 
 def generated(engine: Engine, requests: list[Request]) -> list[Generated]:

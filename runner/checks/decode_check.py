@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import Request
-from ..engine.setup import Setup
+from ..engine.setup import BatchFeatures, Setup
 from ..layers.lm_head import Head
 from .padding_probe import PADDED, Way
 from .trial import SingleRows, outcomes_of, trial_engine, trial_limits, trial_request
@@ -28,9 +28,8 @@ def batch_difference(alone: SingleRows, vocabulary: int, way: Way, window: int, 
     """
     requests = list(_requests(vocabulary, window))
     limits = trial_limits(1 if way == "alone" else ROWS, equal_lengths=way not in PADDED)
-    at_once = Setup(
-        alone.network, vocabulary, limits, LogprobOptions(echo=head is not None), way in PADDED, ragged=way == "padded", head=head
-    )
+    features = BatchFeatures(padded=way in PADDED, ragged=way == "padded")
+    at_once = Setup(alone.network, vocabulary, limits, LogprobOptions(echo=head is not None), features, head=head)
     worst = 0.0
     for setup in [at_once, _in_chunks(at_once, window)] if chunked else [at_once]:
         worst = max(worst, alone.largest_gap(requests, outcomes_of(trial_engine(setup), requests), allowed))

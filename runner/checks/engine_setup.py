@@ -1,12 +1,12 @@
-"""How a loaded model runs on this device: what the probe allows, how many rows and tokens memory holds, what can't be run.
+"""Makes engine setups from models: how rows share a batch, how many fit in memory, and what a session notes of it.
 
-Knows the device and the model; nothing of datasets or files.
+Knows the device and the model, nothing of datasets or files.
 """
 
 import logging
 import platform
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ...kernels import backend, native
 from ..core.errors import ModelError
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
-from ..engine.setup import Setup
+from ..engine.setup import BatchFeatures, Setup
 from ..layers.kv_cache import fresh, growth
 from ..layers.lm_head import Head
 from ..layers.network import Network
@@ -39,118 +39,140 @@ TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when bat
 LOGIT_BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}
 
 
-def fit(
-    model: Model, config: BatchConfig, wanted: LogprobOptions, reference: Model | None = None
-) -> tuple[Setup, Setup | None, dict[str, Any]]:
-    """The engine's setup, the reference model's beside it, and what a session notes of them. Logs one line.
+@dataclass(slots=True, frozen=True)
+class FittedModels:
+    """The engine setup of a model, that of a reference model if there is one, and what a session notes of both."""
 
-    With a reference both hold the same rows: the limits are those that both can keep. Raises OutOfRoom where memory does not
-    hold the weights, ModelError where deterministic mode cannot be kept.
+    setup: Setup
+    reference: Setup | None
+    about: dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
+class _CheckedModel:
+    """A model and the results of its checks.
+
+    capabilities: of its tiny twin; mode: how its own weights let rows share a batch; scoring: the scorer's shortcuts that its weights
+    allow, None for a job that scores no given tokens.
     """
-    device = backend.device_name()
-    models = [model] if reference is None else [model, reference]
-    trusts = [capabilities_of(m) for m in models]
-    ways = [_confirmed(m, t) for m, t in zip(models, trusts, strict=True)]
-    limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
-    if config.deterministic and not all(slots_independent(m.network, m.vocabulary, limits.rows) for m in models):
-        raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
-    padded = not limits.equal_lengths
-    short = [
-        confirmed(m.network, m.vocabulary, limits, padded, shown.shortcuts, way.allowed) if wanted.echo or wanted.reference else None
-        for m, shown, way in zip(models, trusts, ways, strict=True)
-    ]
-    setups = [
-        Setup(
-            m.network,
-            m.vocabulary,
+
+    model: Model
+    capabilities: Capabilities
+    mode: BatchingMode
+    scoring: Shortcuts | None = None
+
+    def with_scoring(self, limits: Limits) -> "_CheckedModel":
+        """Returns the same with the scorer's shortcuts tried on the model's own weights."""
+        model, padded = self.model, not limits.equal_lengths
+        shown, allowed = self.capabilities.shortcuts, self.mode.allowed
+        return replace(self, scoring=confirmed(model.network, model.vocabulary, limits, padded, shown, allowed))
+
+    def setup(self, config: BatchConfig, wanted: LogprobOptions, limits: Limits) -> Setup:
+        """Returns the model's setup; prompts share no prefixes yet."""
+        features = BatchFeatures(padded=not limits.equal_lengths, ragged=self.mode.way == "padded")
+        setup = Setup(
+            self.model.network,
+            self.model.vocabulary,
             limits,
             wanted,
-            padded,
-            config.deterministic,
-            LOGIT_BYTES[device],
-            ragged=way.way == "padded",
-            adapters=m.adapters,
+            features,
+            static=config.deterministic,
+            logit_bytes=LOGIT_BYTES[backend.device_name()],
+            adapters=self.model.adapters,
         )
-        for m, way in zip(models, ways, strict=True)
-    ]
-    setups = [_taking(s, shown.shortcuts, found) for s, shown, found in zip(setups, trusts, short, strict=True)]
-    setups[0], unshared = _sharing(setups[0], trusts[0], ways[0])
+        if self.scoring is None:  # prompts may come in several calls all the same
+            return setup.with_features(chunked=self.capabilities.shortcuts.chunked)
+        return self.scoring.features_on(replace(setup, head=Head(self.model.network) if self.scoring.head else None))
+
+
+def fit(model: Model, config: BatchConfig, wanted: LogprobOptions, reference: Model | None = None) -> FittedModels:
+    """Checks a loaded model, and a reference model if there is one, and makes their setups. Logs one line a model.
+
+    Both hold the same rows: the limits are those that both can keep. Raises OutOfRoom where memory does not hold the weights,
+    ModelError where deterministic mode cannot be kept.
+    """
+    models = [_checked(each) for each in (model, reference) if each is not None]
+    limits = _limits(config, models)
+    if config.deterministic:
+        _require_independent_rows(models, limits)
+    if wanted.echo or wanted.reference:
+        models = [each.with_scoring(limits) for each in models]
+    setup, *others = [each.setup(config, wanted, limits) for each in models]
+    setup, refusal = _sharing_prompts(setup, models[0])
     if config.prefix_cache is not None:
-        setups[0] = _keeping(setups[0], model, Path(config.prefix_cache), unshared)
-    for m, way in zip(models, ways, strict=True):
-        log.info("%s: %s on %s, %s", m.checkpoint.folder.name, m.dtype, device, _said(way, limits))
-    for m, shown in zip(models, trusts, strict=True):
-        for reason in (reason for reason in shown.shortcuts.reasons if reason.startswith(f"{CHUNKS}: logprobs")):
-            log.warning(
-                "%s: in mlx-lm its logprobs depend on the calls in which a text is fed (%s); prompts are fed in one, so that logprobs of "
-                "generated tokens can differ from those that scoring gives the same text",
-                *(m.checkpoint.folder.name, reason),
-            )
-    abouts = [_about_model(m, shown, way, found) for m, shown, way, found in zip(models, trusts, ways, short, strict=True)]
-    abouts[0]["probe"]["prefixes"] = {"shared": setups[0].shares, "reason": unshared}
-    return setups[0], setups[1] if reference else None, _about(abouts, config, limits)
+        setup = _with_prefix_cache(setup, model, Path(config.prefix_cache), refusal)
+    for each in models:
+        _log_mode(each, limits)
+    for each in models:
+        _warn_of_chunks(each)
+    prefixes = {"shared": setup.shares_prompts, "reason": refusal}
+    return FittedModels(setup, others[0] if others else None, _session_note(models, config, limits, prefixes))
 
 
-def foreseen(models: Sequence[Model], config: BatchConfig, wanted: LogprobOptions) -> list[Setup]:
-    """The setups that ``fit`` will come to as far as twins show it: of ``outline``d models no weights are read.
+def expected_setups(models: Sequence[Model], config: BatchConfig, wanted: LogprobOptions) -> list[Setup]:
+    """Returns the setups that ``fit`` will make, as far as tiny twins show: no weights of these ``outline``d models are read.
 
-    models: the model, and the reference behind it where there is one. Raises OutOfRoom where memory does not hold the weights.
+    models: the model, and the reference after it where there is one. Raises OutOfRoom where memory does not hold the weights.
     """
-    device = backend.device_name()
-    trusts = [capabilities_of(m) for m in models]
-    ways = [BatchingMode(t.way, t.difference, *_row_bytes(m.network), t.reason) for m, t in zip(models, trusts, strict=True)]
-    limits = _limits(config, ways, device, sum(m.weight_bytes for m in models))
-    setups = [
-        Setup(
-            m.network,
-            m.vocabulary,
-            limits,
-            wanted,
-            not limits.equal_lengths,
-            config.deterministic,
-            LOGIT_BYTES[device],
-            ragged=t.way == "padded",
-            stems=not t.unshared,
-        )
-        for m, t in zip(models, trusts, strict=True)
-    ]
-    return [_taking(s, t.shortcuts, t.shortcuts if wanted.echo else None) for s, t in zip(setups, trusts, strict=True)]
+    expected = [_expected(each, scores=wanted.echo or wanted.reference) for each in models]
+    limits = _limits(config, expected)
+    return [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]
+
+
+def _checked(model: Model) -> _CheckedModel:
+    """Tries on a model's own weights how rows may share a batch, from the fastest way on that its twin allows."""
+    capabilities = capabilities_of(model)
+    mode = probe(model.network, model.vocabulary, capabilities.way)
+    if mode.way == capabilities.way:
+        mode = replace(mode, reason=capabilities.reason)
+    return _CheckedModel(model, capabilities, mode)
+
+
+def _expected(model: Model, scores: bool) -> _CheckedModel:
+    """Returns the results of the checks if the weights confirm all that the twin shows."""
+    shown = capabilities_of(model)
+    mode = BatchingMode(shown.way, shown.difference, *_row_bytes(model.network), shown.reason)
+    return _CheckedModel(model, shown, mode, shown.shortcuts if scores else None)
 
 
 def _row_bytes(network: Any) -> tuple[float, float]:
-    """What a row's caches take, a token and besides, in bytes: by the shapes of what a prompt would leave, which is not computed."""
+    """Returns the bytes of a row's caches, a token and besides, from the shapes that a prompt would leave; it is not computed."""
     caches = fresh(network, 1, padded=False)
     Network(network)(mx.array([[0] * LENGTHS[0]]), caches, read="nothing")
     return growth(caches)
 
 
-def _confirmed(model: Model, shown: Capabilities) -> BatchingMode:
-    """What a model's own weights confirm of what was ``shown``."""
-    found = probe(model.network, model.vocabulary, shown.way)
-    return replace(found, reason=shown.reason) if found.way == shown.way else found
+def _limits(config: BatchConfig, models: Sequence[_CheckedModel]) -> Limits:
+    """Returns the limits of a batch that every model's caches can hold, in the most cautious of their ways."""
+    device, modes = backend.device_name(), [each.mode for each in models]
+    rows = ROWS[device] if config.rows == "auto" else config.rows
+    tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
+    room = kv_bytes(config.memory, sum(each.model.weight_bytes for each in models), workspace=2 * LOGIT_BYTES[device])
+    ways = {mode.way for mode in modes}
+    token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
+    return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))
 
 
-def _taking(setup: Setup, shown: Shortcuts, found: Shortcuts | None) -> Setup:
-    """The setup with the shortcuts that were ``found``; of those ``shown`` what concerns a job too that scores no prompt."""
-    if found is None:
-        return replace(setup, chunked=shown.chunked)
-    head = Head(setup.model) if found.head else None
-    return replace(setup, head=head, right_padded=found.right_padded, shared=found.shared, chunked=found.chunked)
+def _require_independent_rows(models: Sequence[_CheckedModel], limits: Limits) -> None:
+    if not all(slots_independent(each.model.network, each.model.vocabulary, limits.rows) for each in models):
+        raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
 
 
-def _sharing(setup: Setup, shown: Capabilities, way: BatchingMode) -> tuple[Setup, str]:
-    """The setup with prefixes that prompts share, where short rows on the model's own weights confirm it, and why without them."""
-    taking = replace(setup, stems=True)
-    if not taking.shares:
-        return setup, "batch.deterministic" if setup.static else "its prompts are fed in one call" if setup.padded else way.reason
-    reason = shown.unshared or refused_by_weights(setup.model, setup.vocabulary, way.way, way.allowed, setup.head)
-    return (setup if reason else taking), reason
+def _sharing_prompts(setup: Setup, checked: _CheckedModel) -> tuple[Setup, str]:
+    """Returns the setup in which prompts share prefixes, if the model's own weights allow it, and else why they do not."""
+    sharing, mode = setup.with_features(shared_prompts=True), checked.mode
+    if not sharing.shares_prompts:
+        why = "its prompts are fed in one call" if setup.features.padded else mode.reason
+        return setup, "batch.deterministic" if setup.static else why
+    refusal = checked.capabilities.unshared
+    refusal = refusal or refused_by_weights(setup.model, setup.vocabulary, mode.way, mode.allowed, setup.head)
+    return (setup if refusal else sharing), refusal
 
 
-def _keeping(setup: Setup, model: Model, folder: Path, unshared: str) -> Setup:
-    """The setup with ``folder`` for prefixes that it computes. Raises ModelError where that cannot be a folder."""
-    if not setup.shares:
-        log.warning("batch.prefix_cache: %s is not used, as prompts of this run share no prefixes (%s)", folder, unshared)
+def _with_prefix_cache(setup: Setup, model: Model, folder: Path, refusal: str) -> Setup:
+    """Returns the setup that keeps computed prefixes in ``folder``. Raises ModelError where that cannot be a folder."""
+    if not setup.shares_prompts:
+        log.warning("batch.prefix_cache: %s is not used, as prompts of this run share no prefixes (%s)", folder, refusal)
         return setup
     prints = checkpoint_fingerprints(model.checkpoint)
     identity = {
@@ -168,50 +190,58 @@ def _keeping(setup: Setup, model: Model, folder: Path, unshared: str) -> Setup:
     return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))
 
 
-def _limits(config: BatchConfig, ways: list[BatchingMode], device: str, weight_bytes: int) -> Limits:
-    """What a batch may take that every model's caches hold, in the most cautious of their ways."""
-    rows = ROWS[device] if config.rows == "auto" else config.rows
-    tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
-    room = kv_bytes(config.memory, weight_bytes, workspace=2 * LOGIT_BYTES[device])
-    kinds = {way.way for way in ways}
-    token_bytes, row_bytes = sum(way.token_bytes for way in ways), sum(way.row_bytes for way in ways)
-    return Limits(1 if "alone" in kinds else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not kinds <= set(PADDED))
+# --------------------------------------------------------------------------------------- what the log and a session say
 
 
-def _said(way: BatchingMode, limits: Limits) -> str:
-    """One phrase on how rows share a batch."""
-    if way.way == "padded":
-        return f"batches of up to {limits.rows} rows"
-    if way.way == "joined":
-        return f"batches of up to {limits.rows} rows, prompts of one length at a time, slower but right ({way.reason})"
-    how = "batches of rows of one length" if way.way == "exact" else "one row at a time"
-    return f"{how}, slower but right ({way.reason})"
+def _log_mode(checked: _CheckedModel, limits: Limits) -> None:
+    model, mode = checked.model, checked.mode
+    if mode.way == "padded":
+        how = f"batches of up to {limits.rows} rows"
+    elif mode.way == "joined":
+        how = f"batches of up to {limits.rows} rows, prompts of one length at a time, slower but right ({mode.reason})"
+    else:
+        rows = "batches of rows of one length" if mode.way == "exact" else "one row at a time"
+        how = f"{rows}, slower but right ({mode.reason})"
+    log.info("%s: %s on %s, %s", model.checkpoint.folder.name, model.dtype, backend.device_name(), how)
 
 
-def _about(models: list[dict[str, Any]], config: BatchConfig, limits: Limits) -> dict[str, Any]:
-    """A session's line: what the results may depend on beyond the run's identity."""
-    about = {
+def _warn_of_chunks(checked: _CheckedModel) -> None:
+    for reason in checked.capabilities.shortcuts.reasons:
+        if reason.startswith(f"{CHUNKS}: logprobs"):
+            log.warning(
+                "%s: in mlx-lm its logprobs depend on the calls in which a text is fed (%s); prompts are fed in one, so that logprobs of "
+                "generated tokens can differ from those that scoring gives the same text",
+                *(checked.model.checkpoint.folder.name, reason),
+            )
+
+
+def _session_note(models: Sequence[_CheckedModel], config: BatchConfig, limits: Limits, prefixes: dict[str, Any]) -> dict[str, Any]:
+    """Returns a session's line: what the results may depend on beyond the run's identity. ``prefixes`` are the first model's."""
+    first, *others = models
+    note = {
         "versions": {name: version(name) for name in ("mlx", "mlx-lm", "transformers", "pyarrow", "numpy")},
         "host": platform.node(),
         "platform": platform.platform(),
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
         "batch": {**config.model_dump(mode="json"), "rows": limits.rows, "tokens": limits.tokens},
-        **models[0],
+        **_model_note(first, {"prefixes": prefixes}),
     }
-    return about if len(models) == 1 else {**about, "reference": models[1]}
+    return {**note, "reference": _model_note(others[0], {})} if others else note
 
 
-def _about_model(model: Model, shown: Capabilities, way: BatchingMode, found: Shortcuts | None) -> dict[str, Any]:
+def _model_note(checked: _CheckedModel, more: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a session notes of one model; ``more`` is put to its probe."""
+    model, mode, shown, scoring = checked.model, checked.mode, checked.capabilities, checked.scoring
     probed: dict[str, Any] = {
-        "way": way.way,
-        "difference": way.difference,
-        "reason": way.reason,
-        "found_on": shown.on if way.way == shown.way else "weights",
+        "way": mode.way,
+        "difference": mode.difference,
+        "reason": mode.reason,
+        "found_on": shown.on if mode.way == shown.way else "weights",
         "twin": shown.no_twin or {"way": shown.way, "difference": shown.difference},
     }
-    if found is not None:
-        taken = {"head": found.head, "right_padded": found.right_padded, "shared": found.shared}
-        probed["scoring"] = {**taken, "reasons": list(found.reasons)}
+    if scoring is not None:
+        shortcuts = {"head": scoring.head, "right_padded": scoring.right_padded, "shared": scoring.shared_passages}
+        probed["scoring"] = {**shortcuts, "reasons": list(scoring.reasons)}
     held = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
-    return {"model": str(model.checkpoint.folder), **held, "probe": probed}
+    return {"model": str(model.checkpoint.folder), **held, "probe": {**probed, **more}}

@@ -4,7 +4,6 @@ The engine itself runs them, as a job would. Knows a network and how its rows ma
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import Request
 from ..engine.prefill import compute_prefix, prefill
-from ..engine.setup import Setup
+from ..engine.setup import BatchFeatures, Setup
 from ..layers.lm_head import Head
 from .padding_probe import Way, allowed_difference, crash
 from .trial import SingleRows, largest_gap, outcomes_of, random_ids, row_logits, trial_engine, trial_limits, trial_request
@@ -32,7 +31,7 @@ def prefix_refusal(alone: SingleRows, vocabulary: int, way: Way, window: int, al
 
     Rows are longer than ``window`` tokens, and so is what they share.
     """
-    setup = replace(_setup(alone.network, vocabulary, way, head), stems=True)
+    setup = _setup(alone.network, vocabulary, way, head).with_features(shared_prompts=True)
     try:
         difference = _difference(alone, setup, _long(vocabulary, window), allowed)
     except Exception as error:  # a model file may fail in any way
@@ -57,7 +56,8 @@ def _said(difference: float, allowed: float) -> str:
 
 
 def _setup(network: Any, vocabulary: int, way: Way, head: Head | None) -> Setup:
-    return Setup(network, vocabulary, trial_limits(ROWS), LogprobOptions(echo=head is not None), True, ragged=way == "padded", head=head)
+    features = BatchFeatures(padded=True, ragged=way == "padded")
+    return Setup(network, vocabulary, trial_limits(ROWS), LogprobOptions(echo=head is not None), features, head=head)
 
 
 def _of_short_rows(setup: Setup, cuts: list[int]) -> float:

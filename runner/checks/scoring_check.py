@@ -16,7 +16,7 @@ from ..core.errors import first_line
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import Passage, Scored, ScoreRequest
 from ..engine.scorer import Scorer
-from ..engine.setup import Setup
+from ..engine.setup import BatchFeatures, Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
 from ..layers.network import Network
@@ -35,9 +35,13 @@ class Shortcuts:
 
     head: bool
     right_padded: bool
-    shared: bool
+    shared_passages: bool
     chunked: bool
     reasons: tuple[str, ...] = ()
+
+    def features_on(self, setup: Setup) -> Setup:
+        """Returns ``setup`` with these shortcuts; its head stays."""
+        return setup.with_features(right_padded=self.right_padded, shared_passages=self.shared_passages, chunked=self.chunked)
 
 
 def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allowed: float | None = None, window: int = WINDOW) -> Shortcuts:
@@ -74,7 +78,7 @@ def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allow
     if head is not None and holds("head apart", replace(setup, limits=one, head=head), rows):
         setup = replace(setup, head=head)
     chunked = holds(CHUNKS, replace(setup, limits=replace(one, tokens=window + 2)), rows)
-    setup = replace(setup, chunked=chunked)
+    setup = setup.with_features(chunked=chunked)
     right_padded = holds("pads on the right", setup, rows)
     shared = right_padded and holds("shared prefixes", setup, choices)
     return Shortcuts(setup.head is not None, right_padded, shared, chunked, tuple(reasons))
@@ -85,7 +89,7 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
 
     All are tried at once; where logprobs differ by more than ``allowed``, each by itself.
     """
-    if not (shown.head or shown.right_padded or shown.shared):
+    if not (shown.head or shown.right_padded or shown.shared_passages):
         return shown
     rng = np.random.default_rng(4)
     (prefix,) = random_ids(rng, vocabulary, (2 * WINDOW + 2,))
@@ -93,14 +97,14 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
     setup = _setup(network, vocabulary, limits, padded)
     with suppress(Exception):  # which of them it is will be found
         head = Head(network) if shown.head else None
-        setup = replace(setup, head=head, right_padded=shown.right_padded, shared=shown.shared, chunked=shown.chunked)
+        setup = shown.features_on(replace(setup, head=head))
         if _difference(setup, requests, _alone(network, requests)) <= allowed:
             return shown
     own = shortcuts(network, vocabulary, limits, padded)
     return Shortcuts(
         own.head and shown.head,
         own.right_padded and shown.right_padded,
-        own.shared and shown.shared,
+        own.shared_passages and shown.shared_passages,
         own.chunked and shown.chunked,
         (*shown.reasons, *own.reasons),
     )
@@ -108,7 +112,7 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
 
 def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup:
     few = replace(limits, rows=min(limits.rows, 8), tokens=1 << 30, kv_bytes=float("inf"))
-    return Setup(network, vocabulary, few, LogprobOptions(echo=True), padded, right_padded=True, shared=True)
+    return Setup(network, vocabulary, few, LogprobOptions(echo=True), BatchFeatures(padded, right_padded=True, shared_passages=True))
 
 
 def _head(network: Any) -> Head:

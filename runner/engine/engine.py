@@ -123,7 +123,7 @@ class Engine(FixedWeights):
         if not free:
             return
         now, later = group.waiting[:free], group.waiting[free:]
-        rows, of, padded = [i for i, _ in now], len(group.requests), self._setup.padded
+        rows, of, padded = [i for i, _ in now], len(group.requests), self._setup.features.padded
         caches = group.caches
         if later:
             caches = forked(caches, rows, of, padded)
@@ -208,7 +208,7 @@ class Engine(FixedWeights):
         stay, rows = np.flatnonzero(~leaving), len(leaving)
         self._order, self._done = self._order[stay], self._done[stay]
         if len(stay):
-            select(self._caches, stay.tolist(), rows, self._setup.padded)
+            select(self._caches, stay.tolist(), rows, self._setup.features.padded)
         else:
             self._caches = []
 

@@ -64,7 +64,7 @@ def prefill(setup: Setup, requests: list[Request], prefixes: Sequence[ComputedPr
     pairs = zip(requests, prefixes or [None] * len(requests), strict=True)
     rows = [_PrefillRow(request.prompt.ids, len(request.prompt.ids) - 1, prefix, request) for request, prefix in pairs]
     lengths, starts = [len(row) for row in rows], [row.start for row in rows]
-    calls = prefill_calls(lengths, starts, padded=setup.padded, ragged=setup.ragged, static=setup.static)
+    calls = prefill_calls(lengths, starts, padded=setup.features.padded, ragged=setup.features.ragged, static=setup.static)
     if len(calls) == 1:
         return _prefill_together(setup, rows)
     parts = [_prefill_together(setup, [rows[i] for i in call]) for call in calls]
@@ -100,9 +100,9 @@ def _caches(setup: Setup, prefixes: list[ComputedPrefix | None]) -> Caches:
     """Returns caches of one row per prefix: a copy of the prefix's, or an empty row."""
     distinct = list(dict.fromkeys(prefixes))
     if distinct == [None]:
-        return fresh(setup.model, len(prefixes), setup.padded)
+        return fresh(setup.model, len(prefixes), setup.features.padded)
     caches = merged(setup.model, [fresh(setup.model, 1, padded=False) if prefix is None else prefix.caches for prefix in distinct])
-    select(caches, [distinct.index(prefix) for prefix in prefixes], len(distinct), setup.padded)
+    select(caches, [distinct.index(prefix) for prefix in prefixes], len(distinct), setup.features.padded)
     evaluate_caches(caches)  # a row whose prefix is its whole prompt needs no call that would compute them
     return caches
 
@@ -157,7 +157,7 @@ def call_tokens(setup: Setup, rows: int, left: int) -> int:
 
     mlx-lm's rotating caches take a call of one token for a decode step.
     """
-    if not setup.chunked:
+    if not setup.features.chunked:
         return left
     n = setup.limits.tokens // rows
     if setup.wanted.echo and setup.head is None:

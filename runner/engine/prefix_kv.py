@@ -26,8 +26,8 @@ class PrefixKV:
     def arranging(self, setup: Setup) -> Arrange:
         """Drops all prefixes; returns how a new request queue finds and orders those of its windows."""
         self.clear()
-        cached = setup.prefix_cache.known(setup.wanted.echoed) if setup.shares and setup.prefix_cache is not None else []
-        return arrangement(setup.shares, cached)
+        cached = setup.prefix_cache.known(setup.wanted.echoed) if setup.shares_prompts and setup.prefix_cache is not None else []
+        return arrangement(setup.shares_prompts, cached)
 
     def for_group(
         self, setup: Setup, requests: list[Request], prefix_of: Callable[[Request], SharedPrefix | None]

@@ -69,8 +69,8 @@ class Scorer(FixedWeights):
         self.progress = Progress()
         self._models = [setup] if reference is None else [setup, reference]
         self._wanted, self._static = setup.wanted, setup.static
-        self._right_padded = all(model.right_padded for model in self._models)
-        self._shared = not setup.static and self._right_padded and all(model.shared for model in self._models)
+        self._right_padded = all(model.features.right_padded for model in self._models)
+        self._shared = not setup.static and self._right_padded and all(model.features.shared_passages for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
         self._room = MemoryBackoff(limits, setup.static)
 

@@ -1,4 +1,4 @@
-"""A model with all that decides how its rows are run: limits, figures wanted, and the shortcuts that checks have allowed."""
+"""Holds one model and all that decides how the engine and the scorer run it. Does not know how any of it was decided."""
 
 import math
 import sys
@@ -12,69 +12,81 @@ from ..models.adapters import Adapters
 from ..scheduler.limits import Limits
 from .prefix_disk_cache import PrefixCache
 
+LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many take half as long again a token
+
+
+@dataclass(slots=True, frozen=True)
+class BatchFeatures:
+    """What a model can do in a batch without changing its logprobs. Only the checks find this out; no config sets it.
+
+    padded: rows of unlike length decode together, with pads in front. ragged: prompts of unlike length are prefilled together, with
+    pads behind. chunked: a row's tokens may be fed in several calls. right_padded: passages of unlike length are scored together on
+    plain caches, with pads behind. shared_passages: what passages begin with alike is scored once, and the rest on copies of its
+    caches. shared_prompts: the same for the prefill of prompts.
+    """
+
+    padded: bool
+    ragged: bool = True
+    chunked: bool = True
+    right_padded: bool = False
+    shared_passages: bool = False
+    shared_prompts: bool = False
+
 
 @dataclass(slots=True, frozen=True)
 class Setup:
     """A model and how it is run.
 
-    ``static``: a batch keeps its rows until all are done (deterministic mode). ``logit_bytes`` bounds the float32 logits that the
-    echo and the scorer read at once. ``prefix_cache`` keeps shared prefixes for other runs. ``adapters`` puts other adapters and
-    weights on the model.
-
-    The checks allow the rest. ``padded``: rows of different lengths decode in one batch; ``ragged``: they share a prefill, too.
-    ``head``: the network split in body and head, None if it can't be. ``right_padded``: rows of different lengths share a scoring
-    batch of plain caches, padded on the right. ``shared``: the scorer computes a shared prefix once. ``chunked``: a row's tokens may
-    go through in several calls. ``stems``: prompts are prefilled on top of copies of the prefixes that they share.
+    The model brings ``model``, ``vocabulary`` (the width V of its logits) and ``adapters``, which puts other weights on it.
+    The job brings ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its
+    rows until all are done) and ``prefix_cache`` (keeps shared prefixes for later runs). The device brings ``logit_bytes``, the most
+    that the float32 logits read at once may take. The checks bring ``features``, and ``head``, the model split in two (None: not).
     """
 
     model: Any
     vocabulary: int
     limits: Limits
     wanted: LogprobOptions
-    padded: bool
+    features: BatchFeatures
     static: bool = False
     logit_bytes: int = 32 << 20
     head: Head | None = None
-    right_padded: bool = False
-    shared: bool = False
-    chunked: bool = True
-    ragged: bool = True
-    stems: bool = False
     prefix_cache: PrefixCache | None = None
     adapters: Adapters | None = None
 
+    def with_features(self, **features: bool) -> "Setup":
+        """Returns the setup with some of its ``BatchFeatures`` changed, by their names."""
+        return replace(self, features=replace(self.features, **features))
+
     @property
     def network(self) -> Network:
-        """Returns the object through which the model is called."""
+        """Returns the model as it is called."""
         return Network(self.model, self.head)
 
     def split_anew(self) -> "Setup":
-        """Returns the setup with the network split again: an adapter may have replaced the head since the last split."""
+        """Returns the setup with the model split again, as adapters may have replaced its head since the last split."""
         return self if self.head is None else replace(self, head=Head(self.model))
 
     @property
     def logit_rows(self) -> int:
-        """Counts the positions whose logits may be in memory at once."""
+        """Returns how many positions' logits may be in memory at once."""
         return max(LEAST_ROWS, self.logit_bytes // (4 * self.vocabulary))
 
     @property
     def joins(self) -> bool:
-        """Returns True when a prefilled group can join a batch that decodes."""
-        return self.padded and not self.static
+        """Returns whether a prefilled group can join a batch that decodes."""
+        return self.features.padded and not self.static
 
     @property
-    def shares(self) -> bool:
-        """Returns True when a prefix that prompts share is prefilled once. It takes batches of rows of different lengths."""
-        return self.stems and self.joins and self.chunked
+    def shares_prompts(self) -> bool:
+        """Returns whether a prefix that prompts share is prefilled once. Needs batches that rows of unlike length can join."""
+        return self.features.shared_prompts and self.joins and self.features.chunked
 
     @property
     def group_limits(self) -> Limits:
-        """Returns the limits of a prefill group. Where nothing can join a batch, the group is the batch, whatever its tokens.
+        """Returns the limits of a prefilled group. Where it cannot join a batch it is the batch, whatever its tokens.
 
         A static batch is limited by rows alone: its rows must not depend on this machine's memory.
         """
         limits = self.limits if self.joins else replace(self.limits, tokens=sys.maxsize)
         return replace(limits, kv_bytes=math.inf) if self.static else limits
-
-
-LEAST_ROWS = 96  # of one product with the head: with half as many, a token takes half as long again at V = 152,000

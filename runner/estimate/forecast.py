@@ -75,7 +75,7 @@ def decoding_work(windows: Iterable[list[Request]], setup: Setup, length: Comple
     ``arrange`` repeats the arrangement of windows whose requests have no ids any more.
     """
     batch, rest = _DecodingBatch(setup, length), iter(windows)
-    queue = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup.shares))
+    queue = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup.shares_prompts))
     while True:
         admitted = batch.admit(queue)
         if not batch.ends:
@@ -123,7 +123,8 @@ class _DecodingBatch:
         new_tokens = sum(prefix.own_tokens for prefix in new)
         starts = [len(prefix.ids) if prefix else 0 for prefix in prefixes]
         lengths = [len(request.prompt.ids) - 1 - start for request, start in zip(requests, starts, strict=True)]
-        calls = prefill_calls(lengths, starts, padded=self.setup.padded, ragged=self.setup.ragged, static=self.setup.static)
+        features = self.setup.features
+        calls = prefill_calls(lengths, starts, padded=features.padded, ragged=features.ragged, static=self.setup.static)
         padded = sum(len(call) * call_width([lengths[row] for row in call]) for call in calls)
         self.prefixes = set(queue.kept_prefixes)
         self.work.count_batch(len(requests), new_tokens + sum(lengths), new_tokens + padded)
@@ -144,14 +145,14 @@ class _DecodingBatch:
 def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> Work:
     """Returns the scorer's work for one window of ``requests``, with one model or with a reference beside it."""
     first, work = setups[0], Work()
-    right_padded = all(setup.right_padded for setup in setups)
+    right_padded = all(setup.features.right_padded for setup in setups)
     limits = scoring_limits(first.limits, right_padded)
     work.scored = sum(len(passage.positions) for request in requests for passage in request.passages)
     if first.static:
         for batch in fixed_batches(requests, limits.rows, bucket_length if right_padded else int):
             _count_segments(work, batch, limits, 0.0)
     else:
-        shared = right_padded and all(setup.shared for setup in setups)
+        shared = right_padded and all(setup.features.shared_passages for setup in setups)
         _count_tree(work, forest(requests, limits, shared), limits, not right_padded, 0.0)
     return work
 

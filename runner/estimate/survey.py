@@ -187,7 +187,7 @@ def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[S
         ids, common = request.prompt.ids, survey.common_prefix
         survey.common_prefix = ids if common is None else common[: common_length(common, ids)]
     if prompts:
-        order, prefixes = arrangement(setups[0].shares)(prompts, setups[0].group_limits)
+        order, prefixes = arrangement(setups[0].shares_prompts)(prompts, setups[0].group_limits)
         prefixes = _without_ids(prefixes)
         survey.windows.append(
             [RequestShape(request.row, len(request.prompt.ids), request.work, prefixes.get(request.row)) for request in order]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ...configs.schema import BatchConfig
-from ..checks.engine_setup import fit, foreseen
+from ..checks.engine_setup import expected_setups, fit
 from ..checks.row_limits import row_check
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest
@@ -57,8 +57,8 @@ def load_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: Logp
     """
     model, *others = (ModelPool() if pool is None else pool).get(choices, memory_for(batch))
     other = others[0] if others else None
-    setup, reference, about = fit(model, batch, wanted, other)
-    return LoadedModels(model, setup, other, reference, about)
+    fitted = fit(model, batch, wanted, other)
+    return LoadedModels(model, fitted.setup, other, fitted.reference, fitted.about)
 
 
 def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions) -> list[tuple[Model, Setup]]:
@@ -67,4 +67,4 @@ def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: L
     Raises OutOfRoom where memory does not hold the weights, ModelError where a checkpoint cannot be read.
     """
     outlines = [outline(*choice, room) for choice, room in zip(choices, rooms(choices, memory_for(batch)), strict=True)]
-    return list(zip(outlines, foreseen(outlines, batch, wanted), strict=True))
+    return list(zip(outlines, expected_setups(outlines, batch, wanted), strict=True))

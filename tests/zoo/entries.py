@@ -101,5 +101,6 @@ def loaded(folder: Path, memory: int = PLENTY) -> Model:
 def entry(name: str, bits: int | None = None) -> Entry:
     """An architecture, its weights of ``bits`` bits where that is not None."""
     model = loaded(checkpoint(name, bits), PLENTY if bits is None else 0)
-    setup, _, about = fit(model, BatchConfig(), LogprobOptions(echo=True))
+    fitted = fit(model, BatchConfig(), LogprobOptions(echo=True))
+    setup, about = fitted.setup, fitted.about
     return Entry(model, setup, about["probe"], Alone(model.network))

@@ -17,7 +17,7 @@ def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
     found = entry(name)
     assert (found.about["twin"]["way"], found.about["found_on"]) == (found.about["way"], "twin"), found.about
     shown = capabilities_of(found.model).shortcuts  # as its twin has shown, which is remembered
-    scoring = {"head": shown.head, "right_padded": shown.right_padded, "shared": shown.shared}
+    scoring = {"head": shown.head, "right_padded": shown.right_padded, "shared": shown.shared_passages}
     assert found.about["scoring"] == scoring | {"reasons": list(shown.reasons)}
 
 
@@ -33,7 +33,7 @@ def test_whatever_fails_where_it_is_forced_fails_with_the_twin(name: str):
         "exact": found.way != "alone",
         "chunked": short.chunked,
         "right_padded": short.right_padded,
-        "shared": short.shared,
+        "shared": short.shared_passages,
     }
     for shortcut, cost in forced(entry(name).setup, network).items():
         assert not taken[shortcut] or cost() <= FAULT, shortcut

@@ -74,9 +74,9 @@ def test_what_the_probes_do_not_take_is_wrong(name: str):
         "padded": way == "padded",
         "joined": way in ("padded", "joined"),
         "exact": way != "alone",
-        "chunked": setup.chunked,
-        "right_padded": setup.right_padded,
-        "shared": setup.shared,
+        "chunked": setup.features.chunked,
+        "right_padded": setup.features.right_padded,
+        "shared": setup.features.shared_passages,
     }
     for shortcut, cost in forced(setup, found.model.network).items():
         assert taken[shortcut] or cost() > ECHO_TOLERANCE, shortcut

@@ -155,14 +155,15 @@ def attempt(measure: Callable[[], float]) -> float:
 def forced(setup: Setup, network: Any) -> dict[str, Callable[[], float]]:
     """What each way and shortcut of scoring costs in logprobs, whether the probes allow it or not: what they have to find."""
     alone = Alone(network)
-    loose = small(
-        replace(setup, limits=replace(setup.limits, rows=4)), head=None, right_padded=True, shared=True, chunked=True, ragged=True
+    loose = small(replace(setup, limits=replace(setup.limits, rows=4)), head=None)
+    loose = loose.with_features(right_padded=True, shared_passages=True, chunked=True, ragged=True)
+    even, ragged = (
+        replace(loose.with_features(padded=padded), limits=replace(loose.limits, equal_lengths=not padded)) for padded in (False, True)
     )
-    even, ragged = (replace(loose, padded=padded, limits=replace(loose.limits, equal_lengths=not padded)) for padded in (False, True))
     return {
         "padded": lambda: attempt(lambda: max(generating(ragged, alone).batched, generating(in_chunks(ragged), alone).batched)),
-        "joined": lambda: attempt(lambda: generating(replace(ragged, chunked=False, ragged=False), alone).batched),
-        "exact": lambda: attempt(lambda: generating(replace(even, chunked=False), alone).batched),
+        "joined": lambda: attempt(lambda: generating(ragged.with_features(chunked=False, ragged=False), alone).batched),
+        "exact": lambda: attempt(lambda: generating(even.with_features(chunked=False), alone).batched),
         "chunked": lambda: attempt(lambda: generating(in_chunks(even), alone).batched),
         "right_padded": lambda: attempt(lambda: scoring(loose, alone, documents(prompts(TEXTS)))),
         "shared": lambda: attempt(lambda: scoring(loose, alone, choices())),

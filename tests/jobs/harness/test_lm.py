@@ -60,7 +60,7 @@ def test_logprobs_of_ragged_batches_are_those_of_transformers(checkpoints: Calla
     checkpoint, random = checkpoints(architecture), np.random.default_rng(0)
     rows = [random.integers(5, VOCABULARY, n).astype(np.int32) for n in (120, 3, 57, 58, 2, 119, 31, 64, 9)]
     rows += [np.concatenate([rows[0][:40], row]) for row in rows[6:]]  # which begin as another does
-    setup, _, _ = fit(loaded(checkpoint, dtype="float32"), BatchConfig(rows=4), LogprobOptions(echo=True, greedy=True))
+    setup = fit(loaded(checkpoint, dtype="float32"), BatchConfig(rows=4), LogprobOptions(echo=True, greedy=True)).setup
     requests = [ScoreRequest(i, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),)) for i, ids in enumerate(rows)]
     windows = iter([requests])
     outcomes = {outcome.row: outcome for outcome in Scorer(setup, None).run(lambda wait: next(windows, None), lambda: False)}

@@ -110,7 +110,7 @@ def test_what_acts_beyond_a_window_is_not_seen_in_short_rows_on_the_weights(monk
     monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
     assert probe(network, tiny.VOCABULARY).way == "padded"
-    _, _, about = fit(of(GEMMA, network), BatchConfig(), LogprobOptions())
+    about = fit(of(GEMMA, network), BatchConfig(), LogprobOptions()).about
     assert about["probe"]["way"] == "exact"
     assert about["probe"]["found_on"] == "twin"
     assert "small random twin" in about["probe"]["reason"]
@@ -128,7 +128,8 @@ def test_what_the_twin_does_right_is_still_tried_on_the_weights():
     network = Half(llama.ModelArgs.from_dict(LLAMA))
     network.set_dtype(mx.bfloat16)
     assert shown_by(twin(network, LLAMA)).way == "padded"
-    setup, _, about = fit(of(LLAMA, network), BatchConfig(), LogprobOptions(echo=True))
+    fitted = fit(of(LLAMA, network), BatchConfig(), LogprobOptions(echo=True))
+    setup, about = fitted.setup, fitted.about
     assert (about["probe"]["way"], about["probe"]["found_on"], about["probe"]["twin"]["way"]) == ("alone", "weights", "padded")
     assert setup.limits.rows == 1
 
@@ -139,9 +140,9 @@ def test_calls_are_not_cut_where_a_prompt_in_several_calls_is_another(monkeypatc
 
     monkeypatch.setattr(gemma3_text, "create_attention_mask", one_too_wide)
     found = shown("gemma-3-27b")
-    assert (found.way, found.shortcuts.chunked, found.shortcuts.shared) == ("padded", False, False)
+    assert (found.way, found.shortcuts.chunked, found.shortcuts.shared_passages) == ("padded", False, False)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
-    assert not fit(of(GEMMA, network), BatchConfig(), LogprobOptions())[0].chunked
+    assert not fit(of(GEMMA, network), BatchConfig(), LogprobOptions()).setup.features.chunked
 
 
 # ----------------------------------------------------------------------------------------------------- what is kept
@@ -225,7 +226,8 @@ def test_a_small_model_without_a_twin_goes_through_its_checks_itself(monkeypatch
 
 def test_a_large_one_with_a_window_runs_rows_of_one_length(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trusting, "WORK", 1e6)
-    setup, _, about = fit(one_size(12), BatchConfig(), LogprobOptions(echo=True))
+    fitted = fit(one_size(12), BatchConfig(), LogprobOptions(echo=True))
+    setup, about = fitted.setup, fitted.about
     said = "no twin (kernels for 128 alone), and rows longer than 12 tokens take too long to try them on the model itself"
     assert (about["probe"]["way"], about["probe"]["reason"]) == ("exact", said)
     assert about["probe"]["twin"] == "no twin (kernels for 128 alone)"

@@ -20,25 +20,28 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_scoring_relies_on_is_tried_where_prompts_are_scored(checkpoint: Path):
-    setup, reference, about = fit(loaded(checkpoint), BatchConfig(), LogprobOptions(echo=True))
-    assert (setup.head is not None, setup.right_padded, setup.shared, reference) == (True, True, True, None)
+    fitted = fit(loaded(checkpoint), BatchConfig(), LogprobOptions(echo=True))
+    setup, reference, about = fitted.setup, fitted.reference, fitted.about
+    assert (setup.head is not None, setup.features.right_padded, setup.features.shared_passages, reference) == (True, True, True, None)
     assert about["probe"]["scoring"] == {"head": True, "right_padded": True, "shared": True, "reasons": []}
 
 
 def test_a_reference_is_tried_too_and_both_keep_the_rows_that_fit_beside_each_other(checkpoint: Path):
     model = loaded(checkpoint)
-    setup, reference, about = fit(model, BatchConfig(), LogprobOptions(echo=True), model)
+    fitted = fit(model, BatchConfig(), LogprobOptions(echo=True), model)
+    setup, reference, about = fitted.setup, fitted.reference, fitted.about
     assert reference is not None
     assert reference.head is not None
     assert reference.limits == setup.limits
-    alone, _, _ = fit(model, BatchConfig(), LogprobOptions(echo=True))
+    alone = fit(model, BatchConfig(), LogprobOptions(echo=True)).setup
     assert setup.limits.token_bytes == 2 * alone.limits.token_bytes
     assert about["reference"]["probe"]["scoring"]["shared"]
 
 
 def test_a_job_that_scores_no_prompt_tries_none_of_it(checkpoint: Path):
-    setup, _, about = fit(loaded(checkpoint), BatchConfig(), LogprobOptions())
-    assert (setup.head, setup.right_padded, setup.shared) == (None, False, False)
+    fitted = fit(loaded(checkpoint), BatchConfig(), LogprobOptions())
+    setup, about = fitted.setup, fitted.about
+    assert (setup.head, setup.features.right_padded, setup.features.shared_passages) == (None, False, False)
     assert "scoring" not in about["probe"]
 
 
@@ -47,7 +50,8 @@ def _warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_window_that_either_model_lacks_is_said_once(checkpoint: Path, caplog: pytest.LogCaptureFixture):
-    setup, reference, _ = fit(loaded(checkpoint), BatchConfig(), LogprobOptions(echo=True), loaded(checkpoint))
+    fitted = fit(loaded(checkpoint), BatchConfig(), LogprobOptions(echo=True), loaded(checkpoint))
+    setup, reference = fitted.setup, fitted.reference
     assert reference is not None
     check = row_check(setup, {"model_type": "one"}, (reference, {"model_type": "other", "sliding_window": 8}))
     with caplog.at_level("WARNING", "mlx_bulk"):
@@ -63,8 +67,9 @@ def test_a_window_that_either_model_lacks_is_said_once(checkpoint: Path, caplog:
 
 def test_a_row_is_too_large_for_what_both_models_keep_of_it(checkpoint: Path):
     model = loaded(checkpoint)
-    alone, _, _ = fit(model, BatchConfig(), LogprobOptions(echo=True))
-    both, reference, _ = fit(model, BatchConfig(), LogprobOptions(echo=True), model)
+    alone = fit(model, BatchConfig(), LogprobOptions(echo=True)).setup
+    fitted = fit(model, BatchConfig(), LogprobOptions(echo=True), model)
+    both, reference = fitted.setup, fitted.reference
     assert reference is not None
     (row,) = documents(prompts_of((20,)))
     room = alone.limits.kv(1, 20)
@@ -74,7 +79,7 @@ def test_a_row_is_too_large_for_what_both_models_keep_of_it(checkpoint: Path):
 
 
 def test_in_deterministic_mode_a_row_has_to_fit_as_often_as_a_batch_has_rows(checkpoint: Path):
-    setup, _, _ = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), LogprobOptions(echo=True))
+    setup = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), LogprobOptions(echo=True)).setup
     (row,) = documents(prompts_of((20,)))
     enough = replace(setup.limits, kv_bytes=setup.limits.kv(4, 20))
     assert row_check(replace(setup, limits=enough), {})(row) is None
@@ -84,7 +89,7 @@ def test_in_deterministic_mode_a_row_has_to_fit_as_often_as_a_batch_has_rows(che
 
 def test_in_deterministic_mode_no_row_is_left_out_for_lack_of_memory(checkpoint: Path):
     """Its batch would then be another: which rows stand together may not depend on this machine's memory."""
-    setup, _, _ = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), LogprobOptions())
+    setup = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), LogprobOptions()).setup
     (row,) = greedy(prompts_of((20,)), max_tokens=5)
     enough = replace(setup.limits, kv_bytes=setup.limits.kv(1, 25))
     assert row_check(replace(setup, limits=enough), {})(row) is None

@@ -8,7 +8,7 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.checks.capabilities import capabilities_of, shown_by
-from mlx_bulk.runner.checks.engine_setup import fit, foreseen
+from mlx_bulk.runner.checks.engine_setup import expected_setups, fit
 from mlx_bulk.runner.checks.padding_probe import Way
 from mlx_bulk.runner.checks.prefix_check import prefix_refusal, refused_by_weights
 from mlx_bulk.runner.checks.tiny_twin import twin
@@ -125,15 +125,17 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_shares_where_its_model_is_right_and_says_so(checkpoint: Path):
     model = loaded(checkpoint)
-    setup, _, about = fit(model, BatchConfig(), LogprobOptions())
-    assert setup.shares
+    fitted = fit(model, BatchConfig(), LogprobOptions())
+    setup, about = fitted.setup, fitted.about
+    assert setup.shares_prompts
     assert about["probe"]["prefixes"] == {"shared": True, "reason": ""}
-    assert foreseen([model], BatchConfig(), LogprobOptions())[0].shares
+    assert expected_setups([model], BatchConfig(), LogprobOptions())[0].shares_prompts
 
 
 def test_deterministic_mode_shares_nothing(checkpoint: Path):
-    setup, _, about = fit(loaded(checkpoint), BatchConfig(deterministic=True), LogprobOptions())
-    assert not setup.shares
+    fitted = fit(loaded(checkpoint), BatchConfig(deterministic=True), LogprobOptions())
+    setup, about = fitted.setup, fitted.about
+    assert not setup.shares_prompts
     assert about["probe"]["prefixes"] == {"shared": False, "reason": "batch.deterministic"}
 
 
@@ -141,6 +143,7 @@ def test_what_the_twin_or_the_weights_refuse_is_not_taken(checkpoint: Path, monk
     model = loaded(checkpoint)
     assert capabilities_of(model).unshared == ""
     monkeypatch.setattr(engine_setup, "refused_by_weights", lambda *_: "they differ")
-    setup, _, about = fit(model, BatchConfig(), LogprobOptions())
-    assert not setup.shares
+    fitted = fit(model, BatchConfig(), LogprobOptions())
+    setup, about = fitted.setup, fitted.about
+    assert not setup.shares_prompts
     assert about["probe"]["prefixes"] == {"shared": False, "reason": "they differ"}

@@ -40,7 +40,7 @@ def test_a_rows_bytes_do_not_depend_on_what_its_mates_contain(name: str):
 def wide() -> Setup:
     """A model large enough that the shape of a product shows in its bits."""
     model = loaded(DEMO)
-    return fit(model, BatchConfig(rows=4, deterministic=True), LogprobOptions(echo=True))[0]
+    return fit(model, BatchConfig(rows=4, deterministic=True), LogprobOptions(echo=True)).setup
 
 
 def _texts(lengths: Sequence[int], seed: int) -> list[Ids]:

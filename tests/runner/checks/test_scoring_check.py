@@ -27,7 +27,7 @@ from ..support.tiny import (
 
 def found_for(network: Network, way: str = "padded") -> Shortcuts:
     of = setup_of(network, way, rows=8)
-    return shortcuts(network, VOCABULARY, of.limits, of.padded)
+    return shortcuts(network, VOCABULARY, of.limits, of.features.padded)
 
 
 def asked() -> list[ScoreRequest]:
@@ -97,7 +97,7 @@ class OneRowOnTop(Around):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_all_shortcuts_are_right_for_families_that_mlx_lm_computes_right(name: str):
     found = found_for(build(name), "exact" if name in EXACT else "padded")
-    assert (found.head, found.right_padded, found.shared, found.reasons) == (True, True, True, ())
+    assert (found.head, found.right_padded, found.shared_passages, found.reasons) == (True, True, True, ())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_all_shortcuts_are_right_for_families_that_mlx_lm_computes_right(name: s
 )
 def test_a_shortcut_that_is_wrong_is_not_taken(fault: type[Around], head: bool, right_padded: bool, shared: bool, reason: str):
     found = found_for(fault(build("llama")))
-    assert (found.head, found.right_padded, found.shared) == (head, right_padded, shared)
+    assert (found.head, found.right_padded, found.shared_passages) == (head, right_padded, shared)
     assert any(said.startswith(reason) for said in found.reasons), found.reasons
 
 
@@ -122,7 +122,7 @@ def test_a_pad_that_changes_logprobs_by_more_than_rounding_is_no_shortcut(share:
     assert found_for(clean).right_padded
     found = found_for(SeesALittle(clean, share))
     assert not found.right_padded
-    assert not found.shared
+    assert not found.shared_passages
 
 
 def _as(name: str, dtype: mx.Dtype) -> Network:
@@ -137,14 +137,19 @@ def test_without_the_shortcuts_that_are_wrong_scores_are_right(fault: type[Aroun
     network = fault(build("llama"))
     found = found_for(network)
     of = setup_of(
-        network, "exact", tokens=4096, head=Head(network) if found.head else None, right_padded=found.right_padded, shared=found.shared
+        network,
+        "exact",
+        tokens=4096,
+        head=Head(network) if found.head else None,
+        right_padded=found.right_padded,
+        shared_passages=found.shared_passages,
     )
     assert_scores_are_naive(network, asked(), scored(of, asked()))
 
 
 def confirmed_for(network: Network, shown: Shortcuts) -> Shortcuts:
     of = setup_of(network, rows=8)
-    return confirmed(network, VOCABULARY, of.limits, of.padded, shown, 1e-4)
+    return confirmed(network, VOCABULARY, of.limits, of.features.padded, shown, 1e-4)
 
 
 ALL = Shortcuts(True, True, True, True)
@@ -172,7 +177,7 @@ def test_what_a_twin_has_shown_is_not_taken_where_the_weights_differ(fault: type
 
 def test_what_a_twin_has_not_shown_is_not_taken():
     found = confirmed_for(HeadReadsTokens(build("llama")), Shortcuts(True, True, False, True, ("shared prefixes: said before",)))
-    assert (found.head, found.right_padded, found.shared) == (False, True, False)
+    assert (found.head, found.right_padded, found.shared_passages) == (False, True, False)
     assert found.reasons[0] == "shared prefixes: said before"
 
 
@@ -184,4 +189,4 @@ def test_the_faults_show_where_the_shortcuts_are_taken():
 
 def test_rows_that_run_alone_share_what_they_can():
     found = found_for(build("llama"), "alone")
-    assert (found.right_padded, found.shared) == (True, True)
+    assert (found.right_padded, found.shared_passages) == (True, True)

@@ -46,7 +46,7 @@ def test_the_scorer_tells_the_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch
 
     called: list[set[int]] = []
     monkeypatch.setattr(scorers, "call_tokens", chunked)
-    scorer = Scorer(setup("llama", rows=4, right_padded=True, shared=shared))
+    scorer = Scorer(setup("llama", rows=4, right_padded=True, shared_passages=shared))
     scorer.progress.flight = lambda rows: told.append(set(rows))
     requests = ragged_choices() if shared else documents(prompts_of((9, 4, 30, 12, 7, 5)))
     for outcome in scored_with(scorer, requests):

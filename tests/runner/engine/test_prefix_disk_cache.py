@@ -45,7 +45,7 @@ def of(folder: Path, name: str = "llama", identity: dict[str, Any] | None = None
     if "most_bytes" in more:
         kept = replace(kept, most_bytes=more.pop("most_bytes"))
     way = "joined" if name in JOINED else "padded"
-    return setup_of(build(name), way, rows=6, tokens=1024, wanted=wanted, stems=True, prefix_cache=kept, **more)
+    return setup_of(build(name), way, rows=6, tokens=1024, wanted=wanted, shared_prompts=True, prefix_cache=kept, **more)
 
 
 def files(folder: Path) -> list[Path]:
@@ -72,7 +72,7 @@ def test_a_second_run_computes_less_and_says_the_same(name: str, tmp_path: Path)
     second, less = generated(of(tmp_path, name))
     assert less < computed < naive(ASKED) / 3
     assert_bits(first, second)
-    assert_same(generated(replace(of(tmp_path, name), stems=False))[0], second)
+    assert_same(generated(of(tmp_path, name).with_features(shared_prompts=False))[0], second)
 
 
 def test_one_prompt_alone_begins_with_what_an_earlier_run_has_left(tmp_path: Path):
@@ -81,7 +81,7 @@ def test_one_prompt_alone_begins_with_what_an_earlier_run_has_left(tmp_path: Pat
     assert generated(of(tmp_path), rows[:3])[1] == 100 + 4 + 6 + 8
     alone, computed = generated(of(tmp_path), rows[3:])
     assert computed == 3
-    assert_same(generated(replace(of(tmp_path), stems=False), rows[3:])[0], alone)
+    assert_same(generated(of(tmp_path).with_features(shared_prompts=False), rows[3:])[0], alone)
     # By chance the tails of two rows begin alike: what is known stays what is looked for.
     more = [request(i, [*start, 7, 7, 7, i], Sampling(max_tokens=4, temperature=0.0)) for i in range(3)]
     assert generated(of(tmp_path), more)[1] == 3 * 3
@@ -250,7 +250,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fitted(model: Model, folder: Path, **more: Any) -> Setup:
-    return fit(model, BatchConfig(prefix_cache=str(folder), **more), LogprobOptions())[0]
+    return fit(model, BatchConfig(prefix_cache=str(folder), **more), LogprobOptions()).setup
 
 
 def test_the_identity_tells_models_adapters_and_precisions_apart(checkpoint: Path, tmp_path: Path):

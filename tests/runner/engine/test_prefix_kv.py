@@ -47,7 +47,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> keeping.PrefixKV:
 
 def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[Generated], Engine]:
     """Outcomes by row and sample, and the engine, which counted."""
-    engine, windows = engine_of(replace(setup, stems=True)), iter([list(asked)])
+    engine, windows = engine_of(setup.with_features(shared_prompts=True)), iter([list(asked)])
     outcomes = list(engine.run(lambda wait: next(windows, None)))
     done = [one for one in outcomes if isinstance(one, Generated)]
     assert len(done) == len(outcomes), [one for one in outcomes if not isinstance(one, Generated)]
@@ -192,7 +192,7 @@ def test_where_a_prefix_and_one_row_do_not_fit_together_the_rest_of_the_window_s
         return held[-1] and window == 1
 
     network = Tight(build("llama"), refuses)
-    engine = engine_of(setup_of(network, rows=8, tokens=1024, head=None, stems=True))
+    engine = engine_of(setup_of(network, rows=8, tokens=1024, head=None, shared_prompts=True))
     window = 0
 
     def next_window(wait: bool) -> list[Request] | None:
@@ -211,7 +211,7 @@ def test_where_a_prefix_and_one_row_do_not_fit_together_the_rest_of_the_window_s
 
 
 def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.PrefixKV):
-    setup = setup_of(build("llama"), stems=True)
+    setup = setup_of(build("llama"), shared_prompts=True)
     engine = engine_of(setup)
     prefix = SharedPrefix(np.arange(70, dtype=np.int32))
     kept.kept[prefix] = prefilling.compute_prefix(setup, prefix.ids, None)

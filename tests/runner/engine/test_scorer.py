@@ -110,7 +110,7 @@ def test_all_figures_wanted_are_there():
 @pytest.mark.parametrize("way", ["right_padded", "alone"])
 def test_where_pads_are_not_to_be_trusted_rows_of_one_length_stand_together_or_rows_alone(way: str):
     network = Calls(build("llama"))
-    of = setup_of(network, "exact" if way == "right_padded" else "padded", right_padded=False, shared=False, head=None)
+    of = setup_of(network, "exact" if way == "right_padded" else "padded", right_padded=False, shared_passages=False, head=None)
     asked = documents(prompts_of((9, 12, 9, 9)))
     assert_scores_are_naive(build("llama"), asked, scored(of, asked))
     assert network.shapes == ([(1, 11), (3, 8)] if way == "right_padded" else [(1, 11), (1, 8), (1, 8), (1, 8)])
@@ -144,5 +144,5 @@ def test_each_token_sees_all_that_stand_before_it():
             return mx.stack([-seen, mx.log1p(-mx.exp(-seen))], axis=-1)
 
     texts = [[1] * n + [0] for n in (1, 5, 3)]
-    outcomes = scored(setup_of(Counter(), shared=False), [ScoreRequest(i, (passage(t, len(t) - 1),)) for i, t in enumerate(texts)])
+    outcomes = scored(setup_of(Counter(), shared_passages=False), [ScoreRequest(i, (passage(t, len(t) - 1),)) for i, t in enumerate(texts)])
     np.testing.assert_allclose([o.scores[0].logprobs[0] for o in outcomes], [-1, -5, -3], rtol=1e-6)

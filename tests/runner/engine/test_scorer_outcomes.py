@@ -103,7 +103,7 @@ def test_a_model_held_against_itself_does_not_differ():
 
 
 def test_what_one_of_two_models_does_not_allow_is_not_done():
-    of = setup_of(Calls(build("llama")), shared=False, head=None)
+    of = setup_of(Calls(build("llama")), shared_passages=False, head=None)
     work = Scorer(setup("llama"), of)
     scored_with(work, ragged_choices())
     assert work.progress.prefilled > 800  # of 1,000 or so: each choice of several tokens is fed with its prompt

@@ -80,7 +80,7 @@ def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut:
 def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
     rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
 ) -> None:
-    setup = setup_of(random_chain(256), way, limits[0], limits[1], LogprobOptions(), stems=True)
+    setup = setup_of(random_chain(256), way, limits[0], limits[1], LogprobOptions(), shared_prompts=True)
     setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
     starts = [[1] * 40, [1] * 40 + [2] * 40, [3] * 90]
     requests = [
@@ -118,8 +118,12 @@ def test_the_peak_is_what_the_longest_rows_may_hold_together():
 @pytest.mark.parametrize("way", ["shared", "not shared", "exact", "one by one", "static"])
 @pytest.mark.parametrize("what", ["documents", "choices", "deep choices", "uneven choices"])
 def test_scoring_is_what_the_scorer_does(way: str, what: str):
-    found: dict[str, dict[str, Any]] = {"shared": {}, "not shared": {"shared": False}, "exact": {"right_padded": False, "shared": False}}
-    found |= {"one by one": {"right_padded": False, "shared": False}, "static": {"static": True}}
+    found: dict[str, dict[str, Any]] = {
+        "shared": {},
+        "not shared": {"shared_passages": False},
+        "exact": {"right_padded": False, "shared_passages": False},
+    }
+    found |= {"one by one": {"right_padded": False, "shared_passages": False}, "static": {"static": True}}
     setup = setup_of(NETWORK, "exact" if way == "exact" else "padded", 4, 64, **found[way])
     prompts = prompts_of((40, 40, 33, 25, 64, 20))
     requests: dict[str, list[ScoreRequest]] = {

@@ -7,6 +7,7 @@ contract's for float32.
 import functools
 import importlib
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import mlx.core as mx
@@ -30,7 +31,7 @@ from mlx_bulk.runner.core.requests import (
 )
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.scorer import Scorer
-from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.engine.setup import BatchFeatures, Setup
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_lm.generate import generate_step
@@ -141,9 +142,12 @@ def setup_of(
     """A setup in which the probes have found all that ``more`` does not say otherwise."""
     limits = Limits(1 if way == "alone" else rows, tokens, 1e12, 1.0, 1.0, equal_lengths=way not in ("padded", "joined"))
     vocabulary = getattr(network, "vocabulary", VOCABULARY)
-    found: dict[str, Any] = {"ragged": way == "padded", "right_padded": True, "shared": True}
-    found["head"] = Head(network) if isinstance(network, nn.Module) else None
-    return Setup(network, vocabulary, limits, wanted or LogprobOptions(echo=True), not limits.equal_lengths, **found | more)
+    names = {field.name for field in fields(BatchFeatures)}
+    features = BatchFeatures(not limits.equal_lengths, ragged=way == "padded", right_padded=True, shared_passages=True)
+    head = Head(network) if isinstance(network, nn.Module) else None
+    setup = Setup(network, vocabulary, limits, wanted or LogprobOptions(echo=True), features, head=head)
+    setup = setup.with_features(**{name: value for name, value in more.items() if name in names})
+    return replace(setup, **{name: value for name, value in more.items() if name not in names})
 
 
 def engine_of(setup: Setup, eos: Sequence[int] = ()) -> Engine:
