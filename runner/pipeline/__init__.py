@@ -1,4 +1,6 @@
-"""A run from end to end: job contract, worker threads, progress; on disk (session) and in memory.
+"""Runs a job from end to end: in a run directory (session) or in memory. Holds the contract of a job, the I/O threads and progress.
+
+Does not know which kinds of job there are, nor the command line.
 
 Public: job, session, in_memory, stored_model, loading, run_spec, progress_display.
 """

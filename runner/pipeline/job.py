@@ -1,4 +1,18 @@
-"""What a job kind is: row -> requests, outcome -> record, records -> statistics. A new kind fulfils this and nothing else changes."""
+"""The contract of a job kind: row -> requests, outcome -> record, records -> statistics.
+
+A new kind implements ``Kind`` and ``Job``, and is listed in jobs/kinds.py; nothing else in the runner changes. Its life in a run:
+
+    Kind.check(config, [])         before any file is opened
+    Kind.check(config, columns)    after the input is scanned
+    Kind(parts)         -> Job       after the tokenizer is loaded, before the model
+    Job.engine(...)     -> Runs      after the model is loaded; it runs in the model's thread
+    Job.requests(row)   -> requests  once a row, in the reading thread
+    Job.record(...)     -> record    once an outcome, in the recording thread (a job of groups: ``Grouping.group`` once a row)
+    Job.statistics(run) -> table     after the last record, in the model's thread
+
+The threads run at the same time, so what two of them use must not change. A plan, a sweep and ``verify`` make jobs that they do
+not run.
+"""
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -19,12 +33,12 @@ from ..text.tokenizer import Tokenizer
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """What a job kind is made from, once input and checkpoint are known.
+    """What a job is made from, once the input is scanned and the checkpoint is found.
 
-    columns: names in the input; kept: the records' ``input`` struct, None without one; context: the longest sequence that
-    the model was made for, in tokens, None where it does not say; reference_context: the same of the reference model, None
-    without one; vocabulary: the width of its logits; family: its
-    ``model_type``; eos: the ids that end a completion.
+    columns: names of the input's columns. kept: type of the records' ``input`` struct, None where nothing is kept. context: the
+    longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
+    reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
+    model's ``model_type``. eos: the token ids that end a completion.
     """
 
     config: JobConfig
@@ -38,108 +52,128 @@ class Parts:
     eos: frozenset[int]
 
 
-@dataclass(slots=True, frozen=True)
-class Ratings:
-    """A group's rewards by the functions' names, in the order of the config; each list has a place a sample, in their order.
+class Kind(Protocol):
+    """A kind of job: checks a config, and makes a ``Job`` from its parts. A class with this signature is one."""
 
-    rewards: None where the function left the sample out, or could not rate it; errors: in the second case why, as
-    "kind: text", else None. Kinds are exception, timeout, length, type, nan, infinite, died, start.
-    """
-
-    rewards: dict[str, list[float | None]]
-    errors: dict[str, list[str | None]]
-
-
-class Judge(Protocol):
-    """What rates groups, beside the model's work."""
-
-    def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> Future[Ratings]:
-        """Has a complete group rated. The future always gets a result: what goes wrong in a function is in it, hanging too."""
+    def __call__(self, parts: Parts) -> "Job":
+        """Makes the job of one run. Raises ConfigError or DataError where config, input and model do not fit together."""
         ...
 
-    def close(self) -> None:
-        """Ends the rating at once; futures that have no result yet get none."""
-        ...
+    def check(self, config: Any, columns: Collection[str]) -> None:
+        """Checks the config's templates. Raises ConfigError for one that cannot be parsed, DataError for a missing column.
 
-
-class Grouping(Protocol):
-    """What a job does whose rows are recorded as a whole: all samples of a row in one round, or none."""
-
-    def fingerprints(self) -> dict[str, str]:
-        """What of the run's identity stands in files that the config names: key to digest."""
-        ...
-
-    def judge(self) -> Judge | None:
-        """What rates the groups of one session; None where there is nothing to rate."""
-        ...
-
-    def group(
-        self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: Ratings, newest: int
-    ) -> list[dict[str, Any]] | Failure:
-        """The records of a complete group in the order of ``outcomes``, or a failure of stage ``DROP`` that says why it is left out.
-
-        newest: the version of the newest policy that the trainer has finished.
+        With no ``columns`` only the parsing is checked: the first call comes before any file is opened.
         """
         ...
 
 
 class Job(Protocol):
-    """A job kind, readied for one run from its ``Parts``."""
+    """A job, ready for one run. Its properties do not change."""
 
     @property
     def wanted(self) -> LogprobOptions:
-        """Which figures the engine is to compute."""
+        """The figures that the engine is to compute."""
         ...
 
     @property
     def schema(self) -> pa.Schema:
-        """The records' columns: ``row`` first; ``sample`` where a row can have several records."""
+        """The records' columns: ``row`` (int64) first, and ``sample`` (int32) where a row can have several records."""
         ...
 
     @property
     def samples(self) -> int | None:
-        """How many records a row has, None where each row says it."""
-        ...
-
-    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
-        """What runs this job's requests on a loaded model, held against a ``reference`` model where the config names one."""
-        ...
-
-    def requests(self, row: Row) -> list[Any]:
-        """What a row asks of the engine. Raises RowError where it cannot be done."""
-        ...
-
-    def record(self, row: Row, request: Any, outcome: Outcome) -> dict[str, Any]:
-        """A finished outcome as the schema's columns (``row`` and ``sample`` are put in by the writer)."""
+        """The number of records a row has, None where each row says it."""
         ...
 
     @property
-    def grouping(self) -> Grouping | None:
-        """How rows are recorded as a whole; None where each outcome is a record by itself."""
+    def grouping(self) -> "Grouping | None":
+        """How a row's samples are recorded together; None where each outcome is a record by itself."""
+        ...
+
+    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
+        """Returns the engine that runs the job's requests on a loaded model: ``Engine`` for completions, ``Scorer`` for scores.
+
+        reference: the reference model that the config names; None without one. Rollouts get None: the session scores for them.
+        """
+        ...
+
+    def requests(self, row: Row) -> list[Any]:
+        """Returns the requests of a row, as a rule one: all are ``Request``, or all are ``ScoreRequest``.
+
+        Each has ``row.position``, and the samples of all of them are 0 to n - 1. The same row must give the same requests in
+        every session. Raises RowError(stage, message) where the row cannot be done; it goes to errors/ and the run goes on. Any
+        other exception ends the run.
+        """
+        ...
+
+    def record(self, row: Row, request: Any, outcome: Outcome) -> dict[str, Any]:
+        """Returns a finished outcome as a record: the columns of ``schema`` without ``row``, ``round`` and ``sample``.
+
+        The writer adds those. outcome: ``Generated`` or ``Scored``, never a failure. Arrays may be numpy's: token ids [N] int32,
+        logprobs [N] float32, natural-log units.
+        """
         ...
 
     def statistics(self, run: Path) -> pa.Table:
-        """Statistics of all records in a run directory, one row a group; a function of the records alone."""
+        """Returns the statistics of all records in a run directory: one row a group, the first over all.
+
+        The table depends on the records alone, so that it can be computed again.
+        """
         ...
 
     def closing(self, statistics: pa.Table) -> str:
-        """What of the statistics is printed at the end of a run; empty for nothing."""
+        """Returns the part of the statistics to print at the end of a run; empty for nothing."""
         ...
 
 
-class Kind(Protocol):
-    """A job kind: what makes a ``Job`` from its parts, and checks templates."""
+class Grouping(Protocol):
+    """How a job records all samples of a row together: all of them in one round, or none."""
 
-    def __call__(self, parts: Parts) -> Job:
-        """The job, readied for one run. Raises ConfigError or DataError where config, input and model do not fit."""
+    def fingerprints(self) -> dict[str, str]:
+        """Returns what the run's identity holds of the files that the config names: key -> digest."""
         ...
 
-    def check(self, config: Any, columns: Collection[str]) -> None:
-        """Raises ConfigError for templates that cannot be parsed, DataError for those that ask for columns not in ``columns``.
+    def judge(self) -> "Judge | None":
+        """Returns what rates the groups of one session; None where there is nothing to rate. Called once a session."""
+        ...
 
-        With no columns only the first is checked: that is done before any file is opened.
+    def group(
+        self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: "Ratings", newest: int
+    ) -> list[dict[str, Any]] | Failure:
+        """Returns the records of a complete group in the order of ``outcomes``, or a failure that leaves the group out.
+
+        Such a failure has the stage ``DROP`` and says why. newest: the version of the trainer's newest finished policy. Called in
+        the recording thread.
         """
         ...
+
+
+class Judge(Protocol):
+    """Rates groups, beside the model's work."""
+
+    def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
+        """Has a complete group rated, and returns at once. outcomes: one a sample, in the order of the samples.
+
+        The future always gets a result: what goes wrong in a function, also a function that hangs, is in the ratings. Called in
+        the recording thread; the result may come from any thread.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends the rating at once. Futures without a result get none any more."""
+        ...
+
+
+@dataclass(slots=True, frozen=True)
+class Ratings:
+    """The rewards of a group by the functions' names, in the config's order. Each list has one entry a sample, in their order.
+
+    rewards: None where the function left the sample out, or could not rate it. errors: in the second case the reason as
+    "kind: text", else None. Kinds are exception, timeout, length, type, nan, infinite, died, start.
+    """
+
+    rewards: dict[str, list[float | None]]
+    errors: dict[str, list[str | None]]
 
 
 def row_failure(row: Row, stage: str, error: str, message: str) -> Failure:

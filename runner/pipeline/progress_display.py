@@ -1,7 +1,7 @@
-"""Watches a run from beside it: a progress bar, plain lines or lines of JSON, and a line of metrics an interval.
+"""Shows the progress of a run, as a bar, as plain lines or as lines of JSON, and writes a line of metrics an interval.
 
-Reads counters that others write and never touches the model. On a terminal the bar is tqdm's; elsewhere one plain line an
-interval, so that a log file stays readable. Who reads all this may go at any time: the run goes on.
+A thread of its own reads counters that others write; it never touches the model. On a terminal the bar is tqdm's. Elsewhere it is
+one plain line an interval, so that a log file stays readable. A reader of these lines may go away at any time: the run goes on.
 """
 
 import json
@@ -27,12 +27,12 @@ log = logging.getLogger("mlx_bulk")
 Show = Literal["progress", "json", "nothing"]  # progress: a bar on a terminal, else plain lines
 
 REDRAW_SECONDS, LINE_SECONDS, JSON_SECONDS = 0.5, 30.0, 5.0
-_BAR = 10  # columns that the bar itself has at least, its ends with it
+_BAR = 10  # the least columns of the bar itself, with its ends
 _NO_TERMINAL = 80
 
 
 class Watch:
-    """A context manager around the run. ``counts`` is asked for the rows, ``metrics`` takes a line an interval."""
+    """A context manager around the run. ``counts`` returns the rows done so far; ``metrics`` takes a line an interval."""
 
     def __init__(self, progress: Progress, counts: Callable[[], Counts], metrics: Callable[[dict[str, Any]], None], show: Show):
         self._progress, self._counts, self._metrics, self._show = progress, counts, metrics, show
@@ -40,7 +40,7 @@ class Watch:
         self._bar: tqdm[Any] | None = None
         self._redirect = ExitStack()
         self._start = monotonic()
-        self._noted = self._start, 0  # when the last line of metrics was written, and the tokens until then
+        self._last_note = self._start, 0  # time of the last line of metrics, and the tokens until then
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -52,7 +52,7 @@ class Watch:
             with suppress(OSError):
                 self._bar = tqdm(total=at.of, initial=at.rows, bar_format="|{bar}| {desc}", dynamic_ncols=True, file=sys.stderr)
             self._redraw()
-        self._say_json("running")
+        self._write_json("running")
         self._thread.start()
         return self
 
@@ -67,7 +67,7 @@ class Watch:
                 self._bar.close()
         self._redirect.close()
         at = self._pace.counts
-        self._say_json("failed" if kind is not None and issubclass(kind, Exception) else "complete" if at.rows >= at.of else "stopped")
+        self._write_json("failed" if kind is not None and issubclass(kind, Exception) else "complete" if at.rows >= at.of else "stopped")
 
     def _run(self) -> None:
         line_due, json_due = self._start + LINE_SECONDS, self._start + JSON_SECONDS
@@ -77,7 +77,7 @@ class Watch:
                 self._redraw()
             if now >= json_due:
                 json_due = now + JSON_SECONDS
-                self._say_json("running")
+                self._write_json("running")
             if now >= line_due:
                 line_due = now + LINE_SECONDS
                 self._note()
@@ -89,7 +89,7 @@ class Watch:
         return self._progress.prompt + self._progress.generated
 
     def _look(self) -> float:
-        """Takes in how far the run is now, and says when that is."""
+        """Adds the present counts to the pace, and returns the present time (``monotonic`` seconds)."""
         now = monotonic()
         self._pace.add(now, self._counts(), self._tokens)
         return now
@@ -102,8 +102,8 @@ class Watch:
         with suppress(OSError):
             self._bar.refresh()
 
-    def _say_json(self, state: str) -> None:
-        """One line on stderr that begins with a brace, as no line of the log does; its fields are in docs/status.md."""
+    def _write_json(self, state: str) -> None:
+        """Writes one line to stderr. It begins with a brace, as no line of the log does; docs/status.md lists its fields."""
         if self._show != "json":
             return
         at, p, left = self._pace.counts, self._progress, self._pace.seconds_left
@@ -117,10 +117,10 @@ class Watch:
             sys.stderr.flush()
 
     def _note(self) -> None:
-        """Writes a line of metrics, with the tokens a second since the line before."""
+        """Writes a line of metrics, with the tokens a second since the previous line."""
         at, p, now = self._pace.counts, self._progress, monotonic()
-        rate = max(0, self._tokens - self._noted[1]) / max(now - self._noted[0], 1e-9)  # rows that start again count once
-        self._noted = now, self._tokens
+        rate = max(0, self._tokens - self._last_note[1]) / max(now - self._last_note[0], 1e-9)  # rows that start again count once
+        self._last_note = now, self._tokens
         waste = 1 - p.prefilled / p.padded if p.padded else 0.0
         line: dict[str, Any] = {
             "rows": at.rows,
@@ -138,7 +138,7 @@ class Watch:
 
 
 def shows_bar() -> bool:
-    """Whether stderr is a terminal that can go back to the beginning of its line."""
+    """Returns True when stderr is a terminal that can go back to the beginning of its line."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
