@@ -9,8 +9,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.kernels import native
 from mlx_bulk.runner.checks import capabilities as trusting
-from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, shown_by
+from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, own_sources, shown_by
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.checks.scoring_check import Shortcuts
@@ -183,6 +184,22 @@ def test_another_model_has_another_twin(built: list[int], change: Callable[[Mode
     capabilities_of(model)
     capabilities_of(change(model))
     assert len(built) == 2
+
+
+def test_another_build_of_the_kernels_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch):
+    capabilities_of(of(LLAMA))
+    monkeypatch.setattr(native, "name", lambda: "another build")
+    capabilities_of(of(LLAMA))
+    assert len(built) == 2
+
+
+def test_every_source_that_computes_is_hashed():
+    """A room or a header that is left out would let remembered verdicts outlive a change of its code."""
+    root = Path(__file__).parents[3]
+    named = {file.resolve().relative_to(root).as_posix() for file in own_sources()}
+    files = (file for folder in ("runner", "kernels") for file in (root / folder).rglob("*") if file.suffix in {".py", ".h", ".cpp"})
+    assert named == {file.relative_to(root).as_posix() for file in files}
+    assert named > {"runner/checks/capabilities.py", "kernels/attention.py", "kernels/csrc/library.cpp", "kernels/csrc/matmul.h"}
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
