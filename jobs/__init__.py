@@ -1,4 +1,4 @@
-"""The job kinds and the command line, and ``Rollouts`` for trainers in the same process. Importing it readies the backend."""
+"""Holds the job kinds, the command line, and ``Rollouts`` for trainers in the same process. Importing it prepares the backend."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ backend.prepare()
 
 
 def __getattr__(name: str) -> object:
-    """Imports what takes long when it is asked for: ``mlx-bulk --help`` answers at once."""
+    """Imports ``Rollouts``, which takes long, on its first use, so that ``mlx-bulk --help`` answers at once."""
     if name == "Rollouts":
         from .generate.trainer_api import Rollouts
 

@@ -1,4 +1,4 @@
-"""``python -m mlx_bulk.jobs`` is the command ``mlx-bulk``."""
+"""Runs the command ``mlx-bulk`` as ``python -m mlx_bulk.jobs``."""
 
 from .cli.main import main
 

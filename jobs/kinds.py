@@ -1,4 +1,4 @@
-"""The kinds of job by the name that a config gives them: what ``mlx-bulk run`` can run."""
+"""Lists the kinds of job by their names in a config."""
 
 from ..runner.pipeline.job import Kind
 from .generate.generate import GenerateJob

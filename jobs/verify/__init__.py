@@ -1,4 +1,4 @@
-"""mlx-bulk verify: the audit as text; --rescore and --replay work logprobs out anew.
+"""``mlx-bulk verify``: formats the audit of a run; ``--rescore`` and ``--replay`` compute its logprobs again.
 
 Public: verify.
 """

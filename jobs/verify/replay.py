@@ -1,7 +1,7 @@
-"""``mlx-bulk verify --replay RUN``: the run's rows decoded again step by step, with their seeds, under each record's own policy.
+"""``mlx-bulk verify --replay RUN``: decodes the run's rows again, with their seeds, under each record's own policy.
 
-In deterministic mode the batches are the run's, shape for shape, and so are the bits. Else batches are others, and a row may come
-to another token where two are as good as equal: it is compared up to there.
+In deterministic mode batches have the run's shapes, and results the same bits. Otherwise batches differ, and a row may get another
+token where two are almost equally likely: it is compared up to there.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,57 +23,58 @@ Place = tuple[int, int]  # position and sample
 
 
 def replay_run(run: Path) -> LogprobComparison:
-    """Holds the stored logprobs and tokens of the run directory ``run`` against those that decoding gives now.
+    """Compares the stored logprobs and tokens of the run directory ``run`` with those that decoding gives now.
 
-    Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was, DataError where
-    the input is not.
+    Raises RunDirError for a run without completions, ModelError where a policy or the model is missing or changed, DataError where
+    the input is.
     """
-    with run_model(run) as found:
-        stored = found.input(KINDS[found.config.job])
-        loaded = found.load(found.config.batch, stored.job.wanted)
-        comparison = LogprobComparison("replayed", loaded.float32, exact=found.config.batch.deterministic)
-        for name, called, setup in found.policies(loaded):
-            replay = _Replay(stored, loaded.row_check(), setup, comparison, called)
-            replay.run(lambda name=name: stored_records(found.run, found.config, name))
+    with run_model(run) as model:
+        stored = model.input(KINDS[model.config.job])
+        loaded = model.load(model.config.batch, stored.job.wanted)
+        comparison = LogprobComparison("replayed", loaded.float32, exact=model.config.batch.deterministic)
+        for name, label, setup in model.policies(loaded):
+            replay = _Replay(stored, loaded.row_check(), setup, comparison, label)
+            replay.run(lambda name=name: stored_records(model.run, model.config, name))
         return comparison
 
 
 @dataclass(slots=True)
 class _Replay:
-    """The records of one policy, shard by shard; ``left`` are those whose outcomes are to come."""
+    """Replays the records of one policy, shard by shard; ``pending`` are those whose outcomes are to come."""
 
     input: StoredInput
     check: Callable[[AnyRequest], str | None]
     setup: Setup
     comparison: LogprobComparison
     policy: str
-    left: dict[Place, StoredRecord] = field(default_factory=dict[Place, StoredRecord])
+    pending: dict[Place, StoredRecord] = field(default_factory=dict[Place, StoredRecord])
 
     def run(self, records: Callable[[], Iterator[list[StoredRecord]]]) -> None:
-        """Decodes the rows of all ``records`` again and compares."""
+        """Decodes the rows of all ``records`` again and compares them."""
         engine = self.input.job.engine(self.setup, None)
         windows = self._windows(records)
         with tqdm(unit=" records", disable=None, leave=False) as bar:
             for outcome in engine.run(lambda wait: next(windows, None), lambda: False):
                 self._compare(outcome)
                 bar.update()
-        self.comparison.diverged += len(self.left)  # no such outcome any more
+        self.comparison.diverged += len(self.pending)  # decoding gave no such outcome
 
     def _windows(self, records: Callable[[], Iterator[list[StoredRecord]]]) -> Iterator[list[AnyRequest]]:
-        """The requests of each shard that holds some of the records: in deterministic mode of all its rows, else of theirs."""
+        """Yields the requests of each shard with records: in deterministic mode of all its rows, else of the records' rows."""
         shards = sorted({self._shard(record) for batch in records() for record in batch})
         by_shard = groupby(self.input.rows(shards), lambda row: self.input.layout.shard_of(row.position))
         stored = groupby(chain.from_iterable(records()), self._shard)
         for (_, own), (_, theirs) in zip(by_shard, stored, strict=True):
             mine = {(self._position(record), record.sample): record for record in theirs}
-            self.left |= mine
-            wanted = {position for position, _ in mine}
-            asked = (request for row in own if self.setup.static or row.position in wanted for request in self.input.requests(row))
-            if window := [request for request in asked if self.check(request) is None]:
+            self.pending |= mine
+            positions = {position for position, _ in mine}
+            rows = (row for row in own if self.setup.static or row.position in positions)
+            requests = (request for row in rows for request in self.input.requests(row))
+            if window := [request for request in requests if self.check(request) is None]:
                 yield window
 
     def _compare(self, outcome: Outcome) -> None:
-        if not isinstance(outcome, Generated) or (record := self.left.pop((outcome.row, outcome.index), None)) is None:
+        if not isinstance(outcome, Generated) or (record := self.pending.pop((outcome.row, outcome.index), None)) is None:
             return
         self.comparison.records += 1
         ids, n = record.completion, min(len(record.completion), len(outcome.ids))

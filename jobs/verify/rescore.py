@@ -1,6 +1,6 @@
-"""``mlx-bulk verify --rescore RUN``: the stored tokens scored anew in one pass each, under each record's own policy.
+"""``mlx-bulk verify --rescore RUN``: scores the stored tokens again in one pass each, under each record's own policy.
 
-The same weights and tokens in other shapes: in float32 no logprob may be off by more than decoding and scoring are promised to.
+The weights and tokens are the same, the shapes are not: in float32 no logprob may differ by more than the promised bounds.
 """
 
 from collections.abc import Iterator
@@ -24,17 +24,17 @@ from .stored_records import StoredRecord, stored_records
 
 
 def rescore_run(run: Path) -> LogprobComparison:
-    """Holds the stored logprobs of the run directory ``run`` against those of its own policies now.
+    """Compares the stored logprobs of the run directory ``run`` with those that its policies give now.
 
-    Raises RunDirError for a run without completions, ModelError where a policy or the model is not there as it was.
+    Raises RunDirError for a run without completions, ModelError where a policy or the model is missing or changed.
     """
-    with run_model(run) as found:
-        batch = found.config.batch.model_copy(update={"deterministic": False})
-        loaded = found.load(batch, LogprobOptions(echo=True))
+    with run_model(run) as model:
+        batch = model.config.batch.model_copy(update={"deterministic": False})
+        loaded = model.load(batch, LogprobOptions(echo=True))
         comparison = LogprobComparison("rescored", loaded.float32)
-        for name, called, setup in found.policies(loaded):
-            for records in tqdm(stored_records(found.run, found.config, name), unit=" batches", disable=None, leave=False):
-                _compare(setup, records, called, comparison)
+        for name, label, setup in model.policies(loaded):
+            for records in tqdm(stored_records(model.run, model.config, name), unit=" batches", disable=None, leave=False):
+                _compare(setup, records, label, comparison)
         return comparison
 
 
@@ -58,7 +58,7 @@ def _compare(setup: Setup, records: list[StoredRecord], policy: str, comparison:
 
 
 def _hidden(record: StoredRecord, figure: str) -> str | None:
-    """Why a figure cannot be worked out from what is stored, or None."""
+    """Returns why a figure cannot be computed from the record, or None."""
     if record.temperature is None:
         return f"{figure}: the record does not say its temperature"
     if figure == "tempered_logprobs":
@@ -73,7 +73,7 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
 
 
 def _scored(setup: Setup, records: list[StoredRecord], temperature: float | None) -> Iterator[tuple[StoredRecord, Floats, Floats]]:
-    """Each record with its logprobs [N] and tempered logprobs [N]."""
+    """Yields each record with its logprobs [N] and tempered logprobs [N]."""
     scorer = Scorer(replace(setup, wanted=LogprobOptions(echo=True, temperature=1.0 if temperature is None else temperature)))
     requests = [reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]
     for outcome in scorer.run(one_window(requests)):

@@ -1,4 +1,4 @@
-"""A run's records for those who work their logprobs out again: what was sampled, how, from which policy, and what is stored.
+"""Reads a run's records for computing their logprobs again: prompt, completion, sampling parameters and stored logprobs.
 
 Reads committed parts alone. Knows no models.
 """
@@ -24,7 +24,7 @@ _FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 @dataclass(slots=True, frozen=True)
 class StoredRecord:
-    """One record. row, round, sample: which; figures: its stored logprobs [N] by name.
+    """One record, identified by row, round and sample. figures: its stored logprobs [N] by name.
 
     temperature: None where it is not stored. edited: penalties, a bias or min_tokens may have changed its logits; filtered: top-k, top-p or
     min-p; kept: the ids that they left a token, where those are stored.
@@ -43,7 +43,7 @@ class StoredRecord:
 
 
 def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Iterator[list[StoredRecord]]:
-    """The committed records of a run, batch by batch, those of one ``policy`` (``Policy.name``) or, without one, all."""
+    """Yields the committed records of a run, batch by batch: those of one ``policy`` (``Policy.name``), or all."""
     for batch in read_results(run):
         if policy is not None:
             batch = batch.filter(pa.array(np.array(policy_names(batch)) == policy))  # noqa: PLW2901
@@ -55,7 +55,7 @@ def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
     sampling = config.sampling
 
     def setting(name: str) -> Any:
-        """The record's own value, or the config's; None where a column of the input gave it and the record does not say."""
+        """Returns the record's own value, or the config's; None where an input column gave it and the record lacks it."""
         return values[name] if name in values else None if name in sampling.columns else getattr(sampling, name)
 
     return StoredRecord(
