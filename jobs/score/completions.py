@@ -67,7 +67,7 @@ class CompletionEncoder:
 
     def _encode(self, text: str, raw: bool) -> Prompt:
         """Encodes a ``raw`` text with the tokenizer's special tokens before it, or a rendered chat, which has its own."""
-        return self.tokenizer.encode_opening(text) if raw else self.tokenizer.encode_text(text)
+        return self.tokenizer.encode_prefix(text) if raw else self.tokenizer.encode_text(text)
 
     def _unprompted(self, texts: list[str]) -> tuple[Ids, list[Prompt]]:
         if self.prefix is None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.requests import Prompt
-from ...runner.text.assistant_spans import Span, Turns
+from ...runner.text.assistant_spans import AssistantTurns, Span
 from ...runner.text.tokenizer import Tokenizer
 
 WORD_BORDER = re.compile(r"\s+")
@@ -100,7 +100,7 @@ def encode_document(text: str, tokenizer: Tokenizer, prefix: int | None) -> Scor
     return whole_text(prompt, np.arange(len(prompt.ids)) > 0, ((0, len(text)),))
 
 
-def fit_chat(turns: Turns, bos: int | None, context: int | None, too_long: str) -> ScoredText:
+def fit_chat(turns: AssistantTurns, bos: int | None, context: int | None, too_long: str) -> ScoredText:
     """Marks the assistant's turns of a chat as scored, and cuts the chat to ``context`` tokens and one more, which is never fed.
 
     Tokens after the last turn are not fed either, and do not count. Raises RowError where the rest does not fit and ``too_long``
@@ -110,7 +110,7 @@ def fit_chat(turns: Turns, bos: int | None, context: int | None, too_long: str) 
     for start, end in turns.tokens:
         scored[start:end] = True
     scored[:1] = False
-    whole = whole_text(turns.prompt, scored, turns.said)
+    whole = whole_text(turns.prompt, scored, turns.text_spans)
     n = int(np.flatnonzero(scored)[-1]) + 1 if scored.any() else 0
     if context is None or n <= context + 1:
         return whole

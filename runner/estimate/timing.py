@@ -1,4 +1,4 @@
-"""Measures how long a run will take, by a trial of some of its rows with its model: the cost of a call, a step and a token here.
+"""Measures how long a run will take, by a trial of some of its rows. The trial gives the cost of a call, a step and a token.
 
 The rows are spread over all lengths. Their times, turn by turn, give the costs. The costs times the work forecast for the whole run
 give its time. Nothing is written.

@@ -1,4 +1,4 @@
-"""Columns to prompt text to token ids, and back. Knows no model and no files of a run.
+"""Turns columns into prompt text and text into token ids, and back. Knows no model and no files of a run.
 
 Public: prompt_templates, tokenizer, stop_strings, assistant_spans.
 """

@@ -1,10 +1,8 @@
-"""Which tokens of a rendered chat are the assistant's: the template marks them with {% generation %}, a retokenization checks it.
+"""Finds the assistant's tokens in a rendered chat. The template marks them with {% generation %}, and tokenizing again checks it.
 
-Works on a Hugging Face tokenizer's template and on a function that turns text into ids; knows no rows and no files.
-
-    text     <bos>user: Hi\\nassistant:  Hello<eos> \\n        {% generation %} around " Hello<eos>"
-    spans                               |..........|         code points of the text
-    tokens                              |..........|         their tokens, whole ones only
+text     <bos>user: Hi\\nassistant:  Hello<eos> \\n        {% generation %} around " Hello<eos>"
+spans                               |..........|         code points of the text
+tokens                              |..........|         their tokens, whole ones only
 """
 
 import re
@@ -21,46 +19,46 @@ Span = tuple[int, int]
 
 
 @dataclass(slots=True, frozen=True)
-class Turns:
-    """A rendered chat, and where its assistant's turns lie: ``spans`` in code points of the text, ``tokens`` in its ids.
+class AssistantTurns:
+    """A rendered chat and its assistant's turns: ``spans`` in code points of the text, ``tokens`` in its ids.
 
-    said: the spans less the text of special tokens (``<|im_end|>``), which nobody wrote; a turn can fall into several.
+    text_spans: the spans without the text of special tokens (``<|im_end|>``), which nobody wrote. They can cut a turn into several.
     """
 
     prompt: Prompt
     spans: tuple[Span, ...]
     tokens: tuple[Span, ...]
-    said: tuple[Span, ...]
+    text_spans: tuple[Span, ...]
 
 
 def marks_turns(template: str) -> bool:
-    """True when a chat template says which text is the assistant's."""
+    """Returns True when a chat template marks the assistant's text."""
     return GENERATION.search(template) is not None
 
 
 def render_chat(hf: Any, template: str, arguments: dict[str, Any], messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
-    """The chat's text and the spans of the assistant's turns in it; empty ones are left out.
+    """Returns the chat's text, and the spans of the assistant's turns in it without empty ones.
 
-    Raises RowError where the template refuses the messages.
+    Raises RowError if the template refuses the messages.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    said = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    without_nulls = [{name: value for name, value in message.items() if value is not None} for message in messages]
     try:
-        texts, found = render_jinja_template(
-            [said], chat_template=template, return_assistant_tokens_mask=True, **{**hf.special_tokens_map, **arguments}
+        texts, chats_spans = render_jinja_template(
+            [without_nulls], chat_template=template, return_assistant_tokens_mask=True, **{**hf.special_tokens_map, **arguments}
         )
     except Exception as error:  # templates raise what they like
         raise RowError("template", f"the chat template refuses the messages: {error}") from error
-    spans: list[Span] = found[0]  # pyright: ignore[reportAssignmentType] - it is annotated as a str
+    spans: list[Span] = chats_spans[0]  # pyright: ignore[reportAssignmentType] - it is annotated as a str
     return str(texts[0]), tuple((start, end) for start, end in spans if end > start)
 
 
 def token_spans(text: str, ids: Ids, spans: Sequence[Span], encode: Callable[[str], Ids]) -> tuple[Span, ...]:
-    """The spans in tokens: ``ids`` [T] are those of ``text``, and ``encode`` turns text into ids.
+    """Returns ``spans`` of ``text`` as spans of its tokens ``ids`` [T]. ``encode`` turns text into ids.
 
-    At each border the text before it, tokenized alone, must be a beginning of ``ids``: that is what the model has read when
-    the turn begins. Raises RowError naming the turn where a token lies across a border.
+    At each border, the text before it must tokenize to the beginning of ``ids``, because that is what the model has read there. Raises
+    RowError naming the turn if a token lies across a border.
     """
 
     def border(at: int, turn: int, which: str) -> int:
@@ -75,12 +73,12 @@ def token_spans(text: str, ids: Ids, spans: Sequence[Span], encode: Callable[[st
 
 
 def without_special(prompt: Prompt, spans: Sequence[Span], special: Collection[int]) -> tuple[Span, ...]:
-    """The spans less the text of the tokens whose ids are ``special``; empty ones are left out."""
+    """Returns the spans without the text of tokens whose ids are ``special``, and without empty spans."""
     ends = [*prompt.offsets[1:].tolist(), len(prompt.text)]
     starts = prompt.offsets.tolist()
     cut = [(starts[i], ends[i]) for i, token in enumerate(prompt.ids.tolist()) if token in special]
-    found: list[Span] = []
+    pieces: list[Span] = []
     for start, end in spans:
         inside = [(left, right) for left, right in cut if start <= left and right <= end]
-        found += zip([start, *(right for _, right in inside)], [*(left for left, _ in inside), end], strict=True)
-    return tuple((start, end) for start, end in found if end > start)
+        pieces += zip([start, *(right for _, right in inside)], [*(left for left, _ in inside), end], strict=True)
+    return tuple((start, end) for start, end in pieces if end > start)

@@ -1,7 +1,7 @@
-"""How large what a template makes may become: one row's numbers must not take the memory of all.
+"""A Jinja sandbox that bounds the size of a template's texts, lists and numbers, so that one row can't take all memory.
 
-Jinja's sandbox bounds ``range`` and keeps templates from files and modules; it lets ``"x" * n`` and ``10 ** n`` through. What is refused
-here costs the row. A template that only computes for long is left to the heartbeat. Knows no rows and no prompts.
+Jinja's own sandbox bounds ``range`` and keeps templates from files and modules, but allows ``"x" * n`` and ``10 ** n``. A refused
+template costs only its row. The heartbeat handles a template that only computes for long. Knows no rows and no prompts.
 """
 
 import re
@@ -15,14 +15,14 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-CHARACTERS = 1 << 27  # of one text, more than the longest document has; and elements of one list
+CHARACTERS = 1 << 27  # of one text, longer than any document; also elements of one list
 NUMBER_BITS = 1 << 16
 _PADDING_FILTERS = ("batch", "center", "indent", "slice")
-_WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{7})")  # a width in a %-format that is long, or an argument
+_WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{7})")  # a %-format whose width is long, or comes from an argument
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox in which products, powers and padding raise SecurityError where they become too large."""
+    """A sandbox that raises SecurityError for products, powers and padding that are too large."""
 
     intercepted_binops = frozenset(("*", "**", "%"))
 
@@ -32,7 +32,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = _bounded(self.filters[name])
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The operator's value."""
+        """Returns the operator's value. Raises SecurityError if it would be too large."""
         match operator, left, right:
             case "*", int(), int():
                 _require_number(left.bit_length() + right.bit_length())
@@ -49,14 +49,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as Jinja names them
-        """What a call in a template gives; the methods of strings take widths."""
+        """Returns the value of a call in a template. Raises SecurityError for a string method with a large width."""
         if isinstance(getattr(__obj, "__self__", None), str):
             _require_widths(args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
 
 
 def render(template: Template, values: Mapping[str, Any]) -> str:
-    """The template's text. Raises SecurityError as soon as it is longer than CHARACTERS, and whatever the template raises."""
+    """Returns the template's text. Raises SecurityError once it is longer than CHARACTERS, and any error of the template."""
     text = StringIO()
     for piece in template.generate(values):
         text.write(piece)

@@ -1,7 +1,7 @@
-"""From a row's columns to a prompt: text by a Jinja template, or chat messages.
+"""Renders a row's columns into a prompt: text by a Jinja template, or chat messages.
 
-Templates run in a sandbox and columns are only ever values in them, never templates. A null column counts as undefined, as
-one that is absent does. Knows no tokens; the chat template is applied elsewhere.
+Templates run in a sandbox. Columns are only values in them, never templates. A null column counts as undefined, like an absent one.
+Knows no tokens; the tokenizer applies the chat template.
 """
 
 import json
@@ -25,14 +25,14 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, frozen=True)
 class Text:
-    """A prompt that is sent as it is."""
+    """A prompt whose text goes to the model as it is."""
 
     text: str
 
 
 @dataclass(slots=True, frozen=True)
 class Chat:
-    """Messages for the chat template ({role, content: str, …}), and how the assistant's turn starts, if that is given."""
+    """Messages for the chat template ({role, content: str, …}), and the beginning of the assistant's turn, if there is one."""
 
     messages: list[Message]
     prefill: str | None = None
@@ -42,10 +42,10 @@ Rendered = Text | Chat
 
 
 def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], Rendered]:
-    """What turns a row's columns into its prompt; that function raises RowError (stage "template").
+    """Returns a function from a row's columns to its prompt. That function raises RowError (stage "template").
 
-    columns: the names that the pre-scan found; empty where no row could be read, and then nothing is checked against them.
-    Raises ConfigError for a template that cannot be parsed, DataError for one that asks for a column no row has.
+    columns: the names that the pre-scan found. They are empty if no row could be read, and then names are not checked. Raises
+    ConfigError for a template that can't be parsed, DataError for one that names a column no row has.
     """
     if prompt.text is not None:
         text = compile_template(prompt.text, "prompt.text", columns)
@@ -56,12 +56,12 @@ def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[
 
 
 def compile_template(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], str]:
-    """What renders ``template`` over a row's columns; ``option`` is its key path in the config. Raises as above."""
+    """Returns a function that renders ``template`` over a row's columns. ``option``: its config key. Raises as ``compile_prompt``."""
     return _compiled(template, option, columns, lambda environment: partial(render, environment.from_string(template)))
 
 
 def compile_value(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
-    """As ``compile_template``, but a template that is one expression, ``{{ answer }}``, gives its value with its type."""
+    """Returns the same as ``compile_template``, but a single expression such as ``{{ answer }}`` keeps the type of its value."""
 
     def evaluation(environment: "_Environment") -> Callable[[Columns], Any]:
         source = template.strip()
@@ -74,14 +74,14 @@ def compile_value(template: str, option: str, columns: Collection[str]) -> Calla
 
 
 def is_constant(template: str) -> bool:
-    """True for a template that gives every row the same text, as nothing in it is Jinja's."""
+    """Returns True for a template without Jinja syntax, which gives every row the same text."""
     return "{{" not in template and "{%" not in template
 
 
 def _compiled(
     template: str, option: str, columns: Collection[str], compile_: "Callable[[_Environment], Callable[[Columns], Any]]"
 ) -> Callable[[Columns], Any]:
-    """What ``compile_`` makes of ``template``, its columns checked and its errors told as a row's."""
+    """Returns the function that ``compile_`` makes of ``template``. Checks its columns, and turns its errors into RowError."""
     environment = _Environment()
     try:
         evaluate = compile_(environment)
@@ -89,7 +89,7 @@ def _compiled(
     except TemplateSyntaxError as error:
         at, why = f"{option}, line {error.lineno}", (error.message or "").rstrip(".")
         raise ConfigError(f"{at}: the template cannot be parsed: {why}. A column is written {{{{ name }}}}.") from None
-    except (RecursionError, SyntaxError) as error:  # what Jinja takes can still be too deep for it, or for Python
+    except (RecursionError, SyntaxError) as error:  # Jinja may parse a template that is too deep for it to compile, or for Python
         reason = "nested too deeply" if isinstance(error, RecursionError) else error.msg
         raise ConfigError(f"{option}: the template cannot be compiled: {reason}; write it simpler") from None
     for name in sorted(names) if columns else []:
@@ -102,35 +102,37 @@ def _compiled(
     def render(row: Columns) -> Any:
         try:
             return evaluate({name: value for name, value in row.items() if value is not None})
-        except Exception as error:  # a template can raise whatever Python can; it costs this row alone
+        except Exception as error:  # a template can raise any Python error; it costs only this row
             raise RowError("template", f"{option}: {_reason(error, names, row, option)}") from error
 
     return render
 
 
 def _is_expression(template: nodes.Template) -> bool:
-    """True for a template that prints one value and nothing beside it."""
+    """Returns True for a template that prints one value and nothing else."""
     body = template.body
     return len(body) == 1 and isinstance(body[0], nodes.Output) and [isinstance(x, nodes.TemplateData) for x in body[0].nodes] == [False]
 
 
 def read_messages(row: Columns, path: str) -> list[Message]:
-    """The chat messages at ``path`` in the row: a list of {role, content}, or the JSON text of one.
+    """Returns the chat messages at ``path`` in the row: a list of {role, content}, or JSON text of one.
 
-    Text parts are joined into one string; other keys (name, tool_calls) pass through, null ones are left out. Raises RowError.
+    Text parts are joined into one string. Other keys (name, tool_calls) pass through, and null ones are dropped. Raises RowError.
     """
-    found = lookup(row, path)
-    if found is None:
+    messages = lookup(row, path)
+    if messages is None:
         raise RowError("template", f"the column {path!r} is null or missing in this row; a list of messages is expected")
-    if isinstance(found, str):
+    if isinstance(messages, str):
         try:
-            found = json.loads(found)
-            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair would fail later, and far from here
+            messages = json.loads(messages)
+            json.dumps(messages, ensure_ascii=False).encode()  # half a surrogate pair would fail later, far from here
         except (ValueError, RecursionError) as error:
             raise RowError("template", f"the column {path!r} is text, but not the JSON of a list of messages: {error}") from None
-    if not isinstance(found, list) or not found:
-        raise RowError("template", f"the column {path!r} holds {_shown(found)}; a list of {{role, content}} with at least one is expected")
-    return [_message(message, f"{path}[{index}]") for index, message in enumerate(found)]
+    if not isinstance(messages, list) or not messages:
+        raise RowError(
+            "template", f"the column {path!r} holds {_shown(messages)}; a list of {{role, content}} with at least one is expected"
+        )
+    return [_message(message, f"{path}[{index}]") for index, message in enumerate(messages)]
 
 
 def _compile_turns(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], list[Message]]:
@@ -169,7 +171,7 @@ def _shown(value: object) -> str:
 
 
 class _Absent(StrictUndefined):
-    """An undefined value that cannot be printed or used, but is false, so that ``{% if column %}`` asks for presence."""
+    """An undefined value. It can't be printed or used, but is false, so that ``{% if column %}`` tests for presence."""
 
     __slots__ = ()
 
@@ -178,7 +180,7 @@ class _Absent(StrictUndefined):
 
 
 class _Environment(BoundedEnvironment):
-    """The sandbox, with the rules that keep a mistake in a template from becoming a wrong prompt."""
+    """The sandbox, with rules that turn mistakes in a template into errors instead of wrong prompts."""
 
     def __init__(self) -> None:
         super().__init__(undefined=_Absent, keep_trailing_newline=True, finalize=_printable)
@@ -186,7 +188,7 @@ class _Environment(BoundedEnvironment):
         self.tests["none"] = _is_null
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """``row.items`` is the value named items where there is one, not dict's method."""
+        """Returns the value of a key before a method of the same name: ``row.items`` is the column items, if there is one."""
         if isinstance(obj, dict) and attribute in obj:
             return obj[attribute]
         return super().getattr(obj, attribute)
@@ -197,7 +199,7 @@ def _is_null(value: object) -> bool:
 
 
 class _UnprintableError(Exception):
-    """A value that would end up in the prompt as None, or as Python writes an object. ``value`` is a list or the like."""
+    """Raised for a value that would print as None, or in Python's notation. ``value``: the container, if it is one."""
 
     def __init__(self, message: str, value: object = None):
         super().__init__(message)
@@ -217,7 +219,7 @@ def _printable(value: Any) -> Any:
 
 
 def _container(value: object) -> str | None:
-    """What holds several values, in words; None for a single one."""
+    """Names the kind of a value that holds several values, or returns None for a single value."""
     kinds = ((dict, "a mapping"), ((list, tuple, set, frozenset), "a list"), (Iterator, "a sequence"))
     return next((words for kind, words in kinds if isinstance(value, kind)), None)
 
@@ -228,11 +230,11 @@ def _cure(name: str, kind: str) -> str:
 
 
 def _reason(error: Exception, names: set[str], row: Columns, option: str) -> str:
-    """Why a template failed on this row, naming the columns that are the likely cause."""
+    """Says why a template failed on this row, and names the columns that are the likely cause."""
     if isinstance(error, UndefinedError):
-        gone = [name for name in sorted(names) if row.get(name) is None]
-        if any(f"'{name}' is undefined" in str(error) for name in gone):
-            return f"null or missing in this row: {', '.join(gone)}. Use {{% if column %}} or column | default('') where that is allowed"
+        missing = [name for name in sorted(names) if row.get(name) is None]
+        if any(f"'{name}' is undefined" in str(error) for name in missing):
+            return f"null or missing in this row: {', '.join(missing)}. Use {{% if column %}} or column | default('') where that is allowed"
     if isinstance(error, _UnprintableError) and (kind := _container(error.value)):
         its = next((name for name in sorted(names) if row.get(name) is error.value), "value")
         scored = ", or use score.choices" if kind == "a list" and option in ("score.text", "score.completion") else ""

@@ -1,7 +1,7 @@
-"""Where each token starts in a text, in code points. Tokens inside one character share its start.
+"""Computes where each token starts in a text, in code points. Tokens inside one character share its start.
 
-Two kinds of tokenizers are told apart: those whose tokens are pieces of UTF-8 (byte-level BPE), and those whose tokens are
-text, with a token a byte (``<0xE9>``) for what they have no token for. Knows no vocabulary; what it needs it is given.
+There are two kinds of tokenizers. Tokens of byte-level BPE are pieces of UTF-8. Tokens of other kinds are text, with byte tokens
+(``<0xE9>``) for all other text. Knows no vocabulary.
 """
 
 import re
@@ -16,7 +16,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def piece_starts(pieces: Iterable[bytes]) -> Ids:
-    """Starts [N] of tokens that are ``pieces`` of UTF-8; a broken sequence is one U+FFFD, as decoders make of it.
+    """Returns the starts [N] of tokens that are ``pieces`` of UTF-8. A broken sequence counts as one U+FFFD, as in decoders.
 
     "é"   C3 A9      starts of C3 | A9     0 0
     "?f"  C3 66                C3 | 66     0 1
@@ -38,10 +38,10 @@ def piece_starts(pieces: Iterable[bytes]) -> Ids:
 
 
 def token_starts(ids: Ids, tokens: Sequence[str], decode: Callable[[Ids], str]) -> Ids:
-    """Starts [N] of ``tokens`` that are text or bytes, whose ids [N] ``decode`` reads.
+    """Returns the starts [N] of ``tokens`` that are text or bytes. ``decode`` turns their ``ids`` [N] into text.
 
-    Each is decoded behind the one before it, so that a space in front of it comes out as in the whole text. Bytes that
-    follow each other are decoded as one; where they are no UTF-8, each is a U+FFFD.
+    Each token is decoded after the one before it, so that a space in front of it comes out as in the whole text. Consecutive bytes are
+    decoded as one run; if they are no UTF-8, each is a U+FFFD.
     """
     starts = np.zeros(len(ids), np.int32)
     at, end, before = 0, 0, ids[:0]

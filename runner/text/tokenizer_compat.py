@@ -1,7 +1,7 @@
-"""Whether two tokenizers turn text into the same ids, and what differs first, said for the user who has two models to compare.
+"""Checks that two tokenizers turn text into the same ids, for jobs that compare two models. Else it names the first difference.
 
-Looks at Hugging Face tokenizers: their tokens, how they cut text, and what they make of a probe. Names for tokens that
-scoring does not use (EOS, padding) may differ, as they do between a base model and its chat model.
+Compares Hugging Face tokenizers by their tokens, by their rules to split text, and by the ids of a probe text. Tokens that scoring
+does not use (EOS, padding) may differ, as between a base model and its chat model.
 """
 
 import json
@@ -11,8 +11,8 @@ PROBE = "Hello  world, it's 12345.\n\n\tdef f(x): return 'café' # 東京 🙂\r
 PARTS = {"normalizer": "normalize text", "pre_tokenizer": "split text into words"}
 
 
-def difference(ours: Any, theirs: Any) -> str | None:
-    """What differs first, or None where both give the same ids for any text. ``ours`` is the model's, ``theirs`` the other."""
+def tokenizer_difference(ours: Any, theirs: Any) -> str | None:
+    """Describes the first difference, or returns None if both give the same ids for any text. ``ours`` is the model's tokenizer."""
     return _tokens(ours, theirs) or _special(ours, theirs) or _rules(ours, theirs) or _probe(ours, theirs)
 
 
@@ -58,7 +58,7 @@ def _probe(ours: Any, theirs: Any) -> str | None:
 
 
 def _without_offsets(part: dict[str, Any]) -> dict[str, Any]:
-    """A part of tokenizer.json without what only shapes offsets."""
+    """Returns a part of tokenizer.json without the key that only changes offsets."""
     return {key: value for key, value in part.items() if key != "trim_offsets"}
 
 

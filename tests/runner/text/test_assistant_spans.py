@@ -26,7 +26,7 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
 def test_spans_hold_what_the_template_marks_in_text_and_in_tokens() -> None:
     turns = demo().encode_turns(CHAT)
     assert [turns.prompt.text[start:end] for start, end in turns.spans] == ["Oui, 東京.\n<|im_end|>", "Fin<|im_end|>"]
-    assert [turns.prompt.text[start:end] for start, end in turns.said] == ["Oui, 東京.\n", "Fin"]
+    assert [turns.prompt.text[start:end] for start, end in turns.text_spans] == ["Oui, 東京.\n", "Fin"]
     assert [demo().decode(turns.prompt.ids[start:end]) for start, end in turns.tokens] == ["Oui, 東京.\n", "Fin"]
     assert all(turns.prompt.ids[end - 1] == EOS for _, end in turns.tokens)
 
@@ -41,8 +41,8 @@ def test_tokens_are_those_that_transformers_masks() -> None:
 
 def test_special_tokens_are_not_said_wherever_they_stand() -> None:
     turns = demo().encode_turns([{"role": "assistant", "content": "<|im_start|>a <|im_end|><|im_end|> b"}])
-    assert [turns.prompt.text[start:end] for start, end in turns.said] == ["a ", " b"]
-    assert demo().encode_turns([{"role": "assistant", "content": ""}]).said == ()
+    assert [turns.prompt.text[start:end] for start, end in turns.text_spans] == ["a ", " b"]
+    assert demo().encode_turns([{"role": "assistant", "content": ""}]).text_spans == ()
 
 
 def test_no_turn_has_no_span() -> None:
