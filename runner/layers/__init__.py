@@ -1,4 +1,4 @@
-"""mlx-lm's network as we run it: layers with our CPU kernels, KV caches, the head apart.
+"""Runs mlx-lm's networks our way: one object to call, CPU kernels in their layers, KV caches, a separate LM head. Knows no requests.
 
 Public: none.
 """

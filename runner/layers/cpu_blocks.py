@@ -1,9 +1,9 @@
-"""Blocks of mlx-lm's decoders with the CPU's kernel, which writes keys and values into their cache itself.
+"""mlx-lm's decoder blocks as one CPU kernel call, which writes keys and values into the cache itself.
 
-In a batch each row has its own memory (``row_cache``). A plain cache's arrays are the kernel's to write to while the cache holds what
-the kernel has left there, to the position: what others have trimmed or copied is copied once more first, so that no array is written to
-that somebody else may hold. A layer's weights may change under way; its rotation, scales and epsilons are read once, so who changes those
-takes the classes of ours off first.
+In a batch each row has memory of its own (``ragged_kv_cache``). The kernel writes to a plain cache's arrays only while the cache holds
+exactly what the kernel left there. If someone has trimmed or copied the cache, the kernel copies it first, so that it never writes to
+an array that someone else may hold. A layer's weights may change between calls. Its rotation, scales and epsilons are read once: to
+change those, take our classes off first (``layer_patching``).
 """
 
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ from .prefix_view import PrefixView
 from .ragged_kv_cache import RaggedKVCache
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
-CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that a call may come with
-MADE = "_made"  # where a layer keeps its Made
+CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that the kernel can serve
+BUILT = "_built"  # where a layer keeps its BuiltBlock
 
-Lengths = NDArray[np.int64] | None  # tokens of each row in a call; behind them stand pads
+Lengths = NDArray[np.int64] | None  # tokens of each row in a call; pads follow
 
 
 @dataclass(slots=True)
-class Held:
-    """What a plain cache held when the kernel had written to it."""
+class WrittenCache:
+    """A plain cache's contents as the kernel left them."""
 
     of: native.Places  # of its keys and values [B, K, S, D]
     used: int
@@ -43,46 +43,49 @@ class Held:
 
 
 @dataclass(slots=True)
-class Made:
-    """A block as the kernel takes it, None where it does not; the arrays that it was made of; the plain caches that it has written to."""
+class BuiltBlock:
+    """A layer's block for the kernel, None where the kernel can't serve it.
+
+    ``of``: the weights that it was built of; ``written``: the plain caches that it has written to.
+    """
 
     of: native.Places
     block: Block | None
-    held: WeakKeyDictionary[KVCache, Held] = field(default_factory=WeakKeyDictionary[KVCache, Held])
+    written: WeakKeyDictionary[KVCache, WrittenCache] = field(default_factory=WeakKeyDictionary[KVCache, WrittenCache])
 
     def __deepcopy__(self, memo: Any) -> None:
-        """A copied layer makes its own: this one points to the first one's memory."""
+        """Returns None: a copied layer builds its own block, as this one points to the first layer's memory."""
 
 
 def _block(layer: Any) -> Block | None:
-    """The kernel's block of a layer as it is now. Raises Traced."""
+    """Returns the kernel's block for a layer with its present weights; None where the kernel can't serve it. Raises Traced."""
     arrays = _arrays(layer)
     if arrays is None:
         return None
-    made = layer.__dict__.get(MADE)
-    if made is None or not made.of.hold(list(arrays.values())):
+    built: BuiltBlock | None = layer.__dict__.get(BUILT)
+    if built is None or not built.of.hold(list(arrays.values())):
         if not native.suits(*arrays.values()):
             return None
-        made = Made(native.Places(list(arrays.values())), _made_of(layer, arrays))
-        object.__setattr__(layer, MADE, made)  # not among the layer's parameters
-    return made.block
+        built = BuiltBlock(native.Places(list(arrays.values())), _build(layer, arrays))
+        object.__setattr__(layer, BUILT, built)  # not among the layer's parameters
+    return built.block
 
 
-def _written(layer: Any) -> WeakKeyDictionary[KVCache, Held]:
-    """The plain caches that a layer's block has written to."""
-    return layer.__dict__[MADE].held
+def _written(layer: Any) -> WeakKeyDictionary[KVCache, WrittenCache]:
+    """Returns the plain caches that a layer's block has written to."""
+    return layer.__dict__[BUILT].written
 
 
 def _arrays(layer: Any) -> dict[str, mx.array] | None:
-    """What a layer computes with, by the names of ``Weights``; None where a part of it is none of ours: quantized, adapted."""
-    found: dict[str, mx.array] = {}
+    """Returns a layer's weights by the names of ``Weights``; None where a part is not one of our classes: quantized, or adapted."""
+    weights: dict[str, mx.array] = {}
     for name, parent in PROJECTIONS.items():
         part = layer[parent].get(f"{name}_proj")
         if type(part) is not FastLinear:
             return None
-        found[name] = part["weight"]
+        weights[name] = part["weight"]
         if "bias" in part:
-            found[f"{name}_bias"] = part["bias"]
+            weights[f"{name}_bias"] = part["bias"]
     attn = layer["self_attn"]
     parts = {"norm": layer["input_layernorm"], "second_norm": layer["post_attention_layernorm"]}
     for name, norm in {**parts, "q_norm": attn.get("q_norm"), "k_norm": attn.get("k_norm")}.items():
@@ -90,12 +93,12 @@ def _arrays(layer: Any) -> dict[str, mx.array] | None:
             continue
         if type(norm) is not FastRMSNorm:
             return None
-        found[name] = norm["weight"]
-    return found
+        weights[name] = norm["weight"]
+    return weights
 
 
-def _made_of(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
-    """None where shapes or rotations are not as the kernel takes them."""
+def _build(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
+    """Builds the kernel's block of a layer; None where it does not take the layer's shapes or rotation."""
     attn, rope = layer["self_attn"], layer["self_attn"]["rope"]
     width = arrays["q"].shape[0] // attn.n_heads
     (inner, d), inner_kv, hidden = arrays["q"].shape, attn.n_kv_heads * width, arrays["gate"].shape[0]
@@ -133,7 +136,7 @@ def _made_of(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:
-    """Whether a call is as the kernel takes it: shapes that do not fit are mlx's to complain of."""
+    """Returns True when the kernel takes a call's shapes. Those that do not fit are left to mlx, which raises its own error."""
     b, t, d = x.shape
     if d != block.d or not attention.fits(mask, (b, block.heads, t, t if cache is None else cache.offset + t)):
         return False
@@ -144,8 +147,8 @@ def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | Pre
     return shapes == {(rows, block.kv, block.width)} and native.suits(held.keys, held.values)
 
 
-def _hold(cache: KVCache, held: Held | None, block: Block, rows: int, t: int) -> Held:
-    """Room for t positions behind what a plain cache holds; ``held``: what the kernel has left there, if it has. Raises Traced."""
+def _hold(cache: KVCache, held: WrittenCache | None, block: Block, rows: int, t: int) -> WrittenCache:
+    """Returns a plain cache with room for t positions more; ``held``: how the kernel left it, if it has written to it. Raises Traced."""
     if held is not None and cache.keys is not None and cache.values is not None:
         left = cache.offset == held.used and held.of.hold([cache.keys, cache.values])
         if left and held.used + t <= cache.keys.shape[2]:
@@ -155,11 +158,11 @@ def _hold(cache: KVCache, held: Held | None, block: Block, rows: int, t: int) ->
     cache.keys, cache.values = keys, values
     row = 4 * block.kv * size * block.width * np.arange(rows)
     at = [row + native.view(array).ctypes.data for array in (keys, values)]
-    return Held(native.Places([keys, values]), cache.offset, Rooms(at[0], at[1], np.full(rows, size), np.full(rows, cache.offset)))
+    return WrittenCache(native.Places([keys, values]), cache.offset, Rooms(at[0], at[1], np.full(rows, size), np.full(rows, cache.offset)))
 
 
 def _room(shape: tuple[int, ...], held: mx.array | None, used: int, coming: int) -> mx.array:
-    """A new array with the first ``used`` positions of ``held``; zeros stand behind them and those that are ``coming``. Raises Traced."""
+    """Makes an array with the first ``used`` positions of ``held``, and zeros after the ``coming`` ones. Raises Traced."""
     made = native.empty(shape)
     view = native.view(made)
     if held is not None:
@@ -169,8 +172,8 @@ def _room(shape: tuple[int, ...], held: mx.array | None, used: int, coming: int)
     return made
 
 
-def _with_plain(
-    block: Block, x: mx.array, mask: attention.Mask, cache: KVCache, written: WeakKeyDictionary[KVCache, Held], lengths: Lengths
+def _run_plain(
+    block: Block, x: mx.array, mask: attention.Mask, cache: KVCache, written: WeakKeyDictionary[KVCache, WrittenCache], lengths: Lengths
 ) -> mx.array:
     native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     held = _hold(cache, written.get(cache), block, *x.shape[:2])
@@ -182,11 +185,11 @@ def _with_plain(
     return out
 
 
-def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None, lengths: Lengths) -> mx.array:
-    """A call of which nothing is kept, behind nothing or on top of what all its rows begin with."""
+def _run_unkept(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None, lengths: Lengths) -> mx.array:
+    """Runs a call whose keys and values are not kept, on top of nothing or of a prefix that all its rows share."""
     native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     b, t, _ = x.shape
-    room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values, which nobody sees again
+    room = np.empty((2, b, block.kv * t * block.width), np.float32)  # keys and values of this call alone
     at = room.ctypes.data + room.strides[1] * np.arange(2 * b, dtype=np.int64).reshape(2, b)
     fronts = None
     if cache is not None and cache.base.keys is not None and cache.base.values is not None:
@@ -197,8 +200,8 @@ def _passing(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView 
     return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, lengths)
 
 
-def _with_rows(block: Block, x: mx.array, cache: RaggedKVCache) -> mx.array:
-    """The mask is the cache's own: each position sees its row's up to itself. Pads stand behind."""
+def _run_rows(block: Block, x: mx.array, cache: RaggedKVCache) -> mx.array:
+    """Runs a call on a cache whose rows have their own lengths: each position sees its own row up to itself. Pads come last."""
     native.evaluate_arrays(x)
     t = x.shape[1]
     out = block(x, cache.rooms(t, block.kv, block.width), cache.lengths, None if t == 1 else "causal", cache.real(t))
@@ -207,10 +210,10 @@ def _with_rows(block: Block, x: mx.array, cache: RaggedKVCache) -> mx.array:
 
 
 def _fast(original: Any) -> Any:
-    """A class of blocks with the kernel."""
+    """Makes a class of blocks that run as one kernel call."""
 
     class FastBlock(original):
-        """A decoder's block that computes its output when it is called."""
+        """A decoder block that computes its output when it is called."""
 
         _context: CallContext
 
@@ -232,12 +235,12 @@ def _fast(original: Any) -> Any:
             if block is None:
                 return slow()
             if type(cache) is RaggedKVCache:
-                return run_kernel(context.used, "block", lambda: _with_rows(block, x, cache), slow)
+                return run_kernel(context.used, "block", lambda: _run_rows(block, x, cache), slow)
             if not _suits(block, x, mask, cache):
                 return slow()
             if type(cache) is KVCache:
-                return run_kernel(context.used, "block", lambda: _with_plain(block, x, mask, cache, _written(self), context.lengths), slow)
-            return run_kernel(context.used, "block", lambda: _passing(block, x, mask, cache, context.lengths), slow)
+                return run_kernel(context.used, "block", lambda: _run_plain(block, x, mask, cache, _written(self), context.lengths), slow)
+            return run_kernel(context.used, "block", lambda: _run_unkept(block, x, mask, cache, context.lengths), slow)
 
     return FastBlock
 
@@ -248,12 +251,12 @@ BLOCKS: dict[type, type] = {
 
 
 def serves(layer: Any) -> bool:
-    """Whether a layer's calls go to the kernel, so that its batches can have caches whose rows lie apart."""
+    """Returns True when the kernel serves a layer's calls, so that its batches can use a ragged cache."""
     return type(layer) in BLOCKS.values() and context_of(layer).whole_blocks and not layer.training and _block(layer) is not None
 
 
 def row_cache(caches: Sequence[KVCache]) -> RaggedKVCache:
-    """The rows of plain caches of one row each, copied into one whose rows lie apart. Some hold something."""
+    """Copies plain caches of one row each into one ragged cache. At least one of them is not empty."""
     views: list[list[NDArray[np.float32]]] = []
     for cache in caches:
         arrays = [array for array in (cache.keys, cache.values) if array is not None]

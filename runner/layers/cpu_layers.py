@@ -1,5 +1,7 @@
-"""Layers of mlx with the CPU's kernels: projections, norms, rotations. A layer that has a class of these computes its output when it is
-called, where mlx names what is to be computed; for what the kernels are not made for, training too, it is what it was.
+"""mlx's projections, norms and rotations with our CPU kernels, as classes derived from mlx's own.
+
+A layer of such a class computes its output when it is called, where mlx would only build a lazy graph. In training, and for inputs
+that the kernels are not made for, it does what its base class does.
 """
 
 from collections.abc import Callable
@@ -12,11 +14,11 @@ from ...kernels import linear, native, rms_norm, rope
 from ...kernels.fused_logprobs import Product
 from .call_context import CallContext, ListedProduct
 
-VOCABULARY = 8192  # outputs of a projection that makes logits: some are named and never read
+VOCABULARY = 8192  # outputs: a projection with so many makes logits, which may stay unread
 
 
 def run_kernel(used: set[str], name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
-    """What ``fast`` computes with the kernel ``name``, which is noted in ``used``; what ``original`` does where mlx traces the call."""
+    """Returns what ``fast`` computes with the kernel ``name``, and notes it in ``used``. While mlx traces a call ``original`` computes."""
     try:
         result = fast()
     except native.Traced:
@@ -26,20 +28,20 @@ def run_kernel(used: set[str], name: str, fast: Callable[[], mx.array], original
 
 
 def _listed(context: CallContext, array: mx.array, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
-    """The lazy ``array`` itself, which is put on the call's list of products where it keeps one."""
+    """Returns the lazy ``array`` itself; adds its product to the call's list, if it keeps one."""
     if context.listed is not None:
         context.listed.append(ListedProduct(array, Product(x, weight, bias)))
     return array
 
 
 def _computes(context: CallContext, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
-    """True when a product is the kernel's to compute now."""
+    """Returns True when the kernel computes a product now."""
     read = weight.shape[0] < VOCABULARY or context.reads_logits
     return context.listed is None and read and linear.suits(x, weight, bias)
 
 
 class FastLinear(nn.Linear):
-    """``nn.Linear`` with the kernel for products."""
+    """``nn.Linear`` with the kernel for matrix products."""
 
     _context: CallContext
 
@@ -52,7 +54,7 @@ class FastLinear(nn.Linear):
 
 
 class FastEmbedding(nn.Embedding):
-    """``nn.Embedding`` with the kernel for products where it makes logits."""
+    """``nn.Embedding`` with the kernel for matrix products, for a tied LM head."""
 
     _context: CallContext
 
@@ -80,7 +82,7 @@ class FastRMSNorm(nn.RMSNorm):
 
 
 class FastRoPE(nn.RoPE):
-    """``nn.RoPE`` that makes the angles of a step once."""
+    """``nn.RoPE`` with a kernel that computes the angles of a step once."""
 
     _context: CallContext
 
@@ -97,7 +99,7 @@ class FastRoPE(nn.RoPE):
 
 
 class FastLlama3RoPE(Llama3RoPE):
-    """mlx-lm's ``Llama3RoPE`` likewise."""
+    """mlx-lm's ``Llama3RoPE`` with the same kernel."""
 
     _context: CallContext
 
@@ -113,7 +115,7 @@ class FastLlama3RoPE(Llama3RoPE):
         )
 
     def inverse(self) -> mx.array:
-        """Radians a position; ``_freqs`` are positions a radian."""
+        """Returns radians per position; ``_freqs`` are positions per radian."""
         if "_inverse" not in self.__dict__:
             object.__setattr__(self, "_inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
         return self.__dict__["_inverse"]

@@ -1,9 +1,9 @@
-"""Puts the CPU's fast kernels into a loaded network, where they give the same logits.
+"""Puts our CPU kernels into a loaded network, if its logits stay the same.
 
-mlx-lm's model files hold attention and activations by name: the names are replaced in the files that define the network's layers.
-Its projections, norms and rotations are layers of mlx: those of this network get a class of ours, derived from their own. A
-substitute falls back on the original for what it is not made for: other precisions and devices, quantized caches, sinks, functions
-that mlx compiles. So other models of the same files stay right, and only inference is served: the substitutes have no gradients.
+mlx-lm's model files call attention and activations by name: these names get our functions in the files that define the network's layers.
+Projections, norms and rotations are layers of mlx: those of this network get classes of ours. Each substitute calls the original for
+what it is not made for: other precisions and devices, quantized caches, sinks, functions that mlx compiles. So other models of the same
+files stay right. Substitutes have no gradients: they serve inference alone.
 """
 
 import logging
@@ -33,15 +33,15 @@ from .network import Network
 log = logging.getLogger("mlx_bulk")
 
 MODELS = "mlx_lm.models."
-# Largest difference allowed, of the spread of the logits: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
+# Largest difference allowed, as a share of the logits' spread: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
 TOLERANCE = 1e-3
-LENGTHS = (24, 7)  # of the trial's rows
-LEAST = 4_000_000  # parameters: a smaller model's step is over before its threads are awake
+LENGTHS = (24, 7)  # tokens of the trial's rows
+LEAST = 4_000_000  # parameters: a step of a smaller model is over before the threads wake up
 _Way = Callable[[Network, list[NDArray[np.int32]]], mx.array]
 WORK = 1e11  # parameters x tokens that a trial beyond a sliding window may take: about a second
 
 
-functions_used: set[str] = set()  # names of the functions below that have computed something since it was cleared: no network owns them
+functions_used: set[str] = set()  # kernels called by the functions below since it was cleared; no single network owns these functions
 
 
 def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, scale: float, mask: Any, sinks: Any = None) -> mx.array:
@@ -64,7 +64,7 @@ def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..
 
 
 def _fast_nn() -> ModuleType:
-    """``mlx.nn`` with activations of ours: model files call them through the module's name."""
+    """Returns a copy of ``mlx.nn`` with our activations: model files call them as ``nn.silu``."""
     twin = ModuleType(nn.__name__, nn.__doc__)
     twin.__dict__.update(nn.__dict__)
     twin.__dict__["silu"] = _elementwise("silu", nn.silu, activations.silu_on_cpu)
@@ -77,10 +77,10 @@ _OURS: list[Any] = [_attention, _elementwise("swiglu", mlx_activations.swiglu, a
 
 
 def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:
-    """Replaces what it can and tries the network before and after; the names of what is in use, none in small networks.
+    """Replaces what it can and tries the network before and after. Returns the names of the kernels in use, none in small networks.
 
-    ``window`` is the sliding window, if there is one: rows longer than it are tried where that is cheap. Where the logits
-    differ, or a call crashes, the originals are put back and a warning says so once.
+    ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. Where logits differ or a call crashes,
+    the originals are put back and one warning says so.
     """
     if get_total_parameters(network) < LEAST or native.library() is None:
         return ()
@@ -103,7 +103,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
 
 
 def restore(network: Any) -> None:
-    """Puts the originals back: in the network's layers, and in the model files that define them."""
+    """Puts the originals back in the network's layers and in the model files that define them."""
     _swap(_files(network), _OURS, _ORIGINALS)
     unpatch_layers(network)
 
@@ -114,9 +114,9 @@ def _put(network: Any) -> None:
 
 
 def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[None]]:
-    """Takes the substitutes out of ``networks``, which have them; what is returned puts them back in for the length of a block.
+    """Takes the substitutes out of ``networks``. Returns a context manager that puts them back in for the length of a block.
 
-    For a process that trains in between: a network of its own of the same files needs gradients.
+    For a process that trains in between: its own network of the same model files needs gradients.
     """
     networks = list(networks)
 
@@ -138,17 +138,16 @@ def only_inside(networks: Iterable[Any]) -> Callable[[], AbstractContextManager[
 
 
 def _files(network: Any) -> list[ModuleType]:
-    """The model files of mlx-lm that define the network's layers.
+    """Returns the model files of mlx-lm that define the network's layers.
 
-    Not the one that defines activations, though a layer may stand there: what it compiles is every model's, those too that are
-    loaded later.
+    The file of activations is left out, though it may define a layer: all models share what it compiles, also models loaded later.
     """
     names = {cls.__module__ for _, layer in network.named_modules() for cls in type(layer).__mro__} - {mlx_activations.__name__}
     return [sys.modules[name] for name in sorted(names) if name.startswith(MODELS) and name in sys.modules]
 
 
 def _swap(files: list[ModuleType], old: list[Any], new: list[Any]) -> None:
-    """Puts ``new`` in the place of ``old`` under whatever names the files hold them."""
+    """Replaces ``old`` by ``new`` in the files, under whatever names they hold them."""
     for file in files:
         for name, value in list(vars(file).items()):
             for before, after in zip(old, new, strict=True):
@@ -156,14 +155,14 @@ def _swap(files: list[ModuleType], old: list[Any], new: list[Any]) -> None:
                     setattr(file, name, after)
 
 
-def _disagreement(truth: list[list[NDArray[np.float32] | str]], found: list[list[NDArray[np.float32] | str]]) -> str | None:
-    """What is wrong with ``found``, or None. What crashes without the substitutes proves nothing."""
-    for right, ours in zip([x for part in truth for x in part], [x for part in found for x in part], strict=True):
+def _disagreement(truth: list[list[NDArray[np.float32] | str]], results: list[list[NDArray[np.float32] | str]]) -> str | None:
+    """Says what is wrong with the ``results``, or None. A call that crashes without the substitutes proves nothing."""
+    for right, ours in zip([x for part in truth for x in part], [x for part in results for x in part], strict=True):
         if isinstance(right, str):
             continue
         if isinstance(ours, str):
             return f"the model crashes ({ours})"
-        never = np.isneginf(right)  # as some models have it of ids that stand for nothing
+        never = np.isneginf(right)  # some models give it to ids that stand for nothing
         if not np.array_equal(never, np.isneginf(ours)):
             return "other logits are -inf"
         allowed, gap = TOLERANCE * max(float(right[~never].std()), 1e-3), float(np.abs(right[~never] - ours[~never]).max())
@@ -173,9 +172,10 @@ def _disagreement(truth: list[list[NDArray[np.float32] | str]], found: list[list
 
 
 def _tried(network: Any, vocabulary: int, lengths: tuple[int, int], ways: Sequence[_Way] | None = None) -> list[NDArray[np.float32] | str]:
-    """Logits by each way that a run calls the network, or the message of its crash. Calls without caches are ``shortcuts``' to try.
+    """Returns the logits of each way in which a run calls the network, or the message of its crash.
 
-    A call of few tokens takes as long as it takes to read all weights: what a trial costs is the number of its calls.
+    A call of few tokens takes as long as reading all weights, so the number of calls is the cost of a trial. Calls without caches are
+    tried elsewhere (``scoring_check``).
     """
     rng = np.random.default_rng(2)
     rows = [rng.integers(0, vocabulary, n).astype(np.int32) for n in lengths]
@@ -190,14 +190,14 @@ def _result(way: _Way, network: Network, rows: list[NDArray[np.int32]]) -> NDArr
 
 
 def _alone(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
-    """A long call, one on top of it, and a decode step."""
+    """Runs a long call, another on top of it, and a decode step."""
     caches = fresh(network.model, 1, padded=False)
     parts = [network(mx.array(part)[None], caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]
     return mx.concatenate(parts, axis=1)
 
 
 def _in_a_batch(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
-    """Rows of unlike length, padded on the right, and a decode step."""
+    """Runs rows of different lengths, padded on the right, and a decode step."""
     width, lengths = len(rows[0]) - 1, [len(row) - 1 for row in rows]
     tokens = np.stack([np.pad(row[:-1], (0, width - len(row) + 1)) for row in rows])
     caches = fresh(network.model, len(rows), padded=True)

@@ -1,7 +1,7 @@
-"""KV caches of a batch, on top of mlx-lm's: make, fork, extend, filter, and what they cost.
+"""KV caches of a batch, built on mlx-lm's: makes, forks, joins and filters them, and counts their bytes.
 
-A batch is either *padded* (mlx-lm's batch caches; rows of unlike length, new rows can join) or *exact* (the model's plain
-caches holding B rows of one length; rows can leave or be forked by index, none can join):
+A batch is either *padded* or *exact*. Padded: mlx-lm's batch caches, for rows of different lengths; new rows can join. Exact: the
+model's plain caches with B rows of one length; rows can leave or fork, none can join.
 
     padded   . . a b c d     exact   a b c
              e f g h i j             d e f       columns are cache positions, dots are pads
@@ -23,16 +23,16 @@ from .ragged_kv_cache import STEP, RaggedKVCache
 
 
 class Cache(Protocol):
-    """What the batch caches of mlx-lm have in common, as far as it is used here."""
+    """The methods of mlx-lm's batch caches that are used here."""
 
     state: Any
 
     def prepare(self, *, lengths: list[int], right_padding: list[int]) -> None:
-        """Announces that the next calls' rows hold so many tokens, and pads behind them."""
+        """Starts calls whose rows hold ``lengths`` tokens, followed by pads."""
         ...
 
     def finalize(self) -> None:
-        """Moves the pads of the calls since ``prepare`` to the left."""
+        """Moves the pads written since ``prepare`` to the left."""
         ...
 
     def filter(self, batch_indices: mx.array) -> None:
@@ -48,33 +48,33 @@ Caches = list[Cache]
 
 
 def fresh(model: Any, rows: int, padded: bool) -> Caches:
-    """Empty caches, one a layer, for ``rows`` rows. Raises AttributeError where a layer's cache cannot be padded."""
+    """Makes empty caches for ``rows`` rows, one per layer. Raises AttributeError where a layer's cache cannot be padded."""
     plain = make_prompt_cache(model)
     if not padded:
         return cast(Caches, plain)
-    if _apart(model, plain):
+    if _ragged(model, plain):
         return [RaggedKVCache(rows) for _ in plain]
-    return _stepping([type(layer).merge([layer] * rows) for layer in plain])
+    return _with_small_steps([type(layer).merge([layer] * rows) for layer in plain])
 
 
 def read_only_views(base: Caches | None) -> Caches | None:
-    """What a call takes in place of caches if nothing of it is kept, behind nothing or on top of the one row of ``base``."""
+    """Returns cache arguments for a call whose keys and values are not kept: None, or views of ``base``, a cache of one row."""
     return None if base is None else cast(Caches, [PrefixView(cache) for cache in cast(list[KVCache], base)])
 
 
 def needs_no_caches(model: Any) -> bool:
-    """Whether there can be such calls: where the CPU's kernel serves every layer, of however many tokens."""
-    return native.tiles() and _apart(model, make_prompt_cache(model))
+    """Returns True when such calls are possible: the CPU kernel serves every layer, for any number of tokens."""
+    return native.tiles() and _ragged(model, make_prompt_cache(model))
 
 
-def _apart(model: Any, plain: list[Any]) -> bool:
-    """Whether a batch's rows may lie apart in memory: where the CPU's kernel serves every layer."""
+def _ragged(model: Any, plain: list[Any]) -> bool:
+    """Returns True when a batch can use ragged caches: the CPU kernel serves every layer."""
     layers: Sequence[Any] = getattr(model, "layers", ())
     return len(layers) == len(plain) and all(type(cache) is KVCache for cache in plain) and all(map(serves, layers))
 
 
-def _stepping(caches: Caches) -> Caches:
-    """The caches, growing by fewer tokens than mlx-lm's 256 where most of those would be zeros that are written, joined and copied."""
+def _with_small_steps(caches: Caches) -> Caches:
+    """Returns the caches, set on the CPU to grow in smaller steps than mlx-lm's 256, most of which would be zeros to write and copy."""
     for cache in kept_inside(caches):
         if type(cache) is BatchKVCache and device_name() == "cpu":
             cache.step = STEP
@@ -82,7 +82,7 @@ def _stepping(caches: Caches) -> Caches:
 
 
 def prepare_padding(caches: Caches, lengths: list[int], width: int) -> None:
-    """Says that of the next ``width`` columns each row's tokens are the first ``lengths``; behind them stand pads."""
+    """Tells the caches that in the next ``width`` columns each row has ``lengths`` tokens, followed by pads."""
     if min(lengths) == width:
         return
     for cache in caches:
@@ -90,9 +90,9 @@ def prepare_padding(caches: Caches, lengths: list[int], width: int) -> None:
 
 
 def set_call_lengths(caches: Caches, lengths: list[int], width: int) -> None:
-    """Says the same of a call of ``width`` columns to caches that keep states: ``lengths`` tokens are left, less than none too.
+    """Tells caches of recurrent states where rows end in a call of ``width`` columns. ``lengths``: tokens left, or less than none.
 
-    A state is taken where a row ends, which mlx-lm looks for in a call that ends before (its ``ssm_attn`` reads beyond the call).
+    A state is taken where its row ends. mlx-lm looks for that end in every call, also in one before it (``ssm_attn`` then reads too far).
     """
     for cache in kept_inside(caches):
         if isinstance(cache, ArraysCache) and cache.lengths is not None:
@@ -100,14 +100,14 @@ def set_call_lengths(caches: Caches, lengths: list[int], width: int) -> None:
 
 
 def finish_padding(caches: Caches) -> None:
-    """Ends what was announced: pads move to the left. A cache that no layer fills stays as it is."""
+    """Ends the padded calls: pads move to the left. A cache that no layer fills stays as it is."""
     for cache in kept_inside(caches):
         if isinstance(cache, ArraysCache) or not cache.empty():
             cache.finalize()
 
 
 def kept_inside(caches: Caches) -> Iterator[Any]:
-    """The caches themselves, and in place of lists of caches (mlx-lm's CacheList) what they list."""
+    """Yields the caches, and for lists of caches (mlx-lm's CacheList) those in the list."""
     cache: Any
     for cache in caches:
         if hasattr(cache, "caches"):
@@ -117,7 +117,7 @@ def kept_inside(caches: Caches) -> Iterator[Any]:
 
 
 def joined(parts: list[Caches]) -> Caches:
-    """The rows of padded caches behind each other, in the first ones, which are changed."""
+    """Appends the rows of all padded caches to the first ones, and returns these."""
     for mine, *others in zip(*parts, strict=True):
         for other in others:
             mine.extend(other)
@@ -125,15 +125,15 @@ def joined(parts: list[Caches]) -> Caches:
 
 
 def merged(model: Any, rows: list[Caches]) -> Caches:
-    """New padded caches of the plain caches of one row each, which stay as they are and may be of unlike length."""
+    """Makes padded caches from copies of plain caches of one row each, of any lengths."""
     layers: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
-    if _apart(model, list(rows[0])):
+    if _ragged(model, list(rows[0])):
         return [row_cache(own) for own in layers]
-    return _stepping([type(own[0]).merge(list(own)) for own in layers])
+    return _with_small_steps([type(own[0]).merge(list(own)) for own in layers])
 
 
 def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:
-    """Keeps ``rows`` of the ``of`` rows in place, in that order; an index that stands twice forks its row."""
+    """Keeps ``rows`` of the ``of`` rows, in place and in that order. An index named twice forks its row."""
     if rows == list(range(of)):
         return
     index = mx.array(rows)
@@ -152,7 +152,7 @@ def _select_plain(cache: Any, index: mx.array, of: int) -> None:
 
 
 def _change(cache: Any, change: Callable[[Any], Any]) -> None:
-    """Puts ``change`` of each leaf of a plain cache in its place."""
+    """Replaces each leaf of a plain cache by ``change`` of it."""
     for name, value in vars(cache).items():
         if name == "caches":  # a list of caches (mlx-lm's CacheList)
             for inner in value:
@@ -162,14 +162,14 @@ def _change(cache: Any, change: Callable[[Any], Any]) -> None:
 
 
 def forked(caches: Caches, rows: list[int], of: int, padded: bool) -> Caches:
-    """New caches that hold ``rows`` of ``caches``, which stay as they are."""
+    """Makes new caches with ``rows`` of ``caches``, which stay as they are."""
     twins = copy.deepcopy(caches)  # mlx arrays are changed in place by -= and by slices: sharing them would tie the two
     select(twins, rows, of, padded)
     return twins
 
 
 def widened(caches: Caches, rows: int) -> Caches:
-    """New plain caches of ``rows`` rows, each the one row that ``caches`` hold, which stay as they are."""
+    """Makes plain caches that hold the one row of ``caches`` ``rows`` times."""
 
     def repeat(leaf: Any) -> Any:
         return mx.broadcast_to(leaf, (rows, *leaf.shape[1:])) if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == 1 else leaf
@@ -181,7 +181,7 @@ def widened(caches: Caches, rows: int) -> Caches:
 
 
 def trimmable(caches: Caches, tokens: int) -> bool:
-    """Whether plain caches can take so many tokens more and give them back: where nothing is forgotten for them."""
+    """Returns True when plain caches can take in so many tokens more and give them back, without forgetting any for them."""
     return all(
         type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.offset + tokens < cache.max_size)
         for cache in cast(list[Any], caches)
@@ -189,20 +189,20 @@ def trimmable(caches: Caches, tokens: int) -> bool:
 
 
 def trim(caches: Caches, tokens: int) -> None:
-    """Takes the newest ``tokens`` of each row back out of ``trimmable`` plain caches."""
+    """Drops the newest ``tokens`` of each row from ``trimmable`` plain caches."""
     for cache in cast(list[KVCache | RotatingKVCache], caches):
         cache.trim(tokens)
 
 
 def evaluate_caches(caches: Caches) -> None:
-    """Computes what the caches hold."""
+    """Computes the lazy arrays of the caches."""
     mx.eval([leaf for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)])
 
 
 def growth(caches: Caches) -> tuple[float, float]:
-    """(bytes a cached token, bytes besides) that a row takes in ``caches``, which hold one row.
+    """Returns (bytes per cached token, other bytes) of a row, from ``caches`` that hold one row.
 
-    A window that slides is counted as if it grew: an upper bound.
+    A sliding window counts as if it grew: an upper bound.
     """
     by_token = by_row = 0.0
     cache: Any

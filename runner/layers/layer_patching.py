@@ -1,30 +1,30 @@
-"""Gives a network's layers the classes of ours, which compute with the CPU's kernels, and takes them off again."""
+"""Gives a network's layers our classes, which compute with the CPU kernels, and takes them off again."""
 
 from mlx import nn
 
 from .call_context import drop_context, share_context
-from .cpu_blocks import BLOCKS, MADE
+from .cpu_blocks import BLOCKS, BUILT
 from .cpu_layers import LAYERS
 
 CLASSES = LAYERS | BLOCKS
 
 
 def patch_layers(network: nn.Module) -> None:
-    """Gives a network's layers the classes of ours, to compute and not to train with until it is told to ``train``."""
+    """Gives a network's layers our classes, in inference mode until someone calls ``train``."""
     for layer in _change(network, CLASSES):
         layer.eval()
     share_context(network, _ours(network))
 
 
 def unpatch_layers(network: nn.Module) -> None:
-    """Gives them their own again, and lets go of what the kernels hold of their weights."""
+    """Gives the layers their own classes again, and frees what the kernels hold of their weights."""
     drop_context(network, _ours(network))
     for layer in _change(network, {ours: original for original, ours in CLASSES.items()}):
-        layer.__dict__.pop(MADE, None)
+        layer.__dict__.pop(BUILT, None)
 
 
 def is_patched(network: nn.Module) -> bool:
-    """Whether a layer has a class of ours."""
+    """Returns True when a layer has a class of ours."""
     return bool(_ours(network))
 
 

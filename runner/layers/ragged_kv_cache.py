@@ -1,15 +1,15 @@
-"""A KV cache whose rows lie apart in memory: one leaves, joins, grows or is forked without the others being copied or padded.
+"""A KV cache whose rows have separate memory: one row leaves, joins, grows or forks, and no other is copied or padded.
 
     slabs   a b c d .        each row's keys and values, of its own length
             e f .
-            g h i j k l .    . is room for what comes
+            g h i j k l .    . is room for the next tokens
 
-Rows that were forked begin with one copy of what they have in common, their *front*, and go on apart:
+Forked rows share one copy of their common beginning, the *front*, and have slabs of their own after it:
 
     front   a b c d ─┬─ e f .        nobody writes to a front
                      └─ g .
 
-It is made for the CPU's kernel, which is told where each row stands. What calls it as mlx-lm's own caches are called gets copies.
+It is made for the CPU kernel, which gets the address of each row. mlx-lm's own attention gets copies.
 """
 
 from collections import Counter
@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from ...kernels.decoder_block import Fronts, Rooms
 
-STEP = 64  # tokens by which a row's room grows
+STEP = 64  # tokens: a row's room grows in such steps
 
 
 @dataclass(slots=True)
 class Slab:
-    """A row's keys and values, float32 [2, K, room, D]; who writes to one that is shared copies it before."""
+    """A row's keys and values, float32 [2, K, room, D]. A ``shared`` slab is copied before a write."""
 
     array: NDArray[np.float32]
     shared: bool = False
@@ -36,25 +36,25 @@ class Slab:
 
 @dataclass(slots=True, frozen=True)
 class Front:
-    """The first ``length`` positions of a slab that nobody writes to any more."""
+    """The first ``length`` positions of a slab that is never written to again."""
 
     slab: Slab
     length: int
 
 
 class RaggedKVCache:
-    """Keys and values of a batch for one layer. ``lengths`` [B] are the positions that each row holds."""
+    """Keys and values of a batch in one layer. ``lengths`` [B]: positions that each row holds."""
 
     def __init__(self, rows: int):
         self.slabs: list[Slab | None] = [None] * rows
         self.fronts: list[Front | None] = [None] * rows
         self.lengths = np.zeros(rows, np.int64)
-        self._coming: NDArray[np.int64] | None = None  # tokens of each row in the calls until ``finalize``, where pads stand behind them
+        self._coming: NDArray[np.int64] | None = None  # each row's tokens until ``finalize``, if pads follow them
         self._rooms: Rooms | None = None
 
     @classmethod
     def of(cls, rows: Sequence[tuple[NDArray[np.float32], NDArray[np.float32]]]) -> "RaggedKVCache":
-        """A cache of rows that hold these keys and values, [K, length, D] each, which are copied."""
+        """Makes a cache of rows from copies of their keys and values, [K, length, D] each."""
         made = cls(len(rows))
         made.lengths = np.array([keys.shape[1] for keys, _ in rows], np.int64)
         for row, (keys, values) in enumerate(rows):
@@ -64,7 +64,7 @@ class RaggedKVCache:
         return made
 
     def rooms(self, t: int, heads: int, width: int) -> Rooms:
-        """Where the rows stand, each its own and with room for t positions more of ``heads`` x ``width``."""
+        """Returns the rows' addresses. Each row has a slab of its own, with room for t positions more of ``heads`` x ``width``."""
         if self._rooms is None or (self._rooms.used + t > self._rooms.sizes).any():
             ahead = np.array([0 if front is None else front.length for front in self.fronts], np.int64)
             own = self.lengths - ahead
@@ -76,11 +76,11 @@ class RaggedKVCache:
         return self._rooms
 
     def real(self, t: int) -> NDArray[np.int64] | None:
-        """How many of a call's t columns are tokens of each row, None where all are."""
+        """Returns how many of a call's t columns are tokens of each row; None if all are."""
         return None if self._coming is None else np.minimum(self._coming, t)
 
     def advance(self, t: int) -> None:
-        """Takes in that the tokens of t columns have been written. Pads are not kept."""
+        """Counts the tokens of t columns as written. Pads are not kept."""
         real = self.real(t)
         self.lengths += t if real is None else real
         if self._rooms is not None:
@@ -89,15 +89,15 @@ class RaggedKVCache:
             self._coming -= real
 
     def prepare(self, *, lengths: list[int], right_padding: list[int]) -> None:
-        """As ``Cache``'s."""
+        """Starts calls with pads, as ``Cache`` says."""
         self._coming = np.array(lengths, np.int64)
 
     def finalize(self) -> None:
-        """As ``Cache``'s."""
+        """Ends calls with pads, as ``Cache`` says."""
         self._coming = None
 
     def filter(self, batch_indices: mx.array) -> None:
-        """As ``Cache``'s; what a row that stands twice holds becomes the front of each."""
+        """Keeps the rows named, in that order. A row named twice becomes the front of both copies."""
         kept: list[int] = np.array(batch_indices).tolist()
         for row, count in Counter(kept).items():
             if count > 1:
@@ -106,25 +106,25 @@ class RaggedKVCache:
         self.lengths, self._rooms = self.lengths[kept], None
 
     def extend(self, other: "RaggedKVCache") -> None:
-        """As ``Cache``'s."""
+        """Appends the rows of another cache."""
         self.slabs, self.fronts = [*self.slabs, *other.slabs], [*self.fronts, *other.fronts]
         self.lengths, self._rooms = np.concatenate([self.lengths, other.lengths]), None
 
     def _freeze(self, row: int) -> None:
-        """Makes a front of all that a row holds; one copy where a part of it is one already."""
+        """Turns all that a row holds into a front. A row that has a front already is copied once."""
         slab, front, length = self.slabs[row], self.fronts[row], int(self.lengths[row])
         if slab is None or (front is not None and front.length == length):
             self.slabs[row] = None
             return
         if front is not None:
-            whole = _slab(slab.array.shape[1], length, slab.array.shape[3])
-            self._copy(row, whole.array)
-            slab = whole
+            joined = _slab(slab.array.shape[1], length, slab.array.shape[3])
+            self._copy(row, joined.array)
+            slab = joined
         slab.shared = True
         self.slabs[row], self.fronts[row] = None, Front(slab, length)
 
     def _copy(self, row: int, to: NDArray[np.float32]) -> None:
-        """What a row holds, to [2, K, at least as much, D]."""
+        """Copies what a row holds into ``to`` [2, K, at least its length, D]."""
         slab, front, length = self.slabs[row], self.fronts[row], int(self.lengths[row])
         ahead = 0
         if front is not None:
@@ -134,22 +134,22 @@ class RaggedKVCache:
             to[:, :, ahead:length] = slab.array[:, :, : length - ahead]
 
     def empty(self) -> bool:
-        """Whether no row holds anything."""
+        """Returns True when no row holds anything."""
         return not self.lengths.any()
 
     @property
     def state(self) -> tuple[()]:
-        """Nothing is under way that had to be computed."""
+        """Returns nothing: no array of the cache is lazy."""
         return ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, what several share counted each time."""
+        """Counts the bytes of all rows; shared ones count for each row."""
         every = [*self.slabs, *(front.slab for front in self.fronts if front is not None)]
         return sum(slab.array.nbytes for slab in every if slab is not None)
 
     def __deepcopy__(self, memo: Any) -> "RaggedKVCache":
-        """Shares the rows until one of the two writes to them."""
+        """Copies the cache. Both share the rows until one of them writes."""
         twin = RaggedKVCache(0)
         for slab in self.slabs:
             if slab is not None:
@@ -159,37 +159,37 @@ class RaggedKVCache:
         self._rooms = None
         return twin
 
-    # ----------------------------------------------------------------------------- as mlx-lm's attention calls a cache
+    # ----------------------------------------------------------------------------------- for mlx-lm's own attention
 
     @property
     def offset(self) -> mx.array:
-        """The next position of each row [B]."""
+        """Returns the next position of each row [B]."""
         return mx.array(self.lengths.astype(np.int32))
 
     def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """Which of the columns of ``update_and_fetch`` n positions more may see: bool [B, 1, n, L]."""
+        """Returns which columns of ``update_and_fetch`` the next n positions see: bool [B, 1, n, L]."""
         at = self.offset[:, None, None, None] + mx.arange(n)[None, None, :, None]
         columns = mx.arange(int(self.lengths.max(initial=0)) + n)
         seen = columns <= at
         return seen if window_size is None else seen & (columns > at - window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Takes in [B, K, T, D]; copies of all that the rows hold, [B, K, L, D], zeros behind what they hold."""
+        """Adds keys and values [B, K, T, D]; returns copies of all that the rows hold, [B, K, L, D], with zeros after shorter rows."""
         _, heads, t, width = keys.shape
         self.rooms(t, heads, width)
-        found = np.zeros((2, len(self.slabs), heads, int(self.lengths.max(initial=0)) + t, width), np.float32)
+        whole = np.zeros((2, len(self.slabs), heads, int(self.lengths.max(initial=0)) + t, width), np.float32)
         for row, (slab, front, length) in enumerate(zip(self.slabs, self.fronts, self.lengths.tolist(), strict=True)):
             assert slab is not None, "a row without room"
             own = length - (0 if front is None else front.length)
             slab.array[0, :, own : own + t], slab.array[1, :, own : own + t] = np.array(keys[row]), np.array(values[row])
-            self._copy(row, found[:, row])
-            found[:, row, :, length : length + t] = slab.array[:, :, own : own + t]
+            self._copy(row, whole[:, row])
+            whole[:, row, :, length : length + t] = slab.array[:, :, own : own + t]
         self.advance(t)
-        return mx.array(found[0]), mx.array(found[1])
+        return mx.array(whole[0]), mx.array(whole[1])
 
 
 def _places(slabs: Sequence[Slab | None]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Addresses of keys and of values, and the positions that there is room for: 0 where there is no slab."""
+    """Returns addresses of keys, of values, and the positions that fit: all 0 where there is no slab."""
     keys = np.array([0 if slab is None else slab.array.__array_interface__["data"][0] for slab in slabs], np.int64)
     half = np.array([0 if slab is None else slab.array.nbytes // 2 for slab in slabs], np.int64)
     return keys, keys + half, np.array([0 if slab is None else slab.array.shape[2] for slab in slabs], np.int64)
@@ -200,7 +200,7 @@ def _slab(heads: int, room: int, width: int) -> Slab:
 
 
 def _roomy(slab: Slab | None, length: int, t: int, heads: int, width: int) -> Slab:
-    """The slab, or a copy that is nobody else's and has room for t more."""
+    """Returns the slab if it is not shared and has room for t more, else a copy that has."""
     if slab is not None and not slab.shared and length + t <= slab.array.shape[2]:
         return slab
     larger = _slab(heads, length + t, width)

@@ -102,8 +102,8 @@ def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.Monke
     truth = tiny.scored(setup(name), texts)
     network = kernel_models.put(name)
     seen: list[int] = []
-    right = cpu_blocks._passing  # pyright: ignore[reportPrivateUsage]
-    monkeypatch.setattr(cpu_blocks, "_passing", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
+    right = cpu_blocks._run_unkept  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(cpu_blocks, "_run_unkept", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
     monkeypatch.setattr("mlx_bulk.runner.engine.batch_caches.widened", lambda *_: pytest.fail("a copy"))
     assert_close(tiny.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
     assert set(seen) == {40}
@@ -113,7 +113,7 @@ def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch)
     texts = documents([text for text in TEXTS if len(text) >= 20])
     truth = tiny.scored(setup("llama"), texts)
     network = kernel_models.put("llama")
-    monkeypatch.setattr(cpu_blocks, "_passing", lambda *_: pytest.fail("no cache"))
+    monkeypatch.setattr(cpu_blocks, "_run_unkept", lambda *_: pytest.fail("no cache"))
     assert_close(tiny.scored(setup("llama", tokens=16, head=Head(network)), texts), truth)
 
 

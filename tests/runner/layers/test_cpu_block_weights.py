@@ -148,7 +148,7 @@ def test_a_projection_of_another_class_is_its_own(both: Both):
 def test_nothing_of_the_weights_is_held_once_the_classes_are_taken_off(both: Both):
     both.call(ids(1, 3), both.caches(1, padded=False))
     fast = both.networks[1]
-    assert all(cpu_blocks.MADE in vars(layer) for layer in fast.model.layers)
+    assert all(cpu_blocks.BUILT in vars(layer) for layer in fast.model.layers)
     unpatch_layers(fast)
-    assert not any(cpu_blocks.MADE in vars(layer) for layer in fast.model.layers)
+    assert not any(cpu_blocks.BUILT in vars(layer) for layer in fast.model.layers)
     both.call(ids(1, 3), both.caches(1, padded=False), fast=False)
