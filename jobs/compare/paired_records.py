@@ -1,10 +1,10 @@
-"""The same documents in two runs: which records belong together, and how their figures differ.
+"""Compares two runs document by document: joins their records and says how the figures differ. Differences are B − A.
 
-Knows the records' columns, and no run beyond them; a comparison of whole runs is ``compare.py``'s. Differences are B − A.
+Knows the records' columns, but nothing else of a run; compare.py compares whole runs.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...runner.core.arrays import Bools, Doubles, Ints
+from ...runner.core.arrays import Doubles, Ints
 from ...runner.store.results import read_results
-from ..statistics.standard_errors import clustered_error, through_exp
+from ..statistics.standard_errors import clustered_error
 from .paired_rewards import error_by_document, reward_figures
+from .paired_texts import TextSums, TokenPair, shared_tokens, text_figures
 
 Figures = dict[str, float | int | str | None]
 
@@ -28,11 +29,11 @@ COMPLETIONS = ("completion_ids", "cumulative_logprob")
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What comparing documents one by one gives.
+    """The result of comparing documents one by one.
 
-    joined_by: "key" or "row"; matched: records in both runs, only_a and only_b: in one alone. figures: each with its
-    standard error behind ``_stderr``. most: of the documents that count, those that differ most, the most different first, by
-    ``measure``. values: of A and B [M], what is measured of each matched record; NaN where it does not count.
+    joined_by: "key" or "row"; matched: records in both runs; only_a, only_b: records in one alone. figures: by name, the
+    standard error under the name with ``_stderr``. most: the documents that differ most by ``measure``, the most different first.
+    values: of A and B [M], the measure of each matched record; NaN where it does not count.
     """
 
     joined_by: str
@@ -60,8 +61,8 @@ class _Both:
 def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
     """Compares the committed records of two runs of a ``kind``: "generate", "rollout", "choices", or another kind of scoring.
 
-    Joined by the user's keys, or by position; completions by their sample too, and rollouts by their round. ``top``: how many of the
-    most different documents to name. Raises RunDirError where a part is missing or lacks a column.
+    Joins records by the user's keys or by position; completions also by sample, and rollouts also by round. ``top``: how many
+    of the most different documents to name. Raises RunDirError where a part is missing or lacks a column.
     """
     columns = {"generate": COMPLETIONS, "rollout": COMPLETIONS, "choices": CHOICES}.get(kind, TEXT)
     if kind == "rollout" and all(_has_rewards(run) for run in (a, b)):
@@ -87,13 +88,13 @@ def _records(run: Path, columns: list[str]) -> pa.Table:
 
 
 def _has_rewards(run: Path) -> bool:
-    """Whether the records of a rollout have rewards; those of one without reward functions have no such column."""
+    """Returns whether the records have rewards. A rollout without reward functions has no such column."""
     first = next(read_results(run), None)
     return first is not None and "reward" in first.schema.names
 
 
 def _matches(a: pa.Table, b: pa.Table, by: list[str]) -> tuple[Ints, Ints]:
-    """Indices [M] into ``a``, ascending, and into ``b``, of the records that are alike in the columns ``by``."""
+    """Returns indices [M] into ``a``, ascending, and into ``b``, of the records that are equal in the columns ``by``."""
     place = {identity: index for index, identity in enumerate(_identities(b, by))}
     pairs = [(index, place[identity]) for index, identity in enumerate(_identities(a, by)) if identity in place]
     return np.array([i for i, _ in pairs], np.int64), np.array([j for _, j in pairs], np.int64)
@@ -107,98 +108,25 @@ def _identities(table: pa.Table, by: list[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def _texts(both: _Both, tokens: Callable[[], _Both]) -> tuple[Figures, str, list[Doubles]]:
-    """The difference of the mean NLL, its error clustered by document, and the ratio of perplexities that follows.
+    """Compares the NLL of documents. ``tokens`` reads the ids and logprobs of the same records, which takes more time.
 
-    The mean is over tokens where both runs scored as many in each document. Else ``tokens``, the ids and logprobs of the
-    same records, say which documents have the same tokens: where most have, the mean is over the tokens that both runs
-    scored, else (two tokenizers) over the bytes that they scored.
+    They are needed only where the runs scored unlike numbers of tokens.
     """
-    sides = [_Sums(*both_of) for both_of in zip(*(both.numbers(name) for name in TEXT), strict=True)]
-    some = (sides[0].tokens > 0) & (sides[1].tokens > 0)
-    shared = None if np.array_equal(sides[0].tokens, sides[1].tokens) else _shared(tokens())
-    if shared is not None and 2 * int((shared.same & some).sum()) <= int(some.sum()):
-        counts, same, sums = sides[0].bytes, sides[0].bytes == sides[1].bytes, [side.sums for side in sides]
-        unit = "byte"
-    elif shared is not None:
-        counts, same, sums = shared.counts, shared.same, shared.sums
-        unit = "token"
-    else:
-        counts, same, sums = sides[0].tokens, np.ones(len(some), np.bool_), [side.sums for side in sides]
-        unit = "token"
-    chance = np.isfinite(sums[0]) & np.isfinite(sums[1])
-    some &= ~same | (counts > 0)
-    fit = some & same & chance
-    figures: Figures = {
-        "documents": int(fit.sum()),
-        "left_out": int((~fit).sum()),
-        "left_out_nothing_scored": int((~some).sum()),
-        f"left_out_unlike_{unit}s": int((some & ~same).sum()),
-        "left_out_without_a_chance": int((some & same & ~chance).sum()),
-        "unit": unit,
-    }
-    if shared is not None:
-        figures["unlike_tokens"] = int((some & ~shared.same).sum())
-    if unit == "token" and shared is not None:
-        figures |= {f"tokens_only_{name}": int((side.tokens - counts)[fit].sum()) for name, side in zip("ab", sides, strict=True)}
-    with np.errstate(invalid="ignore", divide="ignore"):
-        means = [np.where(fit, -each / counts, math.nan) for each in sums]
-    return figures | _difference(sums, counts, fit, unit), f"NLL (nats per {unit})", means
+    a, b = (TextSums(*columns) for columns in zip(*(both.numbers(name) for name in TEXT), strict=True))
+    shared = None if np.array_equal(a.tokens, b.tokens) else shared_tokens(_token_pairs(tokens()))
+    figures, unit, means = text_figures(a, b, shared)
+    return figures, f"NLL (nats per {unit})", list(means)
 
 
-def _difference(sums: Sequence[Doubles], counts: Doubles, fit: Bools, unit: str) -> Figures:
-    """The figures of the documents that ``fit``: sums of logprobs of both runs over ``counts`` tokens or bytes each."""
-    gaps, sizes = (sums[0] - sums[1])[fit], counts[fit].astype(np.int64)
-    total = int(sizes.sum())
-    difference, error = math.fsum(gaps) / total if total else None, clustered_error(gaps, sizes)
-    figures: Figures = {"nll_difference": difference, "nll_difference_stderr": error}
-    if unit == "token":
-        ratio = None if difference is None else math.exp(min(difference, 700.0))
-        figures |= {"perplexity_ratio": ratio, "perplexity_ratio_stderr": through_exp(ratio, error)}
-    return figures
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """Of each document in one run [M]: the sum of its logprobs (NaN: none), and how many tokens and bytes were scored."""
-
-    sums: Doubles
-    tokens: Doubles
-    bytes: Doubles
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """Of each document [M]: whether its tokens are the same in both runs, how many both scored, and their sums in A and B."""
-
-    same: Bools
-    counts: Doubles
-    sums: list[Doubles]
-
-
-def _shared(both: _Both) -> _Shared:
-    """What both runs scored of the same tokens.
-
-    A, behind a BOS    <s>  The  king  is       logprobs  –  -7  -5  -1
-    B, without              The  king  is                 –  -4  -1      both scored: king, is
-    """
-    columns = (side.column(name) for name in TOKENS for side in (both.a, both.b))
-    lines = [_of_both(*(item.values.to_numpy(zero_copy_only=False) for item in items)) for items in zip(*columns, strict=True)]
-    values = np.array(lines, np.float64).reshape(-1, 4)
-    return _Shared(values[:, 0] == 1, values[:, 1], [values[:, 2], values[:, 3]])
-
-
-def _of_both(ids_a: Ints, ids_b: Ints, logprobs_a: Doubles, logprobs_b: Doubles) -> tuple[bool, int, float, float]:
-    """Of one document: whether the tokens are the same but for one in front, how many both scored, and the sums of those."""
-    n = min(len(ids_a), len(ids_b))
-    if abs(len(ids_a) - len(ids_b)) > 1 or not np.array_equal(ids_a[len(ids_a) - n :], ids_b[len(ids_b) - n :]):
-        return False, 0, math.nan, math.nan
-    a, b = (np.asarray(each, np.float64)[len(each) - n :] for each in (logprobs_a, logprobs_b))
-    there = ~np.isnan(a) & ~np.isnan(b)
-    return True, int(there.sum()), math.fsum(a[there]), math.fsum(b[there])
+def _token_pairs(both: _Both) -> Iterator[TokenPair]:
+    columns = (run.column(name) for name in TOKENS for run in (both.a, both.b))
+    for document in zip(*columns, strict=True):
+        ids_a, ids_b, logprobs_a, logprobs_b = (cell.values.to_numpy(zero_copy_only=False) for cell in document)
+        yield ids_a, ids_b, logprobs_a, logprobs_b
 
 
 def _choices(both: _Both) -> tuple[Figures, str, list[Doubles]]:
-    """The difference of accuracies with its paired error, and McNemar's table: who is right where the other is not."""
+    """Returns the difference of accuracies with its paired error, and McNemar's table: who is right where the other is not."""
     right_a, right_b = both.numbers("correct")
     labelled = ~np.isnan(right_a) & ~np.isnan(right_b)
     a, b = right_a[labelled], right_b[labelled]
@@ -221,25 +149,24 @@ def _choices(both: _Both) -> tuple[Figures, str, list[Doubles]]:
 
 
 def _completions(both: _Both) -> tuple[Figures, str, list[Doubles]]:
-    """How many completions are the same, where the others part, and the mean differences of their logprobs and rewards.
+    """Counts equal completions, finds where the others first differ, and compares logprobs and rewards.
 
-    Errors are clustered by row: the samples of one prompt are alike.
+    Errors are clustered by row, since the samples of one prompt are alike.
     """
     a, b = both.numbers("cumulative_logprob")
-    parts = np.array(
-        [_first_difference(x.values, y.values) for x, y in zip(both.a["completion_ids"], both.b["completion_ids"], strict=True)]
-    )
-    apart = parts[parts >= 0]
+    completions = zip(both.a["completion_ids"], both.b["completion_ids"], strict=True)
+    positions = np.array([_first_difference(x.values, y.values) for x, y in completions])
+    differing = positions[positions >= 0]
     gaps = b - a
-    fit = np.isfinite(gaps)
-    n = int(fit.sum())
+    finite = np.isfinite(gaps)
+    n = int(finite.sum())
     rows = both.a.column("row").to_numpy()
     figures: Figures = {
-        "completions": len(parts),
-        "same": len(parts) - len(apart),
-        **{name: int(np.percentile(apart, p, method="lower")) if len(apart) else None for name, p in FIRST_DIFFERENCE.items()},
-        "logprob_difference": math.fsum(gaps[fit]) / n if n else None,
-        "logprob_difference_stderr": error_by_document(gaps[fit], rows[fit]),
+        "completions": len(positions),
+        "same": len(positions) - len(differing),
+        **{name: int(np.percentile(differing, p, method="lower")) if len(differing) else None for name, p in FIRST_DIFFERENCE.items()},
+        "logprob_difference": math.fsum(gaps[finite]) / n if n else None,
+        "logprob_difference_stderr": error_by_document(gaps[finite], rows[finite]),
     }
     if "reward" in both.a.column_names:
         figures |= reward_figures(*both.numbers("reward"), rows)
@@ -250,7 +177,7 @@ FIRST_DIFFERENCE = {f"first_difference_{name}": p for name, p in (("min", 0), ("
 
 
 def _first_difference(a: pa.Array, b: pa.Array) -> int:
-    """The position of the first token in which two completions differ, or where one of them ends; -1 where they are the same."""
+    """Returns the position of the first token that differs, or where the shorter completion ends; -1 where both are the same."""
     x, y = a.to_numpy(), b.to_numpy()
     n = min(len(x), len(y))
     unlike = np.flatnonzero(x[:n] != y[:n])
@@ -270,12 +197,12 @@ def _of_label(table: pa.Table) -> Doubles:
 
 
 def _most_different(a: Doubles, b: Doubles, top: int) -> list[int]:
-    """The ``top`` indices of the greatest |b − a|, that is not 0; of those alike the first comes first."""
+    """Returns the indices of the ``top`` largest |b − a|, leaving out 0. Among equals the first comes first."""
     with np.errstate(invalid="ignore"):
-        apart = np.abs(b - a)
-    apart[np.isnan(apart)] = 0.0
-    order = np.argsort(-apart, kind="stable")[:top]
-    return [int(i) for i in order if apart[i] > 0]
+        distances = np.abs(b - a)
+    distances[np.isnan(distances)] = 0.0
+    order = np.argsort(-distances, kind="stable")[:top]
+    return [int(i) for i in order if distances[i] > 0]
 
 
 def _document(both: _Both, identity: list[str], values: list[Doubles], index: int) -> dict[str, Any]:

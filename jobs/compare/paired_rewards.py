@@ -1,6 +1,6 @@
-"""The rewards of the same samples in two rollouts: the mean of each, and their difference with its error.
+"""Compares the rewards of the same samples in two rollouts: both means, and their difference with its error.
 
-Knows arrays of rewards and which document each is of; no runs and no files. Differences are B − A.
+Knows arrays of rewards and each one's document; no runs and no files. Differences are B − A.
 """
 
 import math
@@ -12,7 +12,10 @@ from ..statistics.standard_errors import clustered_error
 
 
 def error_by_document(gaps: Doubles, rows: Ints) -> float | None:
-    """Standard error of the mean of ``gaps`` [M], clustered by the document ``rows`` [M] of each; None for fewer than two documents."""
+    """Returns the standard error of the mean of ``gaps`` [M], clustered by the document ``rows`` [M] of each.
+
+    None for fewer than two documents.
+    """
     names, document = np.unique(rows, return_inverse=True)
     sums, sizes = np.zeros(len(names)), np.zeros(len(names), np.int64)
     np.add.at(sums, document, gaps)
@@ -21,18 +24,18 @@ def error_by_document(gaps: Doubles, rows: Ints) -> float | None:
 
 
 def reward_figures(a: Doubles, b: Doubles, rows: Ints) -> dict[str, float | int | str | None]:
-    """The mean rewards over the samples [M] that have one in both runs (NaN: none), and the paired difference.
+    """Returns the mean rewards over the samples [M] that have one in both runs (NaN: none), and the paired difference.
 
-    rows: [M], the document of each sample; the error is clustered by it, as samples of one prompt are alike.
+    rows: [M], the document of each sample. The error is clustered by it, since samples of one prompt are alike.
     """
-    fit = ~np.isnan(a) & ~np.isnan(b)
-    n = int(fit.sum())
-    gaps = (b - a)[fit]
+    rated = ~np.isnan(a) & ~np.isnan(b)
+    n = int(rated.sum())
+    gaps = (b - a)[rated]
     return {
         "rewarded": n,
-        "unrewarded": len(fit) - n,
-        "reward_a": math.fsum(a[fit]) / n if n else None,
-        "reward_b": math.fsum(b[fit]) / n if n else None,
+        "unrewarded": len(rated) - n,
+        "reward_a": math.fsum(a[rated]) / n if n else None,
+        "reward_b": math.fsum(b[rated]) / n if n else None,
         "reward_difference": math.fsum(gaps) / n if n else None,
-        "reward_difference_stderr": error_by_document(gaps, rows[fit]),
+        "reward_difference_stderr": error_by_document(gaps, rows[rated]),
     }
