@@ -1,4 +1,4 @@
-"""A threads in a run that goes on: what is recorded is not asked again, and what fails now does not take it away."""
+"""I/O threads in a run that continues: what is recorded is not asked for again, and a row that fails now keeps its records."""
 
 from collections.abc import Collection
 
