@@ -1,10 +1,10 @@
-"""What can go wrong with data, models and run directories, as errors that say how to mend it."""
+"""Errors of data, models and run directories. Their messages say how to mend them."""
 
 from ...configs.errors import BulkError
 
 
 class DataError(BulkError):
-    """The input stops the whole job: a missing file, a column no row has, duplicate keys."""
+    """The input stops the whole job: a file is missing, no row has a column, keys are not unique."""
 
 
 class ModelError(BulkError):
@@ -16,21 +16,21 @@ class RunDirError(BulkError):
 
 
 class DriftError(RunDirError):
-    """The run directory belongs to another config, model, tokenizer or input; the message is the difference."""
+    """The run directory belongs to another config, model, tokenizer or input. The message names the differences."""
 
     exit_code = 4
 
 
 class OutOfRoom(BulkError):
-    """Out of disk or device memory; what was finished is safe and the same command continues."""
+    """Disk or device memory is full. Finished rows are safe, and the same command continues the run."""
 
     exit_code = 6
 
 
 class RowError(Exception):
-    """One row cannot be done; it is quarantined and the job goes on.
+    """One row cannot be done. It is quarantined, and the job goes on.
 
-    ``stage`` is where it failed: read, template, tokenize, too_long, sampling, generate.
+    ``stage`` says where it failed: read, template, tokenize, too_long, sampling, generate.
     """
 
     def __init__(self, stage: str, message: str):
@@ -44,4 +44,4 @@ def first_line(error: BaseException, most: int | None = 200) -> str:
     return line if most is None or len(line) <= most else f"{line[: most - 1]}…"
 
 
-DROP = "drop"  # the stage of what is left out on purpose: it is no error, though it stands in errors/
+DROP = "drop"  # the stage of groups left out on purpose: these are no errors, though errors/ holds them

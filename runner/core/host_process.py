@@ -1,6 +1,6 @@
-"""What a run hears from the process that it is in, and tells it: when to end, what to save first, which rows the model has.
+"""Connects a run with its process: when to end, what to save first, which rows the model has.
 
-Holds no signal handler and no socket: those are the command line's. What is here serves a caller who has neither.
+The defaults serve a caller without a supervisor. Signal handlers and sockets belong to the command line.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,11 +11,11 @@ from pathlib import Path
 
 @dataclass(slots=True, frozen=True)
 class Orders:
-    """What is known of a run from processes that died in it.
+    """Instructions for a run after processes have died in it.
 
-    begun: its start options (``--overwrite``, ``--retry-errors``) have had their effect. apart: groups of rows one of which may
-    have ended the last process; each group is run before all else, with no other row in the model. fatal: rows that are not
-    run any more, and why. halved: how many times batches are to be halved, as full ones have ended processes that no row did.
+    begun: its start options (``--overwrite``, ``--retry-errors``) have had their effect. apart: groups of rows that may have
+    ended the last process; each group runs before all other rows, alone in the model. fatal: rows that are not run any more,
+    with the reason. halved: how many times batches are halved, because full ones have ended processes and no single row did.
     """
 
     begun: bool = False
@@ -25,28 +25,28 @@ class Orders:
 
     @property
     def first(self) -> list[tuple[int, ...]]:
-        """The groups in which rows are done before all others: what is to be quarantined, then what is run apart."""
+        """Groups of rows that are done before all others: first those to be quarantined, then those that run alone."""
         return [group for group in (tuple(self.fatal), *self.apart) if group]
 
 
 class Supervisor:
-    """Whoever starts the process again when it dies, and finds the row that made it. This one is nobody."""
+    """Starts the process again when it dies, and finds the row that ended it. This base class stands for no supervisor."""
 
     def orders(self, run: Path) -> Orders:
-        """What is known of the run in the folder ``run``."""
+        """Returns the instructions for the run in the folder ``run``."""
         return Orders()
 
     def reading_stdin(self, run: Path) -> None:
-        """Says that the run in the folder ``run`` is about to read its rows from stdin: who comes after it will not find them there."""
+        """Notes that the run in the folder ``run`` reads its rows from stdin. A process started later will not find them there."""
 
     def begin(self, run: Path, frozen: bool, positions: int) -> None:
-        """Says that the run's start options have had their effect, and that the rows told from now on are its.
+        """Notes that the run's start options have had their effect, and that rows named from now on are its own.
 
-        ``frozen``: its batches can't be taken apart (deterministic mode). ``positions``: those of one round.
+        frozen: its batches cannot be divided (deterministic mode). positions: row positions of one round.
         """
 
     def flight(self, rows: Iterable[int]) -> None:
-        """Says which rows the model has from now on."""
+        """Notes which rows the model has from now on."""
 
 
 def _unsaved(save: Callable[[], bool]) -> AbstractContextManager[None]:
@@ -57,9 +57,9 @@ def _unsaved(save: Callable[[], bool]) -> AbstractContextManager[None]:
 class HostProcess:
     """The process around a run.
 
-    stopped: asked between steps whether the run is to end early. saving: takes what saves all that is finished and says whether
-    it could, and calls it, from another thread, if the process has to end within the block. By default nobody stops and nobody
-    watches.
+    stopped: called between steps; returns True when the run is to end early. saving: a context manager around the run. Its
+    argument saves all that is finished and returns True on success; another thread calls it if the process has to end inside the
+    block. By default nothing stops the run.
     """
 
     stopped: Callable[[], bool] = lambda: False

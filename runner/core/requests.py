@@ -1,7 +1,7 @@
-"""What travels through a run: rows come in, requests go to the engine, outcomes come back.
+"""Rows come in, requests go to the engine, outcomes come back: the values that travel through a run.
 
-Plain slots dataclasses without behaviour beyond derived values. What a request asks and what an outcome holds are
-tagged variants (``Generate`` / ``Generated``; scoring adds its own), so the engine never looks at a job's kind.
+Plain dataclasses with slots, without behaviour beyond derived values. Generation and scoring each have a request and an outcome
+(``Request``, ``Generated``; ``ScoreRequest``, ``Scored``), so the engine never looks at a job's kind.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,10 +15,10 @@ from .policy import Policy
 
 @dataclass(slots=True, frozen=True)
 class Row:
-    """One input row: its position, the user's key for it, its columns, and where it stands.
+    """One input row: its position, the user's key for it, and its columns.
 
-    ``position`` is among the rows of all rounds (see ``Layout``): in the first its place among the input's. ``place`` is for
-    messages: the file, and the line where there are lines.
+    position: among the rows of all rounds (see ``Layout``); in the first round its number in the input. place: where it was read,
+    for messages: the file, and the line where there are lines.
     """
 
     position: int
@@ -30,9 +30,9 @@ class Row:
 
 @dataclass(slots=True, frozen=True)
 class BadRow:
-    """An input row that could not be read; ``text`` is what stood there, ``line`` its 1-based line where there are lines.
+    """An input row that could not be read. text: what was found there. line: its 1-based line where there are lines.
 
-    Its ``key`` is its position, or None where keys come from a column.
+    key: its position, or None where keys come from a column.
     """
 
     position: int
@@ -53,7 +53,7 @@ class Prompt:
 
 @dataclass(slots=True, frozen=True)
 class Sampling:
-    """One row's sampling parameters, by the contract's names; ``logit_bias`` maps token ids to natural-log units."""
+    """One row's sampling parameters, under the config's names. logit_bias: token id -> bias in natural-log units."""
 
     max_tokens: int = 256
     temperature: float = 1.0
@@ -72,7 +72,7 @@ class Sampling:
 
     @property
     def plain(self) -> bool:
-        """True when the distribution sampled from is the model's own."""
+        """True when tokens are drawn from the model's own distribution."""
         return self.temperature == 1.0 and not self.edits and not self.filters
 
     @property
@@ -82,18 +82,18 @@ class Sampling:
 
     @property
     def penalties(self) -> bool:
-        """True when tokens already seen change the logits."""
+        """True when earlier tokens change the logits."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
     def edits(self) -> bool:
-        """True when logits are changed before the temperature."""
+        """True when logits are changed before they are divided by the temperature."""
         return self.penalties or bool(self.logit_bias) or self.min_tokens > 0
 
 
 @dataclass(slots=True, frozen=True)
 class Sample:
-    """One of a row's completions: its index and the key of its random stream."""
+    """One of a row's completions: its index, and the seed of its random stream."""
 
     index: int
     seed: int
@@ -101,7 +101,7 @@ class Sample:
 
 @dataclass(slots=True, frozen=True)
 class Generate:
-    """Asks for one completion of the prompt a sample; one prefill serves them all."""
+    """Asks for one completion of the prompt per sample. One prefill serves them all."""
 
     sampling: Sampling
     samples: tuple[Sample, ...]
@@ -109,7 +109,7 @@ class Generate:
 
 @dataclass(slots=True, frozen=True)
 class Request:
-    """What one row asks of the engine: token ids to prefill, and what to do behind them."""
+    """One row's request to the engine: a prompt to prefill, and the completions to generate after it."""
 
     row: int
     prompt: Prompt
@@ -117,26 +117,26 @@ class Request:
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Indices of the outcomes asked for."""
+        """Indices of the outcomes that are asked for."""
         return tuple(sample.index for sample in self.work.samples)
 
     @property
     def reach(self) -> int:
-        """Tokens that the row can hold in the end: the prompt and all it may generate."""
+        """The most tokens that the row can come to: its prompt and ``max_tokens``."""
         return len(self.prompt.ids) + self.work.sampling.max_tokens
 
     def without(self, done: set[int]) -> Self:
-        """The same less the samples that are ``done``."""
+        """Returns the request without the samples that are ``done``."""
         left = tuple(sample for sample in self.work.samples if sample.index not in done)
         return replace(self, work=Generate(self.work.sampling, left)) if done else self
 
 
 @dataclass(slots=True, frozen=True)
 class Passage:
-    """Tokens of which some are scored, each behind all that stand before it.
+    """Tokens, some of which are scored, each given all tokens before it.
 
-    ids: [T]. positions: [N], ascending and at least 1: the indices of the ids whose logprob is asked for. Those before the
-    first are context, and tokens behind the last are not looked at.
+    ids: [T]. positions: [N], ascending and at least 1: the indices of the ids that are scored. Ids before the first position are
+    context; ids after the last have no effect.
     """
 
     ids: Ids
@@ -145,9 +145,9 @@ class Passage:
 
 @dataclass(slots=True, frozen=True)
 class ScoreRequest:
-    """What one row asks of the scorer: passages, which may begin alike (several choices behind one prompt).
+    """One row's request to the scorer: passages, which may share a prefix (several choices after one prompt).
 
-    None where there is nothing to score (an empty document).
+    There are no passages where there is nothing to score (an empty document).
     """
 
     row: int
@@ -162,24 +162,25 @@ class ScoreRequest:
 
     @property
     def text_tokens(self) -> int:
-        """Tokens of the text that is scored, however many windows it is cut into."""
+        """Tokens of the text that is scored, in however many windows."""
         return self.reach
 
     def without(self, done: set[int]) -> Self:
-        """The same, with nothing asked for where it is ``done``."""
+        """Returns the request without the outcomes that are ``done``."""
         return replace(self, samples=tuple(index for index in self.samples if index not in done))
 
 
 @dataclass(slots=True, frozen=True)
 class Generated:
-    """A finished completion. ids, sampled_logprobs: [N]; the token that stopped it is the last id.
+    """A finished completion. ids: [N]; a token that stopped it is the last id.
 
-    ``scores`` are the completion's N tokens', ``echo`` those of the prompt's tokens behind the first [T - 1], shared by
-    its samples. ``stop_reason`` is the stop string or the stop id as string, None for EOS and for ``length``.
+    scores: of the N tokens. sampled_logprobs: [N], under the distribution they were drawn from. echo: scores of the prompt's
+    tokens after the first [T - 1], shared by all samples. stop_reason: the stop string, or the stop id as a string; None for EOS
+    and for ``length``.
 
-    What was not asked for is None. tempered_logprobs: [N], log_softmax of logits / temperature, as at 1 where it is 0.
-    kept_ids: of each token the ascending ids that could be drawn; None too for a row that leaves none out. ref_logprobs,
-    ref_tempered_logprobs: [N], those of the reference. policy: what it was sampled from.
+    Fields that were not asked for are None. tempered_logprobs: [N], log_softmax of logits / temperature; at temperature 0 as at 1.
+    kept_ids: for each token the ids that could be drawn, ascending; None also for a row whose sampling leaves no token out.
+    ref_logprobs, ref_tempered_logprobs: [N], under the reference. policy: the policy it was sampled from.
     """
 
     row: int
@@ -198,15 +199,15 @@ class Generated:
 
     @property
     def index(self) -> int:
-        """Which of the row's outcomes this is."""
+        """Index of this outcome in its row."""
         return self.sample.index
 
 
 @dataclass(slots=True, frozen=True)
 class Scored:
-    """A scored row: of each passage, in the request's order, the scores of its N positions.
+    """A scored row: for each passage, in the request's order, the scores of its N positions.
 
-    ``divergences`` likewise, where there is a reference model; None without one.
+    divergences: for each passage, where there is a reference model; None without one.
     """
 
     row: int
@@ -215,13 +216,13 @@ class Scored:
 
     @property
     def index(self) -> int:
-        """Which of the row's outcomes this is: a row has one."""
+        """Index of this outcome in its row, which has only one."""
         return 0
 
 
 @dataclass(slots=True, frozen=True)
 class Failure:
-    """A row, or one sample of it, that could not be done. ``input`` is the row as JSON, or the line as it stood."""
+    """A row, or one sample of it, that could not be done. input: the row as JSON, or the line as it was read."""
 
     row: int
     key: str | None

@@ -1,6 +1,7 @@
-"""Where the rows of a run lie: rounds over the input, each cut into shards, and each row's position among them all.
+"""Maps the rows of a run to rounds, shards and positions.
 
-A shard is within one round, so in a shard an input row stands once. Knows counts alone; nothing of files.
+A run makes one or more rounds over its input, and each round is cut into shards. A shard lies within one round, so it holds an input
+row at most once. Knows only counts, no files.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ WINDOW_ROWS = 4096
 class Layout:
     """``rounds`` passes over ``rows`` input rows in shards of ``rows_per_shard``; the last shard of a round may be shorter.
 
-    A row's position leaves room behind a short shard, so that ``position // rows_per_shard`` is its shard (5 rows, 2 a shard):
+    Positions leave a gap after a short shard, so that ``position // rows_per_shard`` is a row's shard (5 rows, 2 a shard):
 
         round     0            1
         shard     0    1    2  3    4    5
@@ -27,7 +28,7 @@ class Layout:
 
     @classmethod
     def of(cls, run: dict[str, Any]) -> Self:
-        """The layout of a run by its run.json."""
+        """Returns the layout of a run, by its run.json."""
         return cls(covered_rows(run["inputs"]), int(run["config"]["batch"]["rows_per_shard"]), rounds_of(run))
 
     @property
@@ -42,7 +43,7 @@ class Layout:
 
     @property
     def positions(self) -> int:
-        """Positions of one round, those behind a short shard too."""
+        """Positions of one round, with the gap after a short shard."""
         return self.shards_a_round * self.rows_per_shard
 
     @property
@@ -51,46 +52,46 @@ class Layout:
         return self.shards_a_round * self.rounds
 
     def rows_of(self, shard: int) -> range:
-        """The input rows in ``shard``; none where the run has no such shard."""
+        """Returns the input rows of ``shard``; an empty range where the run has no such shard."""
         if not 0 <= shard < self.shards:
             return range(self.rows, self.rows)
         start = shard % self.shards_a_round * self.rows_per_shard
         return range(start, min(start + self.rows_per_shard, self.rows))
 
     def shard_of(self, position: int) -> int:
-        """The shard in which the row at ``position`` lies."""
+        """Returns the shard of the row at ``position``."""
         return position // self.rows_per_shard
 
     def round_of(self, position: int) -> int:
-        """Its round, from 0 on."""
+        """Returns the round of the row at ``position``, counted from 0."""
         return self.shard_of(position) // max(1, self.shards_a_round) if self.rounds > 1 else 0
 
     def row_of(self, position: int) -> int:
-        """Its place among the input's rows."""
+        """Returns the number in the input of the row at ``position``."""
         return position - self.round_of(position) * self.positions
 
     def position(self, around: int, row: int) -> int:
-        """Where the input row ``row`` stands in round ``around``."""
+        """Returns the position of the input row ``row`` in round ``around``."""
         return around * self.positions + row
 
     def has(self, position: int) -> bool:
-        """Whether a row of the run stands at ``position``."""
+        """Returns True when the run has a row at ``position``."""
         return position >= 0 and self.row_of(position) in self.rows_of(self.shard_of(position))
 
 
 def rounds_of(run: dict[str, Any]) -> int:
-    """How many passes over its input a run makes, by its run.json."""
+    """Returns how many passes over its input a run makes, by its run.json."""
     return int(run["config"].get("rounds", 1))
 
 
 def covered_rows(inputs: dict[str, Any]) -> int:
-    """How many rows the inputs give under their limit."""
+    """Returns how many rows the inputs have under their limit."""
     rows = sum(source["rows"] for source in inputs["sources"])
     return rows if inputs["limit"] is None else min(rows, inputs["limit"])
 
 
 def total_rows(run: dict[str, Any]) -> int:
-    """How many rows a run has in all its rounds, by its run.json."""
+    """Returns how many rows a run has in all its rounds, by its run.json."""
     return covered_rows(run["inputs"]) * rounds_of(run)
 
 

@@ -1,7 +1,6 @@
-"""Writes that survive a power cut: whole files by rename, lines with checksums, appends that leave no torn middle.
+"""Writes that survive a power cut: whole files by rename, and appends that leave no torn middle.
 
-Knows files and bytes only; nothing here knows what a run is. One process at a time may write a file (the run's lock), or each says
-which ``writer`` it is.
+Only one process at a time may write a file (it holds the run's lock), or each process gives a ``writer`` name of its own.
 """
 
 import fcntl
@@ -17,16 +16,16 @@ log = logging.getLogger("mlx_bulk")
 
 
 def sync_descriptor(descriptor: int) -> None:
-    """Returns when the file's bytes are on the medium, not merely handed to the drive."""
+    """Returns when the file's bytes are on the medium, not only in the drive's cache."""
     if sys.platform == "darwin":
-        with suppress(OSError):  # network and FUSE volumes know only fsync
+        with suppress(OSError):  # network and FUSE volumes have only fsync
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
             return
     os.fsync(descriptor)
 
 
 def sync_file(path: Path) -> None:
-    """The same for the file at ``path``."""
+    """Returns when the bytes of the file at ``path`` are on the medium."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         sync_descriptor(descriptor)
@@ -35,25 +34,25 @@ def sync_file(path: Path) -> None:
 
 
 def fsync_folder(path: Path) -> None:
-    """Makes the names in the folder ``path`` durable: files created, renamed or removed there."""
+    """Makes the names in the folder ``path`` durable, after files were created, renamed or removed there."""
     sync_file(path)
 
 
 def make_folder(path: Path) -> None:
-    """Makes the folder ``path``, and those above it that are missing, so that they are there after a power cut too."""
+    """Makes the folder ``path`` and its missing parents, durably."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
-        with suppress(PermissionError):  # a folder that we may write to, and not read, cannot be opened to be synced
+        with suppress(PermissionError):  # a folder that we may write but not read cannot be opened to be synced
             fsync_folder(folder.parent)
 
 
 @contextmanager
 def replacing(path: Path, writer: str = "") -> Generator[BinaryIO]:
-    """Opens a file beside ``path`` for writing; when the block ends well it takes ``path``'s place, whole and durable.
+    """Opens a temporary file beside ``path`` for writing. When the block ends without an error, it replaces ``path``, durably.
 
-    The name of the temporary file is fixed, so what a killed process left there is overwritten by the next attempt. Where no lock
-    keeps others from ``path``, ``writer`` is in that name, and the last of them wins.
+    The temporary name is fixed, so the next attempt overwrites what a killed process left. Where no lock keeps other processes from
+    ``path``, each gives a ``writer``, which becomes part of the temporary name; the last one wins.
     """
     temporary = path.with_name(f".{path.name}{writer}.tmp")
     try:
@@ -69,15 +68,15 @@ def replacing(path: Path, writer: str = "") -> Generator[BinaryIO]:
 
 
 def atomic_write(path: Path, content: bytes, writer: str = "") -> None:
-    """Puts ``content`` at ``path``: a reader sees the old file or the new one, also after a power cut. ``writer``: see ``replacing``."""
+    """Writes ``content`` to ``path``. A reader sees the old file or the new one, also after a power cut. writer: see ``replacing``."""
     with replacing(path, writer) as file:
         file.write(content)
 
 
 def append_bytes(path: Path, *pieces: bytes | memoryview) -> None:
-    """Appends the pieces to ``path`` (created if missing), all of them or none; not yet synced.
+    """Appends the pieces to ``path`` (created if missing), all of them or none. Does not sync the file.
 
-    Raises OSError, with the file cut back to its old length: what is appended next must not stand behind a torn piece.
+    Raises OSError after cutting the file back to its old length, so that the next append does not follow a torn piece.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     try:

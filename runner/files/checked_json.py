@@ -1,6 +1,6 @@
-"""Small JSON files that a person can read and that show their damage: the last key, "check", is the checksum of the rest.
+"""Small JSON files that people can read and that show their damage: the last key, "check", is the checksum of the rest.
 
-Knows nothing of what such a file says. A reader gets what was written, or an error; never something in between.
+A reader gets what was written, or an error, never something in between. Knows nothing of the contents.
 """
 
 import hashlib
@@ -19,19 +19,19 @@ _CLOSE = b'"\n}\n'
 def write_document(path: Path, values: dict[str, Any]) -> None:
     """Writes ``values`` as indented JSON, whole or not at all.
 
-    Raises ValueError where they have a key "check" of their own or a number that JSON does not know (NaN, infinity), OSError.
+    Raises ValueError where they have a key "check" of their own or a number that JSON does not have (NaN, infinity), and OSError.
     """
     if "check" in values:
         raise ValueError('a checksummed document cannot have a key "check" of its own')
     text = json.dumps({**values, "check": ""}, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    body = text.encode("utf-8", "surrogatepass").removesuffix(_CLOSE)  # a path may hold bytes that are no UTF-8
+    body = text.encode("utf-8", "surrogatepass").removesuffix(_CLOSE)  # a path may hold bytes that are not UTF-8
     atomic_write(path, body + checksum(body) + _CLOSE)
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """What ``write_document`` wrote, without its checksum; the bytes are checked before they are parsed.
+    """Reads what ``write_document`` wrote, without the checksum. The bytes are checked before they are parsed.
 
-    Raises ValueError where they are not those that were written, OSError where the file is missing or cannot be read.
+    Raises ValueError where they are not the bytes that were written, OSError where the file is missing or cannot be read.
     """
     content = path.read_bytes()
     check = _CHECK.search(content)
@@ -43,6 +43,6 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Hex sha256 of a JSON value, the same for what ``read_document`` gives back and in whatever order its keys are."""
+    """Returns the hex sha256 of a JSON value. The order of keys does not count, nor does writing and reading the value."""
     plain = json.loads(json.dumps(value))  # keys that are numbers are strings once written
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Turns a full or read-only volume, and missing rights, into errors that name the place and the fix."""
 
 import errno
 import os
@@ -9,18 +9,17 @@ from pathlib import Path
 
 from ..core.errors import OutOfRoom, RunDirError
 
-RESERVE_BYTES = 8 << 20  # kept free on the volume for what is written beside a part: lines, metrics, the next journals
-
+RESERVE_BYTES = 8 << 20  # kept free beside a part, for lines, metrics and the next journals
 
 _MAKE_ROOM = "What was finished is safe: make room there, then continue with the same command (without --overwrite)."
 
 
 @contextmanager
 def room_on(folder: Path) -> Generator[None]:
-    """Turns what the operating system refuses to write within the block into errors that name the place and the fix.
+    """Translates the OSErrors of writes inside the block.
 
-    "No room" and a read-only volume become OutOfRoom, which names the volume and what is free; missing rights to ``folder`` or
-    what is in it become RunDirError. What has to do with other files stays OSError.
+    A full or read-only volume becomes OutOfRoom. Missing rights to ``folder``, or to files in it, become RunDirError. All others
+    stay as they are.
     """
     try:
         yield
@@ -43,7 +42,7 @@ def room_on(folder: Path) -> Generator[None]:
 
 
 def require_room(path: Path, size: int = 0) -> None:
-    """Raises OutOfRoom where the volume of ``path`` has no room for ``size`` bytes more and RESERVE_BYTES beside them."""
+    """Raises OutOfRoom where the volume of ``path`` has no room for ``size`` more bytes and RESERVE_BYTES beside them."""
     volume = _volume(path)
     if (free := shutil.disk_usage(volume).free) < size + RESERVE_BYTES:
         own = f"{_megabytes(size)} for this file and " if size else ""
@@ -58,5 +57,5 @@ def _megabytes(size: int) -> str:
 
 
 def _volume(folder: Path) -> Path:
-    """Where the volume that ``folder`` lies on is mounted."""
+    """Returns the mount point of the volume that ``folder`` lies on."""
     return next(mount for mount in (folder.absolute(), *folder.absolute().parents) if mount.is_mount())

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Stamps of files, which change when a file changes, and the sha256 of a file's contents."""
 
 import hashlib
 import os
@@ -6,22 +6,21 @@ from pathlib import Path
 
 Stamp = tuple[int, int, int]  # of a file: mtime in ns, ctime in ns, inode
 
+_TICK_NS = 2_000_000_000  # the coarsest clock of a file system in use: two contents within it may have one time
 
-TICK_NS = 2_000_000_000  # the coarsest time of a file system in use: within it, two contents may bear one time
 
-
-def stamp_of(found: os.stat_result) -> Stamp:
-    """A file's stamp. The ctime is in it because the mtime is whatever who writes there says: ``cp -p`` says the old one."""
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+def stamp_of(stat: os.stat_result) -> Stamp:
+    """Returns a file's stamp. It includes the ctime because any program can set the mtime: ``cp -p`` keeps the old one."""
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
 def is_settled(stamp: Stamp, by_ns: int) -> bool:
-    """Whether a file with this stamp was last changed so long before ``by_ns`` (ns since 1970) that any change since shows in it."""
+    """Returns True when a file was last changed so long before ``by_ns`` (ns since 1970) that any later change alters its stamp."""
     mtime_ns, ctime_ns, _ = stamp
-    return by_ns - max(mtime_ns, ctime_ns) > TICK_NS
+    return by_ns - max(mtime_ns, ctime_ns) > _TICK_NS
 
 
 def sha256(path: Path) -> str:
-    """The hex SHA-256 of the file at ``path``."""
+    """Returns the hex SHA-256 of the file at ``path``."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

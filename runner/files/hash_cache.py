@@ -1,6 +1,7 @@
-"""sha256 of files. Those of large files are remembered by path, size, mtime, ctime and inode, since weights take minutes to read.
+"""Hashes files, and remembers the sha256 of large ones, since weights take minutes to read.
 
-The memory is a folder of the user's cache with a small file a hash: processes that run at once do not disturb each other.
+A hash is remembered under the file's path, size, mtime, ctime and inode. Each has a small file of its own in the user's cache, so
+processes that run at once do not disturb each other.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ REMEMBERED_BYTES = 64 << 20
 
 
 def file_sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file's contents. Raises OSError where it cannot be read."""
+    """Returns the hex sha256 of a file's contents. Raises OSError where it cannot be read."""
     path = path.resolve()
     if path.stat().st_size < REMEMBERED_BYTES:
         return sha256(path)
@@ -25,15 +26,15 @@ def file_sha256(path: Path) -> str:
     kept = _kept(stamp)
     try:
         return str(read_document(kept)["sha256"])
-    except (OSError, ValueError, KeyError):  # none yet, or damaged: it is only a memory
-        found = sha256(path)
+    except (OSError, ValueError, KeyError):  # not remembered yet, or damaged: it is only a cache
+        digest = sha256(path)
     if _stamp(path) == stamp and is_settled(stamp[-1], time_ns()):
-        remember(kept, {"file": str(path), "sha256": found})
-    return found
+        remember(kept, {"file": str(path), "sha256": digest})
+    return digest
 
 
 def folder_sha256(folder: Path, patterns: tuple[str, ...]) -> str:
-    """Hexadecimal sha256 over names and contents of the files in ``folder`` that fit one of ``patterns``; "none" where none does."""
+    """Returns the hex sha256 over names and contents of the files in ``folder`` that match ``patterns``; "none" where none does."""
     names = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
     whole = hashlib.sha256()
     for path in names:
@@ -42,21 +43,21 @@ def folder_sha256(folder: Path, patterns: tuple[str, ...]) -> str:
 
 
 def _stamp(path: Path) -> tuple[str, int, Stamp]:
-    at = path.stat()
-    return str(path), at.st_size, stamp_of(at)
+    stat = path.stat()
+    return str(path), stat.st_size, stamp_of(stat)
 
 
 def _kept(stamp: tuple[str, int, Stamp]) -> Path:
-    """Where the hash of such a file is remembered."""
+    """Returns the file that remembers the hash of a file with this stamp."""
     return cache_folder("sha256") / f"{blake2b(repr(stamp).encode(), digest_size=16).hexdigest()}.json"
 
 
 def remember(kept: Path, values: dict[str, Any]) -> None:
-    """Writes a checksummed document into such a folder, where that can be."""
+    """Writes a checksummed document into a folder of the user's cache. Does nothing where it cannot be written."""
     if not kept.is_absolute():
         return
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_document(kept, values)
-    except OSError:  # a read-only home only costs time
+    except OSError:  # with a read-only home nothing is remembered, which only costs time
         return

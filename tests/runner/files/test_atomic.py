@@ -159,7 +159,7 @@ def test_salvaging_says_what_it_cut(tmp_path: Path, caplog: pytest.LogCaptureFix
     path.write_bytes(write(path) + b'{"torn')
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
         checked_lines.salvage_lines(path)
-    assert caplog.messages == [f"{path}: cut off 6 bytes behind the last whole line"]
+    assert caplog.messages == [f"{path}: cut off 6 bytes after the last whole line"]
 
 
 def test_writers_without_a_lock_do_not_write_into_each_others_file(tmp_path: Path):
