@@ -1,6 +1,6 @@
-"""The model behind lm-eval's requests: its arguments checked; weights, tokenizer and generation settings loaded.
+"""Loads the model for lm-eval: checks its arguments; loads weights, tokenizer and generation settings.
 
-Arguments have the names that lm-eval's HF backend gives them, where it has them. Knows nothing of requests.
+Arguments have the names of lm-eval's HF backend, where it has them. Knows nothing of requests.
 """
 
 import json
@@ -29,10 +29,10 @@ from ...runner.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlx_bulk")
 
-BATCH = {"batch_size": "rows", "batch_tokens": "tokens", "memory": "memory"}  # arguments, and the settings that they are
-# lm-eval and its users pass these to any model; none of them changes a figure here.
+BATCH = {"batch_size": "rows", "batch_tokens": "tokens", "memory": "memory"}  # arguments, and their settings
+# lm-eval and its users pass these to every model; none of them changes a figure here.
 WITHOUT_EFFECT = ("device", "max_batch_size", "parallelize", "logits_cache", "softmax_dtype", "use_fast_tokenizer")
-# Of a generation config: transformers' generate would follow these. Beside each is the value at which it does nothing.
+# Settings of a generation config that transformers' generate follows and we do not, with the value that does nothing.
 NOT_FOLLOWED = {
     "num_beams": 1,
     "typical_p": 1.0,
@@ -43,16 +43,16 @@ NOT_FOLLOWED = {
     "suppress_tokens": None,
     "max_new_tokens": None,
 }
-Checked = TypeVar("Checked", bound=Section)
+SectionT = TypeVar("SectionT", bound=Section)
 
 
 @dataclass(slots=True, frozen=True)
 class EvalModel:
     """A loaded model for lm-eval.
 
-    hf: the checkpoint's tokenizer as transformers gives it; hf_config: its config likewise. setup scores, with greedy flags.
-    special: id of each special token by its text. generation: what generation_config.json says. refuse raises ModelError for a
-    request that memory does not hold. info: what lm-eval writes beside the results.
+    hf: the checkpoint's tokenizer of transformers; hf_config: its config likewise. setup: for scoring, with greedy flags.
+    special: the id of each special token by its text. generation: the content of generation_config.json. refuse raises ModelError
+    for a request too large for memory. info: facts that lm-eval writes beside the results.
     """
 
     config: EvalModelConfig
@@ -70,19 +70,19 @@ class EvalModel:
 
     @property
     def template_args(self) -> dict[str, Any]:
-        """Variables for the chat template."""
+        """The variables of the chat template."""
         thinking = self.config.enable_thinking
         return self.config.chat_template_args | ({} if thinking is None else {"enable_thinking": thinking})
 
     @property
     def think_end(self) -> str | int | None:
-        """What ends a completion's thinking: digits are an id."""
-        given = self.config.think_end_token
-        return int(given) if isinstance(given, str) and given.isdigit() else given
+        """The token that ends a completion's thinking, as text or as an id."""
+        token = self.config.think_end_token
+        return int(token) if isinstance(token, str) and token.isdigit() else token
 
 
 def load_for_eval(model_args: dict[str, Any]) -> EvalModel:
-    """Checks the arguments and loads what they name. Raises ConfigError or ModelError."""
+    """Checks the arguments and loads the model that they name. Raises ConfigError or ModelError."""
     config, batch, seed = _arguments(model_args)
     if (note := backend.prepare().note) is not None:
         log.warning("BLAS: %s", note)
@@ -113,30 +113,30 @@ def load_for_eval(model_args: dict[str, Any]) -> EvalModel:
 
 
 def _arguments(model_args: dict[str, Any]) -> tuple[EvalModelConfig, EvalBatchConfig, int]:
-    """The arguments as settings; unknown ones are refused with the nearest name, those without effect are left out."""
-    given = {name: value for name, value in model_args.items() if name not in WITHOUT_EFFECT}
+    """Converts the arguments to settings, without those that have no effect. Raises ConfigError with the nearest name for others."""
+    arguments = {name: value for name, value in model_args.items() if name not in WITHOUT_EFFECT}
     valid = ["pretrained", *(name for name in EvalModelConfig.model_fields if name != "path"), *BATCH, "seed"]
-    for name in given:
+    for name in arguments:
         if name not in valid:
             near = nearest(name, valid)
             raise ConfigError(
                 f"model_args: {name}: no such argument; " + (f"did you mean {near}?" if near else f"expected {', '.join(valid)}")
             )
-    if "pretrained" not in given:
+    if "pretrained" not in arguments:
         raise ConfigError("model_args: pretrained: missing; expected demo, a local folder, or a Hugging Face repo id")
-    size = given.get("batch_size", "auto")
+    size = arguments.get("batch_size", "auto")
     if isinstance(size, str):
-        given["batch_size"] = "auto" if size.startswith("auto") else int(size) if size.isdigit() else size
-    seed = given.pop("seed", 0)
+        arguments["batch_size"] = "auto" if size.startswith("auto") else int(size) if size.isdigit() else size
+    seed = arguments.pop("seed", 0)
     if type(seed) is not int or seed < 0:
         raise ConfigError(f"model_args: seed: found {shown(seed)}; expected a whole number of at least 0")
-    batch = _checked(EvalBatchConfig, {setting: given.pop(name) for name, setting in BATCH.items() if name in given}, BATCH)
-    model = _checked(EvalModelConfig, {"path": given.pop("pretrained"), **given}, {"pretrained": "path"})
+    batch = _validate(EvalBatchConfig, {setting: arguments.pop(name) for name, setting in BATCH.items() if name in arguments}, BATCH)
+    model = _validate(EvalModelConfig, {"path": arguments.pop("pretrained"), **arguments}, {"pretrained": "path"})
     return model, batch, seed
 
 
-def _checked(section: type[Checked], values: dict[str, Any], names: dict[str, str]) -> Checked:
-    """``values`` as a section; ``names`` are arguments by the settings they are. Raises ConfigError that names each argument."""
+def _validate(section: type[SectionT], values: dict[str, Any], names: dict[str, str]) -> SectionT:
+    """Validates ``values`` as a section; ``names`` maps arguments to settings. Raises ConfigError that names each argument."""
     try:
         return section.model_validate(values)
     except ValidationError as error:
@@ -146,7 +146,7 @@ def _checked(section: type[Checked], values: dict[str, Any], names: dict[str, st
 
 
 def _tokenizer(config: EvalModelConfig, checkpoint: Checkpoint) -> Any:
-    """The tokenizer as lm-eval's HF backend makes it."""
+    """Loads the tokenizer as lm-eval's HF backend does. Raises ModelError."""
     from transformers import AutoTokenizer
 
     path = checkpoint.folder if config.tokenizer is None else config.tokenizer
@@ -159,7 +159,7 @@ def _tokenizer(config: EvalModelConfig, checkpoint: Checkpoint) -> Any:
 
 
 def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
-    """The config as transformers reads it, with the defaults of its class; as it stands where transformers has no such model."""
+    """Reads the config with transformers, which adds its class's defaults; as it is where transformers has no such model."""
     from transformers import AutoConfig
 
     try:
@@ -172,8 +172,8 @@ def _config(checkpoint: Checkpoint, trust_remote_code: bool) -> Any:
 
 def _generation(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name, neutral in NOT_FOLLOWED.items():
-        if found.get(name) not in (None, neutral):
-            log.warning("generation_config.json: %s: %s is not followed", name, shown(found[name]))
-    return found
+        if settings.get(name) not in (None, neutral):
+            log.warning("generation_config.json: %s: %s is not followed", name, shown(settings[name]))
+    return settings

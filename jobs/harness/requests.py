@@ -1,7 +1,7 @@
-"""What lm-eval asks, as the engine takes it: passages to score and prompts to continue, cut as lm-eval's HF backend cuts them.
+"""Converts lm-eval's requests for the engine: passages to score and prompts to continue, cut as in lm-eval's HF backend.
 
-Each rule is that of ``lm_eval/models/huggingface.py`` (0.4.13), its oddities too: figures stand beside those it gives. Knows ids
-and settings; the model and the tokenizer are harness.py's.
+Each rule is that of ``lm_eval/models/huggingface.py`` (0.4.13), oddities included, so that figures are comparable. Works on ids
+and settings; knows no model and no tokenizer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ DEFAULTS = {"top_k": 50, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0} 
 
 @dataclass(slots=True, frozen=True)
 class Continuation:
-    """A prompt's ids, how they are continued, and the strings before which its text ends."""
+    """A prompt's ids, its sampling parameters, and the strings before which its text ends."""
 
     ids: list[int]
     sampling: Sampling
@@ -37,7 +37,7 @@ class Continuation:
 
 
 def passage(context: Sequence[int], continuation: Sequence[int], max_length: int) -> Passage:
-    """The ids of a context and its continuation, of which the continuation is scored; what is too long loses its beginning.
+    """Returns the ids of a context and its continuation, which is scored; too many ids are cut at the beginning.
 
         context     a b c d     continuation  e f     max_length 4: four ids are fed
         ids           b c d e f               positions 3 4
@@ -53,14 +53,14 @@ def passage(context: Sequence[int], continuation: Sequence[int], max_length: int
 
 
 def rolling_windows(ids: list[int], prefix: int, max_length: int) -> tuple[Passage, ...]:
-    """A document's rolling windows: each id scored once, the first behind ``prefix``; none for an empty document."""
+    """Returns a document's rolling windows: each id is scored once, the first after ``prefix``; none for an empty document."""
     pairs = get_rolling_token_windows(token_list=ids, prefix_token=prefix, max_seq_len=max_length, context_len=1)
     return tuple(passage(*make_disjoint_window(pair), max_length) for pair in pairs)
 
 
 def check_settings(gen_kwargs: Mapping[str, Any]) -> None:
-    """Raises ConfigError where a config's ``gen_kwargs`` cannot be served, whatever the task's own settings are."""
-    # What a task may still say, and what depends on its prompts, is left open.
+    """Raises ConfigError where no task could be served with a config's ``gen_kwargs``."""
+    # Settings that a task may still give, or that depend on its prompts, are left open.
     open_settings = {"temperature": 1.0, **gen_kwargs, "max_length": None}
     try:
         continuation([0], open_settings, None, {}, {}, 2**31)
@@ -73,10 +73,10 @@ def check_settings(gen_kwargs: Mapping[str, Any]) -> None:
 def continuation(
     ids: list[int], gen_kwargs: Mapping[str, Any], eos: str | None, special: Mapping[str, int], defaults: Mapping[str, Any], max_length: int
 ) -> Continuation:
-    """A prompt's ids and a task's ``generation_kwargs`` as the engine takes them.
+    """Converts a prompt's ids and a task's ``generation_kwargs`` for the engine.
 
-    ``eos`` is the text of the tokenizer's EOS, ``special`` the id of each special token by its text, ``defaults`` what the
-    checkpoint's generation config says. Raises DataError for settings that are not served or leave no room.
+    ``eos`` is the text of the tokenizer's EOS, ``special`` the id of each special token by its text, ``defaults`` the checkpoint's
+    generation config. Raises DataError for settings that are not served or leave no room.
     """
     settings: dict[str, Any] = dict(normalize_gen_kwargs(dict(gen_kwargs), MAX_GEN_TOKS))
     if unknown := [name for name in settings if name not in SERVED]:
@@ -92,25 +92,25 @@ def continuation(
     ids = ids[-room:]
     most = settings["max_gen_toks"] if settings.get("max_length") is None else int(settings["max_length"]) - len(ids)
     if not ids or most < 1:
-        found = "has no tokens" if not ids else f"of {len(ids)} tokens leaves no room in generation_kwargs.max_length"
-        raise DataError(f"lm-eval asks to continue a prompt that {found}")
+        reason = "has no tokens" if not ids else f"of {len(ids)} tokens leaves no room in generation_kwargs.max_length"
+        raise DataError(f"lm-eval asks to continue a prompt that {reason}")
     stop = tuple(text for text in until if text)
     if len(stop) < len(until):
-        most = 1  # every text holds the empty stop string, the first token's too
+        most = 1  # every text contains the empty stop string, also that of the first token
     return Continuation(ids, _sampling(settings, defaults, most, stop, special), until)
 
 
 def _sampling(
     settings: Mapping[str, Any], defaults: Mapping[str, Any], most: int, stop: tuple[str, ...], special: Mapping[str, int]
 ) -> Sampling:
-    """Settings of the task before those of the checkpoint before those of transformers; greedy takes the penalty alone."""
+    """Merges the settings of the task, of the checkpoint and of transformers, in this order; greedy takes the penalty alone."""
     values: dict[str, Any] = {name: default if defaults.get(name) is None else defaults[name] for name, default in DEFAULTS.items()}
     values |= {name: settings[name] for name in DEFAULTS if settings.get(name) is not None}
     temperature = float(settings.get("temperature") or 0.0) if settings["do_sample"] else 0.0
     if settings["do_sample"] and temperature <= 0:
         raise DataError(f"generation_kwargs.temperature: found {temperature:g}; expected a number above 0, since do_sample is true")
     filters: dict[str, Any] = {name: values[name] for name in ("top_k", "top_p", "min_p")} if settings["do_sample"] else {}
-    # Stop strings are looked for in text that has special tokens in it; the engine's text has none, so those stop by their id.
+    # lm-eval looks for stop strings in text with special tokens; the engine's text has none, so those stop by their id.
     stop_ids = tuple(i for text, i in special.items() if any(s in text for s in stop))
     return Sampling(
         max_tokens=most,
@@ -123,5 +123,5 @@ def _sampling(
 
 
 def postprocess(text: str, until: list[str], think_end_token: str | None) -> str:
-    """A completion's text behind the end of its thinking, if that is marked, and before the first stop string."""
+    """Returns a completion's text after the end of its thinking, if that is marked, and before the first stop string."""
     return postprocess_generated_text(generation=text, stop=until, think_end_token=think_end_token)

@@ -119,7 +119,7 @@ def test_answers_go_to_lm_eval_s_cache_as_they_come(model: Path):
 @oracle
 def test_logits_that_are_no_numbers_give_nan_and_say_so(model: Path, caplog: pytest.LogCaptureFixture):
     ours = lm(model)
-    ours._opened.setup.model.update({"lm_head": {"weight": mx.full(ours._opened.setup.model.lm_head.weight.shape, np.nan)}})
+    ours._eval_model.setup.model.update({"lm_head": {"weight": mx.full(ours._eval_model.setup.model.lm_head.weight.shape, np.nan)}})
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
         [(total, greedy)] = ours.loglikelihood([instance("The king", " is dead")])
     assert math.isnan(total)
