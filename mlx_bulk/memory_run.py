@@ -69,8 +69,8 @@ class MemoryModel:
             self._checkpoint.folder, prompt.chat_template, prompt.chat_template_args, config.model.trust_remote_code
         )
         self._vocabulary = vocabulary_of(self._checkpoint, self._tokenizer)
-        self._loaded: dict[LogprobOptions, LoadedModels] = {}
-        model = self._load(LogprobOptions()).model
+        self._loaded: dict[tuple[LogprobOptions, bool], LoadedModels] = {}
+        model = self._load(LogprobOptions(), keeps_prefixes=True).model
         self._inferring = only_inside([model.network] if model.substitutes else [])
 
     @property
@@ -85,12 +85,14 @@ class MemoryModel:
         if not rows:
             return RecordLists()
         with self._inferring():
-            return _run(job, config, rows, self._load(job.wanted), show)
+            return _run(job, config, rows, self._load(job.wanted, keeps_prefixes=config.job == "generate"), show)
 
-    def _load(self, wanted: LogprobOptions) -> LoadedModels:
-        if wanted not in self._loaded:
-            self._loaded[wanted] = load_models([(self._config.model, self._checkpoint)], self._config.batch, wanted, self._pool)
-        return self._loaded[wanted]
+    def _load(self, wanted: LogprobOptions, *, keeps_prefixes: bool) -> LoadedModels:
+        if (wanted, keeps_prefixes) not in self._loaded:
+            batch = self._config.batch if keeps_prefixes else self._config.batch.model_copy(update={"prefix_cache": None})
+            models = load_models([(self._config.model, self._checkpoint)], batch, wanted, self._pool)
+            self._loaded[wanted, keeps_prefixes] = models
+        return self._loaded[wanted, keeps_prefixes]
 
     def _parts(self, config: JobConfig, column: str) -> Parts:
         eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)

@@ -206,3 +206,10 @@ def test_progress_is_shown_where_it_is_asked_for(loaded: mlx_bulk.Model, capsys:
     assert capsys.readouterr() == ("", "")
     loaded.generate(["O"], max_tokens=1, progress="json")
     assert '"rows": 1' in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_prefixes_are_kept_for_completions_alone(model: Path, tmp_path: Path) -> None:
+    caching = mlx_bulk.load(str(model), batch={"prefix_cache": str(tmp_path / "prefixes")})
+    shared = "The same words stand at the start of every prompt, and there are quite a few of them: "
+    assert all(result.outputs for result in caching.generate([shared + text for text in TEXTS], max_tokens=2))
+    assert all(result.scored_tokens for result in caching.score([shared + text for text in TEXTS]))
