@@ -1,4 +1,4 @@
-"""What a job is: its settings, their defaults and bounds, and the errors that say how to mend them.
+"""Defines a job: its settings, their defaults and bounds, and the errors that say how to fix them.
 
-Knows nothing of models, files of rows or run directories.
+Knows no models, no files of rows and no run directories.
 """

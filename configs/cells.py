@@ -1,7 +1,6 @@
-"""A sweep's cells: every combination of the matrix less those excluded, and those included, each as a checked config of its own.
+"""Makes a sweep's cells, each with a checked config: all combinations of the matrix without those excluded, then those included.
 
-Knows settings alone. A cell's name derives from what it changes in the base and from nothing else, so that other cells can
-come and go beside it.
+Knows only settings. A cell's name depends only on its changes to the base, so that other cells can come and go beside it.
 """
 
 import copy
@@ -30,9 +29,9 @@ _NAME_LENGTH, _VALUE_LENGTH, _LABEL_LENGTH = 80, 24, 60  # characters: a folder'
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of a sweep: the name of its folder, what it changes in the base, and its config.
+    """One run of a sweep: the name of its folder, its changes to the base (``overrides``), and its config.
 
-    settings: each key that some cell of the sweep changes, with this cell's value as the config writes it.
+    settings: this cell's value of each key that any cell of the sweep changes, as the config writes it.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """What the cell changes, in the order of the config's file."""
+        """The cell's changes as text, in the order of the config's file."""
         values = ((key, plain(value), value) for key, value in self.overrides.items())
         return ", ".join(
             f"{key}={text if text.isprintable() and len(text) <= _LABEL_LENGTH else shown(value)}" for key, text, value in values
@@ -50,15 +49,15 @@ class Cell:
 
 
 def cells(config: SweepConfig, source: str) -> list[Cell]:
-    """The cells in the order of the matrix (its last key changes fastest), then those of ``include``.
+    """Returns the cells in the order of the matrix (its last key changes fastest), then those of ``include``.
 
-    ``exclude`` leaves combinations of the matrix out, ``include`` only adds: unlike in GitHub's workflows it never extends
-    a combination. ``source`` names the config in the ConfigError for keys that are no settings, cells that are no valid
-    job or stand twice, and exclusions that match nothing.
+    ``exclude`` removes combinations of the matrix. ``include`` only adds cells: unlike in GitHub's workflows it never extends a
+    combination. Raises ConfigError, which names the config by ``source``: for keys that are no settings, cells that are no valid job or
+    stand twice, and exclusions that match nothing.
     """
     model = _base_model(config, source)
     combined = _combined(config, source)
-    included = [cast(Overrides, given) for given in config.include]
+    included = [cast(Overrides, overrides) for overrides in config.include]
     for place, overrides in [("matrix", cast(Overrides, config.matrix)), *((f"include[{i}]", o) for i, o in enumerate(included))]:
         _refuse_keys(overrides, f"{source}: {place}", model)
     every = [*combined, *included]
@@ -67,30 +66,30 @@ def cells(config: SweepConfig, source: str) -> list[Cell]:
     keys = list(dict.fromkeys(key for overrides in every for key in overrides))
     folder = Path(config.output.path)
     problems: dict[SettingProblem, list[Overrides]] = {}
-    found: list[Cell] = []
+    made: list[Cell] = []
     for overrides in every:
         name = name_of(overrides)
-        made = _checked(config, overrides, str(folder / name), model, source)
-        if isinstance(made, list):
-            for problem in made:
+        cell_config = _checked(config, overrides, str(folder / name), model, source)
+        if isinstance(cell_config, list):
+            for problem in cell_config:
                 problems.setdefault(problem, []).append(overrides)
         else:
-            found.append(Cell(name, overrides, {key: _value(config.base, overrides, made, key) for key in keys}, made))
+            made.append(Cell(name, overrides, {key: _value(config.base, overrides, cell_config, key) for key in keys}, cell_config))
     if problems:
         raise ConfigError("\n".join(f"{source}: {_line(problem, where, len(every))}" for problem, where in problems.items()))
-    _refuse_twins(found, source)
-    return found
+    _refuse_duplicates(made, source)
+    return made
 
 
 def name_of(overrides: Overrides) -> str:
-    """A folder's name for a cell: what it changes, shortened to letters that every file system takes, and a hash of it in full."""
+    """Returns a cell's folder name: its changes, shortened to letters that all file systems allow, and a hash of the full changes."""
     changed = sorted(overrides.items())
     text = ",".join(f"{_safe(key)}={_short(value)}" for key, value in changed)[:_NAME_LENGTH].rstrip(",.-")
     return f"{text}-{blake2b(_canonical(dict(changed)).encode(), digest_size=4).hexdigest()}"
 
 
 def plain(value: object) -> str:
-    """A value as a name or a table shows it: text as it is, the rest as JSON."""
+    """Returns a value as names and tables show it: text as it is, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -106,17 +105,17 @@ def _base_model(config: SweepConfig, source: str) -> type[JobConfig]:
 
 
 def _combined(config: SweepConfig, source: str) -> list[Overrides]:
-    """The matrix's combinations less those that ``exclude`` names."""
+    """Returns the matrix's combinations without those that ``exclude`` names."""
     keys = list(config.matrix)
-    found = [dict(zip(keys, values, strict=True)) for values in itertools.product(*config.matrix.values())] if keys else []
-    left = found
+    every = [dict(zip(keys, values, strict=True)) for values in itertools.product(*config.matrix.values())] if keys else []
+    left = every
     for number, excluded in enumerate(config.exclude):
         place = f"{source}: exclude[{number}]"
         for key in excluded:
             if key not in keys:
                 fix = f"did you mean {near}?" if (near := nearest(key, keys)) else f"expected one of {', '.join(keys) or 'none'}"
                 raise ConfigError(f"{place}: {key} is no key of the matrix; {fix}")
-        if not any(_matches(cell, excluded) for cell in found):
+        if not any(_matches(cell, excluded) for cell in every):
             raise ConfigError(f"{place}: {shown(excluded)} matches no combination of the matrix; correct or remove it")
         left = [cell for cell in left if not _matches(cell, excluded)]
     return cast(list[Overrides], left)
@@ -138,10 +137,10 @@ def _refuse_keys(keys: Mapping[str, object], place: str, model: type[JobConfig])
             raise ConfigError(f"{place}: {key} lies in {above[0]}, which is set as a whole; set one of them")
 
 
-def _refuse_twins(found: Sequence[Cell], source: str) -> None:
-    """By their configs: 0 and 0.0 may be one setting, and a value may be the base's own."""
+def _refuse_duplicates(cells: Sequence[Cell], source: str) -> None:
+    """Raises ConfigError for equal cells. It compares configs: 0 and 0.0 may be one setting, and a value may be the base's own."""
     seen: dict[str, Cell] = {}
-    for cell in found:
+    for cell in cells:
         first = seen.setdefault(cell.config.model_dump_json(exclude={"output"}), cell)
         if first is not cell and first.name == cell.name:
             raise ConfigError(f"{source}: the cell {shown(cell.overrides)} stands twice; remove one of the two")
@@ -151,7 +150,7 @@ def _refuse_twins(found: Sequence[Cell], source: str) -> None:
 
 
 def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[JobConfig], source: str) -> JobConfig | list[SettingProblem]:
-    """The base with ``overrides`` on top as a config whose run directory is ``path``."""
+    """Returns the base with ``overrides`` as a config whose run directory is ``path``, or the problems in it."""
     values = cast(Values, copy.deepcopy(config.base))
     for key, value in overrides.items():
         put(values, key.split("."), copy.deepcopy(value), f"{source}: {key}")
@@ -163,7 +162,7 @@ def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[J
 
 
 def _value(base: Mapping[str, object], overrides: Overrides, made: JobConfig, key: str) -> Value:
-    """A setting of a cell as it is written, or else its default."""
+    """Returns a setting of a cell as the sweep's config writes it, or else its default."""
     if key in overrides:
         return overrides[key]
     for written in (base, made.model_dump(mode="json")):
@@ -176,7 +175,7 @@ def _value(base: Mapping[str, object], overrides: Overrides, made: JobConfig, ke
 
 
 def _line(problem: SettingProblem, where: Sequence[Overrides], cells: int) -> str:
-    """A problem with the cells that have it; one that all ``cells`` have, of a setting that none changes, is the base's."""
+    """Returns a problem with its cells as a line. If all ``cells`` have it and none changes the setting, it is the base's problem."""
     key = problem.key
     changing = [cell for cell in where if any(key == name or f"{key}[".startswith((f"{name}.", f"{name}[")) for name in cell)]
     if not changing and len(where) == cells:
@@ -186,7 +185,7 @@ def _line(problem: SettingProblem, where: Sequence[Overrides], cells: int) -> st
 
 
 def _short(value: Value) -> str:
-    """A value for a folder's name: of a path its last part without the ending."""
+    """Returns a value for a folder's name. A path gives its last part without the ending."""
     text = value if isinstance(value, str) else _canonical(value)
     if isinstance(value, str) and "{" not in value:
         text = re.sub(r"\.(jsonl|json|parquet|arrow|csv|txt|gz|zst|bz2)\b", "", text.rstrip("/").rpartition("/")[2])
@@ -194,12 +193,12 @@ def _short(value: Value) -> str:
 
 
 def _safe(text: str) -> str:
-    """Letters, digits, dots, underscores and single dashes: what every file system and shell takes as it is."""
+    """Returns the text in letters, digits, dots, underscores and single dashes, which all file systems and shells take as they are."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", text).strip(".-")
 
 
 def _canonical(value: object) -> str:
-    """A value as text, equal for equal values alone: 1, 1.0, true and "1" differ. Keys have no order, and 5 and "5" are one key."""
+    """Returns a value as text, equal only for equal values: 1, 1.0, true and "1" differ. Keys have no order, and 5 and "5" are one key."""
     if isinstance(value, Mapping):
         return f"{{{','.join(sorted(f'{json.dumps(str(key))}:{_canonical(inner)}' for key, inner in value.items()))}}}"
     if isinstance(value, list):

@@ -1,12 +1,12 @@
-"""The root of every error that a user can mend; each message is one readable line or block that names the fix."""
+"""The base class of all errors that a user can fix. Each message is one readable line or block that names the fix."""
 
 from .visible import visible_lines
 
 
 class BulkError(Exception):
-    """Something the user can mend. ``exit_code`` is what the command line returns for it (the contract's table).
+    """An error that the user can fix. The command line returns its ``exit_code``.
 
-    What a terminal would obey in its message is escaped, since files, rows and models have their words in it.
+    Control characters in its message are escaped, because messages quote files, rows and models.
     """
 
     exit_code = 5

@@ -1,6 +1,6 @@
-"""The settings of an evaluation with lm-evaluation-harness: the model, its tasks, how their prompts are built, where results go.
+"""The settings of an evaluation with lm-evaluation-harness: the model, its tasks, their prompts, and the output.
 
-Names are lm-eval's wherever it has one. Bounds and contradictions as in ``schema.py``; whether a task exists is lm-eval's to say.
+Names are lm-eval's where it has one. Bounds and contradictions as in ``schema.py``. lm-eval checks that a task exists.
 """
 
 from typing import Annotated, Literal, Self

@@ -1,6 +1,6 @@
-"""What is wrong with a config, in a user's words: one line a setting, with the value found, what is expected, and the fix.
+"""Explains errors in a config: one line a setting, with the value found, the value expected, and the fix.
 
-Turns pydantic's errors into such lines. Knows the models, not where the values came from.
+It turns pydantic's errors into such lines. Knows the models of configs, and no files.
 """
 
 import json
@@ -20,54 +20,54 @@ _SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """One setting that is wrong: its dotted key, and the rest of the line."""
+    """A wrong setting: its dotted key, and the rest of the line."""
 
     key: str
     text: str
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: JSON, so that "1" and 1 differ, cut to about 80 characters."""
+    """Returns a value for an error message: as JSON, so that "1" and 1 differ, cut to about 80 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def settings(model: type[Section], prefix: str = "") -> list[str]:
-    """Every dotted key of a config of the kind ``model`` that holds a value, in the schema's order."""
-    found: list[str] = []
+    """Lists the dotted keys of all settings in a config of the kind ``model``, in the schema's order."""
+    keys: list[str] = []
     for name, field in model.model_fields.items():
         section = section_of(field)
-        found += settings(section, f"{prefix}{name}.") if section else [prefix + name]
-    return found
+        keys += settings(section, f"{prefix}{name}.") if section else [prefix + name]
+    return keys
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The model of a field that holds a section, None for a plain setting."""
+    """Returns the model of a field that holds a section, or None for a plain setting."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
 def _section_within(field: FieldInfo) -> type[Section] | None:
-    """The section that a field's value can be: its own, or the one beside null."""
+    """Returns the section that a field's value can be: alone, or as an alternative to other values."""
     arguments = () if get_origin(field.annotation) is list else get_args(field.annotation)
     kinds = [kind for kind in arguments if isinstance(kind, type) and issubclass(kind, Section)]
     return section_of(field) or (kinds[0] if kinds else None)
 
 
 def _section_listed(field: FieldInfo) -> type[Section] | None:
-    """The section that each element of a field's list is."""
+    """Returns the section of which a field holds a list, or None."""
     kinds = get_args(field.annotation) if get_origin(field.annotation) is list else ()
     return kinds[0] if kinds and isinstance(kinds[0], type) and issubclass(kinds[0], Section) else None
 
 
 def holds_keys(field: FieldInfo) -> bool:
-    """True for a field that can hold a mapping beside or instead of a plain value: names to values, or a section or null."""
+    """Returns True for a field that can hold a mapping: names to values, or a section or null."""
     kinds = (field.annotation, *get_args(field.annotation))
     return any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Section)) for kind in kinds)
 
 
 def unknown(key: str, valid: Sequence[str], root: type[Section]) -> SettingProblem:
-    """A key that does not exist beside the ``valid`` ones in a config of the kind ``root``: the nearest is suggested, or all are listed."""
+    """Returns the problem of a key that does not exist. It suggests the nearest of the ``valid`` keys beside it, or lists them all."""
     prefix, _, name = key.rpartition(".")
     near = nearest(name, valid)
     elsewhere = [path for path in settings(root) if path.rpartition(".")[2] == name]
@@ -83,19 +83,19 @@ def unknown(key: str, valid: Sequence[str], root: type[Section]) -> SettingProbl
 
 
 def _keys(model: type[Section]) -> set[str]:
-    """The dotted keys of a config's settings and of its sections."""
+    """Returns the dotted keys of a config's settings, and its sections."""
     return {*settings(model), *model.model_fields}
 
 
 def problems(error: ValidationError, values: object, root: type[Section]) -> list[SettingProblem]:
-    """One problem a setting, in the order of the schema's checks. ``values`` is what was validated by ``root``."""
-    found: dict[str, SettingProblem] = {}
+    """Returns one problem a setting, in the order of the schema's checks. ``values``: the config that ``root`` validated."""
+    by_setting: dict[str, SettingProblem] = {}
     for detail in error.errors(include_url=False):
         setting, problem = _problem(detail, values, root)
         # A union reports each of its branches; the one that reaches deepest names the offending element.
-        if setting not in found or len(problem.key) > len(found[setting].key):
-            found[setting] = problem
-    return list(found.values())
+        if setting not in by_setting or len(problem.key) > len(by_setting[setting].key):
+            by_setting[setting] = problem
+    return list(by_setting.values())
 
 
 def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple[str, SettingProblem]:
@@ -119,7 +119,7 @@ def _problem(detail: ErrorDetails, values: object, root: type[Section]) -> tuple
 def _walk(
     loc: tuple[int | str, ...], root: type[Section]
 ) -> tuple[type[Section] | None, list[str], FieldInfo | None, tuple[int | str, ...]]:
-    """Splits pydantic's location: the section it ends in (None inside a setting), names so far, their field, what is behind."""
+    """Splits pydantic's location: the section in which it ends (None inside a setting), names up to there, their field, and the rest."""
     model: type[Section] | None = root
     names: list[str] = []
     field: FieldInfo | None = None
@@ -137,7 +137,7 @@ def _walk(
 
 
 def _descend(names: list[str], rest: tuple[int | str, ...], values: object) -> tuple[str, object]:
-    """The key and the value that a location ends in; steps that name a branch of a union lead nowhere and are skipped."""
+    """Returns the key and the value at the end of a location. Skips steps that name a branch of a union."""
     key, value = ".".join(names), values
     for name in names:
         setting, _, index = name.removesuffix("]").partition("[")

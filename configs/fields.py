@@ -1,6 +1,6 @@
-"""The kinds of value that settings are made of, each with the words an error uses for what it accepts.
+"""The types of settings. Each has the words that an error uses for the values it accepts.
 
-Knows pydantic's types only: which setting has which kind is ``schema.py``'s, how an error reads is ``explain.py``'s.
+Knows only pydantic's types. ``schema.py`` gives settings their types, and ``explain.py`` writes the errors.
 """
 
 import difflib
@@ -15,14 +15,14 @@ from pydantic_core import PydanticCustomError
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a setting accepts, as it stands in an error behind "expected"."""
+    """The values that a setting accepts, in the words of an error after "expected"."""
 
     words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """When a setting is part of a run's identity; a setting without this mark always is."""
+    """Marks when a setting is part of a run's identity. A setting without this mark always is."""
 
     when: Literal["never", "deterministic"]
 
@@ -38,12 +38,12 @@ class Section(BaseModel):
 
 
 def contradiction(key: str, text: str) -> PydanticCustomError:
-    """An error about settings that do not fit each other; ``key`` is relative to the section, "" for the section itself."""
+    """Returns an error about settings that contradict each other. ``key`` is relative to the section, "" for the section itself."""
     return PydanticCustomError("contradiction", "{text}", {"key": key, "text": text})
 
 
 def nearest(key: str, valid: Iterable[str]) -> str | None:
-    """The valid name that ``key`` most likely means, or None when none is near."""
+    """Returns the valid name that ``key`` most likely means, or None if none is near."""
     close = difflib.get_close_matches(key, list(valid), n=1)
     return close[0] if close else None
 
@@ -65,7 +65,7 @@ def _listed(value: object) -> object:
 
 
 def _token_ids(value: object) -> object:
-    """Token ids as integers: YAML gives integers, JSON and the command line give their digits."""
+    """Returns token ids as integers. YAML gives integers; JSON and the command line give digits."""
     if not isinstance(value, dict):
         return value
     ids = {int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key: bias for key, bias in value.items()}
@@ -75,7 +75,7 @@ def _token_ids(value: object) -> object:
 
 
 def _not_tiny(value: float) -> float:
-    # Logits of some hundreds divided by less than this leave float32's exact range; greedy is meant.
+    # Logits of some hundreds, divided by less than this, leave float32's exact range; the user means greedy.
     if 0.0 < value < 1e-4:
         raise ValueError("too small")
     return value

@@ -1,4 +1,4 @@
-"""The kinds of job by name, each with the model of its config."""
+"""The kinds of job by name, with the models of their configs."""
 
 from .rollout import RolloutConfig
 from .schema import GenerateConfig, JobConfig

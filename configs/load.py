@@ -1,6 +1,6 @@
-"""A config file and its overrides become a checked config, or one ConfigError with a line for everything that is wrong.
+"""Turns a config file and its overrides into a checked config, or raises one ConfigError with a line for each problem.
 
-Reads the config and nothing else: whether a model or an input exists is for those who open it.
+It reads only the config. It does not check that a model or an input exists.
 """
 
 import json
@@ -70,7 +70,7 @@ def _plain(value: object) -> Value:
 
 
 def load_eval(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> EvalConfig:
-    """As ``load``, for the config of an evaluation, which ``mlx-bulk eval`` runs."""
+    """Returns the config of an evaluation, which ``mlx-bulk eval`` runs. Otherwise like ``load_config``."""
     values = _read(path)
     if values.get("job") != "eval":
         found = f"found {shown(values['job'])}" if "job" in values else "missing"
@@ -87,21 +87,21 @@ def _whole(values: Values, model: type[Checked], overridden: Sequence[str], path
 
 
 def checked(values: Values, model: type[Checked]) -> Checked | list[SettingProblem]:
-    """``values`` (whose paths are expanded in place) as a config of the kind ``model``, or all that is wrong with them."""
+    """Returns ``values`` as a config of the kind ``model``, or all problems in them. Expands paths in ``values`` in place."""
     for name, field in model.model_fields.items():
-        # A section that is left out or left empty holds its defaults, and names what it lacks.
+        # A missing or empty section gets its defaults, and errors name its required keys.
         if section_of(field) and values.get(name) is None:
             values[name] = {}
-    found = _expand_paths(values)
+    path_problems = _expand_paths(values)
     try:
         config = model.model_validate(values)
     except ValidationError as error:
-        return found + problems(error, values, model)
-    return found or config
+        return path_problems + problems(error, values, model)
+    return path_problems or config
 
 
 def json_schema() -> dict[str, JsonValue]:
-    """The JSON schema of a config file, as configs/schema.json ships it for editors."""
+    """Returns the JSON schema of a config file, which configs/schema.json ships for editors."""
     every: dict[str, type[Section]] = {**JOBS, "eval": EvalConfig}
     kinds, definitions = models_json_schema([(model, "validation") for model in every.values()], title="mlx-bulk job")
     named = {model: reference["$ref"] for (model, _), reference in kinds.items()}
@@ -138,32 +138,32 @@ def _read(path: Path) -> Values:
 
 
 def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfig | SweepConfig]:
-    """The model of the job that the file, or the last override of ``job``, names."""
-    given = [parse(text[4:], f"--set {text}") for text in overrides if text.startswith("job=")]
-    job, source = (given[-1], "--set") if given else (values.get("job"), str(path))
+    """Returns the model of the job that the last override of ``job`` names, or else the file."""
+    jobs = [parse(text[4:], f"--set {text}") for text in overrides if text.startswith("job=")]
+    job, source = (jobs[-1], "--set") if jobs else (values.get("job"), str(path))
     if job == "eval":
         raise ConfigError(f"{source}: job: found eval, which mlx-bulk run does not run; use mlx-bulk eval {path}")
     if isinstance(job, str) and job in JOBS:
         return JOBS[job]
-    if "job" not in values and not given:
+    if "job" not in values and not jobs:
         raise ConfigError(f"{path}: job: missing; expected {either(JOBS)}")
     near = nearest(job, JOBS) if isinstance(job, str) else None
     raise ConfigError(f"{source}: job: found {shown(job)}; expected {either(JOBS)}" + (f"; did you mean {near}?" if near else ""))
 
 
 def either(names: Iterable[str]) -> str:
-    """The names as a choice: "a, b or c"."""
+    """Joins the names as a choice: "a, b or c"."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def _short(paths: Mapping[str, str], sweeps: bool) -> list[str]:
-    """The overrides that ``paths`` stand for."""
+    """Returns ``paths`` as overrides."""
     return [f"{'base.' if sweeps and key != 'output.path' else ''}{key}={json.dumps(value)}" for key, value in paths.items()]
 
 
 def _open_base(values: Values, path: Path) -> None:
-    """Puts the settings of a file in the place of its path; where its own runs would go does not matter here."""
+    """Replaces a path in ``base`` by the settings of its file, without the file's own output."""
     base = values.get("base")
     if not isinstance(base, str):
         return
@@ -190,7 +190,7 @@ def _override(values: Values, text: str, model: type[Section]) -> str:
 
 
 def put(values: Values, names: Sequence[str], value: Value, source: str) -> None:
-    """Sets the key that ``names`` spell, making the mappings above it. Raises ConfigError where one of those is a plain value."""
+    """Sets the key that ``names`` spell, and makes the mappings above it. Raises ConfigError if one of those is a plain value."""
     place = values
     for depth, name in enumerate(names[:-1]):
         inner = place.get(name)
@@ -206,7 +206,7 @@ def put(values: Values, names: Sequence[str], value: Value, source: str) -> None
 
 
 def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> None:
-    """Raises ConfigError where ``names`` spell no key of a config of the kind ``root``."""
+    """Raises ConfigError if ``names`` spell no key of a config of the kind ``root``."""
     model = root
     for depth, name in enumerate(names):
         key = ".".join(names[: depth + 1])
@@ -222,8 +222,8 @@ def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> No
 
 
 def _expand_paths(values: Values) -> list[SettingProblem]:
-    """Expands the settings that are paths in place, and returns what could not be expanded."""
-    found: list[SettingProblem] = []
+    """Expands the settings that are paths in place, and returns the problems."""
+    path_problems: list[SettingProblem] = []
     for key in _PATHS:
         *sections, name = key.split(".")
         place: Value = values
@@ -237,15 +237,15 @@ def _expand_paths(values: Values) -> list[SettingProblem]:
         try:
             place[name] = _expand(key, value) if isinstance(value, str) else [_expand(key, item) for item in value]
         except ConfigError as error:
-            found.append(SettingProblem(key, str(error)))
+            path_problems.append(SettingProblem(key, str(error)))
     rewards = values.get("rewards")
     for index, reward in enumerate(rewards if isinstance(rewards, list) else []):
         if isinstance(reward, dict) and isinstance(fn := reward.get("fn"), str):
             try:
                 reward["fn"] = _expand("fn", fn)
             except ConfigError as error:
-                found.append(SettingProblem(f"rewards[{index}].fn", str(error)))
-    return found
+                path_problems.append(SettingProblem(f"rewards[{index}].fn", str(error)))
+    return path_problems
 
 
 def _expand(key: str, value: Value) -> Value:
@@ -273,11 +273,11 @@ def _shipped(value: str) -> str:
 
 
 def _source(key: str, overridden: Sequence[str], path: Path) -> str:
-    """Where a setting's value came from: an override of it, of a part of it or of its section, or the file."""
+    """Names the source of a setting's value: --set for an override of it, of a part of it or of its section, else the file."""
     return "--set" if any(f"{key}.".startswith(f"{name}.") or f"{key}[".startswith(f"{name}[") for name in overridden) else str(path)
 
 
 def line(problem: SettingProblem) -> str:
-    """A problem as a message shows it, behind where it was found."""
+    """Returns a problem as a message shows it, after its source."""
     key = problem.key if problem.key.isprintable() else shown(problem.key)
     return f"{key}: {problem.text}" if key else problem.text

@@ -1,6 +1,6 @@
-"""Strict YAML: text to plain values, by the types of YAML 1.2, so that 1e-4 is a number and ``no`` a string.
+"""Reads strict YAML into plain values, by the types of YAML 1.2: 1e-4 is a number and ``no`` a string.
 
-Duplicate keys, aliases and tags are errors with their line and column. Knows nothing of settings.
+Duplicate keys, aliases and tags are errors with line and column. Knows no settings.
 """
 
 import re
@@ -39,7 +39,7 @@ for _kind, _pattern, _first in (
 
 
 def parse(text: str, source: str) -> Value:
-    """The one YAML document in ``text``; None when there is none. ``source`` names the text in the ConfigError it may raise."""
+    """Returns the one YAML document in ``text``, None if there is none. Raises ConfigError, which names the text by ``source``."""
     try:
         loader = _Yaml12(text)
         try:
@@ -53,8 +53,8 @@ def parse(text: str, source: str) -> Value:
         what = "; ".join(part for part in (error.context, error.problem) if part)
         raise ConfigError(f"{source}: {place}{what}") from None
     except yaml.reader.ReaderError as error:
-        found = error.character if isinstance(error.character, int) else ord(error.character)
-        raise ConfigError(f"{source}: character {error.position + 1} is U+{found:04X}, which YAML does not allow; remove it") from None
+        code = error.character if isinstance(error.character, int) else ord(error.character)
+        raise ConfigError(f"{source}: character {error.position + 1} is U+{code:04X}, which YAML does not allow; remove it") from None
     except RecursionError:
         raise ConfigError(f"{source}: nested too deeply to be a config") from None
     except (ValueError, OverflowError) as error:
@@ -76,7 +76,7 @@ def _value(node: yaml.Node) -> Value:
 
 
 def _mapping(node: yaml.MappingNode) -> dict[Scalar, Value]:
-    found: dict[Scalar, Value] = {}
+    mapping: dict[Scalar, Value] = {}
     lines: dict[Scalar, int] = {}
     for key_node, value_node in node.value:
         key = _value(key_node)
@@ -85,8 +85,8 @@ def _mapping(node: yaml.MappingNode) -> dict[Scalar, Value]:
         if key in lines:
             raise _problem(key_node, f"the key {key!r} stands here and on line {lines[key]}; remove one of them")
         lines[key] = key_node.start_mark.line + 1
-        found[key] = _value(value_node)
-    return found
+        mapping[key] = _value(value_node)
+    return mapping
 
 
 def _scalar(node: yaml.ScalarNode, kind: str) -> Scalar:
@@ -107,7 +107,7 @@ def _scalar(node: yaml.ScalarNode, kind: str) -> Scalar:
 
 
 def _joined(node: yaml.ScalarNode, text: str) -> str:
-    """``text`` with the surrogate pairs that JSON's escapes leave joined to the characters they mean."""
+    """Joins the surrogate pairs of JSON's escapes in ``text`` to characters."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:

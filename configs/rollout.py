@@ -1,6 +1,6 @@
-"""The settings of a rollout job: groups of samples, their rewards and advantages, and the policy that they are drawn from.
+"""The settings of a rollout job: groups of samples, their rewards and advantages, and the policy that samples.
 
-Bounds and contradictions as in ``schema.py``; knows nothing of reward functions or adapters beyond how they are named.
+Bounds and contradictions as in ``schema.py``. Knows only the names of reward functions and adapters.
 """
 
 import re
@@ -44,12 +44,12 @@ class RewardConfig(Section):
 
     @property
     def label(self) -> str:
-        """The name of its field in the records."""
+        """The name of the reward's field in the records."""
         return self.name or self.fn.rpartition(":")[2]
 
     @property
     def built_in(self) -> bool:
-        """Whether ``fn`` names a reward that ships with the package."""
+        """True when ``fn`` names a reward that ships with the package."""
         return ":" not in self.fn
 
     @model_validator(mode="after")
@@ -150,19 +150,19 @@ class RolloutConfig(GenerateConfig):
 
     @property
     def loaded(self) -> ModelConfig:
-        """The model with the policy's adapter, where that is fixed."""
+        """The model with the policy's adapter, if that is fixed."""
         return self.model.model_copy(update={"adapter": self.policy.adapter})
 
     @property
     def reference(self) -> ModelConfig | None:
-        """The second model; None where there is none, or the reference is this one with its adapter off."""
+        """The reference model; None without one, or if the reference is this model with its adapter off."""
         if self.policy.reference in (None, "base"):
             return None
         return ModelConfig(path=self.policy.reference, dtype=self.model.dtype, trust_remote_code=self.model.trust_remote_code)
 
     @property
     def reference_key(self) -> str:
-        """Where it stands in the config."""
+        """The key of the reference model in the config."""
         return "policy.reference"
 
     @model_validator(mode="after")

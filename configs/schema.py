@@ -1,6 +1,6 @@
-"""The settings of a job, as frozen models whose attributes are the config's keys.
+"""The settings of a job, as frozen pydantic models. Their attributes are the config's keys.
 
-Bounds and contradictions live here, with one line on every setting. Knows nothing of YAML, files or error messages' layout.
+Holds the bounds, the contradictions and a one-line description of each setting. Knows no YAML, no files and no layout of errors.
 """
 
 from typing import Annotated, Literal, Self
@@ -107,7 +107,7 @@ class PromptConfig(Section):
 
     @property
     def sources(self) -> list[str]:
-        """Which of text, messages and user are given."""
+        """The names of those of text, messages and user that are set."""
         return [name for name in ("text", "messages", "user") if getattr(self, name) is not None]
 
     @model_validator(mode="after")
@@ -221,17 +221,17 @@ class JobConfig(Section):
 
     @property
     def loaded(self) -> ModelConfig:
-        """The model as it is loaded, with the adapter that a run begins with."""
+        """The model as it is loaded, with the adapter of the run's start."""
         return self.model
 
     @property
     def reference(self) -> ModelConfig | None:
-        """The second model that a job holds the first against; None where it takes one model."""
+        """The reference model, which a job compares with the model; None without one."""
         return None
 
     @property
     def reference_key(self) -> str:
-        """Where it stands in the config."""
+        """The key of the reference model in the config."""
         return "score.reference"
 
 
@@ -249,33 +249,33 @@ class GenerateConfig(JobConfig):
 
 
 def names_a_file(chat_template: str) -> bool:
-    """True when a chat_template setting names a file; a literal template has {{ or {% in it."""
+    """Returns True when a chat_template setting names a file. A literal template contains {{ or {%."""
     return "{{" not in chat_template and "{%" not in chat_template
 
 
 def identity(config: JobConfig) -> dict[str, JsonValue]:
-    """The settings that shape results, by dotted key; two runs that differ here may not share a run directory.
+    """Returns the settings that shape results, by dotted key. Runs that differ in them may not share a run directory.
 
-    Left out are settings that only steer (memory, durability), and those whose contents a run fingerprints itself
-    (weights, adapter, input files).
+    It leaves out settings that don't change results (memory, durability), and paths of files that a run fingerprints itself (weights,
+    adapter, input).
     """
     return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if shapes}
 
 
 def free(config: JobConfig) -> dict[str, JsonValue]:
-    """The settings that may change between two starts of one run, by dotted key."""
+    """Returns the settings that may change between two starts of one run, by dotted key."""
     return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if not shapes}
 
 
 def _settings(section: Section, prefix: str, deterministic: bool) -> dict[str, tuple[JsonValue, bool]]:
-    """Every setting by dotted key: its value, and whether it shapes results."""
-    found: dict[str, tuple[JsonValue, bool]] = {}
+    """Returns all settings by dotted key: the value, and True if it shapes results."""
+    values: dict[str, tuple[JsonValue, bool]] = {}
     written: dict[str, JsonValue] = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, Section):
-            found |= _settings(value, f"{prefix}{name}.", deterministic)
+            values |= _settings(value, f"{prefix}{name}.", deterministic)
         else:
             marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
-            found[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and deterministic)
-    return found
+            values[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and deterministic)
+    return values

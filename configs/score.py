@@ -1,6 +1,6 @@
-"""The settings of a scoring job: what of a row is scored, in which windows, and what it is held against.
+"""The settings of a scoring job: the text of a row to score, its windows, and the reference model.
 
-Bounds and contradictions as in ``schema.py``; knows nothing of tokens or windows beyond their names.
+Bounds and contradictions as in ``schema.py``. Knows no tokens, and of windows only the names.
 """
 
 from typing import Annotated, Literal, Self
@@ -11,7 +11,7 @@ from .fields import CountOrAuto, CountOrNull, Expected, NameOrNull, Section, con
 from .schema import JobConfig, ModelConfig, PromptConfig
 
 KINDS = ("text", "completion", "choices", "messages")
-# What of `prompt` applies where nothing stands before what is scored.
+# The settings of `prompt` that apply to kinds without a prompt.
 OF_PROMPT: dict[str, tuple[str, ...]] = {"text": (), "messages": ("chat_template", "chat_template_args", "too_long")}
 
 
@@ -54,7 +54,7 @@ class ScoreSettings(Section):
 
     @property
     def kind(self) -> str:
-        """Which of text, completion, choices and messages is given."""
+        """The name of that of text, completion, choices and messages that is set."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @model_validator(mode="after")
@@ -94,7 +94,7 @@ class ScoreConfig(JobConfig):
 
     @property
     def reference(self) -> ModelConfig | None:
-        """The second model, if there is one."""
+        """The reference model, if there is one."""
         return self.score.reference
 
     @model_validator(mode="after")

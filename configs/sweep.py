@@ -1,6 +1,6 @@
-"""The settings of a sweep: one job run many times, each time with other values of some of its settings.
+"""The settings of a sweep: one job run many times, each time with other values of some settings.
 
-Knows the shape of a sweep alone: what its cells are, and whether each is a job, is ``cells.py``'s.
+Knows only the shape of a sweep. ``cells.py`` makes the cells and checks them.
 """
 
 from typing import Annotated, Literal

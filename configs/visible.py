@@ -1,15 +1,15 @@
-"""Text of others' making (rows, column and file names, models' errors) as it may stand in a message: shown by a terminal, never obeyed.
+"""Escapes foreign text (rows, column and file names, models' errors) in messages, so that a terminal shows it and never obeys it.
 
-Knows no message. JSON needs none of this: it has escapes of its own.
+JSON does not need this: it has its own escapes.
 """
 
 import unicodedata
 
-_JOINERS = "\u200c\u200d"  # parts of words and of emoji; they move nothing
+_JOINERS = "\u200c\u200d"  # parts of words and of emoji; they are harmless
 
 
 def visible(text: str) -> str:
-    """``text`` on one line; control characters, marks that turn the direction of writing, and halves of surrogate pairs escaped.
+    """Returns ``text`` on one line. Escapes control characters, marks that change the direction of writing, and half surrogate pairs.
 
     >>> visible("a\\nb\\x1b[2J\\u202ec"), visible("naïve　東京 🙂")
     ('a\\\\nb\\\\x1b[2J\\\\u202ec', 'naïve　東京 🙂')
@@ -20,5 +20,5 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """The same of each line of ``text``, a block of our own making in which others' words stand."""
+    """Returns ``text`` with each line made visible, for our own messages of several lines."""
     return "\n".join(map(visible, text.split("\n")))
