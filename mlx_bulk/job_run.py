@@ -13,7 +13,7 @@ from mlx_bulk.configs.sweep import SweepConfig
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.report import report
 from mlx_bulk.jobs.sweep.results_table import sweep_table, write_sweep_table
-from mlx_bulk.jobs.sweep.sweep import Ended, run_sweep, sweep_exit_code
+from mlx_bulk.jobs.sweep.sweep import CellOutcome, run_sweep, sweep_exit_code
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
@@ -104,7 +104,7 @@ def sweep(
     source = str(config) if isinstance(config, str | Path) else "the config"
     start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=tuple(adopt))
 
-    def write_table(ended: Sequence[Ended]) -> None:
+    def write_table(ended: Sequence[CellOutcome]) -> None:
         write_sweep_table(sweep_table(ended), folder)
 
     models = ModelPool()
@@ -127,7 +127,7 @@ def _host(stopped: Callable[[], bool] | None) -> HostProcess:
     return HostProcess() if stopped is None else HostProcess(stopped)
 
 
-def _result(ended: Ended) -> CellResult:
+def _result(ended: CellOutcome) -> CellResult:
     cell = ended.cell
     settings: dict[str, object] = dict(cell.settings)
     return CellResult(cell.name, settings, Path(cell.config.output.path), ended.state, ended.summary, ended.exit_code, ended.message)

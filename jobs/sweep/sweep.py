@@ -1,7 +1,7 @@
-"""``job: sweep``: each cell is an ordinary run in a directory of its own, one after another in one process.
+"""Runs the cells of a ``job: sweep`` one after another in one process. Each cell is an ordinary run in its own directory.
 
-Cells are ordered so that models are loaded once. A cell that fails is told and left; the next start tries it again and
-continues the others. Knows nothing of rows or statistics: what the cells came to is ``sweep_table.py``'s.
+Cells are ordered so that few models are loaded. A cell that fails is reported and left; the next start tries it again and
+continues the others. Knows nothing of rows or statistics; results_table.py collects the figures.
 """
 
 import logging
@@ -38,10 +38,10 @@ _MIXED = 5  # exit code: cells failed in several ways
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """How far a cell came: ``summary`` where its run ended by itself, ``code`` and ``message`` where it failed.
+class CellOutcome:
+    """How far a cell came.
 
-    ``waiting`` cells were not begun.
+    ``summary`` is there where its run ended by itself, ``code`` and ``message`` where it failed. ``waiting`` cells have not begun.
     """
 
     cell: Cell
@@ -52,7 +52,7 @@ class Ended:
 
     @property
     def exit_code(self) -> int | None:
-        """What a run of the cell alone would return; None for one that is not at its end."""
+        """The exit code of a run of this cell alone; None for a cell that has not ended."""
         if self.state == "failed":
             return self.code
         if self.state != "complete":
@@ -67,13 +67,13 @@ def run_sweep(
     start: Start,
     outside: HostProcess,
     show: Show,
-    tell: Callable[[Sequence[Ended]], None],
+    tell: Callable[[Sequence[CellOutcome]], None],
     models: ModelPool | None = None,
-) -> list[Ended]:
-    """Runs each of the cells, or what is left of it, and says in the cells' own order how they ended.
+) -> list[CellOutcome]:
+    """Runs each cell, or the rest of it, and returns the outcomes in the order of ``cells``.
 
-    ``outside`` is asked between steps and between cells whether to end early; ``start`` is each cell's, and ``show``
-    how its progress is told; ``models`` keeps what is loaded; ``tell`` is told after each cell how far all of them are.
+    ``start`` and ``show`` (how to display progress) apply to every cell. ``models`` keeps loaded models. ``tell`` is called
+    after each cell with the outcomes so far. ``outside`` says between steps and between cells whether to end early.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
     """
@@ -83,26 +83,27 @@ def run_sweep(
     with held(folder, _MARK, _is_sweep_folder):
         _write_list(folder, cells)
         if start.overwrite:
-            _doom(cells, kinds, start.adopt, outside)
-        ended = {cell.name: Ended(cell, "waiting") for cell in cells}
+            _mark_old_runs(cells, kinds, start.adopt, outside)
+        outcomes = {cell.name: CellOutcome(cell, "waiting") for cell in cells}
         models = models or ModelPool()
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
-            ended[cell.name] = _ended(
+            outcomes[cell.name] = _run_cell(
                 cell,
                 lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, outside, show, models),
                 continue_command(start.overwrite),
             )
-            tell(list(ended.values()))
+            tell(list(outcomes.values()))
             if outside.stopped():
                 break
-    return list(ended.values())
+    return list(outcomes.values())
 
 
 def in_loading_order(cells: Sequence[Cell]) -> list[Cell]:
-    """The cells so that few models are loaded: next comes always a cell that needs the fewest new ones, and keeps the most.
+    """Orders cells so that few models are loaded.
 
-    Of those alike the first is taken, so cells of the same models stay in order.
+    Next comes a cell that needs the fewest new models, and of those one that keeps the most. Among equals the first comes first,
+    so cells of the same models stay in order.
     """
     left, ordered = list(cells), list[Cell]()
     held: set[str] = set()
@@ -115,11 +116,11 @@ def in_loading_order(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def missing_paths(cells: Sequence[Cell]) -> list[str]:
-    """A line for each local folder or file that cells name and that does not exist; what may be on the hub is not looked for."""
+    """Returns a line for each missing local folder or file that cells name. Names that may be on the hub are not looked up."""
     needed: dict[tuple[str, str], int] = {}
     for cell in cells:
-        for named in dict.fromkeys(_local_paths(cell.config)):
-            needed[named] = needed.get(named, 0) + 1
+        for key_and_path in dict.fromkeys(_local_paths(cell.config)):
+            needed[key_and_path] = needed.get(key_and_path, 0) + 1
     return [
         f"{key}: {path} does not exist; {count:,} of {len(cells):,} cells will fail"
         for (key, path), count in needed.items()
@@ -128,7 +129,7 @@ def missing_paths(cells: Sequence[Cell]) -> list[str]:
 
 
 def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
-    """Key and path of each model, adapter and input that is certain to be local."""
+    """Yields the key and path of each model, adapter and input that is certainly local."""
     for key, model in (("model", config.model), ("score.reference", config.reference)):
         for name, path in (("path", model.path), ("adapter", model.adapter)) if model is not None else ():
             if (
@@ -142,35 +143,35 @@ def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
             yield "data.path", path
 
 
-def sweep_exit_code(ended: Sequence[Ended]) -> int | None:
-    """What the process returns: 0, 3 where rows are quarantined, the failed cells' code, or 5 where they differ.
+def sweep_exit_code(outcomes: Sequence[CellOutcome]) -> int | None:
+    """Returns the exit code of the sweep: 0, 3 where rows are quarantined, the failed cells' code, or 5 where their codes differ.
 
-    None for a sweep that was stopped: with what it ends is not for its cells to say.
+    None for a sweep that was stopped: its cells do not decide the exit code then.
     """
-    if any(each.state in ("stopped", "waiting") for each in ended):
+    if any(outcome.state in ("stopped", "waiting") for outcome in outcomes):
         return None
-    codes = [each.code for each in ended if each.state == "failed"]
+    codes = [outcome.code for outcome in outcomes if outcome.state == "failed"]
     if codes:
         return codes[0] if len(set(codes)) == 1 else _MIXED
-    return QUARANTINED if any(each.summary and each.summary.errors for each in ended) else 0
+    return QUARANTINED if any(outcome.summary and outcome.summary.errors for outcome in outcomes) else 0
 
 
-def closing_line(ended: Sequence[Ended], folder: Path, command: str) -> str:
-    """The last line of a sweep: how many cells are in which state; ``command`` continues it, if any is left."""
-    count = {state: sum(each.state == state for each in ended) for state in ("complete", "failed", "stopped", "waiting")}
-    said = [f"{count['complete']:,} of {len(ended):,} cells complete"]
-    if errors := sum(each.summary.errors for each in ended if each.summary):
-        said.append(f"{count_text(errors, 'row')} quarantined")
+def closing_line(outcomes: Sequence[CellOutcome], folder: Path, command: str) -> str:
+    """Returns the last line of a sweep: how many cells are in which state. ``command`` continues the rest."""
+    count = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "failed", "stopped", "waiting")}
+    parts = [f"{count['complete']:,} of {len(outcomes):,} cells complete"]
+    if errors := sum(outcome.summary.errors for outcome in outcomes if outcome.summary):
+        parts.append(f"{count_text(errors, 'row')} quarantined")
     if count["failed"]:
-        said.append(f"{count['failed']:,} failed")
+        parts.append(f"{count['failed']:,} failed")
     if unfinished := count["stopped"] + count["waiting"]:
-        said.append(f"{unfinished:,} left")
-    again = "" if count["complete"] == len(ended) else f"; {command} continues"
-    return f"sweep: {', '.join(said)}{again} -> {folder}"
+        parts.append(f"{unfinished:,} left")
+    again = "" if count["complete"] == len(outcomes) else f"; {command} continues"
+    return f"sweep: {', '.join(parts)}{again} -> {folder}"
 
 
-def _ended(cell: Cell, work: Callable[[], Summary], command: str) -> Ended:
-    """Does the work of one cell, which ``command`` continues; what stops it stops no other."""
+def _run_cell(cell: Cell, work: Callable[[], Summary], command: str) -> CellOutcome:
+    """Does the work of one cell. An error ends this cell alone. ``command`` continues it."""
     try:
         summary = work()
     except BulkError as error:
@@ -181,22 +182,22 @@ def _ended(cell: Cell, work: Callable[[], Summary], command: str) -> Ended:
         code, message = BulkError.exit_code, f"{type(error).__name__}: {error}"
     else:
         log.info("%s", last_line(summary, command))
-        return Ended(cell, "complete" if summary.complete else "stopped", summary)
+        return CellOutcome(cell, "complete" if summary.complete else "stopped", summary)
     log.error("cell %s failed: %s", cell.name, message)
-    return Ended(cell, "failed", None, code, message)
+    return CellOutcome(cell, "failed", None, code, message)
 
 
-def _doom(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], outside: HostProcess) -> None:
-    """Notes in each old run that it is to go, before the first goes: broken off, the sweep must not take one for the new one's.
+def _mark_old_runs(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], outside: HostProcess) -> None:
+    """Marks all old runs for removal before the first is removed. An interrupted sweep must not take an old run for a new one.
 
-    The old run of a cell that cannot start is left as it is: the next start may be with other settings. Raises RunDirError, and
-    then no run is marked, where another process works in one.
+    The old run of a cell that cannot start stays, since the next start may have other settings. Raises RunDirError where
+    another process works in one of them; then no run is marked.
     """
-    left = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not outside.supervisor.orders(_path(cell).absolute()).begun]
-    for cell in left:
+    old = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not outside.supervisor.orders(_path(cell).absolute()).begun]
+    for cell in old:
         RunDir.open(_path(cell)).close()
-    reasons = why_refused([cell.config for cell in left], kinds, adopt)
-    for cell, why in zip(left, reasons, strict=True):
+    reasons = why_refused([cell.config for cell in old], kinds, adopt)
+    for cell, why in zip(old, reasons, strict=True):
         if why is not None:
             log.warning("cell %s cannot start, so its old run stays: %s", cell.name, why)
             continue
@@ -217,8 +218,8 @@ def _check_templates(cells: Sequence[Cell], kinds: Mapping[str, Kind]) -> None:
 
 
 def _models(config: JobConfig) -> set[str]:
-    wanted = [config.model] if config.reference is None else [config.model, config.reference]
-    return {model.model_dump_json() for model in wanted}
+    models = [config.model] if config.reference is None else [config.model, config.reference]
+    return {model.model_dump_json() for model in models}
 
 
 def _is_sweep_folder(folder: Path) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from mlx_bulk.jobs.sweep.results_table import closing_table, sweep_table
-from mlx_bulk.jobs.sweep.sweep import Ended
+from mlx_bulk.jobs.sweep.sweep import CellOutcome
 from mlx_bulk.runner.pipeline import session
 
 from ...checkpoints import LLAMA, write_checkpoint
@@ -41,7 +41,7 @@ def test_the_table_has_settings_by_their_types_and_statistics_by_group(bench: Be
 
 def test_the_table_takes_no_damaged_statistics(bench: Bench):
     assert run(bench, matrix={"sampling.max_tokens": [2, 3]}).code == 0
-    ended = [Ended(cell, "complete") for cell in opened(bench.root / "sweep.yaml")]
+    ended = [CellOutcome(cell, "complete") for cell in opened(bench.root / "sweep.yaml")]
     assert sweep_table(ended).column("rows").null_count == 0
     flip(bench.root / "out" / ended[0].cell.name / "stats.arrow")
     assert sweep_table(ended).column("rows").to_pylist() == [None, len(ROWS)]
@@ -146,7 +146,7 @@ def test_a_value_of_several_lines_takes_one(bench: Bench):
 
 def test_a_failed_cells_row_needs_no_other(bench: Bench):
     (cell,) = opened(written(bench, base_of(bench), matrix={"data.limit": [1]}))
-    ended = [Ended(cell, "failed", None, 5, "no luck")]
+    ended = [CellOutcome(cell, "failed", None, 5, "no luck")]
     found = sweep_table(ended)
     assert found.num_rows == 1
     assert closing_table(ended).splitlines()[1:] == ["1           failed [1]", "[1] no luck (exit code 5)"]
