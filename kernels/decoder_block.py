@@ -12,7 +12,7 @@ import numpy as np
 from mlx import nn
 from numpy.typing import NDArray
 
-from . import attention, linear, native, rms_norm, rope
+from . import attention, elementwise, linear, native, rope
 from .attention import Mask
 
 
@@ -89,16 +89,16 @@ def reference(
         return y.reshape(b, t, -1, c.width).transpose(0, 2, 1, 3)
 
     def turned(y: mx.array, norm: mx.array | None, eps: float) -> mx.array:
-        y = y if norm is None else rms_norm.reference(y, norm, eps)
+        y = y if norm is None else elementwise.reference_rms_norm(y, norm, eps)
         return rope.reference(y, w.frequencies, offset, c.position_scale, c.neighbours)
 
-    normed = rms_norm.reference(x, w.norm, c.eps)
+    normed = elementwise.reference_rms_norm(x, w.norm, c.eps)
     q, k, v = (heads(linear.reference(normed, *pair)) for pair in ((w.q, w.q_bias), (w.k, w.k_bias), (w.v, w.v_bias)))
     keys = mx.concatenate([keys, turned(k, w.k_norm, c.k_eps)], axis=2)
     values = mx.concatenate([values, v], axis=2)
     seen = attention.reference(turned(q, w.q_norm, c.q_eps), keys, values, c.scale, mask)
     x = x + linear.reference(seen.transpose(0, 2, 1, 3).reshape(b, t, -1), w.o, w.o_bias)
-    normed = rms_norm.reference(x, w.second_norm, c.second_eps)
+    normed = elementwise.reference_rms_norm(x, w.second_norm, c.second_eps)
     gated = nn.silu(linear.reference(normed, w.gate, w.gate_bias)) * linear.reference(normed, w.up, w.up_bias)
     return x + linear.reference(gated, w.down, w.down_bias), keys, values
 

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
-from ...kernels import linear, native, rms_norm, rope
+from ...kernels import elementwise, linear, native, rope
 from ...kernels.fused_logprobs import Product
 from .call_context import CallContext, ListedProduct
 
@@ -74,10 +74,13 @@ class FastRMSNorm(nn.RMSNorm):
     def __call__(self, x: mx.array) -> mx.array:
         """x [..., D] -> the same shape."""
         weight = self["weight"]
-        if self.training or not rms_norm.suits(x, weight):
+        if self.training or not elementwise.suits_rms_norm(x, weight):
             return super().__call__(x)
         return run_kernel(
-            self._context.used, "norm", lambda: rms_norm.on_cpu(x, weight, self.eps), lambda: super(FastRMSNorm, self).__call__(x)
+            self._context.used,
+            "norm",
+            lambda: elementwise.rms_norm_on_cpu(x, weight, self.eps),
+            lambda: super(FastRMSNorm, self).__call__(x),
         )
 
 

@@ -22,7 +22,7 @@ from mlx_lm.models import base
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
-from ...kernels import activations, attention, native
+from ...kernels import attention, elementwise, native
 from ..core.errors import first_line
 from .call_context import context_of
 from .cpu_layers import run_kernel
@@ -67,13 +67,13 @@ def _fast_nn() -> ModuleType:
     """Returns a copy of ``mlx.nn`` with our activations: model files call them as ``nn.silu``."""
     twin = ModuleType(nn.__name__, nn.__doc__)
     twin.__dict__.update(nn.__dict__)
-    twin.__dict__["silu"] = _elementwise("silu", nn.silu, activations.silu_on_cpu)
-    twin.__dict__["gelu_approx"] = _elementwise("gelu", nn.gelu_approx, activations.gelu_approx_on_cpu)
+    twin.__dict__["silu"] = _elementwise("silu", nn.silu, elementwise.silu_on_cpu)
+    twin.__dict__["gelu_approx"] = _elementwise("gelu", nn.gelu_approx, elementwise.gelu_approx_on_cpu)
     return twin
 
 
 _ORIGINALS: list[Any] = [base.scaled_dot_product_attention, mlx_activations.swiglu, nn]
-_OURS: list[Any] = [_attention, _elementwise("swiglu", mlx_activations.swiglu, activations.swiglu_on_cpu), _fast_nn()]
+_OURS: list[Any] = [_attention, _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu), _fast_nn()]
 
 
 def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:
