@@ -80,11 +80,11 @@ class InMemoryRollouts:
         self._layout = Layout(spec.scan.rows, config.batch.rows_per_shard, config.rounds)
         assert model.adapters is not None, "a loaded model has them"
         self._inferring = only_inside([each.network for each in (model, loaded.reference_model) if each is not None and each.substitutes])
-        self._adapters, self._given = model.adapters, GivenSource()
-        self._kept, self._written = folder / "policies", folder / "given"
+        self._adapters, self._source = model.adapters, GivenSource()
+        self._policies_folder, self._arrays_folder = folder / "policies", folder / "given"
         with self._inferring():
-            store = PolicyStore(self._kept, model.adapters.weights())
-            self._updater = PolicyUpdater(model.adapters, store, spec.checkpoint.adapter, self._given, full_weights_fit(self._setup))
+            store = PolicyStore(self._policies_folder, model.adapters.weights())
+            self._updater = PolicyUpdater(model.adapters, store, spec.checkpoint.adapter, self._source, full_weights_fit(self._setup))
 
     @property
     def schema(self) -> pa.Schema:
@@ -97,7 +97,7 @@ class InMemoryRollouts:
         return self._updater.policy
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        self._end()
+        self._end_iteration()
         groups = self._groups()
         self._iteration = ref(groups)  # not the generator: one that nobody holds any more ends by itself
         return groups
@@ -115,7 +115,7 @@ class InMemoryRollouts:
         with self._inferring():
             self._adapters.try_on(adapter)
         self._remove_old_policies()
-        self._given.add(adapter, version)
+        self._source.add(adapter, version)
 
     def update_arrays(self, version: int, settings: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> None:
         """Samples from another policy, see ``update``, whose adapter is given as arrays.
@@ -124,7 +124,7 @@ class InMemoryRollouts:
         tensors: by name, as ``tree_flatten(model.trainable_parameters())`` gives them: lora_a [in, rank], lora_b [rank, out].
         """
         self._require_newer(version)
-        folder = self._written / f"{version}"
+        folder = self._arrays_folder / f"{version}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(json.dumps(dict(settings)), encoding="utf-8")
         mx.save_safetensors(str(folder / TENSORS), dict(tensors))
@@ -132,7 +132,7 @@ class InMemoryRollouts:
 
     def close(self) -> None:
         """Ends the present iteration with its threads and processes, and gives up the model."""
-        self._end()
+        self._end_iteration()
         self._scratch.cleanup()
 
     def __enter__(self) -> Self:
@@ -145,7 +145,7 @@ class InMemoryRollouts:
 
     def _groups(self) -> Generator[pa.RecordBatch]:
         """Yields the groups of one pass over all shards. While the caller has the thread, mlx-lm's model files are as they were."""
-        with closing(self._sampled()) as groups:
+        with closing(self._window_groups()) as groups:
             while True:
                 with self._inferring():
                     group = next(groups, None)
@@ -153,7 +153,7 @@ class InMemoryRollouts:
                     return
                 yield group
 
-    def _sampled(self) -> Generator[pa.RecordBatch]:
+    def _window_groups(self) -> Generator[pa.RecordBatch]:
         """Yields the groups window by window. The engine has nothing in flight between two, so that an update can take its place."""
         spec, layout, config = self._spec, self._layout, self.config
         by_round, ended = config.policy.update == "round", False
@@ -184,7 +184,7 @@ class InMemoryRollouts:
                 pass
             _log_errors(self.errors)
 
-    def _end(self) -> None:
+    def _end_iteration(self) -> None:
         groups = self._iteration() if self._iteration is not None else None
         if groups is not None:
             groups.close()
@@ -199,11 +199,11 @@ class InMemoryRollouts:
     def _remove_old_policies(self) -> None:
         """Removes the files of older policies."""
         current = self._updater.policy
-        for offer in self._given.policies:
-            if offer.version <= current.version and offer.folder.parent == self._written:
+        for offer in self._source.policies:
+            if offer.version <= current.version and offer.folder.parent == self._arrays_folder:
                 shutil.rmtree(offer.folder, ignore_errors=True)
-        self._given.policies = [offer for offer in self._given.policies if offer.version > current.version]
-        for folder in self._kept.iterdir():
+        self._source.policies = [offer for offer in self._source.policies if offer.version > current.version]
+        for folder in self._policies_folder.iterdir():
             if folder.is_dir() and folder.name != current.name:
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -99,7 +99,7 @@ class PolicyStore:
         """Returns ``Policy.name`` of all kept policies, damaged ones too."""
         return sorted(folder.name for folder in self.root.glob("*-*") if _NAME.fullmatch(folder.name))
 
-    def newest_taken(self) -> int:
+    def newest_loaded(self) -> int:
         """Returns the newest version that was on the network in this run, whether its files are there or not."""
         versions = [int(line["version"]) for line in read_lines(self.root / EVENTS) if line["event"] == TAKEN]
         return max([0, *versions, *(int(name.split("-")[0]) for name in self.names())])

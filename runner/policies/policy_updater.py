@@ -35,7 +35,7 @@ class PolicyUpdater:
         else:
             with store.keeping(Offer(0, fixed)) as (self.policy, _):
                 pass
-        if source is None and (newest := store.newest_taken()):
+        if source is None and (newest := store.newest_loaded()):
             log.warning(
                 "policy.watch is null: the model itself samples from here on, though policy %d has sampled in this run; "
                 "to go on with policies, put their folder into policy.watch",
@@ -99,7 +99,7 @@ class PolicyUpdater:
             return
 
     def _require_no_step_back(self) -> None:
-        newest = self._store.newest_taken()
+        newest = self._store.newest_loaded()
         if self.policy.version < newest:
             raise ModelError(
                 f"{self._store.root}: policy {newest} has sampled in this run and cannot be loaded any more; the newest that can be is "
