@@ -1,4 +1,4 @@
-"""What is concluded from deaths: a simulated process dies whenever one of its killers is in the model."""
+"""Tests the conclusions from deaths, with a simulated process that dies whenever a killer row is in the model."""
 
 import json
 import math
@@ -15,7 +15,7 @@ RUN = "/outputs/run"
 
 
 def one_process(suspects: Suspects, done: set[int], rows: int, batch: int, killers: set[int]) -> bool:
-    """A process that is given its orders as JSON; whether it has died. What a group has finished stays done."""
+    """Simulates a process that gets its orders as JSON, and returns whether it died. Finished rows stay done."""
     orders: dict[str, Any] = json.loads(json.dumps(suspects.orders))
     suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": []})
     fatal = {row for row, _ in orders["fatal"].get(RUN, [])}

@@ -1,4 +1,4 @@
-"""``mlx-bulk init``: each printed config runs, agrees with the schema that it names, and says every setting there is."""
+"""``mlx-bulk init``: each printed config runs, agrees with the schema that it names, and holds every setting."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def test_every_setting_is_there_with_its_default(job: str, tmp_path: Path):
 
 
 def keys(values: object, prefix: str = "") -> list[str]:
-    """The dotted keys of all values that are no sections."""
+    """Returns the dotted keys of all values that are no sections."""
     if not isinstance(values, dict) or not values:
         return [prefix.removesuffix(".")]
     return [key for name, value in values.items() for key in keys(value, f"{prefix}{name}.")]

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: exit codes, messages that name the fix, and how fast it answers."""
+"""Tests the command line as users meet it: exit codes, messages that name the fix, and late imports."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A signal while one step takes for ever: the process ends within 5 seconds, what was finished is safe, the same command goes on."""
+"""Tests signals during an endless step: the process ends within 5 seconds, finished rows are safe, the same command continues."""
 
 import json
 import os
@@ -29,7 +29,7 @@ JOB: dict[str, Any] = {"batch": {"rows": 4, "rows_per_shard": 64}, "output": {"f
 
 
 class Blocked:
-    """A command that has come to where it blocks."""
+    """A command that has reached the function that blocks."""
 
     def __init__(self, config: Path, where: str, after: int, grace: float, options: Sequence[str]):
         said, theirs = os.pipe()
@@ -41,7 +41,7 @@ class Blocked:
             self.arrived = pipe.readline() == "in there\n"
 
     def ended(self, *numbers: int) -> tuple[int, list[str], float]:
-        """Exit code, lines on stderr, and seconds since the first of these signals was sent."""
+        """Sends the signals; returns the exit code, the lines on stderr, and the seconds since the first signal."""
         assert self.arrived, self.process.communicate(timeout=PATIENCE)
         begin = monotonic()
         for number in numbers:

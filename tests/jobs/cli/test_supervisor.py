@@ -1,6 +1,6 @@
-"""A process that dies is started again, its rows apart until the one that kills it is found; signals reach it once.
+"""Tests that a dead process starts again, runs suspects by themselves until the killer row is found, and gets each signal once.
 
-Most of it on a process without a model, which starts in no time; what concerns runs, on the command with a model that aborts.
+Most tests use a process without a model, which starts at once; those about runs use the command with a model that aborts.
 """
 
 import json
@@ -133,7 +133,7 @@ def test_another_signal_is_no_reason_to_start_again(tmp_path: Path):
 
 
 def in_its_batch(command: list[str]) -> "subprocess.Popen[str]":
-    """A supervisor, in a group of its own, whose process waits for a signal with rows in the model."""
+    """Starts a supervisor in its own process group; its process waits for a signal with rows in the model."""
     process = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

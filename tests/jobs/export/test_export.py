@@ -1,4 +1,4 @@
-"""``mlx-bulk export`` on real runs: what other programs read, in which order, and what is refused."""
+"""``mlx-bulk export`` on real runs: files that other programs read, their order, and refusals."""
 
 import errno
 import hashlib
@@ -50,7 +50,7 @@ def incomplete(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
 
 @pytest.fixture(scope="module")
 def scored(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, Done]:
-    """A run of each shape that scores have."""
+    """A run for each shape of scores."""
     rows: list[Record] = [{"q": "Is it?", "a": ["yes", "no"]}, {"q": "Was it?", "a": ["no", "never"]}]
     sections: dict[str, Any] = {
         "text": {"score": {"text": "{{ q }}"}, "logprobs": {"top": 2}},
@@ -60,7 +60,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory, model: Path) -> dict[str, D
 
 
 def read_by(reader: str, kind: str, path: Path, cache: Path) -> list[Record]:
-    """The records of a file, as a library reads it."""
+    """Reads the records of a file with a library."""
     match reader:
         case "polars":
             return (pl.read_parquet(path) if kind == "parquet" else pl.read_ndjson(path)).to_dicts()

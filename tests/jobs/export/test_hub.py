@@ -1,4 +1,4 @@
-"""Export to the hub, against an API that is played here: what is uploaded, in one commit, and who may see it."""
+"""Tests the export to the hub against a fake API: the files of the one commit, and who may see them."""
 
 import hashlib
 import io
@@ -39,7 +39,7 @@ class Dataset:
 
 
 class Hub:
-    """What ``HfApi`` is used for; files under ``small`` bytes go with the commit, as the hub's own do."""
+    """The part of ``HfApi`` that the export uses; files under ``small`` bytes go with the commit, as on the hub."""
 
     datasets: ClassVar[dict[str, Dataset]] = {}
     lying: ClassVar[list[int]] = []

@@ -1,4 +1,4 @@
-"""The card of a dataset: what it tells, and what it keeps to itself or from being Markdown."""
+"""Tests the card of a dataset: its content, the folders that it hides, and text that must not act as Markdown."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Arrow values as JSON texts: what a parser makes of them is what was there."""
+"""Tests Arrow values as JSON texts: parsing them gives back the values."""
 
 import datetime
 import decimal

@@ -1,4 +1,4 @@
-"""OpenAI Batch lines of real runs, by the openai package's own types: choices, usage, errors, order, and tokens that need a tokenizer."""
+"""Tests OpenAI Batch lines of real runs with the openai package's own types: choices, usage, errors, order, logprobs."""
 
 import json
 import math

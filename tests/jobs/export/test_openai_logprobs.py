@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's two shapes: names of tokens, bytes, alternatives, offsets, and what stands for no chance at all."""
+"""Tests logprobs in OpenAI's two shapes: tokens, bytes, alternatives, offsets, and tokens of probability 0."""
 
 from typing import Any
 

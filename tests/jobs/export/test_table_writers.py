@@ -1,4 +1,4 @@
-"""Parquet, JSON lines and CSV as files: what is read back, what is changed and said, and that no more than a part is held."""
+"""Tests Parquet, JSON lines and CSV files: values read back, changes that are noted, and bounded memory."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Records under the trainers' names: what each of them does with such columns, done here in a few lines, comes out as it was recorded."""
+"""Tests the trainers' columns: a few lines of each trainer's own use of them give back the recorded values."""
 
 from typing import Any
 
@@ -55,7 +55,7 @@ RECORDS = [
 
 
 def mapped(kind: str, records: list[dict[str, Any]] = RECORDS, eos: int | None = EOS) -> list[dict[str, Any]]:
-    """The records under a trainer's names; a row stands before them, so that the batch is a slice as a part's are."""
+    """Converts the records to a trainer's columns; the batch is a slice that begins at its second row, like those of a part."""
     batch = pa.RecordBatch.from_pylist([record(9, [1], [1, 1, 1]), *records], SCHEMA).slice(1)
     return pa.RecordBatch.from_pydict(TRAINERS[kind](batch, eos)).to_pylist()
 

@@ -1,4 +1,4 @@
-"""What a generation record holds: exact columns for each config, and what they mean."""
+"""Tests the records of generation: exact columns for each config, and their meaning."""
 
 import json
 import math
@@ -82,7 +82,7 @@ def test_columns_and_types(bench: Bench, sections: dict[str, Any], columns: dict
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
-    """Two samples of each standard row, with all that can be asked for."""
+    """Two samples of each standard row, with every option on."""
     sampling = {"max_tokens": 12, "temperature": 1.0, "n": 2}
     return Bench(tmp_path_factory.mktemp("generate"), model).run(sampling=sampling, logprobs=ALL_LOGPROBS, data={"key": "id"})
 
@@ -174,7 +174,7 @@ def test_text_and_offsets(done: Done, model: Path):
 
 
 def prompt_of(tokens: int) -> str:
-    """A prompt of so many tokens, BOS among them."""
+    """Returns a prompt of so many tokens, BOS included."""
     return "x" * (tokens - 1)
 
 
@@ -250,7 +250,7 @@ def test_reading_the_parts_by_datasets(bench: Bench):
 
 
 def test_a_prompt_is_not_cut_to_nothing_when_max_tokens_fill_the_context(bench: Bench):
-    """Half of the context is the prompt's, whatever max_tokens says."""
+    """The prompt keeps half of the context, whatever max_tokens is."""
     done = bench.run(
         rows=[{"q": prompt_of(CONTEXT + 20)}], prompt={"text": "{{ q }}", "too_long": "truncate_left"}, sampling={"max_tokens": 500}
     )
@@ -274,7 +274,7 @@ def test_the_token_that_stops_leaves_no_text(bench: Bench):
 
 
 def test_a_token_that_the_model_does_not_have_is_quarantined(bench: Bench, model: Path):
-    """The tokenizer knows one token more than the embedding: read out of bounds, its row would be noise without a word."""
+    """The tokenizer has one token more than the embedding: a read out of bounds would silently give noise."""
     larger = bench.root / "larger"
     shutil.copytree(model, larger)
     tokenizer = json.loads((larger / "tokenizer.json").read_text())

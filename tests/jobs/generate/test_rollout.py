@@ -1,4 +1,4 @@
-"""What a rollout run records: columns, groups, rounds, rewards as a trainer reads them, and what is left out of them."""
+"""Tests the records of rollout runs: columns, groups, rounds, rewards for trainers, and dropped groups."""
 
 import json
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_rewards_and_advantages_are_those_of_the_group(bench: Bench):
 
 @pytest.mark.parametrize("truncated", ["keep", "mask", "zero_reward"])
 def test_samples_that_ended_by_length(bench: Bench, truncated: str):
-    """The prompts leave the model no way to end within two tokens but by chance: nearly all are cut off."""
+    """Within two tokens the model ends only by chance, so nearly all samples are cut off."""
     rewards = [{"fn": f"{rewards_file(bench)}:vowels"}]
     done = roll(bench, rewards=rewards, policy={"truncated": truncated}, sampling={"max_tokens": 4, "logit_bias": {32: 6.0}})
     cut = [record for record in done.records if record["truncated"]]

@@ -1,4 +1,4 @@
-"""Our model for lm-eval beside lm-eval's own HF backend, on random checkpoints of six architectures."""
+"""Compares our model for lm-eval with lm-eval's own HF backend, on random checkpoints of six architectures."""
 
 import functools
 from collections.abc import Callable
@@ -154,7 +154,7 @@ def instance(*arguments: Any) -> Any:
 
 
 def greedy_word(lm: Any, context: str) -> str:
-    """The most likely continuation that is one token, and the same one when read as text."""
+    """Returns the most likely continuation that is one token, and that encodes to the same token."""
     import torch  # pyright: ignore[reportMissingImports]
 
     ids = lm.tok_encode(context)
@@ -165,7 +165,7 @@ def greedy_word(lm: Any, context: str) -> str:
 
 
 def assert_each_is_seen(llama: Pair, monkeypatch: pytest.MonkeyPatch, patches: dict[str, Callable[..., Any]]) -> None:
-    """With any of these put in a function's place in our backend, the results are told apart from the HF backend's."""
+    """Checks that the comparison notices any of these faults, put in a function's place in our backend."""
     from mlx_bulk.jobs.harness import lm as harness
 
     theirs = evaluated(llama.theirs)

@@ -1,4 +1,4 @@
-"""The arguments of our model for lm-eval, and what of the model lm-eval sees."""
+"""Tests the arguments of our model for lm-eval, and the properties that lm-eval reads."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""lm-eval's requests in the engine's terms: what is cut, where, and what generation_kwargs mean."""
+"""Tests the conversion of lm-eval's requests: cuts, and the meaning of generation_kwargs."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""The histogram of a plan: every value is in one bar, bars are round, and an outlier does not make most of the chart."""
+"""Tests a plan's histogram: each value is in one bar, ranges are round, and an outlier does not fill the chart."""
 
 import re
 

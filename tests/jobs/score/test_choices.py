@@ -1,4 +1,4 @@
-"""Choices and labels as they stand in rows."""
+"""Tests how choices and labels are read from rows."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where prompt and completion part, and what becomes of a prompt that is too long."""
+"""Tests where prompt and completion meet, and how a prompt that is too long is cut."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Scoring documents from end to end on a tiny model: what records hold, against naive forwards of the same tokens."""
+"""Tests scoring of documents end to end on a tiny model, against naive forwards of the same tokens."""
 
 import json
 import math
@@ -111,7 +111,7 @@ def test_a_first_token_that_is_not_scored_is_said(bench: Bench, tmp_path: Path) 
 
 
 def without_bos(model: Path, folder: Path) -> Path:
-    """The same model, whose tokenizer has no BOS."""
+    """The same model, with a tokenizer without BOS."""
     shutil.copytree(model, folder)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": None}))

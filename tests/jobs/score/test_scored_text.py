@@ -1,4 +1,4 @@
-"""Texts as tokens: what is scored of a document and of a chat, what it covers, and what cutting leaves."""
+"""Tests texts as tokens: the scored tokens of a document and of a chat, the text they cover, and cuts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Windows of a document: each token scored once, behind as much context as is promised; lm-eval's and the guide's to the token."""
+"""Tests the windows of a document: each token is scored once, with enough context; equal to lm-eval's and the HF guide's."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""``mlx-bulk status`` on a sweep's folder: a line a cell, those too that no start has come to."""
+"""``mlx-bulk status`` on a sweep's folder: a line a cell, also for cells that no start has reached."""
 
 import json
 import shutil

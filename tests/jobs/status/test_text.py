@@ -1,4 +1,4 @@
-"""How a status is drawn: sparklines, lengths of time, and lines that fit the terminal."""
+"""Tests the text of a status: sparklines, durations, and lines that fit the terminal."""
 
 from pathlib import Path
 

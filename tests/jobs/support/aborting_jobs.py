@@ -1,6 +1,6 @@
-"""The command with a model that aborts the process, as Metal does, when it is given a certain row.
+"""Runs the command with a model that aborts the process, as Metal does, when it gets a certain row.
 
-A program of its own: ``python aborting.py ROW TIMES run CONFIG …``. TIMES: how often at most; a file beside CONFIG counts.
+A program: ``python aborting_jobs.py ROW TIMES run CONFIG …``. TIMES: how often at most; a file beside CONFIG counts.
 """
 
 import os

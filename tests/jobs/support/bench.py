@@ -1,4 +1,4 @@
-"""Runs of the real command in a temporary folder, and what they left there."""
+"""Runs the real command in a temporary folder, and reads its results."""
 
 import json
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ ROWS: list[Record] = [
 
 @dataclass(slots=True, frozen=True)
 class Done:
-    """A command that has ended: its exit code, its text, its run directory, and what results and errors held then."""
+    """A command that has ended: its exit code, its output, its run directory, and the tables of results and errors."""
 
     code: int
     stdout: str
@@ -44,7 +44,7 @@ class Done:
 
 @dataclass(slots=True, frozen=True)
 class Bench:
-    """A folder for a test's files and a model to run. Its jobs are greedy over ``ROWS`` where nothing else is said."""
+    """A folder for a test's files and a model to run. By default its jobs are greedy over ``ROWS``."""
 
     root: Path
     model: Path
@@ -56,7 +56,7 @@ class Bench:
         return path
 
     def write_config(self, rows: list[Record] | None = None, **sections: Any) -> Path:
-        """A config whose ``sections`` (data={"limit": 3}, on_error="fail") are laid over the standard job's."""
+        """Writes a config: the standard job's, updated with ``sections`` (data={"limit": 3}, on_error="fail")."""
         if rows is not None or not (self.root / "rows.jsonl").exists():
             self.write_rows(ROWS if rows is None else rows)
         config: dict[str, Any] = {
@@ -75,7 +75,7 @@ class Bench:
         return path
 
     def score(self, *options: str, rows: list[Record], **sections: Any) -> Done:
-        """``mlx-bulk run`` on a scoring job over ``rows``, with such ``sections`` beside model, data and output."""
+        """Runs ``mlx-bulk run`` on a scoring job over ``rows``, with ``sections`` added to model, data and output."""
         config = {
             "job": "score",
             "model": {"path": str(self.model)},
@@ -88,12 +88,12 @@ class Bench:
         return self.command(path, *options)
 
     def run(self, *options: str, rows: list[Record] | None = None, stdin: str | None = None, **sections: Any) -> Done:
-        """``mlx-bulk run`` on such a config."""
+        """Runs ``mlx-bulk run`` on a config of ``write_config``."""
         path = self.write_config(rows, **sections)
         return self.command(path, *options, stdin=stdin)
 
     def command(self, config: Path, *options: str, stdin: str | None = None) -> Done:
-        """``mlx-bulk run`` on a config as it lies there."""
+        """Runs ``mlx-bulk run`` on an existing config."""
         result = CliRunner().invoke(cli, ["run", str(config), "--no-supervised", *options], input=stdin)
         assert result.exception is None or isinstance(result.exception, SystemExit), result.output
         output = Path(options[options.index("--output") + 1]) if "--output" in options else self.root / "run"
@@ -102,7 +102,7 @@ class Bench:
 
 
 def table_of(folder: Path) -> pa.Table:
-    """The rows of all parts in ``results`` or ``errors``."""
+    """Reads the rows of all parts in ``results`` or ``errors``."""
     tables: list[pa.Table] = []
     for part in sorted(folder.glob("part-*.arrow")):
         with pa.memory_map(str(part)) as file:

@@ -1,7 +1,7 @@
-"""The command with one function that does not come back: it waits in C without Python's lock, as a long step of the model does.
+"""Runs the command with one function that never returns: it waits in C without Python's lock, like a long step of the model.
 
-A program of its own: ``python blocking.py SAID WHERE AFTER GRACE run CONFIG …``. SAID: descriptor on which it says that it is in
-there. WHERE: ``module:name`` to replace, AFTER: how many records are written before. GRACE: of ``jobs.stopping``, in seconds.
+A program: ``python blocking_rewards.py SAID WHERE AFTER GRACE run CONFIG …``. SAID: the descriptor that gets a line once it waits.
+WHERE: ``module:name`` to replace. AFTER: records written before. GRACE: ``GRACE_SECONDS`` of jobs/cli/signals.
 """
 
 import ctypes
@@ -13,8 +13,8 @@ from typing import Any
 
 said, where, after, grace = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), float(sys.argv.pop(1))
 
-stopping: Any = import_module("mlx_bulk.jobs.cli.signals")
-stopping.GRACE_SECONDS = grace
+signals: Any = import_module("mlx_bulk.jobs.cli.signals")
+signals.GRACE_SECONDS = grace
 cli: Any = import_module("mlx_bulk.jobs.cli.main")
 writer: Any = import_module("mlx_bulk.runner.store.writer")
 add, added = writer.Writer.add, [0]

@@ -1,4 +1,4 @@
-"""A finished run in which something is changed before its next start, and how that start is refused."""
+"""Changes something in a finished run before its next start, and checks the refusal."""
 
 import os
 import shutil
@@ -28,13 +28,13 @@ def bench(tmp_path: Path, made: Path) -> Bench:
 
 
 def kept(bench: Bench) -> dict[str, bytes]:
-    """What the run has finished, and what it says it is."""
+    """Returns the files of the run's results and of its identity."""
     paths = [bench.root / "run" / name for name in ("run.json", "commits.jsonl", "results/part-00000000.arrow")]
     return {path.name: path.read_bytes() for path in paths}
 
 
 def refused(bench: Bench, done: Done, before: dict[str, bytes], *keys: str) -> list[str]:
-    """The lines that say what differs, of a start that was refused for changes of ``keys``, all of which can be adopted."""
+    """Checks that a start is refused for changes of ``keys``, all of which can be adopted; returns the lines on the differences."""
     assert done.code == 4, done.stderr
     assert kept(bench) == before
     assert done.last_line.startswith(WAYS_OUT)
@@ -45,7 +45,7 @@ def refused(bench: Bench, done: Done, before: dict[str, bytes], *keys: str) -> l
 
 
 def rewritten(path: Path, content: bytes) -> None:
-    """Other contents under the same name; the size stays where it can, and the mtime and the inode always."""
+    """Replaces a file's contents; keeps its mtime and inode, and its size where possible."""
     stat = path.stat()
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

@@ -1,4 +1,4 @@
-"""What tests read of a run that has ended."""
+"""Reads values of finished runs for tests."""
 
 import json
 from typing import Any
@@ -15,6 +15,6 @@ def prompts(done: Done) -> list[str]:
 
 
 def session(done: Done) -> dict[str, Any]:
-    """What the last start noted."""
+    """Returns the last start's line of sessions.jsonl."""
     lines = [json.loads(line) for line in (done.output / "sessions.jsonl").read_text().splitlines()]
     return [line for line in lines if line["event"] == "start"][-1]

@@ -1,4 +1,4 @@
-"""One checkpoint behind two models of lm-eval: its own HF backend and ours; and what has to be equal in what they give."""
+"""Loads one checkpoint in lm-eval's own HF backend and in ours, and compares their results."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ class Pair:
 
 
 def pair(folder: Path) -> Pair:
-    """Both models of a checkpoint, in float32 and in batches of four."""
+    """Loads both models of a checkpoint, in float32 and with batches of four."""
     from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
     from mlx_bulk.jobs.harness import BulkLM
 
@@ -75,7 +75,7 @@ def counted(lm: Any) -> Generator[list[int]]:
 
 
 def assert_same_results(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Prompts, loglikelihoods, greedy flags, texts and metrics agree, sample by sample."""
+    """Checks that prompts, loglikelihoods, greedy flags, texts and metrics agree, sample by sample."""
     for task in NAMES:
         rows = list(zip(theirs["samples"][task], ours["samples"][task], strict=True))
         assert len(rows) == ours["n-samples"][task]["effective"]

@@ -1,4 +1,4 @@
-"""Reward functions of a user's, in files of a test's own folder, and a group to rate."""
+"""Writes reward functions into files of a test's folder, and makes a group to rate."""
 
 from pathlib import Path
 from textwrap import dedent
@@ -13,7 +13,7 @@ PAIR = Group("1 + 1?", ["2", "3"], [[5, 1], [6, 1]], {"answer": "2", "level": 3}
 
 
 def written(folder: Path, source: str, name: str = "rewards.py") -> Path:
-    """A file with this source in the folder."""
+    """Writes a file with this source into the folder."""
     file = folder / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(dedent(source), encoding="utf-8")
@@ -21,12 +21,12 @@ def written(folder: Path, source: str, name: str = "rewards.py") -> Path:
 
 
 def named(*places: str, **settings: Any) -> list[RewardConfig]:
-    """A config's rewards; each is named after its function."""
+    """Returns a config's rewards, each named after its function."""
     return [RewardConfig(fn=place, **settings) for place in places]
 
 
 def rated(rewards: list[RewardConfig], group: Group = PAIR, processes: int = 1) -> Ratings:
-    """What a pool of these functions says of one group."""
+    """Returns a pool's ratings of one group by these functions."""
     pool = RewardPool(find_functions(rewards), processes)
     try:
         return pool.rate(group).result(60)

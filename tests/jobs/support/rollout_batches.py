@@ -1,4 +1,4 @@
-"""Batches of rollout records, as a run's parts hold them: one reward function, ``right``, whose rewards are the samples'."""
+"""Makes batches of rollout records as in a run's parts, with one reward function, ``right``, whose rewards are the samples'."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

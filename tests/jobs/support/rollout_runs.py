@@ -1,4 +1,4 @@
-"""Rollout runs of the real command on the tiny model: groups of four over five rows, and two checks that any of them must pass."""
+"""Makes rollout runs of the real command on the tiny model: groups of four over five rows, with two checks for all of them."""
 
 from collections.abc import Iterable
 from itertools import groupby
@@ -17,7 +17,7 @@ def long_enough(completions, completion_ids, **kwargs):
 
 
 def roll(bench: Bench, *options: str, rows: list[Record] | None = None, **sections: Any) -> Done:
-    """``mlx-bulk run`` on a rollout job with such ``sections``."""
+    """Runs ``mlx-bulk run`` on a rollout job with ``sections``."""
     sampling = {"n": SAMPLES, "max_tokens": 6, "temperature": 1.0} | sections.pop("sampling", {})
     return bench.run(*options, rows=rows, **{"job": "rollout", "sampling": sampling} | sections)
 
@@ -30,7 +30,7 @@ def rewards_file(bench: Bench, source: str = REWARDS) -> str:
 
 
 def groups(records: Iterable[Record]) -> dict[tuple[int, int], list[Record]]:
-    """The records by round and row. Raises AssertionError where those of a group do not stand together in the order of samples."""
+    """Returns the records by round and row. Raises AssertionError where a group's are not together in the order of samples."""
     found: dict[tuple[int, int], list[Record]] = {}
     for place, those in groupby(records, key=lambda record: (record["round"], record["row"])):
         assert place not in found

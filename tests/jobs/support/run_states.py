@@ -1,4 +1,4 @@
-"""Run directories as they stand while a run works, and what ``mlx-bulk status`` prints of them."""
+"""Makes run directories as they are while a run works, and reads the text of ``mlx-bulk status``."""
 
 import os
 from datetime import UTC, datetime, timedelta
@@ -55,7 +55,7 @@ def started(run: RunDir, ago: float = 0) -> None:
 
 
 def before(ago: float) -> str:
-    """So many seconds before the test began."""
+    """Returns the time so many seconds before the test began."""
     return (_began[-1] - timedelta(seconds=ago)).isoformat()
 
 
@@ -64,7 +64,7 @@ _began: list[datetime] = []
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where a run of this test is to lie; its times count from now."""
+    """The folder for a test's run; its times count from now."""
     _began.append(datetime.now(UTC).replace(microsecond=0))
     return tmp_path / "run"
 

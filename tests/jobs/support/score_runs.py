@@ -1,4 +1,4 @@
-"""Run directories of scoring jobs made by hand: records as jobs/score.py writes them, in parts and batches of any size."""
+"""Makes run directories of scoring jobs by hand: records as of jobs/score, in parts and batches of any size."""
 
 import math
 import re
@@ -26,7 +26,7 @@ KINDS: dict[str, Record] = {
 
 
 def config_of(kind: str, *, group_by: str | None = None, reference: bool = False) -> ScoreConfig:
-    """The config of a scoring job of this kind."""
+    """Returns the config of a scoring job of this kind."""
     score = {**KINDS[kind], "group_by": group_by, "reference": "demo" if reference else None}
     sections = {"model": {"path": "demo"}, "data": {"path": "rows.jsonl"}, "output": {"path": "run"}}
     prompt = {"prompt": {"text": "{{ q }}"}} if kind in ("completion", "choices") else {}
@@ -34,7 +34,7 @@ def config_of(kind: str, *, group_by: str | None = None, reference: bool = False
 
 
 def document(logprobs: Sequence[float], text: str = "a text", leading: int = 1, reference: Sequence[Record] = (), **columns: Any) -> Record:
-    """A record whose ``leading`` first tokens are not scored; ``reference`` holds kl, delta_p, agreement, logprob a scored token."""
+    """Returns a record whose first ``leading`` tokens are not scored; ``reference`` holds kl, delta_p, agreement, logprob a token."""
     stored = [float(np.float32(x)) for x in logprobs]
     blank: list[None] = [None] * leading
     record: Record = {
@@ -55,7 +55,7 @@ def document(logprobs: Sequence[float], text: str = "a text", leading: int = 1, 
 
 
 def choices(tokens: Sequence[Sequence[float]], given: Sequence[str], label: int | None, **columns: Any) -> Record:
-    """A record of choices, from each one's token logprobs and text."""
+    """Returns a record of choices, from each one's token logprobs and text."""
     sums = [math.fsum(float(np.float32(x)) for x in each) for each in tokens]
     prediction = int(np.argmax(sums))
     record: Record = {
@@ -73,7 +73,7 @@ def choices(tokens: Sequence[Sequence[float]], given: Sequence[str], label: int 
 
 
 def write_run(root: Path, config: ScoreConfig, records: Sequence[Record], *, per_part: int = 1000, per_batch: int = 1000) -> Path:
-    """A run directory with committed parts of these records."""
+    """Writes a run directory with committed parts of these records."""
     score = config.score
     kinds = CHOICES if score.kind == "choices" else text_columns(score.kind, top=False, stats=False, reference=score.reference is not None)
     group = [("group", pa.large_string())] if score.group_by is not None else []
@@ -100,17 +100,17 @@ def measured(
 
 
 def overall(root: Path, kind: str, records: list[Record], *, reference: bool = False) -> Record:
-    """The row over all of these records."""
+    """Returns the statistics' row over all of these records."""
     return measured(root, kind, records, reference=reference).to_pylist()[0]
 
 
 def compared(kl: float, delta_p: float, agreement: bool, logprob: float) -> Record:
-    """How a token fares against the reference model."""
+    """Returns a token's comparison with the reference model."""
     return {"kl": kl, "delta_p": delta_p, "agreement": agreement, "logprob": logprob}
 
 
 def random_records(kind: str, count: int, groups: list[str | None]) -> list[Record]:
-    """Records with every oddity: nothing to score, cut, no chance; logprobs whose float64 sum depends on its order."""
+    """Draws records with every oddity: nothing scored, truncated, probability 0, float64 sums that depend on their order."""
     rng = np.random.default_rng(count)
     return [_random(kind, rng) | {"group": groups[rng.integers(len(groups))]} for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""What a scoring job must find, from one naive forward of each window, and the jobs that are held against it."""
+"""Computes scores by one naive forward of each window, and lists the jobs to compare with them."""
 
 from collections.abc import Iterator
 from typing import Any

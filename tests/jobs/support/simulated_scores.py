@@ -1,9 +1,9 @@
-"""A supervised process without a model: a folder of "rows", each a file once it is done. It does as it is told on the command line.
+"""Simulates a supervised process without a model: each "row" is a file in a folder once it is done. A script controls its deaths.
 
-``python simulated.py FOLDER ROWS BATCH SCRIPT``: SCRIPT is JSON, for example {"killers": [3], "signal": 6}. Its other keys: "times" (of
-dying at most), "stdin" (says that it reads there), "idle" (dies before any row), "wait" (in the first batch, for a signal), "deaf" (to
-signals), "code", "most" (dies with more rows than that in the model), "after" (dies after it has said its code). It keeps a line a
-start in FOLDER/starts, and prints what it does there.
+``python simulated_scores.py FOLDER ROWS BATCH SCRIPT``: SCRIPT is JSON, for example {"killers": [3], "signal": 6}. Its other keys:
+"times" (deaths at most), "stdin" (reports that it reads stdin), "idle" (dies before any row), "wait" (for a signal in the first
+batch), "deaf" (to signals), "code", "most" (dies with more rows than that in the model), "after" (dies after it has reported its
+code). Each start appends its orders, as a line, to FOLDER/starts.
 """
 
 import json

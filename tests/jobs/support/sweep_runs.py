@@ -1,4 +1,4 @@
-"""Sweeps of a test's own: their base, their config, the command, and the table that they leave."""
+"""Makes sweeps for tests: base, config, command, and their table."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run says last and what it returns: stopped is what has something left, and the command it names does not remove it."""
+"""Tests the closing lines and exit codes of runs, and that the command that continues a run does not remove it."""
 
 import itertools
 import os
@@ -18,7 +18,7 @@ from ..support.bench import Bench
 
 
 class Usage(NamedTuple):
-    """What ``shutil.disk_usage`` returns."""
+    """The result of ``shutil.disk_usage``."""
 
     total: int
     used: int
@@ -29,7 +29,7 @@ ONE_BY_ONE: dict[str, Any] = {"batch": {"rows": 1}}
 
 
 def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
-    """The process sends itself SIGINT when the model has done its ``nth`` row."""
+    """Makes the process send itself SIGINT when the model has done its ``nth`` row."""
     real, done = session.isolated_outcomes, itertools.count(1)
 
     def signalling(*arguments: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The last place before the terminal: whatever a message holds, nothing in it is obeyed there."""
+"""Tests that no control character of a message reaches the terminal."""
 
 import logging
 

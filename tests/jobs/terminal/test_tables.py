@@ -1,4 +1,4 @@
-"""How figures read beside their errors."""
+"""Tests how figures are rounded beside their errors."""
 
 import math
 

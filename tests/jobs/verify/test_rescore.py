@@ -1,4 +1,4 @@
-"""``verify --rescore`` and ``--replay`` on real runs: right runs pass, and those whose logprobs are another policy's do not."""
+"""``verify --rescore`` and ``--replay`` on real runs: correct runs pass, logprobs of another policy fail."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ FILTERED = {"temperature": 0.7, "top_p": 0.9, "max_tokens": 12}
 
 
 def anew(bench: Bench, how: str) -> tuple[int, dict[str, Any]]:
-    """Exit code, and what was found."""
+    """Returns the exit code and the comparison."""
     result = verify(bench.root / "run", how, "--json")
     return result.exit_code, json.loads(result.stdout)["anew"]
 
@@ -39,7 +39,7 @@ def figures(found: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def two_versions(bench: Bench, kind: str = "lora", **sections: Any) -> Done:
-    """A run whose first round the base sampled, and whose second a policy that came in between."""
+    """A run of two rounds: the base model sampled the first, a newer policy the second."""
     watch = bench.root / "adapters"
     settings: dict[str, Any] = {
         "sampling": FILTERED,
@@ -84,7 +84,7 @@ def test_each_record_is_scored_under_its_own_version(bench: Bench, kind: str):
 
 @pytest.mark.parametrize("wrong", ["0", "4"])
 def test_under_the_other_version_it_fails(bench: Bench, wrong: str, monkeypatch: pytest.MonkeyPatch):
-    """One version's records, scored with the other's weights."""
+    """Scores one version's records with the other's weights."""
     assert two_versions(bench).code == 0
 
     def swapped(store: PolicyStore, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""``mlx-bulk verify`` on real runs: what it says, what it returns, and that it changes nothing."""
+"""``mlx-bulk verify`` on real runs: its text, its exit codes, and that it changes nothing."""
 
 import json
 from pathlib import Path
