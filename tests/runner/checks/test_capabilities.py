@@ -202,6 +202,16 @@ def test_every_source_that_computes_is_hashed():
     assert named > {"runner/checks/capabilities.py", "kernels/attention.py", "kernels/csrc/library.cpp", "kernels/csrc/matmul.h"}
 
 
+def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    capabilities_of(of(LLAMA))
+    header = tmp_path / "softmax.h"
+    header.write_text("changed")
+    sources = own_sources()
+    monkeypatch.setattr(trusting, "own_sources", lambda: sources | {header})
+    capabilities_of(of(LLAMA))
+    assert len(built) == 2
+
+
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
 def test_a_damaged_memory_is_none(built: list[int], folder: Path, damage: bytes | None):
     first = capabilities_of(of(LLAMA))
