@@ -1,4 +1,4 @@
-"""Is a batch right for this model? Tried on a tiny twin, confirmed on its weights; so Setups are made.
+"""Tests how rows may share a batch of a model: on a small random twin first, then on its own weights. Knows no rows of a run.
 
 Public: none (through pipeline/loading).
 """

@@ -1,8 +1,8 @@
-"""What a run may rely on with a loaded model: shown by a small twin of it, before its own weights confirm it.
+"""Finds out what a run may rely on with a model, by trying a small random twin of it. The model's own weights confirm it later.
 
-The twin shows what the architecture does wrong, beyond its windows too, and does so in milliseconds; it is remembered. Where there
-is no twin the model itself goes through the twin's checks if that is cheap, and else runs rows of one length. Knows models, not
-names of them; that short rows on the weights agree is found by probes.py and shortcuts.py.
+The twin shows what the architecture does wrong, beyond its windows too, in milliseconds; the result is remembered on disk. Where there
+is no twin, the model itself goes through the twin's checks if that is cheap, and else runs rows of one length. Knows models, not their
+names. That short rows agree on the model's own weights is tested by padding_probe.py and scoring_check.py.
 """
 
 import sys
@@ -36,17 +36,17 @@ from .trial import SingleRows, trial_limits
 
 On = Literal["twin", "weights"]
 ROWS = 8
-TAIL = 2  # times what one row shows: some tokens of others are off by more
-TOKENS = 60  # windows' worth, that the checks put through a model
-WORK = 1e11  # parameters x tokens that they may take on a model's own weights: about a second
+TAIL = 2  # times the rounding of one row: some tokens of other rows are off by more
+TOKENS = 60  # that the checks put through a model, in windows
+WORK = 1e11  # parameters x tokens, the most that the checks may take on a model's own weights: about a second
 
 
 @dataclass(slots=True, frozen=True)
 class Capabilities:
-    """How rows may share a batch, the largest difference of a logprob seen there, and what scoring may rely on.
+    """How rows may share a batch, the largest difference of a logprob seen there, and which shortcuts scoring may take.
 
-    ``reason``: why the faster ways are not taken; ``on`` what all was tried on, ``no_twin`` why not on a twin. ``unshared``: why
-    prompts are not prefilled on top of prefixes that they share, empty where they are.
+    reason: why the faster ways are not taken. on: what was tried, a twin or the weights. no_twin: why there was no twin. unshared: why
+    prompts must not share prefixes, empty where they may.
     """
 
     way: Way
@@ -59,27 +59,27 @@ class Capabilities:
 
 
 def capabilities_of(model: Model) -> Capabilities:
-    """What can be relied on as far as a twin shows it, or else the model itself. What its twin has shown before is remembered."""
+    """Returns what a model's twin shows, or else the model itself. Takes it from the disk where the twin was tried before."""
     config = model.checkpoint.config | translated(model.checkpoint.config)
     kept = cache_folder("twins") / f"{_key(model, config)}.json"
-    if (known := _recalled(kept)) is not None:
-        return known
+    if (remembered := _recalled(kept)) is not None:
+        return remembered
     try:
-        found = shown_by(twin(model.network, config))
+        capabilities = shown_by(twin(model.network, config))
     except Exception as error:  # NoTwin, or whatever the model file fails with
         return _without_twin(model, config, f"no twin ({first_line(error)})")
-    remember(kept, asdict(found))
-    return found
+    remember(kept, asdict(capabilities))
+    return capabilities
 
 
 def shown_by(network: Any) -> Capabilities:
-    """What a twin shows."""
+    """Tries all on a twin."""
     vocabulary = int(Network(network)(mx.array([[0]]), None).shape[-1])
     return tried(network, vocabulary, WINDOW, "twin", TAIL * rounding(network, vocabulary, 4 * WINDOW))
 
 
 def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0) -> Capabilities:
-    """What can be relied on with ``network``, by rows of up to four times ``window`` tokens. Raises whatever it does on a row alone.
+    """Tries all on ``network``, with rows of up to four times ``window`` tokens. Raises whatever the network raises on a row alone.
 
     ``noise``: of its logits, as far as it is known.
     """
@@ -101,10 +101,10 @@ def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0
 
 
 def _without_twin(model: Model, config: Config, why: str) -> Capabilities:
-    """What can be relied on where there is no twin: what rows longer than all windows show on the model's own weights, if they can."""
+    """Tries all on the model's own weights, with rows longer than all its windows, if that is cheap. ``why``: there is no twin."""
     context = model.checkpoint.context or sys.maxsize
     window = max((length for length in window_lengths(config) if length < context), default=0)
-    if not window:  # short rows show all, and are tried anyway
+    if not window:  # short rows show everything, and are tried anyway
         return Capabilities("padded", 0.0, "", Shortcuts(True, True, True, True), "weights", why)
     reason = f"{why}, and rows longer than {window} tokens take too long to try them on the model itself"
     if get_total_parameters(model.network) * TOKENS * window <= WORK:
@@ -125,7 +125,7 @@ def _recalled(kept: Path) -> Capabilities | None:
 
 
 def _key(model: Model, config: Config) -> str:
-    """Equal for models whose twins show the same: by what they are built of, and by all that computes them."""
+    """Returns a key that is equal for models whose twins show the same: made of their config and of all that computes them."""
     names = ("mlx", "mlx-lm", "mlx-bulk")
     return digest(
         {
@@ -141,18 +141,18 @@ def _key(model: Model, config: Config) -> str:
 
 
 def code(network: nn.Module) -> str:
-    """sha256 of our source and that of the network's model files, which a version need not tell apart while they are worked on."""
+    """Returns the sha256 of our source and of the network's model files. While they are worked on, their version stays the same."""
     classes = {cls for module in network.modules() for cls in type(module).__mro__}
     methods = (vars(cls).get(name) for cls in classes for name in ("__init__", "__call__"))
     files = {Path(method.__code__.co_filename) for method in methods if isinstance(method, FunctionType)}
     files |= own_sources()
-    whole = sha256()
+    combined = sha256()
     for file in sorted(file for file in files if file.is_file()):
-        whole.update(sha256(file.read_bytes()).digest())
-    return whole.hexdigest()
+        combined.update(sha256(file.read_bytes()).digest())
+    return combined.hexdigest()
 
 
 def own_sources() -> set[Path]:
-    """Every file of ours that has a part in what a model computes: the Python and C++ of runner and kernels."""
+    """Returns every file of ours that may change what a model computes: the Python and C++ of runner and kernels."""
     packages = [Path(package.__path__[0]) for package in (kernels, runner)]
     return {file for package in packages for kind in ("*.py", "*.h", "*.cpp") for file in package.rglob(kind)}

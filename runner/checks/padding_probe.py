@@ -1,9 +1,12 @@
-"""What a loaded model can be trusted with in a batch, found by trying on its own weights.
+"""Tests on a model's own weights how rows may share a batch, from the fastest way to the most cautious.
 
-Rows of unlike length may share a batch with pads (*padded*), or from the first decode step on, those of one length being
-prefilled together (*joined*); or rows of one length may (*exact*), or none (*alone*). Short rows go through the batch as the engine
-runs it (prefill, a row that joins, decode) and each alone; where the logits disagree, or the batch crashes, the next cautious way is
-tried. Knows models, not names of them, and nothing of what a longer row would show.
+    padded    rows of unlike length are prefilled together, with pads, and decode together
+    joined    rows of one length are prefilled together; rows of unlike length decode together
+    exact     rows of one length are prefilled and decode together
+    alone     one row at a time
+
+Short rows go through a batch as the engine runs it (prefill, a row that joins, decode), and each alone. Where the logits differ, or the
+batch crashes, the next way is tried. Knows models, not their names, and not what longer rows would show.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,14 +23,14 @@ from ..layers.network import Network
 from .trial import largest_gap, random_ids, row_logits
 
 Way = Literal["padded", "joined", "exact", "alone"]
-Decoded = tuple[int, int, NDArray[np.float32]]  # a row's number, its step, the logits [V] found there
+Decoded = tuple[int, int, NDArray[np.float32]]  # a row's number, its step, its logits [V]
 WAYS: tuple[Way, ...] = ("padded", "joined", "exact", "alone")  # the fastest first
 PADDED: tuple[Way, ...] = ("padded", "joined")  # those in which rows of unlike length decode together
 LENGTHS = (12, 5, 8, 12)  # of the probe's prompts; the third joins while two others decode
 STEPS = 2
-# The largest difference allowed: what rows without pads differ by in a batch of copies, four times; at least what float32 is
-# promised to keep to, or four roundings of the largest logit; at most a share of the logits' spread, as a device's noise may
-# be large: a pad that is attended to moves logits by a tenth of their spread.
+# The largest difference allowed is four times what a row differs by in a batch of copies of it. It is at least the promise for
+# float32, or four roundings of the largest logit in half precision. It is at most a share of the logits' spread, as a device's noise
+# may be large: a pad that is attended to moves logits by a tenth of their spread.
 NOISE = 4
 COPIES = 3  # rows of such a batch
 PROMISE = 1e-4  # a logprob, in float32
@@ -37,9 +40,10 @@ SPREAD = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
 
 @dataclass(slots=True, frozen=True)
 class BatchingMode:
-    """How rows may share a batch, the largest difference seen there (in logits), what is allowed, and what a row's caches cost in bytes.
+    """How rows may share a batch, and what the probe has measured.
 
-    ``reason``: why the faster ways are not taken.
+    difference: the largest of a logit seen in this way, of those ``allowed``. token_bytes, row_bytes: what a row's caches take, for each
+    token and besides. reason: why the faster ways are not taken.
     """
 
     way: Way
@@ -51,19 +55,19 @@ class BatchingMode:
 
 
 def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> BatchingMode:
-    """Finds the fastest way, from ``fastest`` on, that gives the same logits as each row alone: from one call, or decoded."""
+    """Finds the fastest way, from ``fastest`` on, with the same logits as each row alone, in one call or decoded."""
     alone = _ProbeRows(network, _prompts(vocabulary))
     token_bytes, row_bytes = growth(alone.caches)
     allowed, reason = alone.allowed(0.0), ""
     for way in WAYS[WAYS.index(fastest) : -1]:
         try:
-            found = list(TRIED[way](network, alone.prompts))
+            decoded = list(TRIED[way](network, alone.prompts))
         except Exception as error:  # a probe that crashes is a probe that failed
             reason = fallback_reason(way, reason, crash(f"{way} batches", error))
             continue
-        difference = _furthest(found, alone.at_once)
+        difference = _furthest(decoded, alone.at_once)
         if not difference <= allowed:
-            allowed, difference = alone.allowed(alone.noise()), min(difference, _furthest(found, alone.by_steps))
+            allowed, difference = alone.allowed(alone.noise()), min(difference, _furthest(decoded, alone.by_steps))
         if difference <= allowed:
             return BatchingMode(way, difference, token_bytes, row_bytes, reason, allowed)
         reason = fallback_reason(way, reason, f"{way} batches change logits by {difference:.2g} (allowed {allowed:.2g})")
@@ -71,17 +75,17 @@ def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> BatchingMod
 
 
 def fallback_reason(way: Way, before: str, reason: str) -> str:
-    """Why a way behind ``way`` is taken. What is wrong where there are all pads says more than what is where a join leaves some."""
+    """Returns why a more cautious way than ``way`` is taken. A fault of padded batches says more than one of joined batches."""
     return before if before and way == "joined" else reason
 
 
 def crash(what: str, error: Exception) -> str:
-    """The reason not to rely on ``what``."""
+    """Returns the reason not to rely on ``what``, which crashed."""
     return f"{what} crash: {first_line(error)}"
 
 
 def allowed_difference(network: Any, vocabulary: int, noise: float = 0.0) -> float:
-    """How far a network's logits may differ between two ways to compute them, if they are known to have so much ``noise``."""
+    """Returns how far logits may differ between two ways to compute them, on a network known to have so much ``noise``."""
     alone = _ProbeRows(network, _prompts(vocabulary))
     return alone.allowed(max(noise, alone.noise()))
 
@@ -91,7 +95,7 @@ def _prompts(vocabulary: int) -> list[NDArray[np.int32]]:
 
 
 class _ProbeRows:
-    """Logits [STEPS, V] at the last positions of each prompt, by itself on plain caches, and how far those of others may be from them.
+    """The probe's prompts run alone on plain caches: their logits [STEPS, V] at the last positions, and the difference allowed.
 
     ``caches`` are what the first prompt leaves.
     """
@@ -104,18 +108,18 @@ class _ProbeRows:
         self._at_once = {0: _numpy(first)}
 
     def at_once(self, row: int) -> NDArray[np.float32]:
-        """From one call of the prompt."""
+        """Returns the logits of a prompt fed in one call."""
         if row not in self._at_once:
             self._at_once[row] = _numpy(row_logits(self._network, self.prompts[row])[-STEPS:])
         return self._at_once[row]
 
     def by_steps(self, row: int) -> NDArray[np.float32]:
-        """From a call of one token each, behind a call of the others."""
+        """Returns the logits of a prompt whose last tokens are fed one by one."""
         ids = self.prompts[row]
         return _numpy(row_logits(self._network, ids, range(len(ids) - STEPS, len(ids)))[-STEPS:])
 
     def allowed(self, noise: float) -> float:
-        """How far logits may be off on a device with so much ``noise``."""
+        """Returns how far logits may be off on a device with so much ``noise``."""
         logits = np.concatenate([self.at_once(row) for row in range(3)])
         logits = logits[~np.isneginf(logits)]  # of a token that cannot be: none to measure by
         precision = self._precision
@@ -124,7 +128,7 @@ class _ProbeRows:
         return min(most, max(least, NOISE * noise))  # NaN, which allows nothing, where one of the logits is
 
     def noise(self) -> float:
-        """How far logits of a prompt are from those of copies of it beside each other: rounding alone, as nothing else can enter.
+        """Returns how far logits of a prompt are from those in a batch of copies of it: rounding alone, as nothing else can enter.
 
         0 where the network takes one row only.
         """
@@ -137,12 +141,12 @@ class _ProbeRows:
 
 
 def _padded(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
-    """Two rows are prefilled together, right-padded; a third joins; all decode."""
+    """Prefills two rows together, right-padded; a third joins; all decode."""
     return _decoded(network, prompts, joined([_prefilled(network, prompts[:2]), _prefilled(network, prompts[2:3])]), [0, 1, 2], padded=True)
 
 
 def _joined(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
-    """Three rows are prefilled each by itself, and decode together."""
+    """Prefills three rows each by itself, and decodes them together."""
     return _decoded(network, prompts, joined([_prefilled(network, [prompt]) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
 
 
@@ -161,7 +165,7 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
 
 
 def _exact(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
-    """Two rows of one length decode on plain caches."""
+    """Decodes two rows of one length on plain caches."""
     caches = fresh(network, 2, padded=False)
     mx.eval(Network(network)(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), caches))
     return _decoded(network, prompts, caches, [0, 3], padded=False)
@@ -171,7 +175,7 @@ TRIED = {"padded": _padded, "joined": _joined, "exact": _exact}
 
 
 def _decoded(network: Any, prompts: list[NDArray[np.int32]], caches: Caches, order: list[int], padded: bool) -> Iterator[Decoded]:
-    """The last tokens of the rows ``order``, one by one; the first row leaves before the last."""
+    """Decodes the last tokens of the rows ``order``; the first row leaves before the last step."""
     for step in range(STEPS):
         logits = _numpy(Network(network)(mx.array([[int(prompts[row][step - STEPS])] for row in order]), caches)[:, -1])
         yield from ((row, step, logits[at]) for at, row in enumerate(order))
@@ -180,12 +184,12 @@ def _decoded(network: Any, prompts: list[NDArray[np.int32]], caches: Caches, ord
             order = order[1:]
 
 
-def _furthest(found: list[Decoded], truth: Callable[[int], NDArray[np.float32]]) -> float:
-    return max(_difference(logits, truth(row)[step]) for row, step, logits in found)
+def _furthest(decoded: list[Decoded], truth: Callable[[int], NDArray[np.float32]]) -> float:
+    return max(_difference(logits, truth(row)[step]) for row, step, logits in decoded)
 
 
 def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """Largest difference of two rows of logits, up to a constant; infinite where one is NaN, or -inf and the other not."""
+    """Returns the largest difference of two rows of logits, up to a constant; infinite for NaN, or -inf in one alone."""
     never = np.isneginf(a)
     if not np.array_equal(never, np.isneginf(b)):
         return float("inf")
@@ -198,7 +202,7 @@ def _numpy(logits: mx.array) -> NDArray[np.float32]:
 
 
 def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
-    """Deterministic mode's condition: a row's logits keep their bits when only what the other rows contain changes."""
+    """Returns whether a row's logits keep their bits when only the other rows' tokens change, as deterministic mode needs."""
     rng = np.random.default_rng(1)
     first = rng.integers(0, vocabulary, (rows, 12))
     second = rng.permutation(rng.integers(0, vocabulary, (rows, 12)))
@@ -210,7 +214,7 @@ def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
 
 
 def _two_steps(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Logits [2, B, V] of two decode steps behind a prefill of ``tokens`` [B, T]."""
+    """Returns the logits [2, B, V] of two decode steps after a prefill of ``tokens`` [B, T]."""
     caches = fresh(network, len(tokens), padded=False)
     mx.eval(Network(network)(mx.array(tokens[:, :-2]), caches))
     return np.stack([_numpy(Network(network)(mx.array(tokens[:, [at]]), caches)[:, -1]) for at in (-2, -1)])

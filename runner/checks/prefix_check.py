@@ -1,6 +1,6 @@
-"""How far logprobs of rows that are prefilled on top of a shared prefix, and then decode together, are from those of each row alone.
+"""Tests whether prompts may be prefilled on top of a shared prefix: their logprobs must be those of each row alone.
 
-The engine itself runs them, as a job would. Knows a network and how its rows may share a batch; what follows is not known here.
+The engine runs them as a job would: the prefix once, then the rest of each prompt on a copy of its caches, then all decode together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,37 +21,38 @@ from .padding_probe import Way, allowed_difference, crash
 from .trial import SingleRows, largest_gap, outcomes_of, random_ids, row_logits, trial_engine, trial_limits, trial_request
 
 ROWS = 4  # at once
-LEAST = 12  # tokens that short rows have in common
-TAILS = (5, 1)  # what they have besides; of the second nothing is left to prefill
+PREFIX = 12  # tokens that short rows have in common
+TAILS = (5, 1)  # tokens that each has besides; of the second nothing is left to prefill
 SUBJECT = "rows on top of a shared prefix"
 
 
 def prefix_refusal(alone: SingleRows, vocabulary: int, way: Way, window: int, allowed: float, head: Head | None) -> str:
-    """Why prompts are not to be prefilled on top of prefixes that they share; empty where logprobs stay within ``allowed``.
+    """Returns why prompts must not share prefixes; empty where logprobs differ by no more than ``allowed``.
 
-    Rows are longer than ``window`` tokens, and so is what they share.
+    Rows and their prefixes are longer than ``window`` tokens.
     """
     setup = _setup(alone.network, vocabulary, way, head).with_features(shared_prompts=True)
     try:
         difference = _difference(alone, setup, _long(vocabulary, window), allowed)
     except Exception as error:  # a model file may fail in any way
         return crash(SUBJECT, error)
-    return _said(difference, allowed)
+    return _refusal(difference, allowed)
 
 
 def refused_by_weights(network: Any, vocabulary: int, way: Way, allowed: float, head: Head | None) -> str:
-    """The same by two short rows, in as few calls as can be: on a network's own weights each takes as long as to read them."""
+    """Returns the same for two short rows, in as few calls as possible: each call reads all weights of a large model."""
     try:
         setup = _setup(network, vocabulary, way, head)
         difference = _of_short_rows(setup, [])
         if not difference <= allowed:  # a device's noise, which takes more calls to know
-            allowed, difference = allowed_difference(network, vocabulary), min(difference, _of_short_rows(setup, [LEAST, -1]))
+            allowed, difference = allowed_difference(network, vocabulary), min(difference, _of_short_rows(setup, [PREFIX, -1]))
     except Exception as error:  # a model file may fail in any way
         return crash(SUBJECT, error)
-    return _said(difference, allowed)
+    return _refusal(difference, allowed)
 
 
-def _said(difference: float, allowed: float) -> str:
+def _refusal(difference: float, allowed: float) -> str:
+    """Returns why the difference is too large; empty where it is not."""
     return "" if difference <= allowed else f"{SUBJECT} change logprobs by {difference:.2g} (allowed {allowed:.2g})"
 
 
@@ -61,12 +62,12 @@ def _setup(network: Any, vocabulary: int, way: Way, head: Head | None) -> Setup:
 
 
 def _of_short_rows(setup: Setup, cuts: list[int]) -> float:
-    """Largest difference of a logprob at the last token, of any id, and in the echo, from each row alone.
+    """Returns the largest difference of a logprob of any id at the last token, or of the echo, from each row alone.
 
-    ``cuts``: where the calls end in which that one is fed.
+    ``cuts``: where the calls end in which the row alone is fed.
     """
     rng = np.random.default_rng(5)
-    prefix, *tails = random_ids(rng, setup.vocabulary, (LEAST, *TAILS))
+    prefix, *tails = random_ids(rng, setup.vocabulary, (PREFIX, *TAILS))
     base = compute_prefix(setup, prefix, None)
     group = prefill(setup, [trial_request(row, np.concatenate([prefix, tail]), 1) for row, tail in enumerate(tails)], [base] * len(tails))
     last = setup.network(mx.array([[int(one.prompt.ids[-1])] for one in group.requests]), group.caches)[:, -1]
@@ -95,9 +96,10 @@ def _difference(alone: SingleRows, setup: Setup, requests: Sequence[Request], al
 
 
 def _long(vocabulary: int, window: int) -> list[Request]:
-    """Rows behind one prefix, some behind another on top of it, some behind none; rows of which nothing is left to feed; a prompt twice.
+    """Returns rows that share one prefix, some of which share a longer one too, and rows that share none.
 
-    They end at different steps, so that some join others; one has two samples.
+    Of some nothing is left to feed after the prefix, and one prompt stands twice. Rows end at different steps, so that some join
+    others; one has two samples.
     """
     rng = np.random.default_rng(6)
 

@@ -1,4 +1,4 @@
-"""TODO"""
+"""Finds rows that cannot run even alone: too long for the memory of KV caches. Warns of rows beyond a missing sliding window."""
 
 import logging
 from collections.abc import Callable
@@ -15,10 +15,10 @@ log = logging.getLogger("mlx_bulk")
 def row_check(
     setup: Setup, config: dict[str, Any], reference: tuple[Setup, dict[str, Any]] | None = None
 ) -> Callable[[AnyRequest], str | None]:
-    """Says why a request cannot run even alone, or None; warns once of a row beyond a window that a model lacks.
+    """Returns a function that says why a request cannot run even alone, or None where it can.
 
-    It raises OutOfRoom instead of saying so in deterministic mode. ``reference``: setup and config.json of the second model,
-    whose limits are the first one's.
+    It raises OutOfRoom instead in deterministic mode. It warns once of a row beyond a sliding window that a model lacks.
+    ``config``: the model's config.json; ``reference``: setup and config.json of the second model, whose limits are the first one's.
     """
     windows = [("config.json", lacking_window(setup.model, config), config)]
     if reference is not None:
@@ -26,12 +26,12 @@ def row_check(
     lacking = [(name, window, config.get("model_type")) for name, window, config in windows if window is not None]
 
     def check(request: AnyRequest) -> str | None:
-        for found in [found for found in lacking if request.reach > found[1]]:
-            lacking.remove(found)
+        for beyond in [each for each in lacking if request.reach > each[1]]:
+            lacking.remove(beyond)
             log.warning(
                 "row %d can grow to %d tokens: %s asks for a sliding window of %d, which mlx-lm's %s does not have; "
                 "logprobs beyond it are not the trained model's",
-                *(request.row, request.reach, *found),
+                *(request.row, request.reach, *beyond),
             )
         return _too_large(request, setup)
 
@@ -39,9 +39,9 @@ def row_check(
 
 
 def _too_large(request: AnyRequest, setup: Setup) -> str | None:
-    """Why a request cannot run even alone, or None. In deterministic mode what is scored stands in a full batch.
+    """Returns why a request cannot run even alone, or None. In deterministic mode a scored row is in a full batch.
 
-    Raises OutOfRoom in that mode: a row left out changes its batch, which must not depend on this machine's memory.
+    Raises OutOfRoom in that mode: leaving a row out changes its batch, which must not depend on this machine's memory.
     """
     limits = setup.limits
     scored = not isinstance(request, Request)

@@ -1,7 +1,7 @@
-"""What scoring may rely on with a loaded model, found by trying: a head apart, pads on the right, prefixes that are fed once.
+"""Tests which shortcuts the scorer may take with a model: a split-off LM head, right padding, chunks, shared prefixes.
 
-The scorer itself runs rows that need each shortcut, and the same rows go through the network alone, whole and without pads;
-where their logprobs disagree, or anything crashes, the shortcut is not taken. Knows models, not names of them.
+The scorer runs rows that need each shortcut. The same rows go through the network alone, whole and without pads. A shortcut is not
+taken where their logprobs differ, or where anything crashes. Knows models, not their names.
 """
 
 from contextlib import suppress
@@ -31,7 +31,10 @@ CHOICES = (1, 3, 6)  # tokens
 
 @dataclass(slots=True, frozen=True)
 class Shortcuts:
-    """What can be taken, as ``Setup`` names it, and why the rest can't. ``head``: the network can be split in two."""
+    """Shortcuts that are right, by their names in ``BatchFeatures``, and the reasons against the others.
+
+    head: the network can be split into its body and its LM head.
+    """
 
     head: bool
     right_padded: bool
@@ -47,7 +50,7 @@ class Shortcuts:
 def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allowed: float | None = None, window: int = WINDOW) -> Shortcuts:
     """Tries each shortcut as a run with these ``limits`` would take it, on rows longer than ``window`` tokens.
 
-    ``padded``: as the probe of generation found. ``allowed``: how far a logprob may be off; None: what the device's noise allows.
+    padded: as in ``BatchFeatures``. allowed: how far a logprob may be off; None for what the device's noise allows.
     """
     rng = np.random.default_rng(2)
     rows = [_whole(i, ids) for i, ids in enumerate(random_ids(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
@@ -85,9 +88,9 @@ def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allow
 
 
 def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown: Shortcuts, allowed: float) -> Shortcuts:
-    """What of the shortcuts ``shown`` to be right by a twin is so with a network's own weights, on short rows.
+    """Returns which of the shortcuts that a twin has ``shown`` to be right are so with a network's own weights, on short rows.
 
-    All are tried at once; where logprobs differ by more than ``allowed``, each by itself.
+    Tries all at once; where logprobs differ by more than ``allowed``, each by itself.
     """
     if not (shown.head or shown.right_padded or shown.shared_passages):
         return shown
@@ -95,7 +98,7 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
     (prefix,) = random_ids(rng, vocabulary, (2 * WINDOW + 2,))
     requests = [_choices(0, prefix, len(prefix), random_ids(rng, vocabulary, CHOICES[1:]))]
     setup = _setup(network, vocabulary, limits, padded)
-    with suppress(Exception):  # which of them it is will be found
+    with suppress(Exception):  # which of them fails is tried below
         head = Head(network) if shown.head else None
         setup = shown.features_on(replace(setup, head=head))
         if _difference(setup, requests, _alone(network, requests)) <= allowed:
@@ -116,7 +119,7 @@ def _setup(network: Any, vocabulary: int, limits: Limits, padded: bool) -> Setup
 
 
 def _head(network: Any) -> Head:
-    """The network in two. Raises ValueError where its parts aren't named as others' are, or the body makes the logits itself."""
+    """Splits the network in two. Raises ValueError where its parts have other names than usual, or the body makes the logits."""
     head = Head(network)
     split = Network(network, head)
     states = split(mx.array([[0, 0]]), fresh(network, 1, padded=False), read="states")
@@ -135,17 +138,17 @@ def _choices(row: int, context: NDArray[np.int32], first: int, choices: list[NDA
 
 
 def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float32]]:
-    """Each passage's logprobs [N] from one call of the whole network."""
-    found: list[NDArray[np.float32]] = []
+    """Returns each passage's logprobs [N] from one call of the whole network."""
+    logprobs: list[NDArray[np.float32]] = []
     for passage in (passage for request in requests for passage in request.passages):
         logits = row_logits(network, passage.ids)
         at = mx.array(passage.positions) - 1
-        found.append(LogprobOptions().scores(logits[at], passage.ids[passage.positions]).logprobs)
-    return found
+        logprobs.append(LogprobOptions().scores(logits[at], passage.ids[passage.positions]).logprobs)
+    return logprobs
 
 
 def _difference(setup: Setup, requests: list[ScoreRequest], truth: list[NDArray[np.float32]]) -> float:
-    """Largest difference of a logprob; infinite where one is NaN."""
+    """Returns the largest difference of a logprob; infinite where one is NaN, or a passage has no scores."""
     outcomes = sorted(outcomes_of(Scorer(setup), requests), key=lambda outcome: outcome.row)
     found = [scores.logprobs for outcome in outcomes if isinstance(outcome, Scored) for scores in outcome.scores]
     if len(found) < len(truth):

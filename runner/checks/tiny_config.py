@@ -1,7 +1,7 @@
-"""A checkpoint's config.json made small: few layers, narrow, with windows that a short row is longer than.
+"""Makes a checkpoint's config.json small: few layers, narrow, with windows that a short row is longer than.
 
-By the names of settings as configs use them, never by a model's name. What must stay in proportion is divided by one number,
-what stands alone is capped, what no pattern names stays. Knows no models: whether one can be built of it, twin.py tries.
+Goes by the names of settings, never by a model's name. Settings that must stay in proportion are divided by one number, others are
+capped, and those that no pattern names stay. Whether a model can be built of the result, tiny_twin.py tries.
 """
 
 import math
@@ -65,26 +65,26 @@ TRAINED = "max_position_embeddings"
 
 
 def shrunken(config: Config, layers: int, of: int, vocabulary: int = VOCABULARY) -> Config:
-    """The same model with its first ``layers`` layers of the ``of`` that it has, and small all over. ``config`` stays as it is."""
+    """Returns the config of the same model, small, with the first ``layers`` of its ``of`` layers. ``config`` stays as it is."""
     numbers = list(_numbers(config))
     original = next((value for name, value in numbers if name == ORIGINAL), None)
     return _Scale(layers, of, vocabulary, _divisors(numbers), original).shrunken(config)
 
 
 def window_lengths(config: Config) -> list[int]:
-    """All lengths beyond which a row is treated otherwise, in tokens."""
+    """Returns all lengths, in tokens, beyond which a model treats a row in another way."""
     return [value for name, value in _numbers(config) if WINDOWS.fullmatch(name) or name == ORIGINAL]
 
 
 def shrinks(name: str) -> bool:
-    """Whether a number of that name is made smaller."""
+    """Returns whether a setting of that name is made smaller."""
     families = (DEPTH, FROM_END, STATE_HEADS, HEADS, DIMENSIONS, WIDTHS, VOCABULARIES, *(names for names, _ in CAPS))
     return name == STATE_WIDTH or any(names.fullmatch(name) for names in families)
 
 
 @dataclass(slots=True, frozen=True)
 class _Scale:
-    """What settings are made smaller by: ``divisors`` of those in proportion, by name."""
+    """How settings are made smaller. divisors: by name, of settings that stay in proportion."""
 
     layers: int
     of: int
@@ -127,7 +127,7 @@ class _Scale:
 
 
 def _numbers(config: Config) -> Iterator[tuple[str, int]]:
-    """All positive integers among the settings, with their names; of lists each entry."""
+    """Yields all positive integers among the settings, with their names; of lists each entry."""
     for name, value in config.items():
         if VISION.fullmatch(name):
             continue
@@ -139,7 +139,7 @@ def _numbers(config: Config) -> Iterator[tuple[str, int]]:
 
 
 def _divisors(numbers: Numbers) -> dict[str, int]:
-    """By what each setting is divided that stays in proportion to others."""
+    """Returns the divisor of each setting that stays in proportion to others."""
     states = {name for name, _ in numbers if STATE_HEADS.fullmatch(name)}
     states |= {STATE_GROUPS} if states else set()
     heads = {name for name, _ in numbers if HEADS.fullmatch(name)} - states
@@ -165,7 +165,7 @@ def _of(numbers: Numbers, names: set[str]) -> list[int]:
 
 
 def _narrower(numbers: Numbers, whole: int, heads: int) -> int:
-    """By what dimensions of heads are divided, where ``whole`` is a multiple of the widths that are made of them and of heads."""
+    """Returns the divisor of head dimensions. ``whole`` divides all widths, which are heads x dimensions."""
     least = LEAST_STATE if any(name == DELTA for name, _ in numbers) else LEAST_DIMENSION
     sizes = [(value, LEAST_ROTATED if ROTATED.fullmatch(name) else least) for name, value in numbers if DIMENSIONS.fullmatch(name)]
     if not sizes and whole and heads:
@@ -179,7 +179,7 @@ def _narrower(numbers: Numbers, whole: int, heads: int) -> int:
 
 
 def _fewer(counts: list[int], whole: int, most: int) -> int:
-    """By what ``counts`` of heads are divided, two or more being left of each; it divides ``whole`` too, and is ``most`` at the most."""
+    """Returns the divisor, ``most`` at most, of the ``counts`` of heads, which leaves two of each or more; it divides ``whole`` too."""
     several = [count for count in counts if count > 1]
     common = math.gcd(*several, whole)
     return next((by for by in range(min(min(several, default=2) // 2, most), 1, -1) if common % by == 0), 1)

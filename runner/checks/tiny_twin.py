@@ -1,7 +1,7 @@
-"""A small model of the same architecture as a loaded one, of random float32 weights: what it does wrong, the loaded one does.
+"""Builds a twin of a loaded model: small, of the same architecture, with random float32 weights. It has the same faults.
 
-It has every kind of layer that the loaded one has, and windows that a few tokens pass, so that each way of running a batch is
-tried on it in milliseconds. Knows architectures by their config and their layers, not by name; what is tried is not known here.
+A twin has every kind of layer that the model has, and windows that a few tokens pass. So each way to run a batch is tried on it in
+milliseconds. Knows architectures by their config and their layers, not by name.
 """
 
 import copy
@@ -34,13 +34,13 @@ Kind = frozenset[tuple[Any, ...]]
 
 
 class NoTwin(Exception):
-    """Why there is no twin of a model."""
+    """Raised where there is no twin of a model; says why."""
 
 
 def twin(network: Any, config: Config) -> Any:
-    """The twin of ``network``, whose config.json says ``config``, with as few layers as have every kind of its.
+    """Builds the twin of ``network``, which was loaded with ``config``: as few layers as have every kind of layer.
 
-    Raises NoTwin where its architecture cannot be built so, or crashes on one row alone.
+    Raises NoTwin where the architecture cannot be built so small, or crashes on one row alone.
     """
     try:
         kinds, of = _kinds(network), len(network.layers)
@@ -50,23 +50,23 @@ def twin(network: Any, config: Config) -> Any:
     reason = "it has no layers"
     for layers in range(min(2, of), min(of, LAYERS) + 1):
         try:
-            found = _built(network, config, layers, of)
-            if missing := kinds - _kinds(found):
+            small = _built(network, config, layers, of)
+            if missing := kinds - _kinds(small):
                 reason = f"its first {layers} layers have not all {len(kinds)} kinds of layers and caches, {len(missing)} are missing"
                 continue
-            _randomize(found)
-            mx.eval(Network(found)(mx.array([[0, 1]]), fresh(found, 1, padded=False)))
+            _randomize(small)
+            mx.eval(Network(small)(mx.array([[0, 1]]), fresh(small, 1, padded=False)))
         except Exception as error:
             reason = first_line(error)
             continue
-        return found
+        return small
     raise NoTwin(reason)
 
 
 def rounding(network: nn.Module, vocabulary: int, tokens: int) -> float:
-    """How far logits of a row of so many tokens move when each parameter is off by about one rounding of float32.
+    """Returns how far logits of a row of so many tokens move when each parameter is off by about one rounding of float32.
 
-    As far, within a factor of about two, move those of two ways to compute the same.
+    Logits of two ways to compute the same differ by as much, within a factor of about two.
     """
     rng = np.random.default_rng(1)
     ids = mx.array(rng.integers(0, vocabulary, (1, tokens)))
@@ -84,7 +84,7 @@ def rounding(network: nn.Module, vocabulary: int, tokens: int) -> float:
 
 
 def _complete(network: nn.Module, config: Config) -> Config:
-    """``config`` with the numbers that it leaves to its model file's defaults, as far as they are made smaller."""
+    """Returns ``config`` with the numbers that it leaves to its model file's defaults, where they are to be made smaller."""
     text = config.get(TEXT)
     if not isinstance(text, dict):
         return _assumed(network.modules()) | config
@@ -92,26 +92,26 @@ def _complete(network: nn.Module, config: Config) -> Config:
 
 
 def _assumed(modules: Iterable[nn.Module]) -> Config:
-    """What the settings that modules hold say, of numbers that are made smaller."""
+    """Returns the numbers to be made smaller among the settings that modules hold."""
     held = {id(value): value for module in modules for value in vars(module).values() if is_dataclass(value)}.values()
-    said = {field.name: getattr(value, field.name) for value in held for field in fields(value) if shrinks(field.name)}
-    return {name: value for name, value in said.items() if isinstance(value, int) and not isinstance(value, bool)}
+    settings = {field.name: getattr(value, field.name) for value in held for field in fields(value) if shrinks(field.name)}
+    return {name: value for name, value in settings.items() if isinstance(value, int) and not isinstance(value, bool)}
 
 
 def _built(network: nn.Module, config: Config, layers: int, of: int) -> Any:
-    """A network of ``layers`` layers whose parameters are not computed yet. Raises NoTwin where it is large all the same."""
-    found = _initialized(network, shrunken(config, layers, of))
-    if any(int(ids.max()) >= VOCABULARY for ids in _ids(found)):  # they would be written behind the end of its logits
-        found = _initialized(network, shrunken(config, layers, of, vocabulary=sys.maxsize))
-    arrays: list[Any] = [value for _, value in tree_flatten(found.parameters())]
+    """Builds a network of ``layers`` layers; its parameters are not computed yet. Raises NoTwin where it is still large."""
+    built = _initialized(network, shrunken(config, layers, of))
+    if any(int(ids.max()) >= VOCABULARY for ids in _ids(built)):  # they would be written beyond the end of its logits
+        built = _initialized(network, shrunken(config, layers, of, vocabulary=sys.maxsize))
+    arrays: list[Any] = [value for _, value in tree_flatten(built.parameters())]
     size = sum(math.prod(value.shape) for value in arrays)
     if size > PARAMETERS:
         raise NoTwin(f"{size / 1e6:.0f} million parameters are left of it")
-    return found
+    return built
 
 
 def _initialized(network: nn.Module, config: Config) -> Any:
-    """A network of the same class, as it is before a checkpoint is loaded, with our kernels where the first has them.
+    """Builds a network of the same class without a checkpoint, with our kernels where the first has them.
 
     mlx's random numbers go on as if it drew none.
     """
@@ -119,12 +119,12 @@ def _initialized(network: nn.Module, config: Config) -> Any:
     before = mx.array(_random_state()[0])
     mx.random.seed(0)
     try:
-        found = model(settings.from_dict(copy.deepcopy(config)))  # some settings change the dicts that they are made of
+        built = model(settings.from_dict(copy.deepcopy(config)))  # some settings change the dicts that they are made of
     finally:
         _random_state()[0][:] = before
     if is_patched(network):
-        patch_layers(found)
-    return found
+        patch_layers(built)
+    return built
 
 
 def _random_state() -> Any:
@@ -132,20 +132,20 @@ def _random_state() -> Any:
 
 
 def _classes(network: nn.Module) -> tuple[Any, Any]:
-    """The classes of the model and of its settings."""
+    """Returns the classes of the model and of its settings."""
     args = next((value for name in ("args", "config") if is_dataclass(value := getattr(network, name, None))), None)
     return type(network), type(args) if args is not None else sys.modules[type(network).__module__].ModelArgs
 
 
 def _ids(network: nn.Module) -> Iterator[mx.array]:
-    """Arrays of signed integers that the model file has set: ids of tokens, perhaps."""
+    """Yields arrays of signed integers that the model file has set: token ids, perhaps."""
     for module in network.modules():
         arrays = (value for value in module.values() if isinstance(value, mx.array))
         yield from (array for array in arrays if array.dtype in (mx.int32, mx.int64) and array.size)
 
 
 def _kinds(network: Any) -> set[Kind]:
-    """The kinds of layers that a network has, and of caches, as far as they do not depend on sizes."""
+    """Returns the kinds of layers and of caches that a network has, apart from their sizes."""
     caches = {frozenset([_cache_kind(cache)]) for cache in fresh(network, 1, padded=False)}
     return caches | {_layer_kind(layer) for layer in network.layers if layer is not None}
 
@@ -155,24 +155,26 @@ def _cache_kind(cache: Any) -> tuple[Any, ...]:
 
 
 def _layer_kind(layer: nn.Module) -> Kind:
-    """Its modules by name and class, and what each is switched to. Of what holds weights alone, by name: it may be quantized."""
-    found: set[tuple[Any, ...]] = set()
+    """Returns a layer's modules by name, class and switches. Linear and embedding layers count by name: they may be quantized."""
+    parts: set[tuple[Any, ...]] = set()
     modules = dict(layer.named_modules())
     weights = {path for path, module in modules.items() if re.search("Linear|Embedding", type(module).__name__)}
     for path, module in modules.items():
         name, kind = re.sub(r"\d+", "", path), type(module).__name__
-        if any(path.startswith(f"{outer}.") for outer in weights):  # what an adapter stands around, and its own parts
+        if any(
+            path.startswith(f"{outer}.") for outer in weights
+        ):  # an adapter around a linear layer has the layer and its own weights inside
             continue
         if path in weights:
-            found.add((name,))
+            parts.add((name,))
             continue
         switches = ((key, _switch(value)) for key, value in vars(module).items() if not re.match("_|layer_i", key))
-        found.add((name, kind, *sorted(switch for switch in switches if switch[1] is not None)))
-    return frozenset(found)
+        parts.add((name, kind, *sorted(switch for switch in switches if switch[1] is not None)))
+    return frozenset(parts)
 
 
 def _switch(value: Any) -> str | None:
-    """What an attribute says besides a size."""
+    """Returns what an attribute says besides a size."""
     if value is None or isinstance(value, (bool, str)):
         return re.sub(r"\d+", "", str(value))
     return str(value != 0) if isinstance(value, int) else None

@@ -1,6 +1,7 @@
-"""Whether a model keeps the sliding window that its config.json asks for: a row beyond one that it lacks gets other logits.
+"""Tests whether a model has the sliding window that its config.json asks for. Without it, long rows get other logits.
 
-Found by trying, on small twins of two windows: where a row longer than both gets the same logits, none is kept. Knows no names of models.
+Tried on two tiny twins with different windows: where a row longer than both gets the same logits, there is no window. Knows no names
+of models.
 """
 
 from typing import Any
@@ -19,9 +20,9 @@ SETTING = "sliding_window"
 
 
 def lacking_window(network: Any, config: Config) -> int | None:
-    """The sliding window, in tokens, that a checkpoint's config.json asks for and ``network`` does not have; None where all is well.
+    """Returns the sliding window, in tokens, that config.json asks for and ``network`` lacks; None where all is well.
 
-    A model that looks no further back than that in some layers at least has it. Where no twin can be built, its caches tell.
+    A model has its window if any of its layers looks no further back. Where no twin can be built, its caches decide.
     """
     text = config | (config.get(TEXT) or {})
     window = text.get(SETTING)
@@ -30,14 +31,14 @@ def lacking_window(network: Any, config: Config) -> int | None:
     if any(hasattr(inner, "max_size") for cache in fresh(network, 1, padded=False) for inner in getattr(cache, "caches", [cache])):
         return None
     try:
-        near, far = (_behind(network, config, length) for length in (WINDOW // 2, WINDOW))
+        near, far = (_last_logits(network, config, length) for length in (WINDOW // 2, WINDOW))
     except Exception:  # NoTwin, or whatever a model file fails with
         return window
     return window if np.array_equal(near, far) else None
 
 
-def _behind(network: Any, config: Config, window: int) -> NDArray[np.float32]:
-    """A twin's logits [V] behind a row that is longer than its ``window``."""
+def _last_logits(network: Any, config: Config, window: int) -> NDArray[np.float32]:
+    """Returns a twin's logits [V] after a row that is longer than its ``window``."""
     changed = config | translated(config)
     text = changed.get(TEXT)
     changed |= {TEXT: text | {SETTING: window}} if isinstance(text, dict) and SETTING in text else {SETTING: window}
