@@ -12,6 +12,7 @@ Importing this package opens the fast BLAS, which must come before mlx. It loads
 """
 
 from importlib import import_module
+from importlib.metadata import version as _installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from mlx_bulk.records import Completion, GenerateResult, RecordError, ScoreResult
     from mlx_bulk.result_tables import dataset, results
     from mlx_bulk.runner.runs.summary import Summary
+
+    __version__: str
 
 _MODULES = {
     "BulkError": "configs.errors",
@@ -74,6 +77,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Imports a public name when it is first used."""
+    if name == "__version__":
+        return _installed_version("mlx-bulk")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _MODULES[name] in _WITH_MLX:

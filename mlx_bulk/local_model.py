@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, Unpack
 
 from mlx_bulk.configs.load import load_config
@@ -176,13 +177,13 @@ class Model:
 
 
 def load(
-    path: str,
+    path: str | Path,
     *,
-    adapter: str | None = None,
+    adapter: str | Path | None = None,
     revision: str | None = None,
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
     trust_remote_code: bool = False,
-    chat_template: str | None = None,
+    chat_template: str | Path | None = None,
     chat_template_args: Mapping[str, object] | None = None,
     batch: BatchOptions | None = None,
 ) -> Model:

@@ -1,7 +1,11 @@
 """What ``import mlx_bulk`` offers, and what it takes: nothing large until it is used, and the fast BLAS before mlx."""
 
+import dataclasses
+import inspect
 import subprocess
 import sys
+from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,51 @@ def test_every_public_name_is_there_and_documented() -> None:
         value: Any = getattr(mlx_bulk, name)
         assert value.__name__ == name
         assert value.__doc__, name
+
+
+# What docs/python.md promises: what stands here may get more, at the end or by name, and never less.
+ARGUMENTS = {
+    "run": "config overrides overwrite retry_errors adopt progress stopped",
+    "sweep": "config overrides overwrite retry_errors adopt progress stopped",
+    "load_config": "source overrides paths",
+    "results": "path columns errors",
+    "dataset": "path errors",
+    "load": "path adapter revision dtype trust_remote_code chat_template chat_template_args batch",
+    "Model.generate": "self prompts logprobs on_error too_long progress sampling",
+    "Model.chat": "self chats logprobs on_error too_long progress sampling",
+    "Model.score": "self texts context windows stride prefix bos_every_window logprobs on_error progress",
+    "Rollouts": "config overrides",
+    "Rollouts.update": "self version adapter",
+    "Rollouts.update_arrays": "self version settings tensors",
+    "Rollouts.close": "self",
+}
+FIELDS = {
+    "Summary": "job output rows of records errors dropped refused prompt_tokens prefilled_tokens generated_tokens scored_tokens seconds "
+    "padding_waste peak_memory_bytes complete worked reasons closing",
+    "CellResult": "name settings output state summary exit_code message",
+    "RecordError": "stage kind message",
+    "Completion": "index text ids logprobs cumulative_logprob sampled_logprobs text_offset finish_reason stop_reason seed top_ids "
+    "top_logprobs ranks entropies",
+    "GenerateResult": "prompt prompt_ids prompt_text_offset outputs error prompt_logprobs prompt_top_ids prompt_top_logprobs prompt_ranks "
+    "prompt_entropies",
+    "ScoreResult": "text ids logprobs text_offset sum_logprob scored_tokens bytes scored_bytes words chars truncated top_ids top_logprobs "
+    "ranks entropies error",
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_are_those_promised(name: str) -> None:
+    function: Any = attrgetter(name)(mlx_bulk)
+    assert list(inspect.signature(function).parameters) == ARGUMENTS[name].split()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_fields_are_those_promised(name: str) -> None:
+    assert [field.name for field in dataclasses.fields(getattr(mlx_bulk, name))] == FIELDS[name].split()
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert mlx_bulk.__version__ == version("mlx-bulk")
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 from mlx_bulk.configs.schema import LogprobsConfig, SamplingConfig
 from mlx_bulk.local_model import LogprobsOptions, SamplingOptions
 
-from ..checkpoints import CONTEXT
+from ..checkpoints import CONTEXT, write_adapter
 from ..jobs.support.bench import Bench
 
 TEXTS = ["What is 2 + 2?", "A longer prompt, with café, 東京 and 🙂 in it.", "O", "The king is dead.\n", " Enter a messenger."]
@@ -213,3 +213,21 @@ def test_prefixes_are_kept_for_completions_alone(model: Path, tmp_path: Path) ->
     shared = "The same words stand at the start of every prompt, and there are quite a few of them: "
     assert all(result.outputs for result in caching.generate([shared + text for text in TEXTS], max_tokens=2))
     assert all(result.scored_tokens for result in caching.score([shared + text for text in TEXTS]))
+
+
+def test_a_chat_template_of_ones_own(model: Path, tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}{{ mark }}"
+    (tmp_path / "template.jinja").write_text(template)
+    for given in (template, tmp_path / "template.jinja"):
+        own = mlx_bulk.load(model, chat_template=given, chat_template_args={"mark": "!"})
+        assert own.chat(["O"], max_tokens=1)[0].prompt == "O!"
+        assert own.generate(["O"], max_tokens=1)[0].prompt == "O"
+
+
+def test_an_adapter_is_on_the_model(bench: Bench, model: Path) -> None:
+    adapter = write_adapter(model, bench.root / "adapter", "lora")
+    done = bench.run(rows=ROWS, model={"adapter": str(adapter)})
+    adapted = mlx_bulk.load(model, adapter=adapter).generate(TEXTS, max_tokens=6, temperature=0)
+    plain = bench.run("--overwrite", rows=ROWS)
+    assert [result.outputs[0].ids.tolist() for result in adapted] == done.table["completion_ids"].to_pylist()
+    assert done.table["completion_ids"] != plain.table["completion_ids"]
