@@ -1,8 +1,8 @@
-"""Records to Arrow: one column builder an Arrow type, NumPy arrays into lists without Python per element.
+"""Builds Arrow arrays from records: one column builder per Arrow type, NumPy arrays into lists without Python per element.
 
-The schema says everything; nothing here knows a job kind. Two field metadata mark what a type cannot say: ``json``
-(a value of any type, kept as JSON text) and ``leading_null`` (a list whose first element is null, put there here). Lists with
-nulls in other places come as ``Masked``.
+The schema decides everything; no job kind is known here. Two field metadata say what a type cannot: ``json`` (a value of any type,
+kept as JSON text) and ``leading_null`` (a list whose first element is null, which is added here). Lists with nulls in other places
+are given as ``Masked``.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 @dataclass(slots=True, frozen=True)
 class Masked:
-    """A list of T elements of which N are there and the others null. values: [N], or [N, k] for a list of lists; there: [T].
+    """A list of T elements, of which N have a value and the others are null. values: [N], or [N, k] for a list of lists; there: [T].
 
     values  a b        there  . x . x        list  null a null b
     """
@@ -32,22 +32,22 @@ class Masked:
 
 
 def record_batch(schema: pa.Schema, records: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """The records as one batch of ``schema``; a column that a record lacks is null there.
+    """Builds one batch of ``schema`` from the records. A column that a record lacks is null there.
 
-    Lists of numbers come as arrays [N], lists of such lists as arrays [N, k] (of unlike lengths: as a list of arrays), either as
-    ``Masked`` where elements are null, and the ``input`` struct as the row's columns.
-    Raises ValueError naming the row and column of a value that does not fit, or a key that has no column.
+    Records hold lists of numbers as arrays [N], lists of such lists as arrays [N, k] (of different lengths: as a list of arrays),
+    either as ``Masked`` where elements are null, and the ``input`` struct as the row's columns.
+    Raises ValueError that names the row and column of a value that does not fit, or a key that has no column.
     """
-    known = set(schema.names)
+    names = set(schema.names)
     for record in records:
-        if unknown := record.keys() - known:
+        if unknown := record.keys() - names:
             raise ValueError(f"row {record.get('row')}: no column for {sorted(unknown)}; the schema has {', '.join(schema.names)}")
     columns = [_named_column(field, [record.get(field.name) for record in records], records) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def record_bytes(record: dict[str, Any]) -> int:
-    """About how many bytes a record takes; what is neither text nor an array counts 8."""
+    """Estimates the bytes of a record. A value that is neither text nor an array counts 8."""
     return sum(_value_bytes(value) for value in record.values())
 
 
@@ -82,7 +82,7 @@ def _fits(field: pa.Field, value: Any) -> bool:
 
 
 def _misfit(field: pa.Field, value: Any) -> str:
-    """The name and type of the column, or of the struct's field, that ``value`` does not fit."""
+    """Returns name and type of the column, or of the struct's field, that ``value`` does not fit."""
     if pa.types.is_struct(field.type) and isinstance(value, dict):
         for child in field.type:
             if not _fits(child, value.get(child.name)):
@@ -102,7 +102,7 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
 
 
 def _struct(type_: pa.StructType, values: list[Any]) -> pa.Array:
-    """Structs from dicts, None a null struct. Fields that the type does not have are columns that are not kept."""
+    """Builds structs from dicts; None is a null struct. Keys without a field are columns that are not kept."""
     rows = [{} if value is None else value for value in values]
     if wrong := [row for row in rows if not isinstance(row, dict)]:
         raise TypeError(f"expected an object, got {type(wrong[0]).__name__}")
@@ -112,7 +112,7 @@ def _struct(type_: pa.StructType, values: list[Any]) -> pa.Array:
 
 
 def _list(type_: pa.ListType, values: list[NDArray[Any] | Masked | None], leading: bool) -> pa.Array:
-    """Lists from arrays [N], or lists of lists from arrays [N, k]; None is a null list.
+    """Builds lists from arrays [N], or lists of lists from arrays [N, k]; None is a null list.
 
     A leading null (.) before arrays of lengths 2 and 1:   values   . a b . c
                                                            offsets  0     3   5
@@ -123,7 +123,7 @@ def _list(type_: pa.ListType, values: list[NDArray[Any] | Masked | None], leadin
     if wrong := [value.values.shape for value in present if value.values.ndim != 1 + nested]:
         raise ValueError(f"expected an array of {1 + nested} dimensions, got shape {wrong[0]}")
     if wrong := [value for value in present if len(value.values) != np.count_nonzero(value.there)]:
-        raise ValueError(f"expected {np.count_nonzero(wrong[0].there)} values that are there, got {len(wrong[0].values)}")
+        raise ValueError(f"expected {np.count_nonzero(wrong[0].there)} non-null values, got {len(wrong[0].values)}")
     lengths = np.zeros(len(values), dtype=np.int64)
     lengths[~absent] = [len(value.there) for value in present]
     empty = ~np.concatenate([np.zeros(0, dtype=bool), *(value.there for value in present)])
@@ -141,7 +141,7 @@ def _masked(value: NDArray[Any] | Masked, leading: bool) -> Masked:
 
 
 def _scalars(type_: pa.DataType, arrays: list[NDArray[Any]], empty: NDArray[np.bool_]) -> pa.Array:
-    """The arrays' elements one after another, in the places that are not ``empty``; those are null."""
+    """Puts the arrays' elements one after another into the places that are not ``empty``. Those are null."""
     flat = _flat(type_, arrays)
     if not empty.any():
         return pa.array(flat, type=type_)

@@ -1,8 +1,8 @@
-"""commits.jsonl: the authority on which shards are done, one checksummed line a commit.
+"""The commit log, commits.jsonl, decides which shards are done. It has one checksummed line per commit.
 
-A line of a higher generation supersedes a shard's earlier ones; a void line takes its generation back and says why. A retry line
+A line of a higher generation supersedes a shard's earlier ones. A void line takes its generation back and says why. A retry line
 names the shards whose errors are to be done again, each until its next commit or void line. A run is complete while its closing
-line is the last. Knows nothing of how parts are made or read.
+line is the last. Does not know how parts are made or read.
 """
 
 from collections.abc import Collection, Iterator
@@ -17,9 +17,9 @@ from .paths import RunPaths, part_name
 
 @dataclass(slots=True, frozen=True)
 class PartFile:
-    """A part's file: sha256 of all its bytes in hex, size in bytes, and the stamp it had when it was committed.
+    """A part's file: the hex sha256 of all its bytes, its size in bytes, and its stamp at the commit.
 
-    A file that has its own size and stamp is trusted without being read; without a stamp (None) it is always read.
+    A file that still has this size and stamp is trusted without being read. Without a stamp (None) it is always read.
     """
 
     sha256: str
@@ -28,14 +28,14 @@ class PartFile:
 
     @classmethod
     def at(cls, path: Path, sha256: str) -> Self:
-        """The file at ``path``, whose sha256 is known."""
-        found = path.stat()
-        return cls(sha256, found.st_size, stamp_of(found))
+        """Describes the file at ``path``, whose sha256 is known."""
+        stat = path.stat()
+        return cls(sha256, stat.st_size, stamp_of(stat))
 
 
 @dataclass(slots=True, frozen=True)
 class Commit:
-    """One committed shard. rows: input rows; records: results; errors: quarantined rows or samples (no file when 0)."""
+    """One committed shard. rows: input rows. records: results. errors: quarantined rows or samples (no file when 0)."""
 
     shard: int
     generation: int
@@ -51,14 +51,14 @@ class Commit:
 
     @classmethod
     def of(cls, shard: int, generation: int, rows: int, counts: tuple[int, int], results: PartFile, failures: PartFile | None) -> Self:
-        """The commit of these two files; counts: records and errors."""
+        """Makes the commit of these two files. counts: of records and of errors."""
         errors = PartFile("", 0, None) if failures is None else failures
         digest = None if failures is None else errors.sha256
         files = (results.sha256, results.bytes, digest, errors.bytes, results.stamp, errors.stamp)
         return cls(shard, generation, rows, *counts, *files)
 
     def files(self, paths: RunPaths) -> Iterator[tuple[Path, PartFile]]:
-        """Its one or two files, those with the results first."""
+        """Yields the file with the results, then the file with the errors where there is one."""
         yield paths.results_part(self.shard, self.generation), PartFile(self.results_sha256, self.results_bytes, self.results_stamp)
         if self.errors_sha256 is not None:
             yield paths.errors_part(self.shard, self.generation), PartFile(self.errors_sha256, self.errors_bytes, self.errors_stamp)
@@ -66,9 +66,9 @@ class Commit:
 
 @dataclass(slots=True)
 class CommitLog:
-    """What commits.jsonl says: the commits in force, each shard's highest generation, and the closing line if it is last.
+    """The contents of commits.jsonl: the commits in force, each shard's highest generation, and the closing line if it is last.
 
-    retries: the shards whose errors are to be done again, each with the number of the retry that asked for it last.
+    retries: the shards whose errors are to be done again, each with the number of the last retry that named it.
     """
 
     commits: dict[int, Commit]
@@ -77,19 +77,19 @@ class CommitLog:
     retries: dict[int, int] = field(default_factory=dict[int, int])
 
     def is_complete(self, rows: int) -> bool:
-        """Whether the run is closed over ``rows`` rows: one whose input has grown since may still have the closing line of the shorter."""
+        """Returns True when the run is closed over ``rows`` rows. After its input has grown, a closing line may count fewer rows."""
         return self.closing is not None and self.closing["rows"] == rows
 
 
 def read_commits(paths: RunPaths) -> CommitLog:
-    """Reads the log without touching it, also while another process writes; damaged lines are passed over."""
+    """Reads the log and leaves it as it is, also while another process writes. Passes over damaged lines."""
     return _log(read_lines(paths.commits))
 
 
 def mend_commits(paths: RunPaths) -> CommitLog:
     """Reads the log and takes damaged lines and a torn tail out, so that it can be appended to.
 
-    What a damaged line declared is then undeclared; see ``adoption``.
+    The part that a damaged line declared is then undeclared; see ``orphan_parts``.
     """
     return _log(salvage_lines(paths.commits)[0])
 
@@ -108,7 +108,7 @@ def _log(lines: list[dict[str, Any]]) -> CommitLog:
         if "void" in line:
             log.commits.pop(line["shard"], None)
         else:
-            # Without stamps where an earlier version wrote the line: --overwrite reads what it removes.
+            # An earlier version wrote lines without stamps; --overwrite still reads these.
             stamps: dict[str, Any] = {name: tuple(line[name]) if line.get(name) else None for name in ("results_stamp", "errors_stamp")}
             values = {name: value for name, value in line.items() if name != "name"} | stamps
             log.commits[line["shard"]] = Commit(**values)
@@ -116,18 +116,18 @@ def _log(lines: list[dict[str, Any]]) -> CommitLog:
 
 
 def append_commit(paths: RunPaths, commit: Commit) -> None:
-    """Declares the shard done; its parts must be durable by now."""
+    """Declares the shard done. Its parts must already be durable."""
     append_line(paths.commits, {"name": part_name(commit.shard, commit.generation), **asdict(commit)})
 
 
 def append_void(paths: RunPaths, commit: Commit, reason: str) -> None:
-    """Takes a commit back: the shard is open again, and its next generation the one after this."""
+    """Takes a commit back. The shard is open again, and its next generation is the one after this."""
     name, generation = part_name(commit.shard, commit.generation), commit.generation
     append_line(paths.commits, {"name": name, "shard": commit.shard, "generation": generation, "void": reason})
 
 
 def append_retry(paths: RunPaths, retry: int, shards: Collection[int]) -> None:
-    """Declares that the errors of these shards are to be done again; ``retry``: a number above those in force."""
+    """Declares that the errors of these shards are to be done again. retry: a number above all those in force."""
     append_line(paths.commits, {"retry": retry, "shards": sorted(shards)})
 
 

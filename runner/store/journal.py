@@ -1,8 +1,8 @@
-"""The journal of an open shard: frames of finished rows, each checked before Arrow sees a byte of it.
+"""The journal of an open shard: frames of finished rows, each checked before Arrow parses a byte of it.
 
-A frame is a header of 32 bytes and a payload, whose length is a multiple of 8: what is read stays aligned in the file's memory
-map. The first frame ("H", JSON) says what the journal is to become; those behind it are Arrow IPC streams. Knows frames only;
-what rows mean, and when a journal may go, is the writer's.
+A frame is a header of 32 bytes and a payload. The payload's length is a multiple of 8, which keeps batches aligned in the file's
+memory map. The first frame ("H", JSON) says what the journal is to become; the others are Arrow IPC streams. Knows frames only; the
+writer decides what rows mean and when a journal is removed.
 
     | "mlxbulk" | kind | length of the payload | blake2b-16 of kind, length, payload | payload
          7          1        8, little endian              16                          length
@@ -32,10 +32,10 @@ _FRAME_HEADER = struct.Struct("<7scQ16s")
 
 @dataclass(slots=True, frozen=True)
 class Header:
-    """What a journal is to become: a generation of a shard's parts, made of its own rows and of those of ``base``.
+    """Says what a journal is to become: a generation of a shard's parts, made of its own rows and of those of ``base``.
 
-    base: the committed generation that it continues, None for a shard that is new. retry: the number of the retry that its
-    shard was last part of, 0 for none: base's errors are then not taken over, and errors of its own are newer than it.
+    base: the committed generation that it continues; None for a new shard. retry: number of the last retry that named the shard, 0
+    for none. With a retry the errors of base are not taken over, and all errors in the journal are newer than the retry.
     """
 
     shard: int
@@ -46,7 +46,7 @@ class Header:
 
 @dataclass(slots=True, frozen=True)
 class Journal:
-    """A journal as it was read, its batches as views of its memory map."""
+    """The contents of a journal. Its batches are views of the file's memory map."""
 
     header: Header
     results: list[pa.RecordBatch]
@@ -54,12 +54,12 @@ class Journal:
 
 
 def begin(path: Path, header: Header, errors: Sequence[pa.RecordBatch] = ()) -> None:
-    """Makes the journal at ``path``, durably: it is there with its header and these errors, or not at all. Raises OSError."""
+    """Makes the journal at ``path``, durably: with its header and these errors, or not at all. Raises OSError."""
     rewrite(path, header, [], errors)
 
 
 def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
-    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to a journal that has begun. Raises OSError."""
+    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError."""
     append_bytes(path, *_batch_frame(kind, batch))
 
 
@@ -69,7 +69,7 @@ def sync_journal(path: Path) -> None:
 
 
 def rewrite(path: Path, header: Header, results: Sequence[pa.RecordBatch], errors: Sequence[pa.RecordBatch]) -> None:
-    """Puts a journal of these batches in the place of the one at ``path``: after a crash it is the old one or the new one."""
+    """Replaces the journal at ``path`` by one of these batches. After a crash it is the old one or the new one."""
     with replacing(path) as file:
         file.writelines(_header_frame(header))
         for kind, batches in ((RESULTS, results), (ERRORS, errors)):
@@ -78,21 +78,21 @@ def rewrite(path: Path, header: Header, results: Sequence[pa.RecordBatch], error
 
 
 def read_journal(path: Path) -> Journal | None:
-    """The journal at ``path``, its batches in the order in which they were appended; None where its header is not whole.
+    """Reads the journal at ``path``, its batches in the order of appending, and cuts it off after its last good frame.
 
-    The file is cut off behind its last good frame: after a torn tail nothing is lost that was synced; behind damage in
-    the middle everything is dropped, as nothing there says where the next frame starts. Either is logged as a warning.
+    Returns None where its header is not whole. A torn tail holds nothing that was synced. After damage in the middle all later
+    frames are lost, as nothing says where the next one starts. Either is logged as a warning.
     """
-    found, lost = peek(path)
-    if lost:
-        log.warning("%s: cut off %d bytes behind the last whole frame; rows that stood there are done again", path, lost)
-        os.truncate(path, path.stat().st_size - lost)
+    content, lost_bytes = peek(path)
+    if lost_bytes:
+        log.warning("%s: cut off %d bytes behind the last whole frame; rows that stood there are done again", path, lost_bytes)
+        os.truncate(path, path.stat().st_size - lost_bytes)
         sync_file(path)
-    return found
+    return content
 
 
 def peek(path: Path) -> tuple[Journal | None, int]:
-    """The same, and how many bytes stand behind the last good frame; the file is left as it is."""
+    """Reads the journal at ``path`` and leaves the file as it is. Returns also how many bytes follow its last good frame."""
     content = _mapped(path)
     header: Header | None = None
     frames: dict[bytes, list[pa.RecordBatch]] = {RESULTS: [], ERRORS: []}
@@ -130,7 +130,7 @@ def _mapped(path: Path) -> pa.Buffer:
 
 
 def _frames(content: pa.Buffer) -> Iterator[tuple[bytes, pa.Buffer]]:
-    """Kind and payload of each frame, up to the first that is not whole."""
+    """Yields kind and payload of each frame, up to the first that is not whole."""
     start = 0
     while start + _FRAME_HEADER.size <= content.size:
         magic, kind, length, checksum = _FRAME_HEADER.unpack(content.slice(start, _FRAME_HEADER.size))

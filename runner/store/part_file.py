@@ -1,7 +1,7 @@
-"""A part: the committed records of a shard as one Arrow IPC file, which says in its footer whose it is and that it is whole.
+"""A part: the committed records of a shard as one Arrow IPC file. Its footer says which run it belongs to, and has a checksum.
 
-The footer's metadata holds JSON under the key "mlx-bulk"; its last value, sha256, is over the file with zeros in that place. It
-is checked on the bytes alone, before Arrow parses any. The bytes depend on the records and the run's identity alone.
+The footer's metadata holds JSON under the key "mlx-bulk". Its last value, sha256, is computed over the file with zeros in that place
+and is checked before Arrow parses any byte. A part's bytes depend only on the records and the run's identity.
 """
 
 import hashlib
@@ -33,11 +33,10 @@ ERRORS_SCHEMA = pa.schema(
 
 
 def errors_schema(records: pa.Schema) -> pa.Schema:
-    """The columns of errors/ beside results with the columns ``records``: with ``round`` where those have it."""
+    """Returns the columns of errors/ for results with the columns ``records``: with ``round`` where those have it."""
     return ERRORS_SCHEMA.insert(1, records.field("round")) if "round" in records.names else ERRORS_SCHEMA
 
 
-# Said by whatever reads a run: export, compare, a reference's run. "The same command" would be theirs.
 _KEY = "mlx-bulk"
 _ZEROS = b"0" * 64
 _DECLARED = re.compile(
@@ -45,16 +44,16 @@ _DECLARED = re.compile(
     rb'"sha256":"([0-9a-f]{64})"\}'
 )
 _MAGIC = b"ARROW1"
-_TAIL = len(_MAGIC) + 4  # behind the footer stand its length, int32 little endian, and the magic
-_FOOTER_BYTES = 256 << 20  # no footer is longer; a damaged length does not make us read a huge file whole
+_TAIL = len(_MAGIC) + 4  # after the footer: its length, int32 little endian, and the magic
+_FOOTER_BYTES = 256 << 20  # no footer is longer: a damaged length must not make us read a huge file whole
 _PIECE = 1 << 20
 
 
 @dataclass(slots=True, frozen=True)
 class Declared:
-    """What a part says of itself. run: digest of the run's identity; rows, records, errors: the shard's, in both of its parts.
+    """What a part's footer declares. run: digest of the run's identity. rows, records, errors: of the shard, in both of its parts.
 
-    errors_sha256: of the file with the shard's errors, in the part with the results; None in the other, and where there are none.
+    errors_sha256: of the file with the shard's errors. Only the part with the results has it; None where there are no errors.
     """
 
     run: str
@@ -66,7 +65,7 @@ class Declared:
 
     @property
     def bytes(self) -> bytes:
-        """As the footer's JSON, with zeros in the place of the checksum."""
+        """The footer's JSON, with zeros in the place of the checksum."""
         return json.dumps({**asdict(self), "sha256": _ZEROS.decode()}, separators=(",", ":")).encode()
 
 
@@ -74,10 +73,10 @@ class Declared:
 
 
 def write_part(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], declared: Declared) -> PartFile:
-    """Writes a part: at ``path`` it appears whole and durable, or not at all. Raises OSError.
+    """Writes a part to ``path``, whole and durable or not at all. Raises OSError.
 
-    Its bytes are hashed as they go out. Arrow writes the footer last, when it closes: it is held back, so that the checksum
-    of what stands before can be put into it.
+    Its bytes are hashed while they are written. Arrow writes the footer last, when it closes. The footer is held back until the
+    checksum of the bytes before it is in it.
     """
     with replacing(path) as file:
         sink = _Sink(file)
@@ -91,7 +90,7 @@ def write_part(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch],
 
 
 class _Sink:
-    """A file that Arrow writes to, hashed on the way; what comes while ``held`` is not None stays there."""
+    """A file that Arrow writes to. Hashes the bytes; while ``held`` is not None, keeps them there instead of writing them."""
 
     closed = False
 
@@ -116,10 +115,10 @@ class _Sink:
         self._file.flush()
 
     def close(self) -> None:
-        """The file is not Arrow's to close."""
+        """Does nothing: the file is closed elsewhere."""
 
     def release(self, declared: bytes) -> str:
-        """Puts the checksum into what is held, and writes that; the sha256 of the whole file, in hex."""
+        """Puts the checksum into the held bytes and writes them. Returns the hex sha256 of the whole file."""
         assert self.held is not None
         place = self.held.index(declared) + declared.index(_ZEROS)
         with_zeros = self._sha256.copy()
@@ -134,7 +133,7 @@ class _Sink:
 
 
 def check_part(path: Path) -> tuple[Declared, PartFile] | None:
-    """What the part at ``path`` says of itself, where its bytes are the ones that were written; else None. Raises OSError."""
+    """Returns what the part at ``path`` declares; None where its bytes are not those that were written. Raises OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if (start := _footer_start(file, size)) is None:
@@ -144,21 +143,21 @@ def check_part(path: Path) -> tuple[Declared, PartFile] | None:
         for piece in _pieces(file, start):
             before.update(piece)
         footer = file.read()
-    found = _DECLARED.search(footer)  # Arrow puts the metadata before the schema: no column's name comes first
-    if found is None:
+    declared = _DECLARED.search(footer)  # Arrow puts the metadata before the schema: no column's name comes first
+    if declared is None:
         return None
     whole = before.copy()
-    before.update(footer[: found.start(1)] + _ZEROS + footer[found.end(1) :])
-    if before.hexdigest().encode() != found[1]:
+    before.update(footer[: declared.start(1)] + _ZEROS + footer[declared.end(1) :])
+    if before.hexdigest().encode() != declared[1]:
         return None
     whole.update(footer)
-    values = json.loads(found[0])
+    values = json.loads(declared[0])
     del values["sha256"]
     return Declared(**values), PartFile.at(path, whole.hexdigest())
 
 
 def _footer_start(file: BinaryIO, size: int) -> int | None:
-    """Where the footer begins, by the length behind it; None where that cannot be."""
+    """Returns where the footer begins, by the length after it; None where that length cannot be right."""
     if size < _TAIL:
         return None
     file.seek(size - _TAIL)
@@ -179,19 +178,19 @@ def _pieces(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def read_part(part: Path) -> Iterator[pa.RecordBatch]:
-    """The batches of one part whose bytes have been checked, as views of its memory map. Raises OSError."""
+    """Yields the batches of a part whose bytes have been checked, as views of its memory map. Raises OSError."""
     with pa.memory_map(str(part)) as file:
         yield from part_batches(part, file, None)
 
 
 def has_schema(part: Path, schema: pa.Schema) -> bool:
-    """Whether a part whose bytes have been checked has these columns. Raises OSError."""
+    """Returns True when a part whose bytes have been checked has these columns. Raises OSError."""
     with pa.memory_map(str(part)) as file:
         return pa.ipc.open_file(file).schema.equals(schema)
 
 
 def part_batches(part: Path, file: pa.MemoryMappedFile, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
-    """The batches of an open part, with ``columns`` alone where they are given. Raises RunDirError where it lacks one of them."""
+    """Yields the batches of an open part, with only ``columns`` unless None. Raises RunDirError where it lacks one of them."""
     schema = pa.ipc.open_file(file).schema
     if missing := set(columns or ()) - set(schema.names):
         raise RunDirError(f"{part}: no column {sorted(missing)}; it has {', '.join(schema.names)}")

@@ -1,6 +1,6 @@
-"""The committed records of a run: each shard's current part is checked against the commit log, then read.
+"""Reads the committed records of a run. Each shard's current part is checked against the commit log first.
 
-Knows no columns; a part that is replaced meanwhile is read in its newer generation.
+A part that is replaced meanwhile is read in its newer generation. Knows no columns.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -20,17 +20,20 @@ _AGAIN = "Start that run again, with its own mlx-bulk run command (without --ove
 
 
 def read_results(run: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The committed results of the run directory ``run``, in input order, as views of the parts' memory maps.
+    """Yields the committed results of the run directory ``run``, in input order, as views of the parts' memory maps.
 
-    ``columns``: only these, in the schema's order. A part that has not the stamp of its commit is hashed before it is parsed, once a
-    process. Takes no lock; what is committed while it reads may be left out. Raises RunDirError where a committed part is missing,
-    damaged, or has no such column.
+    columns: only these, in the schema's order. A part without the stamp of its commit is hashed before it is parsed, once per
+    process. Takes no lock, and may leave out shards that are committed while it reads. Raises RunDirError where a committed part is
+    missing, damaged, or lacks one of the columns.
     """
     return _committed(RunPaths(run), _results_of, columns)
 
 
 def read_errors(run: Path, columns: list[str] | None = None, without: Collection[int] = ()) -> Iterator[pa.RecordBatch]:
-    """The committed failures of the run directory ``run``, by ``errors_schema``, less the shards ``without``; else as ``read_results``."""
+    """Yields the committed failures of the run directory ``run``, with the columns of ``errors_schema``, as ``read_results`` does.
+
+    without: shards that are left out.
+    """
     return _committed(RunPaths(run), _errors_of, columns, without)
 
 
@@ -69,9 +72,9 @@ def _committed(
 def _current(
     paths: RunPaths, commit: Commit, part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None]
 ) -> tuple[Path, pa.MemoryMappedFile] | None:
-    """The commit's part, checked and opened; where a process has replaced it since the log was read, that of the commit in force."""
-    while (found := part_of(paths, commit)) is not None:
-        part, file = found
+    """Checks and opens a commit's part. Where a process has replaced it since the log was read, opens its newer generation."""
+    while (expected := part_of(paths, commit)) is not None:
+        part, file = expected
         try:
             if _is_whole(part, file):
                 return part, pa.memory_map(str(part))
@@ -86,13 +89,13 @@ def _current(
 
 
 def _is_whole(part: Path, file: PartFile) -> bool:
-    """Whether the part has the bytes that were committed. Raises OSError."""
-    found = part.stat()
-    size, stamp = found.st_size, stamp_of(found)
+    """Returns True when the part has the bytes that were committed. Raises OSError."""
+    stat = part.stat()
+    size, stamp = stat.st_size, stamp_of(stat)
     return size == file.bytes and (stamp == file.stamp or _sha256(part.absolute(), stamp) == file.sha256)
 
 
 @cache
 def _sha256(part: Path, stamp: Stamp) -> str:
-    """Of a part as it lies there under this stamp: a copied run has no stamp of its commits, and is read several times over."""
+    """Hashes a part once per stamp: a copied run has other stamps than its commits, and is read several times."""
     return sha256(part)

@@ -1,7 +1,7 @@
-"""Records of many batches, as they were finished, put into the input's order: by row, then by sample, in bounded batches.
+"""Sorts records into the input's order, by row, then by sample, and yields them in bounded batches.
 
-Memory does not grow with the records: what comes in are views of memory maps, and a batch is gathered at a time. What goes out
-depends on the records alone, not on how they came.
+Memory does not grow with the records: the input is views of memory maps, and one batch is gathered at a time. The result depends only
+on the records, not on the order in which they were finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,10 @@ _GATHER_ROWS = 64  # gathered at a time, so that a batch of long records oversho
 
 
 def positions(batches: Sequence[pa.RecordBatch]) -> tuple[Ints, Ints]:
-    """The rows [N] and samples [N] of all batches; no sample (the whole row failed) is -1, and 0 where records have none."""
+    """Returns the rows [N] and samples [N] of all batches.
+
+    A null sample (the row failed whole) becomes -1. Where records have no column for it, all samples are 0.
+    """
     return _joined(batches, "row"), _joined(batches, "sample")
 
 
@@ -29,7 +32,7 @@ def _joined(batches: Sequence[pa.RecordBatch], name: str) -> Ints:
 
 
 def sorted_records(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The records of ``batches`` by row and sample, in batches of about 1,024 or 16 MB, whichever comes first."""
+    """Yields the records of ``batches`` by row and sample, in batches of about 1,024 records or 16 MB, whichever comes first."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for piece in _pieces(batches):
@@ -44,7 +47,7 @@ def sorted_records(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def _pieces(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The batches' rows in order, 64 at a time."""
+    """Yields the batches' rows in order, 64 at a time."""
     rows, samples = positions(batches)
     order = np.lexsort((samples, rows))
     lengths = np.array([batch.num_rows for batch in batches], np.int64)
@@ -57,7 +60,7 @@ def _pieces(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _gather(batches: Sequence[pa.RecordBatch], source: Ints, place: Ints) -> pa.RecordBatch:
-    """Rows ``place[i]`` of ``batches[source[i]]``. (Taking from one chunked table would join all its chunks each time.)"""
+    """Gathers row ``place[i]`` of ``batches[source[i]]`` for each i. (Taking from one chunked table joins all its chunks each time.)"""
     grouped = np.argsort(source, kind="stable")
     pieces = [batches[number].take(pa.array(place[grouped][source[grouped] == number])) for number in np.unique(source)]
     return pa.concat_batches(pieces).take(pa.array(np.argsort(grouped, kind="stable")))

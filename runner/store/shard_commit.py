@@ -1,7 +1,7 @@
-"""A finished shard becomes parts: its journal, merged with the generation that it continues, and a line that declares it.
+"""Turns a finished shard into parts: merges its journal with the generation it continues, and declares the result.
 
-The order of the steps is the promise. Killed between any two of them, the journal is still there, or the line is; a file that
-was committed is never written to. Knows nothing of who fills journals, or of what a crash leaves.
+The order of the steps makes this safe. After a kill between any two of them, either the journal still exists or the line in the
+commit log does. A committed file is never written to. Does not know who fills journals, nor what a crash leaves.
 """
 
 from dataclasses import replace
@@ -25,12 +25,11 @@ from .shard_ledger import Ledger
 _AGAIN = "Continue with the same command (without --overwrite)"
 
 
-def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, base: Commit | None, ledger: Ledger) -> None:
-    """Turns the journal of a finished shard into its parts, declares it done, and takes the journal and old parts away.
+def commit_shard(paths: RunPaths, identity: str, schema: pa.Schema, header: Header, base: Commit | None, ledger: Ledger) -> None:
+    """Writes the parts of a finished shard, declares it done, and removes the journal and the old parts.
 
-    run: digest of the run's identity; base: the commit that the journal's ``header`` continues. Raises OutOfRoom before anything is
-    written where the volume has no room for the parts, OSError, and RunDirError where journal and base do not hold what the
-    ``ledger`` counted.
+    identity: digest of the run's identity. base: the commit that the journal continues. Raises OutOfRoom, before anything is written,
+    where the volume has no room for the parts; RunDirError where journal and base do not hold what the ``ledger`` counted; OSError.
     """
     journal_path = paths.journal_of(header.shard)
     old = [] if base is None else list(base.files(paths))
@@ -40,7 +39,7 @@ def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, b
     _check_counts(journal_path, results, failures, ledger)
     results_part, errors_part = (name(header.shard, header.generation) for name in (paths.results_part, paths.errors_part))
     require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old))
-    declared = Declared(run, header.shard, ledger.rows, ledger.records, ledger.errors, None)
+    declared = Declared(identity, header.shard, ledger.rows, ledger.records, ledger.errors, None)
     errors_file = write_part(errors_part, errors_schema(schema), sorted_records(failures), declared) if ledger.errors else None
     declared = replace(declared, errors_sha256=None if errors_file is None else errors_file.sha256)
     results_file = write_part(results_part, schema, sorted_records(results), declared)
@@ -53,7 +52,7 @@ def commit_shard(paths: RunPaths, run: str, schema: pa.Schema, header: Header, b
 
 
 def check_sha256(part: Path, committed: str) -> None:
-    """Raises RunDirError where a committed part has other bytes than were committed, before anyone parses them."""
+    """Raises RunDirError where a part has other bytes than were committed. Call it before they are parsed."""
     try:
         whole = sha256(part) == committed
     except FileNotFoundError:
@@ -63,13 +62,13 @@ def check_sha256(part: Path, committed: str) -> None:
 
 
 def base_batches(paths: RunPaths, base: Commit) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """The (results, errors) of a commit whose bytes have been checked."""
+    """Returns the (results, errors) of a commit whose bytes have been checked."""
     results, *errors = [list(read_part(part)) for part, _ in base.files(paths)]
     return results, errors[0] if errors else []
 
 
 def _merged(paths: RunPaths, header: Header, base: Commit | None) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
-    """The results and errors that the shard's parts are made of. Errors that were done again are left out."""
+    """Returns the results and errors of the shard's new parts. Errors of base that were done again are left out."""
     new = journal.read_journal(paths.journal_of(header.shard)) or Journal(header, [], [])
     if base is None:
         return new.results, new.errors
@@ -78,10 +77,10 @@ def _merged(paths: RunPaths, header: Header, base: Commit | None) -> tuple[list[
 
 
 def _check_counts(path: Path, results: list[pa.RecordBatch], failures: list[pa.RecordBatch], ledger: Ledger) -> None:
-    found = tuple(sum(batch.num_rows for batch in batches) for batches in (results, failures))
-    if found != (ledger.records, ledger.errors):
+    read = tuple(sum(batch.num_rows for batch in batches) for batches in (results, failures))
+    if read != (ledger.records, ledger.errors):
         raise RunDirError(
-            f"{path}: {ledger.records} records and {ledger.errors} errors were written, {found[0]} and {found[1]} read back. "
+            f"{path}: {ledger.records} records and {ledger.errors} errors were written, {read[0]} and {read[1]} read back. "
             f"Check the disk. {_AGAIN}: what is missing is done again."
         )
     pairs = np.concatenate([np.stack(positions(batches)) for batches in (results, failures)], axis=1)

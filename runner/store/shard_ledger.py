@@ -1,7 +1,7 @@
-"""Which rows and samples of an open shard are resolved, in a few bytes a row.
+"""Tracks which rows and samples of an open shard are resolved, in a few bytes per row.
 
-A sample is resolved once it is a result or an error; a row once all its samples are, or it failed whole. Knows counts and
-positions only; the records themselves are the journal's.
+A sample is resolved once it is a result or an error. A row is resolved once all its samples are, or it failed whole. Knows counts
+and positions only; the journal holds the records.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _UNKNOWN = -1
 
 
 class Ledger:
-    """The account of a shard of ``rows`` input rows, the first of them ``first``. ``left``: how many are not resolved yet."""
+    """Tracks a shard of ``rows`` input rows, the first of them ``first``. left: how many rows are not resolved yet."""
 
     def __init__(self, first: int, rows: int):
         self.records = self.errors = 0
@@ -34,20 +34,20 @@ class Ledger:
         return self._rows
 
     def admit(self, row: int, samples: int) -> None:
-        """Says that ``row`` is resolved by its samples 0 to ``samples - 1``, those counted in before among them.
+        """Notes that ``row`` is resolved by its samples 0 to ``samples - 1``, with those counted before.
 
-        Samples beyond, of a run that had more of them, stay counted and resolve nothing.
+        Later samples, from a session that made more of them, stay counted and resolve nothing.
         """
         self._needed[row - self._first] = samples
         self._settle(row)
 
     def add_result(self, row: int, sample: int) -> None:
-        """Counts a record in."""
+        """Counts a record."""
         self.records += 1
         self._mark(row, sample)
 
     def add_error(self, row: int, sample: int | None) -> None:
-        """Counts a failure in; ``sample`` None: the whole row failed."""
+        """Counts a failure. sample: None where the whole row failed."""
         self.errors += 1
         if sample is None:
             self._failed[row - self._first] = True
@@ -56,12 +56,12 @@ class Ledger:
             self._mark(row, sample)
 
     def add_results(self, rows: Ints, samples: Ints) -> None:
-        """Counts the records of a journal or a part in. rows, samples: [N]. Raises ValueError for rows that are not the shard's."""
+        """Counts the records of a journal or a part. rows, samples: [N]. Raises ValueError for rows of another shard."""
         self._mark_all(self._checked(rows), samples)
         self.records += len(rows)
 
     def add_errors(self, rows: Ints, samples: Ints) -> None:
-        """The same for failures; a sample that is WHOLE stands for all of the row."""
+        """Counts failures, likewise. A sample that is WHOLE means that the whole row failed."""
         at, whole = self._checked(rows), samples == WHOLE
         self._mark_all(at[~whole], samples[~whole])
         self._failed[at[whole]] = True
@@ -69,26 +69,26 @@ class Ledger:
         self.errors += len(rows)
 
     def resolve(self, rows: Ints) -> None:
-        """Rows of which nothing is left to do, however many samples they have."""
+        """Notes that nothing is left to do of these rows [N], however many samples they have."""
         self._resolve(self._checked(rows))
 
     def has(self, row: int, sample: int) -> bool:
-        """Whether this sample needs no more work."""
+        """Returns True when this sample needs no more work."""
         at = row - self._first
         if self._resolved[at] or self._failed[at]:
             return True
         return sample in self._beyond.get(at, ()) if sample >= _BITS else bool(int(self._samples[at]) >> sample & 1)
 
     def has_failed(self, row: int) -> bool:
-        """Whether the row failed whole."""
+        """Returns True when the row failed whole."""
         return bool(self._failed[row - self._first])
 
     def is_resolved(self, row: int) -> bool:
-        """Whether nothing is left to do of the row."""
+        """Returns True when nothing is left to do of the row."""
         return bool(self._resolved[row - self._first])
 
     def samples_of(self, row: int) -> set[int]:
-        """The row's samples that were counted in one by one."""
+        """Returns the samples of the row that were counted one by one."""
         at = row - self._first
         bits = int(self._samples[at])
         return {sample for sample in range(bits.bit_length()) if bits >> sample & 1} | self._beyond.get(at, set())
@@ -118,7 +118,7 @@ class Ledger:
             self._samples = self._samples.astype(f"u{bits // 8}")
 
     def _settle(self, row: int) -> None:
-        """Notes that a row is resolved, if a change to it was its last."""
+        """Notes that a row is resolved, if its last sample is."""
         at = row - self._first
         if self._resolved[at]:
             return
@@ -138,7 +138,7 @@ class Ledger:
         self.left = self._rows - int(np.count_nonzero(self._resolved))
 
     def _checked(self, rows: Ints) -> Ints:
-        """The rows' places in the shard."""
+        """Returns the rows' places in the shard."""
         at = rows - self._first
         if len(at) and (int(at.min()) < 0 or int(at.max()) >= self._rows):
             raise ValueError(f"rows {int(rows.min())} to {int(rows.max())} are not all of a shard of {self._rows} from {self._first} on")

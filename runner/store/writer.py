@@ -1,7 +1,7 @@
-"""The writer's thread: takes finished records from the model's thread, keeps them in journals, commits finished shards.
+"""Runs the writer's thread, which keeps finished records in journals and commits finished shards.
 
-A bounded queue stands between the two, so a slow disk holds the model back instead of filling memory. Knows rows, samples
-and records; nothing of tokens, prompts or job kinds.
+Records reach it through a bounded queue, so a slow disk holds the model back instead of filling memory. Knows rows, samples and
+records, but no tokens, prompts or job kinds.
 """
 
 import threading
@@ -28,13 +28,13 @@ from .shard_commit import commit_shard
 from .shard_ledger import Ledger
 
 _QUEUE_ITEMS = 256
-_POLL_SECONDS = 0.05  # how often who waits for the thread looks whether it has failed
+_POLL_SECONDS = 0.05  # how often a waiting caller checks whether the thread has failed
 _FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
 
 
 @dataclass(slots=True)
 class _OpenShard:
-    """A shard being filled: what is resolved, what its journal is to become, and what is not in there yet."""
+    """A shard that is being filled. results, errors: those that are not in its journal yet. begun: the journal exists."""
 
     ledger: Ledger
     header: Header
@@ -56,12 +56,12 @@ class _OpenShard:
 
 
 class Writer:
-    """Writes the records of a run; ``admit``, ``add``, ``add_group``, ``fail`` and ``close`` are for one thread.
+    """Writes the records of a run. ``admit``, ``add``, ``add_group``, ``fail`` and ``close`` are for one thread.
 
     identity: hex digest of the run's identity, which each part declares.
-    Rows come by their position in the run's ``layout``; what is written has their place in the input, and their round.
-    What the writer's thread raises (OSError; OutOfRoom for a full volume; ValueError for a record that does not fit the
-    schema, or is there already) is raised by the next call, and by ``close``.
+    Callers name rows by their position in the run's ``layout``; records are written with the row's number in the input, and its round.
+    An error of the writer's thread (OSError; OutOfRoom for a full volume; ValueError for a record that does not fit the schema, or
+    was added before) is raised by the next call, and by ``close``.
     """
 
     def __init__(self, run: RunPaths, identity: str, schema: pa.Schema, layout: Layout, recovered: Recovered, fsync_seconds: float) -> None:
@@ -83,28 +83,28 @@ class Writer:
         self._put(self._settle_recovered)
 
     def admit(self, position: int, samples: int) -> None:
-        """Says that the row at ``position`` will have ``samples`` records or failures, those recovered counted in.
+        """Notes that the row at ``position`` will have ``samples`` records or failures, with those recovered.
 
-        Every row of an open shard that is not recovered as resolved is admitted or fails whole, those too of which nothing is
-        left to do: a shard is committed when all its rows are resolved. Rows that are already may be admitted all the same.
+        A shard is committed when all its rows are resolved. So each row of an open shard that is not recovered as resolved must be
+        admitted or fail whole, also when nothing of it is left to do. Resolved rows may be admitted too.
         """
         self._put(lambda: self._admit(position, samples))
 
     def add(self, position: int, sample: int, record: dict[str, Any]) -> None:
-        """Takes over a finished record, by the schema's columns; ``row``, ``round`` and ``sample`` are put in here."""
+        """Adds a finished record with the schema's columns. The writer puts in ``row``, ``round`` and ``sample``."""
         self._put(lambda: self._add(position, {sample: record}))
 
     def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
-        """The same for all records of a row, by their sample: after a crash all of them are there, or none."""
+        """Adds all records of a row, by their sample. After a crash either all of them are there, or none."""
         self._put(lambda: self._add(position, records))
 
     def fail(self, failure: Failure) -> None:
         """Quarantines a row, or one sample of it."""
         self._put(lambda: self._fail(failure))
 
-    def flush(self, told: Callable[[], None]) -> None:
-        """Writes and syncs what was added before, then calls ``told`` in the writer's thread; not if that fails."""
-        self._put(lambda: (self._flush(), told())[1])
+    def flush(self, saved: Callable[[], None]) -> None:
+        """Writes and syncs what was added before, then calls ``saved`` in the writer's thread, unless that fails."""
+        self._put(lambda: (self._flush(), saved())[1])
 
     def wait(self) -> None:
         """Returns when ``rows``, ``records`` and ``errors`` count all that was added before, or the writer's thread has failed."""
@@ -120,11 +120,11 @@ class Writer:
 
     @property
     def broken(self) -> bool:
-        """True when the writer's thread has failed; the next call raises what it was."""
+        """True when the writer's thread has failed; the next call raises its error."""
         return self._failure is not None
 
     def close(self, flush: bool = True) -> None:
-        """Stops the thread. What is not in a journal yet is written and synced first, or with ``flush=False`` left to be done again."""
+        """Stops the thread. With ``flush``, held records are written to the journals and synced first; else they are done again later."""
         if self._thread.is_alive():
             if flush:
                 self._queue.put(self._flush)
@@ -133,7 +133,7 @@ class Writer:
         self._raise_failure()
 
     def finish(self) -> None:
-        """Closes, and declares the run complete in commits.jsonl. Raises RuntimeError where rows are not resolved."""
+        """Closes the writer and declares the run complete in commits.jsonl. Raises RuntimeError where rows are not resolved."""
         self.close()
         if missing := sorted(set(range(self._layout.shards)) - self._committed):
             raise RuntimeError(f"{self._paths.root}: {len(missing)} shards are not complete, the first is {missing[0]}")
@@ -150,9 +150,9 @@ class Writer:
             raise self._failure
 
     def _run(self) -> None:
-        """The thread: one change after another, and a flush when the oldest held record has waited long enough.
+        """Makes one change after another in the thread, and flushes when the oldest held record has waited long enough.
 
-        After a failure it goes on taking changes and drops them, so that nobody waits for room in the queue.
+        After a failure it still takes changes, and drops them, so that no thread waits for room in the queue.
         """
         while True:
             change = self._next()
@@ -196,9 +196,9 @@ class Writer:
             self.records += len(records)
 
     def _place_of(self, position: int, sample: int) -> dict[str, int]:
-        """The columns that tell a record from all others, those that the schema has."""
-        found = {"row": self._layout.row_of(position), "round": self._layout.round_of(position), "sample": sample}
-        return {name: value for name, value in found.items() if name in self._schema.names}
+        """Returns the columns that identify a record, as far as the schema has them."""
+        place = {"row": self._layout.row_of(position), "round": self._layout.round_of(position), "sample": sample}
+        return {name: value for name, value in place.items() if name in self._schema.names}
 
     def _fail(self, failure: Failure) -> None:
         number, shard = self._shard(failure.row)
@@ -227,7 +227,7 @@ class Writer:
 
     @contextmanager
     def _settling(self, number: int, shard: _OpenShard) -> Generator[None]:
-        """Around a change to a row: commits the shard if that was its last, else sees to its journal."""
+        """Surrounds a change to a row. Then commits the shard if all its rows are resolved, or writes its journal when due."""
         left = shard.ledger.left
         yield
         self.rows += left - shard.ledger.left
@@ -255,7 +255,7 @@ class Writer:
         if not shard.begun:
             journal.begin(path, shard.header)
             shard.begun = True
-        # Each list is emptied as soon as it is there: what fails behind it must not write it twice.
+        # Each list is emptied as soon as it is written, so that a later failure does not write it twice.
         if shard.results:
             journal.append(path, journal.RESULTS, record_batch(self._schema, shard.results))
             shard.results = []
@@ -276,12 +276,12 @@ class Writer:
             shard.synced = True
 
     def _save_the_rest(self) -> None:
-        """After a failure: there may be no room for a part where there is still some for journals."""
+        """Saves held records after a failure. A volume without room for a part may still have room for journals."""
         for number, shard in self._open.items():
             with suppress(Exception):
                 self._save(number, shard)
 
 
 def _encodable(value: Any) -> Any:
-    """A failure's text may be what made the row fail: characters that UTF-8 does not have are escaped."""
+    """Escapes characters that UTF-8 does not have. The text of a failure may hold what made its row fail."""
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
