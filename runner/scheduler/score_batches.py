@@ -9,7 +9,7 @@ from ..core.requests import ScoreRequest
 from .limits import Limits
 from .prefix_tree import CALL_TOKENS, SAVING_SHARE, PassageRead, Segment, owned_passages, passage_input
 
-PORTION_BATCHES = 32  # batches after which all rows that were begun are finished: rows are saved all along, and lengths still match well
+PORTION_BATCHES = 32  # batches after which every started row is finished: rows are saved steadily, and lengths still match well
 
 
 def scoring_limits(limits: Limits, right_padded: bool) -> Limits:

@@ -1,4 +1,4 @@
-"""Whatever stands in a config or behind ``--set``, it is a config or one readable block that says what is wrong: never a traceback."""
+"""Any content of a config or of ``--set`` gives a config, or one readable block of errors: never a traceback."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From a file and overrides to a config: round trips, messages, overrides, expansion, and whatever else people write."""
+"""Loading a config from a file and overrides: round trips, messages, expansion, and mistakes that people make."""
 
 import json
 import subprocess
@@ -136,7 +136,7 @@ def test_hub_settings_need_a_hub_dataset(tmp_path: Path) -> None:
     assert generation(written(tmp_path, text), "data.path=hf:owner/name").data.config == "main"
 
 
-def test_every_problem_is_told_at_once_and_says_where_it_came_from(tmp_path: Path) -> None:
+def test_all_problems_are_shown_at_once_with_their_sources(tmp_path: Path) -> None:
     text = "job: generate\nsampling: {n: 0, top_p: 2}\n"
     found = lines(tmp_path, text, "sampling.top_p=3", "prompt.user=x")
     assert found == [

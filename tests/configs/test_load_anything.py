@@ -1,4 +1,4 @@
-"""Whatever is given as a config, it is one or a ConfigError."""
+"""Any input gives a config or a ConfigError."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The settings of a rollout job: defaults, what contradicts what, and what belongs to a run's identity."""
+"""The settings of a rollout job: defaults, contradictions, and a run's identity."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a scoring job's settings accept, and which of them contradict each other."""
+"""The settings of a scoring job: accepted values, and contradictions."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sweeps: which cells a config has, what they are called, and what is refused before anything starts."""
+"""Sweeps: the cells of a config, their names, and errors before anything starts."""
 
 import re
 from pathlib import Path
@@ -214,7 +214,7 @@ def test_a_message_is_one_line_that_names_the_fix(tmp_path: Path, sections: dict
     assert found.startswith(line)
 
 
-def test_all_wrong_cells_are_told_at_once(tmp_path: Path) -> None:
+def test_all_wrong_cells_are_shown_at_once(tmp_path: Path) -> None:
     found = lines(tmp_path, matrix={"data.limit": [0, 1], "score.context": [8, "x"]})
     assert found == [
         'sweep.yaml: the cell {"data.limit": 0, "score.context": 8} and 1 more: data.limit: '

@@ -1,4 +1,4 @@
-"""A table that is cut off while it is read: the job stops with a message; a memory-mapped file would end the process with SIGBUS."""
+"""A table that is cut off during reading stops the job with a message. A memory-mapped file would end the process with SIGBUS."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def write(path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
 def test_a_table_that_is_cut_off_stops_the_job(tmp_path: Path, name: str):
-    """In a process of its own, which must live to say it."""
+    """Runs in its own process, which must survive to print the message."""
     done = subprocess.run([sys.executable, "-c", READING, str(write(tmp_path / name))], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{name} changed since it was scanned at the start." in done.stdout

@@ -1,4 +1,4 @@
-"""Ten thousand malformed lines of every kind among good rows: the good ones are read, each bad one is named by its line."""
+"""Ten thousand malformed lines of all kinds among good rows. Good rows are read, and errors name the lines of bad ones."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""None"""
+"""Reads every format in every compression: rows, keys, positions, bad rows, and bounded memory."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""Only the rows that are wanted are read: others are passed over, sources and row groups without being opened."""
+"""Only wanted rows are read. Other rows are skipped, and whole sources and row groups are not opened."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def _ranges(cuts: list[int]) -> list[range]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 150), max_size=10).map(_ranges), st.integers(1, 5))
-def test_the_rows_that_are_wanted_are_those_of_all_rows(
+def test_wanted_rows_are_the_same_as_in_a_full_read(
     mixed: Scan, monkeypatch: pytest.MonkeyPatch, wanted: list[range], batch_rows: int
 ) -> None:
     monkeypatch.setattr(table_formats, "BATCH_ROWS", batch_rows)

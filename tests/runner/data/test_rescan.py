@@ -1,4 +1,4 @@
-"""The input counted anew: the same as the scan says, and whatever has changed since shows."""
+"""A rescan gives the same fingerprint as the scan, and shows any later change."""
 
 import gzip
 import json
@@ -26,7 +26,7 @@ def write_all(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 1, 3, 7, 9, 14, 17, 99])
-def test_it_says_what_the_scan_says(tmp_path: Path, limit: int | None):
+def test_it_gives_the_fingerprint_of_the_scan(tmp_path: Path, limit: int | None):
     write_all(tmp_path)
     names = [str(tmp_path / name) for name in ("a.jsonl", "b.jsonl.gz", "c.csv", "e.parquet")]
     data = DataConfig(path=names, limit=limit)
@@ -51,6 +51,6 @@ def test_stdin_is_the_copy_in_the_run(tmp_path: Path):
     assert [(source["path"], source["rows"]) for source in found["sources"]] == [(str(tmp_path / "stdin.jsonl"), 7)]
 
 
-def test_what_is_gone_is_named(tmp_path: Path):
+def test_a_missing_file_is_named(tmp_path: Path):
     with pytest.raises(DataError, match=r"gone\.jsonl does not exist"):
         current_fingerprint(DataConfig(path=str(tmp_path / "gone.jsonl")), tmp_path)

@@ -1,4 +1,4 @@
-"""A scan that was saved: used again while nothing has changed, and only then."""
+"""A saved scan is reused while nothing has changed, and only then."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""None"""
+"""The scan: counts, hashes, types, keys, sources and stdin, and errors that stop the job."""
 
 import gzip
 import hashlib
@@ -225,7 +225,7 @@ def test_stdin_is_spooled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert scanned(tmp_path, "-", format="csv").columns == ["a"]
 
 
-def test_what_is_piped_in_waits_until_it_is_taken_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_piped_rows_wait_until_the_run_accepts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = tmp_path / "run" / "stdin.jsonl"
 
     def piped(rows: bytes, afresh: bool = False) -> Scan:

@@ -1,4 +1,4 @@
-"""Which files are read: links do not lead out of a folder, and names that a terminal would obey are refused."""
+"""The files that are read: links don't lead out of a folder, and names with control characters are refused."""
 
 import json
 import os

@@ -1,3 +1,5 @@
+"""Duplicate keys are found with their first places, at 16 bytes a row."""
+
 import tracemalloc
 
 from hypothesis import given

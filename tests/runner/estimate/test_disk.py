@@ -1,4 +1,4 @@
-"""The bytes that a plan foresees are those that the run's results and errors then take, within a tenth."""
+"""The plan's bytes on disk match those of the run's results and errors, within a tenth."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is forecast of a run's work is what the engine and the scorer then count, call by call."""
+"""The forecast of a run's work matches the counts of the engine and the scorer, call by call."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,7 +48,9 @@ row = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5))  # pro
     way=st.sampled_from(["padded", "joined", "exact", "static"]),
     kv=st.sampled_from([1e12, 400.0]),
 )
-def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float) -> None:
+def test_decoding_work_is_what_the_engine_does(
+    rows: list[tuple[int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
+) -> None:
     chain = random_chain(64)
     setup = setup_of(
         chain,
@@ -77,7 +79,7 @@ def test_decoding_is_what_the_engine_does(rows: list[tuple[int, int, int]], cut:
     way=st.sampled_from(["padded", "joined"]),
     kv=st.sampled_from([1e12, 400.0]),
 )
-def test_what_prompts_share_is_counted_as_the_engine_feeds_it(
+def test_shared_prefixes_count_as_the_engine_prefills_them(
     rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
 ) -> None:
     setup = setup_of(random_chain(256), way, limits[0], limits[1], LogprobOptions(), shared_prompts=True)
@@ -95,7 +97,7 @@ def counted_work(work: Work) -> dict[str, int]:
     return {name: getattr(work, name) for name in ("prefilled", "padded", "steps", "generated", "places")}
 
 
-def test_prompts_of_one_and_two_tokens_are_fed_as_wide_as_the_engine_feeds_them():
+def test_prompts_of_one_and_two_tokens_are_padded_as_by_the_engine():
     requests = [request(i, [1] * (1 + i % 2), replace(SAMPLING, max_tokens=2)) for i in range(4)]
     setup = setup_of(random_chain(8), wanted=LogprobOptions())
     assert counted_work(decoding_work([requests], setup, to_the_end)) == generated(setup, [requests])
@@ -117,7 +119,7 @@ def test_the_peak_is_what_the_longest_rows_may_hold_together():
 
 @pytest.mark.parametrize("way", ["shared", "not shared", "exact", "one by one", "static"])
 @pytest.mark.parametrize("what", ["documents", "choices", "deep choices", "uneven choices"])
-def test_scoring_is_what_the_scorer_does(way: str, what: str):
+def test_scoring_work_is_what_the_scorer_does(way: str, what: str):
     found: dict[str, dict[str, Any]] = {
         "shared": {},
         "not shared": {"shared_passages": False},

@@ -1,4 +1,4 @@
-"""``mlx-bulk plan``: what it says is what the run then finds, and it leaves no trace."""
+"""``mlx-bulk plan``: its figures match those of the run, and it leaves no trace."""
 
 import json
 import re
@@ -80,12 +80,12 @@ def test_rows_that_cannot_be_done_are_counted_with_examples(bench: Bench):
     assert len(bench.command(config).errors) == 4
 
 
-def test_rows_that_fill_the_context_are_told(bench: Bench):
+def test_rows_that_fill_the_context_are_shown(bench: Bench):
     shown = text(bench.write_config([{"q": "word " * 30}, *ROWS], sampling={"max_tokens": 500}))
     assert "fill the model's context" in shown
 
 
-def test_the_output_folder_is_told_and_left_as_it_is(bench: Bench):
+def test_the_output_folder_is_shown_and_left_unchanged(bench: Bench):
     rows = [{"q": f"question {i}"} for i in range(6)]
     config = bench.write_config(rows, data={"limit": 4}, batch={"rows_per_shard": 2})
     assert plan(config)["output"]["state"] == "new"
@@ -100,7 +100,7 @@ def test_the_output_folder_is_told_and_left_as_it_is(bench: Bench):
     assert before == {path: path.stat().st_mtime_ns for path in (bench.root / "run").rglob("*")}
 
 
-def test_a_folder_of_something_else_is_told(bench: Bench):
+def test_a_folder_of_something_else_is_shown(bench: Bench):
     (bench.root / "run").mkdir()
     (bench.root / "run" / "thesis.tex").write_text("mine")
     shown = text(bench.write_config())
@@ -138,7 +138,7 @@ def test_rows_that_are_all_bad_make_a_plan(bench: Bench):
     assert "2 cannot be done" in shown
 
 
-def test_a_trial_tells_time_and_lengths(bench: Bench):
+def test_a_trial_gives_time_and_lengths(bench: Bench):
     config = bench.write_config([{"q": f"question {i}"} for i in range(20)], sampling={"max_tokens": 4, "ignore_eos": True})
     found = plan(config, "--calibrate")
     assert found["generated_tokens"]["expected"] == found["generated_tokens"]["most"] == 80
@@ -214,7 +214,7 @@ def test_a_sweep_has_a_line_a_cell_and_says_which_cells_fail(bench: Bench):
     assert "max_tokens=2 5 5 0" in shown
 
 
-def test_what_prompts_begin_with_is_counted_once_as_the_run_feeds_it(bench: Bench):
+def test_shared_prefixes_are_counted_once_as_in_the_run(bench: Bench):
     rows = [{"q": "Read this text with care, and then answer. " * (3 + i % 2) + "word " * (i % 7)} for i in range(60)]
     job: dict[str, Any] = {"sampling": {"max_tokens": 3, "ignore_eos": True}, "batch": {"rows": 8, "tokens": 200}}
     config = bench.write_config(rows, **job)
@@ -223,5 +223,5 @@ def test_what_prompts_begin_with_is_counted_once_as_the_run_feeds_it(bench: Benc
     assert f"{found['tokens']['sum'] - len(rows) - found['fed_tokens']:,} prompt tokens are not fed again: rows begin alike" in text(config)
     assert bench.run(rows=rows, **job).code == 0
     assert summary(bench)["session"]["padding_waste"] == found["padding_waste"]
-    apart = plan(bench.write_config(rows, **{**job, "batch": {**job["batch"], "deterministic": True}}))
-    assert apart["fed_tokens"] == found["tokens"]["sum"] - len(rows)
+    unshared = plan(bench.write_config(rows, **{**job, "batch": {**job["batch"], "deterministic": True}}))
+    assert unshared["fed_tokens"] == found["tokens"]["sum"] - len(rows)

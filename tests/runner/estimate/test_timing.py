@@ -1,4 +1,4 @@
-"""The costs that a trial gives: those that its turns were made of, none negative, and together what the trial took."""
+"""The costs that a trial gives: the true ones where turns show them, none negative, and together the time of the trial."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from mlx_bulk.runner.estimate.forecast import Work
 from mlx_bulk.runner.estimate.timing import COSTS, Calibration, fit_costs
 
 
-def test_costs_are_found_again_where_turns_tell_them_apart():
+def test_costs_are_recovered_where_turns_distinguish_them():
     rng = np.random.default_rng(0)
     most = np.array([1, 32, 1, 2_000, 0])
     counts = np.column_stack([np.ones(60), rng.integers(0, most[1:] + 1, (60, 4))]).astype(np.float64)

@@ -12,7 +12,7 @@ from mlx_bulk.runner.scheduler.prefix_tree import CALL_TOKENS
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=30))
-def test_rows_of_like_length_share_a_call(lengths: list[int]):
+def test_rows_of_similar_length_share_a_call(lengths: list[int]):
     lengths = sorted(lengths, reverse=True)
     parts = list(similar_lengths(lengths))
     assert np.concatenate([np.arange(len(lengths))[part] for part in parts]).tolist() == list(range(len(lengths)))

@@ -1,4 +1,4 @@
-"""The plan of a window: every position read once, ancestors put together are the feed, limits held, shared tokens fed once."""
+"""Trees of shared prefixes and their batches: each position is read once, limits hold, and shared tokens are computed once."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,13 +20,13 @@ WIDE = Limits(rows=32, tokens=1 << 20, kv_bytes=1e12, token_bytes=1.0, row_bytes
 
 @st.composite
 def _requests(draw: st.DrawFn) -> list[ScoreRequest]:
-    """Passages over few ids, so that prefixes, duplicates and feeds inside others are common."""
-    stems = draw(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=4))
+    """Draws passages over few ids, so that prefixes, duplicates and inputs that begin others are common."""
+    starts = draw(st.lists(st.lists(st.integers(0, 2), max_size=40), min_size=1, max_size=4))
     found: list[ScoreRequest] = []
     for row in range(draw(st.integers(1, 8))):
         passages: list[Passage] = []
         for _ in range(draw(st.integers(0, 4))):
-            ids = [*draw(st.sampled_from(stems)), *draw(st.lists(st.integers(0, 2), min_size=2, max_size=6))]
+            ids = [*draw(st.sampled_from(starts)), *draw(st.lists(st.integers(0, 2), min_size=2, max_size=6))]
             positions = sorted(draw(st.sets(st.integers(1, len(ids) - 1))))
             passages.append(Passage(np.array(ids, np.int32), np.array(positions, np.int32)))
         found.append(ScoreRequest(row, tuple(passages)))
@@ -44,24 +44,24 @@ _limits = st.builds(
 
 
 def branches(segments: list[Segment], above: tuple[Segment, ...] = ()) -> Iterator[tuple[Segment, ...]]:
-    """Each way from the top to a segment without children."""
+    """Yields each path from a root to a leaf."""
     for segment in segments:
         way = (*above, segment)
         yield from branches(segment.children, way) if segment.children else [way]
 
 
 def all_batches(segments: list[Segment], limits: Limits, equal_lengths: bool, held: float = 0.0) -> Iterator[tuple[list[Segment], float]]:
-    """Every batch that is fed, as the scorer goes through them, with the bytes held beside it."""
+    """Yields all batches in the scorer's order, each with the bytes held beside it."""
     for batch in segment_batches(segments, limits, equal_lengths, held):
         yield batch, held
         if len(batch) == 1:
             yield from all_batches(batch[0].children, limits, equal_lengths, held + limits.kv(1, len(batch[0].ids)))
         else:
-            yield from ((turn, held) for turn in child_turns([stem.children for stem in batch])[1])
+            yield from ((turn, held) for turn in child_turns([parent.children for parent in batch])[1])
 
 
 def read_by(segment: Segment) -> Iterator[tuple[int, int, int]]:
-    """(request, passage, position) of what is read at a segment."""
+    """Yields (request, passage, position) of all that is read at a segment."""
     for part in segment.reads:
         positions = part.passage.positions
         here = positions[(positions > segment.start) & (positions <= len(segment.ids))]
@@ -69,6 +69,7 @@ def read_by(segment: Segment) -> Iterator[tuple[int, int, int]]:
 
 
 def asked(requests: list[ScoreRequest]) -> list[tuple[int, int, int]]:
+    """Lists (request, passage, position) of all positions to score."""
     return sorted((i, j, int(p)) for i, r in enumerate(requests) for j, part in enumerate(r.passages) for p in part.positions)
 
 
@@ -82,7 +83,7 @@ def test_every_position_is_read_once_whatever_is_shared_and_batched(requests: li
 
 @settings(max_examples=150, deadline=None)
 @given(_requests(), _limits)
-def test_segments_from_the_top_are_the_feed_of_what_they_read(requests: list[ScoreRequest], limits: Limits):
+def test_segments_from_the_root_are_the_input_of_their_passages(requests: list[ScoreRequest], limits: Limits):
     for way in branches(forest(requests, limits, shared=True)):
         assert [segment.start for segment in way] == [0, *(len(segment.ids) for segment in way[:-1])]
         assert all(len(segment) for segment in way)
@@ -95,14 +96,14 @@ def test_segments_from_the_top_are_the_feed_of_what_they_read(requests: list[Sco
 
 @settings(max_examples=150, deadline=None)
 @given(_requests(), _limits, st.booleans())
-def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits, even: bool):
-    top = forest(requests, limits, shared=not even)
-    for batch, held in all_batches(top, limits, even):
+def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits, equal_lengths: bool):
+    top = forest(requests, limits, shared=not equal_lengths)
+    for batch, held in all_batches(top, limits, equal_lengths):
         width, longest = max(len(segment) for segment in batch), max(segment.longest for segment in batch)
         assert len(batch) <= limits.rows
         assert len(batch) * width <= limits.tokens or len(batch) == 1 or all(segment.start for segment in batch)
         assert held + limits.kv(len(batch), longest) <= limits.kv_bytes
-        if even or batch[0].children:
+        if equal_lengths or batch[0].children:
             assert {len(segment) for segment in batch} == {width}
         assert len({bool(segment.children) for segment in batch}) == 1
         assert len({segment.start for segment in batch}) == 1
@@ -110,7 +111,7 @@ def test_batches_keep_to_the_limits(requests: list[ScoreRequest], limits: Limits
 
 @settings(max_examples=50, deadline=None)
 @given(_requests(), st.integers(1, 5), st.sampled_from([bucket_length, int]))
-def test_the_shapes_of_what_stands_alone_are_functions_of_lengths(requests: list[ScoreRequest], rows: int, width: Callable[[int], int]):
+def test_the_shapes_of_fixed_batches_depend_on_lengths_alone(requests: list[ScoreRequest], rows: int, width: Callable[[int], int]):
     found = fixed_batches(requests, rows, width)
     assert [len(batch) for batch in found] == [rows] * len(found)
     for segment, wide in ((segment, len(batch[0])) for batch in found for segment in batch):
@@ -122,7 +123,7 @@ def test_the_shapes_of_what_stands_alone_are_functions_of_lengths(requests: list
     assert sorted(x for batch in found for segment in batch for x in read_by(segment)) == asked(requests)
 
 
-def test_what_stands_alone_keeps_its_order_and_batches_are_filled_up():
+def test_fixed_batches_keep_the_order_and_are_filled_up():
     texts = prompts_of((40, 80, 38, 40, 40))
     found = fixed_batches(documents([*texts, texts[0]]), 4, bucket_length)
     owners = [[[part.owners for part in segment.reads] for segment in batch] for batch in found]
@@ -132,7 +133,7 @@ def test_what_stands_alone_keeps_its_order_and_batches_are_filled_up():
 
 
 @given(st.integers(1, 1 << 20))
-def test_a_bucket_is_at_most_an_eighth_wider_than_what_stands_in_it(length: int):
+def test_a_bucket_is_at_most_an_eighth_longer_than_its_input(length: int):
     wide = bucket_length(length)
     assert max(8, length) <= wide
     assert wide == 8 or 8 * (wide - length) <= wide
@@ -155,7 +156,7 @@ def test_single_token_choices_are_read_at_one_place():
     assert [(len(segment), len(segment.reads), segment.height) for segment in top] == [(30, 3, 0)]
 
 
-def test_a_feed_that_another_begins_with_is_not_fed_apart():
+def test_an_input_that_begins_another_has_no_segment_of_its_own():
     long = prompts_of((40,))[0]
     top = forest(documents([long, long[:10], long[:2]]), WIDE, shared=True)
     assert [len(segment) for segment in top] == [39]
@@ -163,13 +164,13 @@ def test_a_feed_that_another_begins_with_is_not_fed_apart():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_the_same_passage_twice_is_fed_and_read_once(shared: bool):
+def test_the_same_passage_twice_is_computed_and_read_once(shared: bool):
     text = prompts_of((20,))[0]
     (only,) = forest(documents([text, text]), WIDE, shared)
     assert [part.owners for part in only.reads] == [[(0, 0), (1, 0)]]
 
 
-def test_what_saves_little_is_not_shared():
+def test_prefixes_that_save_little_are_not_shared():
     start, *ends = prompts_of((MIN_PREFIX, 200, 200, 200))
     assert len(forest(documents([start + end for end in ends]), WIDE, shared=True)) == 3  # 16 of 216
     start, *ends = prompts_of((MIN_PREFIX - 1, 2, 2, 2))
@@ -190,28 +191,28 @@ def test_a_prefix_is_not_kept_where_there_is_no_room_for_it_beside_a_row():
     assert len(forest(requests, replace(WIDE, kv_bytes=61 + 79), shared=True)) == 2
 
 
-def test_prompts_of_like_length_are_fed_together_up_to_the_shortest_of_them():
+def test_prompts_of_similar_length_share_a_batch_up_to_the_shortest_of_them():
     prompts = prompts_of((32, 30, 400, 31))
     top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 4), WIDE, shared=True)
     found = segment_batches(top, WIDE, equal_lengths=False)
     assert [[len(segment) for segment in batch] for batch in found] == [[400], [30, 30, 30]]
-    assert [len(child) for stem in found[1] for child in stem.children] == [3, 3, 3, 2, 2, 2, 1, 1, 1]
+    assert [len(child) for parent in found[1] for child in parent.children] == [3, 3, 3, 2, 2, 2, 1, 1, 1]
 
 
-def test_prompts_are_fed_apart_where_that_costs_less_than_what_they_would_be_fed_twice():
+def test_prompts_get_batches_of_their_own_where_sharing_would_compute_more_twice():
     def together(longer: int) -> bool:
         prompts = prompts_of((30 + longer, 30))
         top = forest(multiple_choice(prompts, [[[1, 2], [3, 4], [5, 6]]] * 2), WIDE, shared=True)
         return len(segment_batches(top, WIDE, equal_lengths=False)) == 1
 
-    # The longer prompt's last tokens are fed for each of its three choices, twice too often; apart are four calls more.
+    # The longer prompt's last tokens are computed for each of its three choices, twice too often; separate batches are four calls more.
     most = (60 // SAVING_SHARE + 4 * CALL_TOKENS) // 2
     assert together(most)
     assert not together(most + 1)
 
 
 def test_documents_in_windows_are_finished_all_along():
-    """What is stopped loses the rows that are not finished: at no time may they be more than a portion and the rows at its ends."""
+    """A stop loses the unfinished rows: at no time may they be more than a portion and the rows at its ends."""
     windows, small = 3, replace(WIDE, tokens=40)
     texts = prompts_of([20] * (windows * 200))
     requests = [
@@ -232,10 +233,10 @@ def test_documents_in_windows_are_finished_all_along():
 def test_turns_of_children_drop_rows_at_the_end_only():
     prompts = prompts_of((30, 30, 30))
     choices = [[[1], [2]], [[3] * 9, [4] * 5, [5] * 7], [[6], [7], [8] * 2]]
-    (stems,) = segment_batches(
+    (parents,) = segment_batches(
         forest(multiple_choice(prompts, [[[1, *end, 1] for end in ends] for ends in choices]), WIDE, shared=True), WIDE, False
     )
-    children = [stem.children for stem in stems]
+    children = [parent.children for parent in parents]
     order, turns = child_turns(children)
     counts = [len(children[row]) for row in order]
     assert counts == sorted(counts, reverse=True)
@@ -251,7 +252,7 @@ def test_rows_that_can_not_be_padded_are_scored_alone_unless_equal_lengths_were_
     assert scoring_limits(WIDE, right_padded=False).rows == 1
 
 
-def test_a_prompt_with_many_completions_is_fed_alone():
+def test_a_prompt_with_many_completions_has_a_batch_of_its_own():
     prompts = prompts_of((30, 30))
     top = forest(multiple_choice(prompts, [[[i, 1] for i in range(20)], [[2, 1], [3, 1]]]), WIDE, shared=True)
     assert [len(batch) for batch in segment_batches(top, WIDE, equal_lengths=False)] == [1, 1]
@@ -264,7 +265,7 @@ def test_an_order_by_bytes_is_one_by_ids():
     assert [int(child.ids[-1]) for child in reversed(top[0].children)] == [1, 256, 511]
 
 
-def test_nothing_to_score_is_nothing_to_feed():
+def test_nothing_to_score_is_nothing_to_compute():
     empty = Passage(np.array([1, 2], np.int32), np.zeros(0, np.int32))
     requests = [ScoreRequest(0, (empty,)), ScoreRequest(1, ())]
     assert forest(requests, WIDE, shared=True) == []
@@ -281,5 +282,5 @@ def test_a_chain_as_long_as_its_texts_are_many_needs_no_stack():
     )
 
 
-def test_a_passage_is_fed_through_the_last_token_before_what_it_scores():
+def test_a_passages_input_ends_before_the_last_token_scored():
     assert passage_input(passage([1, 2, 3, 4], first=2)).tolist() == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""What prompts share, as properties: each request once, prefixes that are what they say, the KV budget kept, and the work saved."""
+"""Shared prefixes of prompts, as properties: each request comes once, prefixes are right and pay, and the KV budget holds."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ WIDE = Limits(64, 1 << 30, 1e12, 1.0, 1.0)
 
 @st.composite
 def windows(draw: st.DrawFn) -> list[Request]:
-    """Prompts that begin with one of few texts, which begin alike themselves; some prompts twice."""
+    """Draws prompts that begin with one of a few texts. These texts share a prefix too, and some prompts come twice."""
     root = list(range(draw(st.integers(0, 60))))
     branches = [root + [100 + i] * draw(st.integers(0, 50)) for i in range(3)]
     shapes = st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(200, 203), st.integers(1, 9), st.integers(1, 3))
@@ -37,10 +37,10 @@ def limits(draw: st.DrawFn) -> Limits:
 
 
 @given(windows(), limits())
-def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Request], of: Limits):
+def test_rows_begin_with_their_shared_prefixes_which_pay(asked: list[Request], of: Limits):
     order, prefixes = share_prefixes(asked, of)
     assert sorted(r.row for r in order) == [r.row for r in asked]
-    behind: dict[SharedPrefix, list[Request]] = {}
+    rows_of: dict[SharedPrefix, list[Request]] = {}
     for one in order:
         if (prefix := prefixes.get(one.row)) is None:
             continue
@@ -49,8 +49,8 @@ def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Requ
         assert len(prefix.ids) <= len(prefilled_ids(one))
         assert sum(of.kv(1, len(part.ids)) for part in chain) + of.kv(1, one.reach) <= of.kv_bytes
         for part in chain:
-            behind.setdefault(part, []).append(one)
-    for prefix, rows in behind.items():
+            rows_of.setdefault(part, []).append(one)
+    for prefix, rows in rows_of.items():
         start = len(prefix.ids) - prefix.own_tokens
         assert prefix.own_tokens >= MIN_PREFIX
         assert prefix.own_tokens * (len(rows) - 1) >= max(CALL_TOKENS, sum(len(prefilled_ids(one)) - start for one in rows) / SAVING_SHARE)
@@ -60,7 +60,7 @@ def test_stems_are_what_the_rows_behind_them_begin_with_and_pay(asked: list[Requ
 
 
 @given(windows(), limits())
-def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Request], of: Limits):
+def test_prefixes_and_the_rows_of_each_are_taken_longest_first(asked: list[Request], of: Limits):
     order, prefixes = share_prefixes(asked, of)
 
     def path(one: Request) -> list[SharedPrefix]:
@@ -78,7 +78,7 @@ def test_tops_and_what_stands_behind_each_are_taken_longest_first(asked: list[Re
 
 
 def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[Request], RequestQueue, Load]]:
-    """Groups until all is taken, and what each was taken beside: ``load``, then nothing."""
+    """Yields groups until the queue is empty, each with the load beside it: first ``load``, then none."""
     rest = iter([asked])
     queue = RequestQueue(lambda wait: next(rest, None), share_prefixes)
     while (found := queue.take(of, load)) or load.rows:
@@ -88,7 +88,7 @@ def taken(asked: list[Request], of: Limits, load: Load) -> Iterator[tuple[list[R
 
 
 @given(windows(), limits(), st.builds(Load, rows=st.integers(0, 5), longest=st.integers(0, 60)))
-def test_each_request_is_taken_once_and_stems_have_their_part_of_the_budget(asked: list[Request], of: Limits, load: Load):
+def test_each_request_is_taken_once_and_prefixes_count_in_the_budget(asked: list[Request], of: Limits, load: Load):
     kept: set[SharedPrefix] = set()
     seen: list[int] = []
     for found, queue, beside in taken(asked, of, load):
@@ -110,7 +110,7 @@ def test_each_request_is_taken_once_and_stems_have_their_part_of_the_budget(aske
     assert not kept
 
 
-def test_a_group_holds_rows_behind_several_stems_so_that_no_slot_stays_empty():
+def test_a_group_holds_rows_of_several_prefixes_so_that_no_slot_stays_empty():
     documents = [[i] * 70 for i in range(8)]
     asked = [request(3 * i + k, [*text, 100 + k, 7], Sampling(max_tokens=4)) for i, text in enumerate(documents) for k in range(3)]
     rest = iter([asked])
@@ -121,7 +121,7 @@ def test_a_group_holds_rows_behind_several_stems_so_that_no_slot_stays_empty():
     assert [len(prefix.ids) for prefix in queue.kept_prefixes] == [71 - 1]  # of the fourth, of which two rows wait
 
 
-def test_a_prompt_that_comes_again_is_fed_once():
+def test_a_prompt_that_comes_again_is_prefilled_once():
     order, prefixes = share_prefixes([request(i, list(range(40)), Sampling()) for i in range(3)], WIDE)
     assert {len(prefixes[one.row].ids) for one in order} == {39}
     assert len(set(prefixes.values())) == 1
@@ -137,7 +137,7 @@ def test_nothing_is_shared_where_it_saves_less_than_a_call_or_has_no_room():
     assert share_prefixes(pair, replace(WIDE, kv_bytes=need - 1)) == (longest_first(pair), {})
 
 
-def test_what_is_put_back_begins_anew_and_apart_until_the_next_window():
+def test_requests_that_are_put_back_start_again_and_can_share_nothing_until_the_next_window():
     asked = shared_prompts.requests(shared_prompts.prompts())
     rest = iter([asked, asked])
     queue = RequestQueue(lambda wait: next(rest, None), share_prefixes)

@@ -1,4 +1,4 @@
-"""Groups of a prefill, as properties: every request once, longest first, within the limits, none left out that fits."""
+"""Groups of a prefill, as properties: each request comes once, longest first, within the limits, and none that fits is left out."""
 
 from collections import deque
 from dataclasses import replace
@@ -34,7 +34,7 @@ loads = st.builds(Load, rows=st.integers(0, 9), longest=st.integers(0, 60))
 
 
 def fits(taken: list[Request], of: Limits, load: Load) -> bool:
-    """The limits, stated anew: rows, KV bytes, padded tokens, one length."""
+    """Checks the limits independently: rows, KV bytes, padded tokens, one length."""
     rows = load.rows + sum(min(len(r.work.samples), of.rows) for r in taken)
     longest = max([load.longest, *(request.reach for request in taken)])
     lengths = [len(r.prompt.ids) for r in taken]
@@ -67,7 +67,7 @@ def test_every_request_is_taken_once_longest_first(asked: list[Request], of: Lim
 
 
 @given(requests(), limits(), st.randoms(use_true_random=False))
-def test_the_plan_depends_on_nothing_but_requests_and_limits(asked: list[Request], of: Limits, random: object):
+def test_groups_depend_on_nothing_but_requests_and_limits(asked: list[Request], of: Limits, random: object):
     shuffled = list(asked)
     random.shuffle(shuffled)  # pyright: ignore[reportAttributeAccessIssue]
     first, second = deque(longest_first(asked)), deque(longest_first(shuffled))
@@ -76,7 +76,7 @@ def test_the_plan_depends_on_nothing_but_requests_and_limits(asked: list[Request
     assert not second
 
 
-def test_the_backlog_waits_for_input_only_when_idle():
+def test_the_queue_waits_for_input_only_when_idle():
     asked: list[bool] = []
     windows: list[list[Request] | None] = [[], [request(0, [1], Sampling())], None]
 

@@ -1,4 +1,4 @@
-"""Deterministic mode's batches: frozen until the last row is done, so that no row's bytes depend on its mates' contents."""
+"""Batches of deterministic mode stay together until the last row is done, so that a row's bytes don't depend on other rows."""
 
 from collections import deque
 from dataclasses import replace

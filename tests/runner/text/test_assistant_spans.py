@@ -39,7 +39,7 @@ def test_tokens_are_those_that_transformers_masks() -> None:
     assert [i for start, end in turns.tokens for i in range(start, end)] == [i for i, m in enumerate(masked["assistant_masks"]) if m]
 
 
-def test_special_tokens_are_not_said_wherever_they_stand() -> None:
+def test_text_spans_hold_no_special_tokens() -> None:
     turns = demo().encode_turns([{"role": "assistant", "content": "<|im_start|>a <|im_end|><|im_end|> b"}])
     assert [turns.prompt.text[start:end] for start, end in turns.text_spans] == ["a ", " b"]
     assert demo().encode_turns([{"role": "assistant", "content": ""}]).text_spans == ()

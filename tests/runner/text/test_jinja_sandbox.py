@@ -1,4 +1,4 @@
-"""What a row's own numbers may make of a template: too much of it costs that row, in no time and no memory."""
+"""Sizes that a row's numbers ask of a template: too large ones fail that row at once, without using memory."""
 
 import tracemalloc
 from typing import Any
@@ -73,5 +73,5 @@ def test_a_text_is_given_up_as_soon_as_it_is_too_long(monkeypatch: pytest.Monkey
         ("{{ q | default(99999999999) }}{{ 99999999999 | string | length }}", "a11"),
     ],
 )
-def test_what_is_of_ordinary_size_is_as_ever(template: str, text: str):
+def test_ordinary_sizes_are_allowed(template: str, text: str):
     assert rendered(template, q="a", n=3) == text

@@ -1,3 +1,5 @@
+"""Prompts and messages from a row's columns: templates, their errors, and columns that are missing."""
+
 import json
 from contextlib import suppress
 from typing import Any

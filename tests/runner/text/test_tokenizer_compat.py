@@ -1,4 +1,4 @@
-"""What is said of a second model's tokenizer that maps text to other ids; names that scoring does not use may differ."""
+"""The first difference of a second model's tokenizer is named. Tokens that scoring does not use may differ."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What comes with data and models is not trusted: templates stay in a sandbox, rows are no templates, no code is run, no pickle read."""
+"""Data and models are not trusted: templates stay in a sandbox, rows are no templates, no code runs, no pickle is read."""
 
 import json
 import shutil
@@ -79,7 +79,7 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_what_stands_in_rows_is_never_a_template(bomb: str, hf: Any):
+def test_rows_are_never_templates(bomb: str, hf: Any):
     row = {"q": bomb, "messages": [{"role": "user", "content": bomb}]}
     assert compile_prompt(PromptConfig(text="{{ q }}"), row)(row) == Text(bomb)
     chat = compile_prompt(PromptConfig(user="{{ q }}", system="{{ q }}", prefill="{{ q }}"), row)(row)
@@ -91,7 +91,7 @@ def test_what_stands_in_rows_is_never_a_template(bomb: str, hf: Any):
     assert bomb in Tokenizer(hf).chat_text(chat.messages, "")
 
 
-def test_a_template_s_own_appetite_costs_its_row_alone():
+def test_a_template_that_grows_too_large_costs_only_its_row():
     greedy = compile_template("{{ 'a' * n }}", "prompt.text", ["n"])
     assert greedy({"n": 3}) == "aaa"
     for n in (10**9, 10**15, 10**30):
@@ -121,7 +121,7 @@ def test_a_chat_template_that_does_not_end_is_refused(hf: Any):
         try_template(hf, slow, seconds=0.05)
 
 
-def test_powers_are_seen_wherever_they_stand_and_only_they():
+def test_powers_are_found_anywhere_and_nothing_else_is():
     assert has_powers("{% macro f(x) %}{{ (x|int) ** 2 }}{% endmacro %}")
     assert has_powers("{% if a %}{%- set b = [1, {'x': 2**3}] -%}{% endif %}")
     assert not has_powers("** {{ '**' }} {# 2**3 #} {% raw %}{{ 2**3 }}{% endraw %}")
