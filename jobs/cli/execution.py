@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class RunOutcome:
-    """How a run ended.
+    """The end of a run.
 
     code: its exit code; None for a run that a signal stopped, whose code is the signal's. text: closes the output on stderr.
     report_folder: the run or sweep that needs a new report, or None.

@@ -35,7 +35,7 @@ class _Repeatable(click.Command):
 
 @dataclass(slots=True, frozen=True)
 class RunOptions:
-    """The options of ``mlx-bulk run`` beside its config; words: the command line behind ``run``, as it was typed."""
+    """The options of ``mlx-bulk run`` beside its config; words: the command line after ``run``, as typed."""
 
     overwrite: bool
     retry_errors: bool
@@ -48,7 +48,7 @@ class RunOptions:
 
     @property
     def show(self) -> "Show":
-        """How progress is shown."""
+        """The way to show progress."""
         return "nothing" if self.quiet else "json" if self.json_progress else "progress"
 
     @property

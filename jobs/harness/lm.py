@@ -89,7 +89,7 @@ class BulkLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token repeats a text without context: as set, else BOS, else EOS. Raises ConfigError where there is none."""
+        """The token before a text without context: as set, else BOS, else EOS. Raises ConfigError where there is none."""
         for token in (self._config.prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)

@@ -129,7 +129,7 @@ def last_indices(ids: Ids, keep: int, bos: int | None) -> NDArray[np.intp]:
     return index
 
 
-def too_long_error(found: str, context: int) -> RowError:
+def too_long_error(lengths: str, context: int) -> RowError:
     """Returns the error for a text that could be cut but must not be."""
     cure = "shorten it, or set prompt.too_long to truncate_left or truncate_right"
-    return RowError("too_long", f"{found}, and the context takes {context} and one more that is scored; {cure}")
+    return RowError("too_long", f"{lengths}, and the context takes {context} and one more that is scored; {cure}")

@@ -12,7 +12,7 @@ _FOLDED_LINES = 4  # of one message
 
 
 def terminal_width() -> int:
-    """Returns the columns of the terminal behind stderr, 100 where stderr is no terminal."""
+    """Returns the columns of the terminal on stderr, 100 where stderr is no terminal."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or NO_TERMINAL
     except (OSError, ValueError):  # no terminal; a stream without a file
