@@ -162,10 +162,10 @@ def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
         fed = f"{work.prefilled:,} fed in {count_text(work.calls, 'batch', 'batches')} of {plan.way}"
         yield "scored", f"{work.scored:,} tokens, {fed}, {_waste(plan)} padding"
         if plan.shared_tokens > 0:
-            text_tokens = plan.shared_tokens + work.prefilled
+            total = plan.shared_tokens + work.prefilled
             yield (
                 "shared",
-                f"{plan.shared_tokens:,} of {text_tokens:,} tokens ({plan.shared_tokens / text_tokens:.0%}) are not fed again: rows begin alike",
+                f"{plan.shared_tokens:,} of {total:,} tokens ({plan.shared_tokens / total:.0%}) are not fed again: rows begin alike",
             )
         else:
             yield "shared", "nothing: no rows begin alike for long enough"
