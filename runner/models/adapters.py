@@ -1,7 +1,7 @@
-"""What stands on a loaded network: a LoRA or DoRA adapter in mlx-lm's format, full weights, or nothing. Swaps it without loading anew.
+"""Puts an adapter (LoRA or DoRA in mlx-lm's format) or full weights on a loaded network, and takes it off, without loading anew.
 
-The base model's modules and arrays are kept and put back, never computed back: with nothing on, the network is the base to the
-bit. Belongs to the thread of the model. Knows no versions and no folders but the one it reads.
+The base model's modules and arrays are kept and put back, never computed back: with nothing on, the network is the base to the bit.
+Belongs to the model's thread. Knows no policy versions, and no folders but the one it reads.
 """
 
 import json
@@ -26,43 +26,43 @@ _NAMED = 3
 
 
 @dataclass(slots=True)
-class _Standing:
-    """What stands in the place of the base's: modules by path, arrays by name."""
+class _Replacement:
+    """What replaces the base's: modules by path, arrays by name."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     arrays: dict[str, mx.array] = field(default_factory=dict[str, mx.array])
 
 
 class AdapterRefused(ModelError):
-    """Why an adapter cannot be put on."""
+    """Raised where an adapter cannot be put on; says why."""
 
 
 class Adapters:
     """Puts adapters and weights on ``network``, whose parameters have been read, and takes them off.
 
-    ``dtype``: what is put on is cast to it, None for its own. ``weights`` gives the fingerprint of the base's. ``opened`` gives the
-    network of another checkpoint's folder, as the base was made.
+    dtype: the type that they are cast to, None for their own. weights: returns the fingerprint of the base's weights. opened: returns
+    the network of another checkpoint's folder, made as the base was.
     """
 
     def __init__(self, network: Any, dtype: mx.Dtype | None, weights: Callable[[], str], opened: Callable[[Path], nn.Module]):
         self._network, self._dtype, self.weights, self._opened = network, dtype, weights, opened
         self._modules: dict[str, nn.Module] = dict(network.named_modules())
         self._arrays: dict[str, mx.array] = dict(tree_flatten(network.parameters()))
-        self._on = self._first = _Standing()
+        self._on = self._first = _Replacement()
         self._truth: NDArray[np.float32] | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the base's arrays, which stay in memory beside full weights."""
+        """Returns the bytes of the base's arrays, which stay in memory beside full weights."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def put_on(self, folder: Path) -> None:
-        """Takes off what is on, and puts on what ``folder`` holds: an adapter, or a checkpoint with the base's layers.
+        """Replaces what is on by what ``folder`` holds: an adapter, or a checkpoint with the base's layers.
 
-        Raises Refused with the reason where it cannot be, and then nothing has changed.
+        Raises AdapterRefused with the reason where that fails, and then nothing has changed.
         """
         before = self._on
-        self._apply(_Standing())
+        self._apply(_Replacement())
         self._check_base()
         try:
             self._on = _full(self._network, self._opened(folder), self._arrays) if is_full(folder) else self._wrapped(folder)
@@ -79,14 +79,14 @@ class Adapters:
             raise AdapterRefused(f"{folder}: {_reason(error)}") from error
 
     def try_on(self, folder: Path) -> None:
-        """Puts on what ``folder`` holds and takes it off again: what was on is on. Raises Refused where ``put_on`` would."""
+        """Puts on what ``folder`` holds, and what was on before again. Raises AdapterRefused where ``put_on`` would."""
         before = self._on
         self.put_on(folder)
         self._apply(before)
 
     @contextmanager
     def reverting(self) -> Generator[None]:
-        """What is on before the block is on again where the block fails."""
+        """Restores what is on before the block if the block fails."""
         before = self._on
         try:
             yield
@@ -99,18 +99,18 @@ class Adapters:
         self._apply(self._first)
 
     def stay(self) -> None:
-        """What is on now is what the model was loaded with."""
+        """Makes what is on now the state to which ``back`` returns."""
         self._first = self._on
 
     def note_anew(self) -> None:
-        """The base's bits are noted at the next swap: another model of its files has been loaded, which may change their kernels."""
+        """Notes the base's bits again at the next swap: another model of the same files was loaded, which may change its kernels."""
         self._truth = None
 
     @contextmanager
     def off(self) -> Generator[None]:
-        """The base model inside the block. Raises ModelError where it is not what it was before anything was put on."""
+        """Takes all off inside the block. Raises ModelError where the base is not what it was before anything was put on."""
         on = self._on
-        self._apply(_Standing())
+        self._apply(_Replacement())
         try:
             self._check_base()
             yield
@@ -119,7 +119,7 @@ class Adapters:
 
     # ----------------------------------------------------------------------------------------------------- swapping
 
-    def _apply(self, wanted: _Standing) -> None:
+    def _apply(self, wanted: _Replacement) -> None:
         for path in self._on.modules:
             _put(self._network, path, self._modules[path])
         if changed := self._on.arrays.keys() | wanted.arrays.keys():
@@ -128,15 +128,15 @@ class Adapters:
             _put(self._network, path, module)
         self._on = wanted
 
-    def _restore(self, before: _Standing) -> None:
-        """After a failure, of which any module may be left."""
+    def _restore(self, before: _Replacement) -> None:
+        """Restores what was on before a failure, which may have left any module behind."""
         now = dict(self._network.named_modules())
-        self._on = _Standing({path: now[path] for path in self._modules if now.get(path) is not self._modules[path] and path in now}, {})
+        self._on = _Replacement({path: now[path] for path in self._modules if now.get(path) is not self._modules[path] and path in now}, {})
         self._on.arrays = dict(self._arrays)
         self._apply(before)
 
-    def _wrapped(self, folder: Path) -> _Standing:
-        """What mlx-lm makes of an adapter's folder, on the base."""
+    def _wrapped(self, folder: Path) -> _Replacement:
+        """Lets mlx-lm put an adapter's folder on the base; returns what it has replaced."""
         from mlx_lm.utils import load_adapters
 
         settings = _settings(folder)
@@ -145,7 +145,7 @@ class Adapters:
         if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
             raise AdapterRefused(f"{bad[0]} holds NaN or infinite numbers")
         if settings.get("fine_tune_type") == "full":
-            return _Standing(arrays={name: self._now()[name] for name in given})
+            return _Replacement(arrays={name: self._now()[name] for name in given})
         now = dict(self._network.named_modules())
         modules = {path: now[path] for path, module in self._modules.items() if now.get(path, module) is not module}
         held = [f"{path}.{leaf}" for path, module in modules.items() for leaf in _LEAVES if leaf in module]
@@ -154,7 +154,7 @@ class Adapters:
         if not modules:
             raise AdapterRefused(f"{CONFIG} names no layers that the model has")
         outermost = {path: module for path, module in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
-        return _Standing(outermost)
+        return _Replacement(outermost)
 
     def _now(self) -> dict[str, mx.array]:
         return dict(tree_flatten(self._network.parameters()))
@@ -162,7 +162,7 @@ class Adapters:
     # ------------------------------------------------------------------------------------------------------- probing
 
     def _check_base(self) -> None:
-        """With nothing on, the network gives the bits that it gave first."""
+        """Checks that the network with nothing on gives the bits that it gave first. Raises ModelError where not."""
         if self._truth is None:
             self._truth = self._trial()
         elif not np.array_equal(self._truth, self._trial(), equal_nan=True):
@@ -173,35 +173,35 @@ class Adapters:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether ``folder`` holds a whole checkpoint, not an adapter."""
+    """Returns whether ``folder`` holds a whole checkpoint, not an adapter."""
     return not (folder / CONFIG).is_file() and (folder / "config.json").is_file()
 
 
 def replaces_weights(folder: Path) -> bool:
-    """Whether what ``folder`` holds takes the place of the base's arrays: a checkpoint, or an adapter that was trained in full."""
+    """Returns whether ``folder`` holds weights that replace the base's: a checkpoint, or a fully trained adapter."""
     if is_full(folder):
         return True
     try:
         settings = json.loads((folder / CONFIG).read_bytes())
-    except (OSError, ValueError):  # who loads it says so
+    except (OSError, ValueError):  # loading it says so
         return False
     return isinstance(settings, dict) and settings.get("fine_tune_type") == "full"  # pyright: ignore[reportUnknownMemberType]
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """What adapter_config.json says, as far as mlx-lm can use it."""
+    """Reads adapter_config.json. Raises AdapterRefused where mlx-lm cannot use it."""
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
-            found = ", ".join(sorted(path.name for path in folder.iterdir())[:_NAMED]) or "nothing"
-            raise AdapterRefused(f"holds no {name} (it holds {found}); expected an adapter in mlx-lm's format, or a checkpoint")
+            files = ", ".join(sorted(path.name for path in folder.iterdir())[:_NAMED]) or "nothing"
+            raise AdapterRefused(f"holds no {name} (it holds {files}); expected an adapter in mlx-lm's format, or a checkpoint")
     settings = json.loads((folder / CONFIG).read_bytes())
     if "peft_type" in settings:
         raise AdapterRefused("is an adapter in PEFT's format; expected mlx-lm's (fine_tune_type, num_layers, lora_parameters)")
     return settings
 
 
-def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _Standing:
-    """The weights of another checkpoint in the place of the base's."""
+def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _Replacement:
+    """Returns the weights of another checkpoint, to replace the base's. Raises AdapterRefused where they do not fit."""
     given: dict[str, mx.array] = dict(tree_flatten(other.parameters()))
     if odd := sorted(given.keys() ^ base.keys()):
         raise AdapterRefused(f"the checkpoint has other layers than the model: {_listed(odd)}")
@@ -210,11 +210,11 @@ def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _S
     mx.eval(list(given.values()))
     if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
         raise AdapterRefused(f"{bad[0]} holds NaN or infinite numbers")
-    return _Standing(arrays=given)
+    return _Replacement(arrays=given)
 
 
 def _put(network: Any, path: str, module: nn.Module) -> None:
-    """Puts ``module`` at ``path``, names and numbers of children with dots between them."""
+    """Puts ``module`` at ``path``: names and numbers of children, with dots between them."""
     *above, name = path.split(".")
     node = network
     for part in above:
@@ -226,7 +226,7 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, KeyError):
         return f"its {CONFIG} has no {error.args[0]}" if "scale" not in str(error) else str(error.args[0])
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if len(lines) > 1 and lines[0].endswith(":"):  # mlx-lm lists tensors behind such a line
+    if len(lines) > 1 and lines[0].endswith(":"):  # mlx-lm lists tensors after such a line
         return f"{lines[1]}" + (f" (and {len(lines) - 2} more)" if len(lines) > 2 else "")
     return first_line(error)
 

@@ -1,6 +1,6 @@
-"""Looks for a checkpoint: the embedded demo, a local folder or one from the hub, an adapter beside it; and fingerprints both.
+"""Finds a checkpoint and its adapter: the embedded demo, a local folder, or one from the hub. Computes the fingerprints of both.
 
-Reads no weights but to hash their bytes, and loads nothing: that is model.py's.
+Loads nothing (loader.py does), and reads weights only to hash their bytes.
 """
 
 import json
@@ -21,7 +21,7 @@ TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added
 
 @dataclass(slots=True, frozen=True)
 class Checkpoint:
-    """Where a model lies: its folder, its adapter's folder, and what its config.json says."""
+    """Where a model lies: its folder, its adapter's folder, and its config.json."""
 
     folder: Path
     adapter: Path | None
@@ -29,7 +29,7 @@ class Checkpoint:
 
     @property
     def context(self) -> int | None:
-        """The longest sequence the model was made for, in tokens; None where its config does not say."""
+        """Returns the longest sequence the model was made for, in tokens; None where its config does not say."""
         text = self.config | (self.config.get("text_config") or {})
         for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx"):
             if isinstance(value := text.get(name), int) and value > 0:
@@ -38,29 +38,29 @@ class Checkpoint:
 
     @property
     def window(self) -> int | None:
-        """The sliding window of attention, in tokens; None where its config asks for none."""
+        """Returns the sliding window of attention, in tokens; None where the config asks for none."""
         text = self.config | (self.config.get("text_config") or {})
         window = text.get("sliding_window")
         return window if isinstance(window, int) and window > 0 and text.get("use_sliding_window") is not False else None
 
     @property
     def quantized(self) -> bool:
-        """Whether the checkpoint says that its weights are quantized, in any of the ways that mlx-lm looks for."""
+        """Returns whether the config says, in any way that mlx-lm knows, that the weights are quantized."""
         text = self.config.get("text_config") or {}
-        said = [self.config.get("quantization"), self.config.get("quantization_config"), text.get("quantization_config")]
-        return any(said) or (self.folder / "hf_quant_config.json").is_file()
+        settings = [self.config.get("quantization"), self.config.get("quantization_config"), text.get("quantization_config")]
+        return any(settings) or (self.folder / "hf_quant_config.json").is_file()
 
     @property
     def eos(self) -> frozenset[int]:
-        """EOS ids of the generation config (config.json's where there is none)."""
+        """Returns the EOS ids of the generation config (config.json's where there is none)."""
         value = self.config.get("eos_token_id")
         return frozenset([value] if isinstance(value, int) else value or [])
 
 
 def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
-    """Finds the checkpoint, fetching it from the hub if it is not local.
+    """Finds the checkpoint, and fetches it from the hub if it is not local.
 
-    ``key`` is where ``config`` stands in the job's. Raises ModelError that says what was looked for.
+    ``key`` is the place of ``config`` in the job's config. Raises ModelError, which says what was looked for.
     """
     folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, f"{key}.path")
     folder = Path(str(folder))
@@ -83,9 +83,9 @@ def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
 
 
 def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
-    """The folder with the model's tokenizer, fetched without the weights if it is not local, and the tokenizer's fingerprint.
+    """Returns the folder with the model's tokenizer, and the tokenizer's fingerprint.
 
-    Raises ModelError that says what was looked for.
+    Fetches it without the weights if it is not local. Raises ModelError, which says what was looked for.
     """
     if config.path == "demo":
         folder = Path(str(files("mlx_bulk.configs") / "demo"))
@@ -95,22 +95,22 @@ def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
 
 
 def checkpoint_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
-    """sha256 of the contents of weights, tokenizer and adapter: paths and dates do not enter."""
+    """Returns the sha256 of the contents of weights, tokenizer and adapter. Paths and dates do not count."""
     code = [name] if isinstance(name := checkpoint.config.get("model_file"), str) else []
-    found = {
+    prints = {
         "model.weights": folder_sha256(checkpoint.folder, (*WEIGHTS, *code)),
         "model.tokenizer": folder_sha256(checkpoint.folder, TOKENIZER),
     }
-    found["model.chat_template"] = folder_sha256(checkpoint.folder, ("chat_template*",))
-    found["model.generation_config"] = folder_sha256(checkpoint.folder, ("generation_config.json",))
-    found["model.adapter"] = (
+    prints["model.chat_template"] = folder_sha256(checkpoint.folder, ("chat_template*",))
+    prints["model.generation_config"] = folder_sha256(checkpoint.folder, ("generation_config.json",))
+    prints["model.adapter"] = (
         "none" if checkpoint.adapter is None else folder_sha256(checkpoint.adapter, ("*.safetensors", "adapter_config.json"))
     )
-    return found
+    return prints
 
 
 def _own_eos(folder: Path, key: str) -> dict[str, Any]:
-    """The generation config's EOS, an id 0 too (mlx-lm takes that for none)."""
+    """Reads the generation config's EOS, also an id 0 (which mlx-lm takes for none)."""
     path = folder / "generation_config.json"
     try:
         generation = json.loads(path.read_text()) if path.is_file() else {}
@@ -120,7 +120,7 @@ def _own_eos(folder: Path, key: str) -> dict[str, Any]:
 
 
 def _folder(path: str, revision: str | None, key: str, *, weights: bool = True) -> Path:
-    """A local folder, or a hub repository's snapshot, in which ``weights`` may be left out."""
+    """Returns a local folder, or a hub repository's snapshot, with or without ``weights``."""
     local = Path(path)
     if local.is_dir():
         return local

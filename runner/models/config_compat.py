@@ -1,8 +1,8 @@
-"""Settings of a checkpoint that transformers 5 renamed, said the way mlx-lm reads them. By field, never by model name.
+"""Translates settings of a checkpoint that transformers 5 renamed into the names that mlx-lm reads. By field, never by model name.
 
-It saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type, where older checkpoints held
-``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a model runs with its
-family's default theta, silently. A renamed number of experts (Qwen3-MoE's) fails to load instead.
+transformers 5 saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type. Older checkpoints held
+``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a model runs with its family's
+default theta, silently. A renamed number of experts (Qwen3-MoE's) fails to load instead.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ LAYER_THETA = {
 
 
 def translated(config: Config) -> Config:
-    """Entries to add to a checkpoint's ``config`` so that old and new names agree; what it says under an old name stays."""
+    """Returns the entries to add to ``config`` so that old and new names agree. Values under an old name stay."""
     added = _old_names(config)
     inner = config.get("text_config")
     if isinstance(inner, dict) and (names := _old_names(inner)):

@@ -1,4 +1,4 @@
-"""How much memory there is for a batch, how much was used, and which errors mean that there was too little."""
+"""Says how much memory a batch may take, how much was used, and which errors mean that there was too little."""
 
 import resource
 import sys
@@ -27,7 +27,10 @@ def memory_for(batch: BatchConfig) -> int:
 
 
 def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
-    """Bytes left for KV caches when ``share`` of the device holds weights, caches and workspace. Raises OutOfRoom where none are."""
+    """Returns the bytes left for KV caches when ``share`` of the device holds weights, caches and workspace.
+
+    Raises OutOfRoom where none are left.
+    """
     total = backend.memory_bytes()
     left = int(share * total) - weight_bytes - workspace
     if left <= 0:
@@ -39,7 +42,7 @@ def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
 
 
 def peak_bytes() -> int:
-    """The most memory that was in use: the device's where it has its own, else the process's."""
+    """Returns the most memory that was in use: the device's where it has its own, else the process's."""
     if backend.device_name() != "cpu":
         import mlx.core as mx
 
@@ -49,7 +52,7 @@ def peak_bytes() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for what mlx and Python raise when an allocation fails."""
+    """Returns True for the errors that mlx and Python raise when an allocation fails."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in MARKS))
 
 

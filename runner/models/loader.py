@@ -1,7 +1,6 @@
 """Loads a checkpoint's weights and adapter through mlx-lm, in the precision that suits the device.
 
-Names of settings are translated where transformers 5 changed them (rope.py). Knows nothing of prompts or batches; what a model
-can do in a batch is found by probes.py.
+Settings that transformers 5 renamed are translated first (config_compat.py). Knows nothing of prompts or batches.
 """
 
 import logging
@@ -27,8 +26,8 @@ log = logging.getLogger("mlx_bulk")
 class Model:
     """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary].
 
-    ``substitutes`` names what of it is computed by kernels of ours; ``quantized`` says that matrices are held so. ``adapters``
-    swaps what stands on it; None for an ``outline``.
+    substitutes: the functions of it that our kernels compute. quantized: whether matrices are held quantized. adapters: puts other
+    weights on it; None for an ``outline``.
     """
 
     network: Any
@@ -42,7 +41,10 @@ class Model:
 
 
 def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
-    """Loads the weights. On the CPU they are float32, quantized ones dequantized when that fits in ``memory`` bytes."""
+    """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes.
+
+    Raises ModelError where the checkpoint or its adapter cannot be loaded.
+    """
     mx = backend.load_mlx()
     from mlx.utils import tree_flatten
     from mlx_lm.utils import load_config
@@ -76,9 +78,9 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Mode
 
 
 def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
-    """The model as ``load`` holds it, less what it reads: the weights have names, shapes and types, and are not there yet.
+    """Returns the model as ``load_model`` would, without its weights: they have names, shapes and types, but no values.
 
-    Nothing may be computed with it. Raises ModelError as ``load`` does.
+    Nothing may be computed with it. Raises ModelError as ``load_model`` does.
     """
     backend.load_mlx()
     from mlx.utils import tree_flatten
@@ -91,9 +93,9 @@ def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
 
 
 def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
-    """Bytes of the weights as ``load`` would hold them, and whether it would dequantize them; None where that is not asked.
+    """Returns the bytes of the weights as ``load_model`` would hold them, and whether it would dequantize them.
 
-    Reads no weights, their names and shapes alone. Raises ModelError as ``load`` does.
+    The second is None for weights that are not quantized. Reads names and shapes alone. Raises ModelError as ``load_model`` does.
     """
     backend.load_mlx()
     from mlx.utils import tree_flatten
@@ -108,7 +110,7 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int,
 
 
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
-    """The network with its adapter, dequantized where that fits; nothing is read or computed yet. The second: see ``_whole_bytes``."""
+    """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``_whole_bytes``."""
     from mlx_lm.utils import dequantize_model, load_adapters
 
     network, dtype = _opened(config, checkpoint), _dtype(config.dtype)
@@ -124,14 +126,14 @@ def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple
 
 
 def _vocabulary(network: Any) -> int:
-    """The width of the logits."""
+    """Returns the width of the logits."""
     import mlx.core as mx
 
-    return int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: of one alone, a mask is not asked for
+    return int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: for one alone, no mask is made
 
 
 def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
-    """The network in the precision asked for, its weights not read yet."""
+    """Makes the network in the precision asked for; its weights are not read yet."""
     from mlx_lm.utils import load_model
 
     network, _ = load_model(
@@ -144,7 +146,7 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
 
 @contextmanager
 def _refusing(checkpoint: Checkpoint) -> Generator[None]:
-    """Makes one line of what a model file raises, which may fail in any way, and leave the process."""
+    """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -163,7 +165,7 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
 
 
 def _dtype(wanted: str) -> Any:
-    """The precision to cast to, None for the checkpoint's own. ``auto`` on the CPU is float32: half precision has no fast path there."""
+    """Returns the precision to cast to, None for the checkpoint's own. ``auto`` on the CPU is float32: half precision is slow there."""
     import mlx.core as mx
 
     if wanted == "auto":
@@ -172,7 +174,7 @@ def _dtype(wanted: str) -> Any:
 
 
 def _whole_bytes(network: Any) -> int | None:
-    """What quantized weights take as float32 on the CPU, where quantized matrix products are slow; None for others, and elsewhere."""
+    """Returns the bytes of quantized weights as float32 on the CPU, where quantized products are slow; else None."""
     from mlx_lm.utils import get_total_parameters
 
     return 4 * int(get_total_parameters(network)) if backend.device_name() == "cpu" and _has_scales(network) else None

@@ -1,7 +1,7 @@
-"""The models in memory: those that a run needs, kept for the next run of the same process (a sweep's next cell).
+"""Keeps loaded models for the next run of the same process (a sweep's next cell).
 
-Two runs share a model where folder, adapter and precision are the same, and quantized weights are held alike. What a run does
-not need is dropped before anything is loaded.
+Two runs share a model where folder, adapter and precision are the same, and quantized weights are held alike. Models that a run does
+not need are dropped before anything is loaded.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ ModelChoice = tuple[ModelConfig, Checkpoint]
 
 @dataclass(slots=True)
 class ModelPool:
-    """What is loaded, by where it came from and how."""
+    """The models in memory, by checkpoint, adapter, and how their weights are held."""
 
     _held: dict[Key, Model] = field(default_factory=dict[Key, Model])
 
     def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[Model]:
-        """The models ``wanted``, in that order, of which those that are not here are loaded; see ``rooms`` for ``memory``.
+        """Returns the models ``wanted``, in that order, and loads those that are not here; for ``memory`` see ``rooms``.
 
-        Raises OutOfRoom where their files alone are larger, before anything is loaded; ModelError where one cannot be loaded.
+        Raises OutOfRoom, before anything is loaded, where their files alone are larger; ModelError where one cannot be loaded.
         """
         _refuse_too_large([checkpoint for _, checkpoint in wanted], memory)
         left = rooms(wanted, memory)
@@ -51,20 +51,20 @@ class ModelPool:
 
 
 def rooms(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
-    """The bytes that each of the models may take: of ``memory`` what those before it leave.
+    """Returns the bytes that each of the models may take: what those before it leave of ``memory``.
 
-    Follows from the checkpoints alone, not from what is held already: whether a model is dequantized must not depend on that.
+    Follows from the checkpoints alone, not from what is loaded: whether a model is dequantized must not depend on that.
     """
-    found: list[int] = []
+    left: list[int] = []
     for number, (config, checkpoint) in enumerate(wanted, start=1):
-        found.append(memory)
+        left.append(memory)
         if number < len(wanted):
             memory -= size(config, checkpoint, memory)[0]
-    return found
+    return left
 
 
 def dequantized(wanted: ModelChoice, room: int) -> bool | None:
-    """Whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None where it has nothing to decide."""
+    """Returns whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None if none are quantized."""
     config, checkpoint = wanted
     return size(config, checkpoint, room)[1] if checkpoint.quantized else None
 

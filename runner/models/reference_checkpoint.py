@@ -1,4 +1,4 @@
-"""The reference model's checkpoint: whether its tokens are the model's own, told before either is loaded."""
+"""Finds the reference model's checkpoint, and checks that its tokens are the model's own before either is loaded."""
 
 from ...configs.schema import ModelConfig
 from ..core.errors import ModelError
@@ -9,9 +9,9 @@ from .checkpoint import Checkpoint
 
 
 def find_reference(config: ModelConfig, vocabulary: int, tokenizer: Tokenizer, key: str = "score.reference") -> Checkpoint:
-    """The checkpoint to hold a model of ``vocabulary`` ids with ``tokenizer`` against; ``key`` is where it stands in the config.
+    """Finds the reference for a model of ``vocabulary`` ids with ``tokenizer``. ``key`` is its place in the config.
 
-    Raises ModelError where the tokens are others.
+    Raises ModelError where its tokens are others.
     """
     checkpoint = checkpoints.find_checkpoint(config, key)
     other = tokenizers.load_tokenizer(checkpoint.folder, None, {}, config.trust_remote_code)
@@ -22,15 +22,15 @@ def find_reference(config: ModelConfig, vocabulary: int, tokenizer: Tokenizer, k
 
 
 def vocabulary_of(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int:
-    """Width of the logits as config.json says, or the tokenizer's size."""
+    """Returns the width of the logits by config.json, or else the tokenizer's size."""
     text = checkpoint.config | (checkpoint.config.get("text_config") or {})
     return int(text.get("vocab_size") or tokenizer.size)
 
 
 def _require_same_tokens(ours: int, theirs: int, tokenizer: Tokenizer, key: str) -> None:
-    """Raises ModelError where one of two vocabularies, given by their widths, lacks tokens of the tokenizer that the other has.
+    """Raises ModelError where one of two vocabularies, given by their widths, lacks ids of the tokenizer that the other has.
 
-    What is beyond the tokenizer's ids is padding, which a divergence leaves out.
+    Ids beyond the tokenizer's are padding, which a divergence leaves out.
     """
     if ours != theirs and min(ours, theirs) < tokenizer.size:
         raise ModelError(

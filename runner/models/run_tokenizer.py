@@ -1,4 +1,4 @@
-"""The tokenizer that a finished run was made with, found again without its weights, for those who turn its token ids into text."""
+"""Finds the tokenizer of a finished run again, without the weights, to turn its token ids into text."""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ from . import checkpoint as checkpoints
 
 
 def tokenizer_of(config: JobConfig, run: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of the run that ``run`` (run.json) and its ``config`` describe; a relative path starts where the run did.
+    """Loads the tokenizer of the run that ``run`` (run.json) and its ``config`` describe. Relative paths start where the run did.
 
-    Raises ModelError where it is not to be had, or is not the run's any more.
+    Raises ModelError where it is not there, or is not the run's any more.
     """
     began_in = Path(run["cwd"]) / config.model.path
     model = config.model.model_copy(update={"path": str(began_in)}) if began_in.is_dir() else config.model
