@@ -1,6 +1,6 @@
-"""The reward functions that a config names, found and looked at before anything is started: a mistake costs no model load.
+"""Finds and checks the reward functions of a config before anything starts, so that a mistake costs no model load.
 
-They are imported in a worker process, never in this one. Knows what functions ask for, and nothing of groups or policies.
+A worker process imports them, never this one. Knows the parameters of functions; nothing of groups or policies.
 """
 
 import re
@@ -16,7 +16,7 @@ from ...configs.rollout import RewardConfig
 from ...runner.data.column_paths import missing_column, require_column
 from .worker_process import START_SECONDS, Worker, WorkerDied, WorkerHangs
 
-# What a function gets besides the columns; a column of such a name is not passed on, as in TRL.
+# Arguments of a function besides the columns. A column of such a name is not passed on, as in TRL.
 GIVEN = ("prompts", "completions", "completion_ids")
 RESERVED = frozenset({*GIVEN, "prompt", "completion", "log_extra", "log_metric", "trainer_state"})
 
@@ -32,9 +32,9 @@ _WORDS = {
 
 @dataclass(slots=True, frozen=True)
 class RewardFunction:
-    """A function that can be called. place: "path.py:name" or "package.module:name", as a worker loads it.
+    """A function that a worker can load from ``place``: "path.py:name" or "package.module:name".
 
-    path, sha256: its file; takes: the parameters that it names, needs: those without a default, open: whether it has **kwargs.
+    path, sha256: of its file. takes: its named parameters. needs: those without a default. open: it has **kwargs.
     """
 
     config: RewardConfig
@@ -52,14 +52,14 @@ class RewardFunction:
 
 
 def find_functions(rewards: Sequence[RewardConfig]) -> list[RewardFunction]:
-    """The functions of a config, imported once in a process that then ends.
+    """Returns the functions of a config. A worker process imports them once and then ends.
 
     Raises ConfigError with file and line where one cannot be imported, does not exist, or does not take its ``args``.
     """
     if not rewards:
         return []
     places = [f"{_BUILT_IN}:{reward.fn}" if reward.built_in else reward.fn for reward in rewards]
-    found: list[RewardFunction] = []
+    functions: list[RewardFunction] = []
     for index, (reward, place, about) in enumerate(zip(rewards, places, _about(places), strict=True)):
         if "refused" in about:
             raise ConfigError(f"rewards[{index}].fn: {about['refused']}; fix it, or name another function")
@@ -67,12 +67,12 @@ def find_functions(rewards: Sequence[RewardConfig]) -> list[RewardFunction]:
             reward, place, about["path"], about["sha256"], tuple(about["takes"]), tuple(about["needs"]), about["open"]
         )
         _require_args(function, f"rewards[{index}].args")
-        found.append(function)
-    return found
+        functions.append(function)
+    return functions
 
 
 def require_columns(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
-    """Raises DataError where a function asks by name for a column that no row has; with no columns nothing can be said."""
+    """Raises DataError where a function needs a column that no row has. Checks no user's function where ``columns`` is empty."""
     for index, function in enumerate(functions):
         if function.config.built_in:
             if "column" in function.takes:
@@ -84,12 +84,12 @@ def require_columns(functions: Sequence[RewardFunction], columns: Collection[str
 
 
 def function_fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]:
-    """The sha256 of each function's file, by the function's name: a part of a run's identity."""
+    """Returns the sha256 of each function's file by the function's name. They are a part of a run's identity."""
     return {function.label: function.sha256 for function in functions}
 
 
 def _about(places: Sequence[str]) -> list[dict[str, Any]]:
-    """What a worker says of the functions."""
+    """Loads the functions in a worker and returns its description of each."""
     worker = Worker()
     try:
         return worker.load(places)
@@ -117,7 +117,7 @@ def _require_args(function: RewardFunction, where: str) -> None:
 
 
 def _require_values(function: RewardFunction, args: Mapping[str, Any], where: str) -> None:
-    """What a built-in function asks of its args; of a user's function they are its own matter."""
+    """Raises ConfigError for args that a built-in function lacks or cannot use. A user's function checks its own."""
     for name in function.needs:
         if name not in GIVEN and name not in args:
             raise ConfigError(f"{where}.{name}: missing; expected {_WORDS[name]}, which {function.config.fn} needs")

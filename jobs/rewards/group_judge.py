@@ -1,6 +1,6 @@
-"""What the reward functions are told of a group: its prompt and completions as texts or chats, as the row's prompt was.
+"""Rates the outcomes of a row: turns its prompt and completions into a group, as texts or chats, and hands it to a pool.
 
-The bridge from rows, requests and outcomes to ``reward_pool.py``; fulfils ``runner.job.Judge``.
+Implements ``Judge`` of runner/pipeline/job.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,14 +15,17 @@ from .pool import Group, RewardPool
 
 @dataclass(slots=True, frozen=True)
 class GroupJudge:
-    """Rates groups in a pool. render: a row's columns to its prompt; read: a completion's text, as its record has it."""
+    """Rates groups in a pool.
+
+    render: makes a row's prompt from its columns. read: returns a completion's text, as its record has it.
+    """
 
     pool: RewardPool
     render: Callable[[Columns], Rendered]
     read: Callable[[Request, Generated], str]
 
     def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
-        """The ratings of a row's outcomes, in their order."""
+        """Returns the future ratings of a row's outcomes, in their order."""
         prompt = self.render(row.columns)
         texts = [self.read(request, outcome) for outcome in outcomes]
         return self.pool.rate(
@@ -35,10 +38,10 @@ class GroupJudge:
         )
 
     def close(self) -> None:
-        """Ends all worker processes at once; what is not rated yet stays so."""
+        """Ends all worker processes at once. Groups not rated yet stay unrated."""
         self.pool.close()
 
 
 def _turns(chat: Chat) -> list[Message]:
-    """The messages; a prefill is an assistant's turn that the completion goes on with, as in TRL's prompts."""
+    """Returns the messages. A prefill becomes an assistant's turn that the completion continues, as in TRL's prompts."""
     return [*chat.messages, *([{"role": "assistant", "content": chat.prefill}] if chat.prefill else [])]

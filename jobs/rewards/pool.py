@@ -1,7 +1,7 @@
-"""Groups rated in worker processes beside the model's work: each function by itself, with a time limit.
+"""Rates groups in worker processes beside the model's work. Each function is called by itself, with a time limit.
 
-What a function does wrong makes a reward null; that the functions cannot be had any more ends the run. Knows neither rows nor engines:
-a group comes as what TRL's reward functions are given, and leaves as ``Ratings``.
+An error in a function makes rewards null. A function that can no longer be loaded ends the run. Knows neither rows nor engines:
+a group holds the arguments of TRL's reward functions and becomes ``Ratings``.
 """
 
 import logging
@@ -22,23 +22,23 @@ from .worker_process import Worker, WorkerDied, WorkerHangs
 log = logging.getLogger("mlx_bulk")
 
 MOST_PROCESSES = 8
-START_PAUSES = (1.0, 4.0)  # seconds between the tries to start a process: full tables of files or processes empty themselves again
-_REASON = 500  # characters of a reason that are kept
+START_PAUSES = (1.0, 4.0)  # seconds between attempts to start a process: a lack of files or processes often passes
+_REASON_CHARACTERS = 500
 
 Message = Mapping[str, Any]
 
 
 class _ClosedError(Exception):
-    """The pool is closed, so a group is not rated."""
+    """The pool was closed before the group was rated."""
 
 
 class _RefusedError(Exception):
-    """A new process cannot load a function that the first one could."""
+    """A new process cannot load a function that an earlier one loaded."""
 
 
 @dataclass(slots=True, frozen=True)
 class Group:
-    """The n completions of one prompt, as TRL gives them: texts, or lists of chat messages. columns: the row's."""
+    """The n completions of one prompt, in TRL's form: texts, or lists of chat messages. columns: the row's."""
 
     prompt: str | Sequence[Message]
     completions: Sequence[str | Sequence[Message]]
@@ -47,18 +47,18 @@ class Group:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Keyword arguments of a reward function: each a list with a place a completion."""
+        """The keyword arguments of a reward function. Each is a list [n]."""
         n = len(self.completions)
         columns = {name: [value] * n for name, value in self.columns.items() if name not in RESERVED}
-        given = {"prompts": [self.prompt] * n, "completions": list(self.completions), "completion_ids": list(self.completion_ids)}
-        return columns | given
+        group = {"prompts": [self.prompt] * n, "completions": list(self.completions), "completion_ids": list(self.completion_ids)}
+        return columns | group
 
 
 class RewardPool:
-    """Rates groups, as many at once as there are ``processes`` (started when they are needed).
+    """Rates groups, as many at once as there are ``processes``. These start when they are needed.
 
-    A function that hangs is ended at its timeout with its process; one that ends its process gets another. Which process rates
-    which group is left to chance, so a function must not carry anything over from one group to the next.
+    A function that hangs is killed with its process at its timeout. A function that ends its process gets a new one.
+    Any process may rate any group, so a function must not carry anything over from one group to the next.
     """
 
     def __init__(self, functions: Sequence[RewardFunction], processes: int | None = None):
@@ -69,27 +69,27 @@ class RewardPool:
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self._closed = threading.Event()
-        self._warned: set[tuple[str, str]] = set()  # function, kind: a run of days says the first of each at once
+        self._warned: set[tuple[str, str]] = set()  # function, kind: the first of each is logged at once
 
     def rate(self, group: Group) -> "Future[Ratings]":
-        """What the functions say of the group, when they have; nothing ever behind ``close``.
+        """Returns the future ratings of the group. After ``close`` they never come.
 
-        The future raises DataError where the functions cannot be loaded any more, or their file is not the one that the run began with.
+        The future raises DataError where the functions can no longer be loaded, or their file changed since the run began.
         """
-        # A copy in bytes now: a function that changes what it is given changes it for nobody else.
+        # A copy in bytes: a function may change its arguments without changing them for others.
         content = pickle.dumps(group.inputs, pickle.HIGHEST_PROTOCOL)
         ratings: Future[Ratings] = Future()
         self._threads.submit(self._rate, ratings, content, len(group.completions))
         return ratings
 
     def close(self) -> None:
-        """Ends all processes at once; what is not rated yet stays so."""
+        """Ends all processes at once. Groups not rated yet stay unrated."""
         with self._lock:
             self._closed.set()
             busy = list(self._busy)
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in busy:
-            worker.kill()  # the thread that asks it closes its pipes
+            worker.kill()  # the thread that called it closes its pipes
         self._threads.shutdown(wait=True)
         for worker in self._idle:
             worker.close()
@@ -100,14 +100,14 @@ class RewardPool:
             ratings.set_result(self._rated(content, count))
         except _ClosedError:
             return
-        except BaseException as error:  # a fault of ours, for whoever waits
+        except BaseException as error:  # a fault of ours: raised where the ratings are awaited
             ratings.set_exception(error)
 
     def _rated(self, content: bytes, count: int) -> Ratings:
         rewards: dict[str, list[float | None]] = {}
         errors: dict[str, list[str | None]] = {}
         for number, function in enumerate(self._functions):
-            answer = self._asked(number, function, content)
+            answer = self._call(number, function, content)
             failed = answer.get("failed")
             rewards[function.label] = [None] * count if failed else answer["rewards"]
             errors[function.label] = [_storable(error) for error in ([failed] * count if failed else answer["errors"])]
@@ -123,9 +123,9 @@ class RewardPool:
                 self._warned.add((label, kind))
             log.warning("reward %s: %s (no reward there; more of kind %s are counted at the end)", label, visible(error), kind)
 
-    def _asked(self, number: int, function: RewardFunction, content: bytes) -> dict[str, Any]:
+    def _call(self, number: int, function: RewardFunction, content: bytes) -> dict[str, Any]:
         seconds = function.config.timeout
-        worker = self._taken()
+        worker = self._take_worker()
         try:
             return worker.call(number, function.config.args, content, seconds)
         except WorkerHangs:
@@ -137,38 +137,38 @@ class RewardPool:
         finally:
             self._put_back(worker)
 
-    def _taken(self) -> Worker:
-        """A process that waits, or a new one. Raises DataError where no new one loads the functions as they were."""
+    def _take_worker(self) -> Worker:
+        """Returns an idle process or a new one. Raises DataError where a new one cannot load the functions unchanged."""
         with self._lock:
             if self._closed.is_set():
                 raise _ClosedError
             dead = [worker for worker in self._idle if not worker.alive]
             self._idle = [worker for worker in self._idle if worker not in dead]
-            waiting = self._idle.pop() if self._idle else None
-            if waiting is not None:
-                self._busy.add(waiting)
-        for one in dead:
-            one.close()
-        return waiting or self._started()
+            idle = self._idle.pop() if self._idle else None
+            if idle is not None:
+                self._busy.add(idle)
+        for worker in dead:
+            worker.close()
+        return idle or self._start_worker()
 
-    def _started(self) -> Worker:
-        """A new process, tried for as often as it takes for what passes by itself to pass."""
+    def _start_worker(self) -> Worker:
+        """Starts a process. Tries again after pauses, since a lack of resources may pass."""
         for pause in START_PAUSES:
             try:
-                return self._new()
+                return self._new_worker()
             except (WorkerDied, WorkerHangs, _RefusedError, OSError) as error:
                 log.info("no process for the reward functions (%s); tried again in %g seconds", _why(error), pause)
             if self._closed.wait(pause):
                 raise _ClosedError
         try:
-            return self._new()
+            return self._new_worker()
         except (WorkerDied, WorkerHangs, _RefusedError, OSError) as error:
             raise DataError(
                 f"rewards: no process loads the functions any more, {1 + len(START_PAUSES)} times in a row: {_why(error)}. What was "
                 "finished is safe: mend that, then continue with the same command"
             ) from error
 
-    def _new(self) -> Worker:
+    def _new_worker(self) -> Worker:
         worker = Worker()
         with self._lock:
             self._busy.add(worker)
@@ -183,7 +183,7 @@ class RewardPool:
         return worker
 
     def _load(self, worker: Worker) -> None:
-        """Loads the functions into a new process, and compares them with those that the run's identity names."""
+        """Loads the functions into a new process. Raises where they are not those that the run began with."""
         for about, function in zip(worker.load([f.place for f in self._functions]), self._functions, strict=True):
             if "refused" in about:
                 raise _RefusedError(about["refused"])
@@ -208,8 +208,8 @@ class RewardPool:
 
 
 def _storable(reason: str | None) -> str | None:
-    """A reason of bounded length, in characters that UTF-8 can write."""
-    return None if reason is None else reason[:_REASON].encode("utf-8", "backslashreplace").decode()
+    """Cuts a reason and escapes the characters that UTF-8 cannot write."""
+    return None if reason is None else reason[:_REASON_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 def _why(error: Exception) -> str:

@@ -1,11 +1,10 @@
-"""A worker process of the rewards: loads reward functions, calls them with what comes through a pipe, and answers through another.
+"""Runs reward functions in a process of its own: reads calls from one pipe and writes answers to another.
 
-Run as a script by its path, so that it starts in milliseconds: it imports the standard library alone, and nothing of this package,
-of mlx or of NumPy. It knows no config and no group, only functions, keyword arguments and lists of numbers. The calling side is
-``worker_process.py``.
+It is run as a script by its path and imports the standard library alone, so it starts in milliseconds. It knows no config and no
+group, only functions, keyword arguments and lists of numbers. The calling side is ``worker_process.py``.
 
     in:  length (8 bytes), pickle of the functions' names      then   length, pickle of (function, its args, pickle of the group)
-    out: a line of JSON: what each is, or why it is refused    then   {"rewards": […], "errors": […]} or {"failed": "kind: text"}
+    out: a line of JSON: about each, or why it is refused      then   {"rewards": […], "errors": […]} or {"failed": "kind: text"}
 """
 
 import asyncio
@@ -24,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-LARGEST = 3.4028234663852886e38  # float32's: rewards are stored as such
-# What TRL's trainer gives a function besides the columns, and what stands for it here, where a function names it.
+LARGEST = 3.4028234663852886e38  # float32's: rewards are stored as float32
+# Arguments that TRL's trainer gives a function besides the columns, with their stand-ins here.
 OFFERED: dict[str, Any] = {"log_extra": lambda *_: None, "log_metric": lambda *_: None, "trainer_state": None}
 
 Inputs = dict[str, Any]
@@ -33,11 +32,11 @@ Answer = dict[str, Any]
 
 
 class FunctionRefused(Exception):
-    """Why a function cannot be had."""
+    """A function cannot be loaded; the message says why."""
 
 
 def serve(tasks: int, answers: int, life: int) -> None:
-    """Answers what comes through the file descriptor ``tasks`` until it is closed; the run holds ``life`` open as long as it lives."""
+    """Answers calls from the file descriptor ``tasks`` until it is closed. The run holds ``life`` open as long as it lives."""
     _guard(life, (0, 1, 2, tasks, answers))
     with os.fdopen(tasks, "rb") as file, os.fdopen(answers, "w", encoding="utf-8") as out, asyncio.Runner() as runner:
         messages = _messages(file)
@@ -56,10 +55,10 @@ def _messages(file: BinaryIO) -> Iterator[Any]:
 
 
 def _guard(life: int, others: Sequence[int]) -> None:
-    """Starts a process that outlives the run by a moment, and ends this one then, with all that its functions have started.
+    """Starts a guard process. When the run ends, it kills this process and all that its functions have started.
 
-    A thread could not: a function may hold the interpreter's lock (re.match does). Forked twice, so that no function that waits for
-    its children waits for this one. others: file descriptors whose end somebody waits for.
+    A thread could not do it: a function may hold the interpreter's lock (re.match does). The guard is forked twice, so that a function
+    that waits for its children does not wait for the guard. others: file descriptors that the guard must close.
     """
     if child := os.fork():
         os.waitpid(child, 0)
@@ -71,7 +70,7 @@ def _guard(life: int, others: Sequence[int]) -> None:
         for end in others:
             os.close(end)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # a function may send them to its group
+            signal.signal(number, signal.SIG_IGN)  # a function may send these to its group
         os.read(life, 1)
         os.killpg(0, signal.SIGKILL)
     finally:
@@ -87,7 +86,7 @@ def _send(out: Any, answer: object) -> None:
 
 
 def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
-    """A function, and what is said of it: path and sha256 of its file, the parameters that it takes and those that it must have."""
+    """Loads a function. Describes it by path and sha256 of its file, the parameters that it takes and those that it needs."""
     place, _, name = fn.rpartition(":")
     try:
         module = _module(place)
@@ -96,7 +95,7 @@ def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
             raise FunctionRefused(f"{place} has no file of its own; name the module that defines {name}")
         file = Path(module.__file__)
         if not callable(function):
-            defined = [known for known, value in vars(module).items() if inspect.isfunction(value) and not known.startswith("_")]
+            defined = [other for other, value in vars(module).items() if inspect.isfunction(value) and not other.startswith("_")]
             raise FunctionRefused(f"{file} defines no function {name!r}; it has {', '.join(defined) or 'none'}")
         signature = _signature(function)
         if first := signature.pop("by_position"):
@@ -108,7 +107,7 @@ def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
 
 
 def _module(place: str) -> ModuleType:
-    """The module of a file, or of a name that is imported from the working folder and what is installed."""
+    """Imports a file, or a name from the working folder or the installed packages."""
     if not place.endswith(".py"):
         try:
             return importlib.import_module(place)
@@ -121,7 +120,7 @@ def _module(place: str) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # what lies beside the file can be imported, as in a script
+        sys.path.append(str(path.parent))  # files beside it can be imported, as in a script
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -134,20 +133,20 @@ def _module(place: str) -> ModuleType:
 
 
 def _where(error: BaseException) -> str:
-    """What was raised while a module was loaded, and the line of it that did."""
-    told = f"{type(error).__name__}: {error}"
+    """Describes an error in loading a module, with the file and line that raised it."""
+    text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename and frame.filename != __file__
     ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: {told}" if frames else told
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}" if frames else text
 
 
 def _signature(function: Callable[..., Any]) -> Answer:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin that does not say
+    except (TypeError, ValueError):  # a builtin without a signature
         return {"takes": [], "needs": [], "open": True, "by_position": []}
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {
@@ -162,19 +161,19 @@ def _signature(function: Callable[..., Any]) -> Answer:
 
 
 def _call(function: Callable[..., Any], inputs: Inputs, runner: "asyncio.Runner") -> Answer:
-    """The rewards of a group, or why there are none. ``inputs``: all that the function may be given, by name."""
+    """Returns the rewards of a group, or why there are none. ``inputs``: all arguments that the function may take, by name."""
     count = len(inputs["completions"])
     try:
         result = function(**_accepted(function, inputs))
         if inspect.isawaitable(result):
             result = runner.run(_awaited(result))
-    except BaseException as error:  # sys.exit in a function is no reason to end
+    except BaseException as error:  # sys.exit in a function must not end this process
         return {"failed": f"exception: {type(error).__name__}: {error}{_line(error, function)}"}
     return _checked(result, count)
 
 
 def _line(error: BaseException, function: Callable[..., Any]) -> str:
-    """The last line of the function's own file that the error came through, in brackets."""
+    """Returns in brackets the last line of the function's own file in the error's traceback."""
     own = getattr(getattr(function, "__code__", None), "co_filename", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     return f" ({Path(own).name}, line {lines[-1]})" if own and lines else ""
@@ -191,7 +190,7 @@ def _accepted(function: Callable[..., Any], inputs: Inputs) -> Inputs:
 
 
 def _checked(result: Any, count: int) -> Answer:
-    """What a function returned as a number or None a sample, with the reason for each that it should not have returned."""
+    """Turns a function's result into a number or None for each sample, with the reason for each value that is refused."""
     if hasattr(result, "tolist"):  # an array or a tensor
         result = result.tolist()
     if not isinstance(result, Sequence) or isinstance(result, str | bytes):

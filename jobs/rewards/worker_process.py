@@ -1,6 +1,6 @@
-"""A worker process of the rewards as its caller sees it: started, asked with a time limit, replaced when it dies or hangs.
+"""Starts a worker process for rewards and calls functions in it, with a time limit for each call.
 
-Knows pipes and processes, and no group: inputs come as bytes, answers are what ``worker.py`` wrote.
+Knows pipes and processes, and no group: inputs come as bytes, answers are those of ``worker.py``.
 """
 
 import json
@@ -20,13 +20,13 @@ from typing import Any
 
 log = logging.getLogger("mlx_bulk")
 
-START_SECONDS = 300.0  # to import the files of the functions, and what those import
+START_SECONDS = 300.0  # for importing the functions' files and their imports
 _SCRIPT = Path(__file__).parent / "worker.py"
-_LINE = 500  # characters of what a function prints that go into the log at once
+_LINE_CHARACTERS = 500  # of a line that a function prints, in the log
 
 
 class WorkerDied(Exception):
-    """The process ended while it was asked; the message says how."""
+    """The process ended during a call; the message says how."""
 
 
 class WorkerHangs(Exception):
@@ -34,7 +34,7 @@ class WorkerHangs(Exception):
 
 
 class Worker:
-    """A process in the working folder, which is to ``load`` functions before it is asked for what they say."""
+    """A process in the working folder. It must ``load`` functions before a ``call``."""
 
     def __init__(self) -> None:
         self._rest, self._killed = b"", False
@@ -44,15 +44,15 @@ class Worker:
                 ends += os.pipe()
             tasks, self._tasks, self._answers, answers, life, self._life = ends
             self._process = subprocess.Popen(
-                # -P: what lies beside the script is not to be imported in place of a user's modules.
+                # -P: files beside the script must not be imported in place of a user's modules.
                 [sys.executable, "-P", str(_SCRIPT), str(tasks), str(answers), str(life)],
                 pass_fds=(tasks, answers, life),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for the run alone; and with the group goes what a function has started.
+                # Ctrl-C must reach the run alone; and killing the group ends what functions have started.
                 start_new_session=True,
-                # Sets of strings are walked through in one order in every worker and every session.
+                # Sets of strings have one order in every worker and every session.
                 env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
             )
         except BaseException:
@@ -61,26 +61,26 @@ class Worker:
             raise
         for end in (tasks, answers, life):
             os.close(end)
-        threading.Thread(target=self._tell, daemon=True).start()
+        threading.Thread(target=self._log_output, daemon=True).start()
 
     @property
     def alive(self) -> bool:
-        """Whether the process can be asked."""
+        """Whether the process runs, so that it can be called."""
         return self._process.poll() is None
 
     def load(self, functions: Sequence[str]) -> list[dict[str, Any]]:
-        """Imports functions ("path.py:name" or "package.module:name"), and says of each what it is. Raises WorkerDied, WorkerHangs."""
-        return self._asked(list(functions), START_SECONDS)
+        """Imports functions ("path.py:name" or "package.module:name") and describes each. Raises WorkerDied, WorkerHangs."""
+        return self._request(list(functions), START_SECONDS)
 
     def call(self, function: int, args: Mapping[str, Any], group: bytes, seconds: float) -> dict[str, Any]:
-        """What the function of this number answers to ``args`` and the pickled mapping ``group``. Raises WorkerDied, WorkerHangs.
+        """Calls the function of this number with ``args`` and the pickled mapping ``group``; returns its answer.
 
-        Behind either the process is of no more use; ``close`` it.
+        Raises WorkerDied and WorkerHangs. After either the process is of no more use; ``close`` it.
         """
-        return self._asked((function, dict(args), group), seconds)
+        return self._request((function, dict(args), group), seconds)
 
     def kill(self) -> None:
-        """Ends the process, with all that its functions have started. May be called by any thread, and more than once."""
+        """Ends the process and all that its functions have started. Any thread may call it, more than once."""
         if not self._killed:
             self._killed = True
             with suppress(ProcessLookupError, PermissionError):  # gone, or a zombie (macOS)
@@ -88,14 +88,14 @@ class Worker:
         self._process.wait()
 
     def close(self) -> None:
-        """As ``kill``, and closes the pipes; only the thread that asks may call it, or one that knows that none does."""
+        """Ends the process and closes the pipes. No other thread may be in a call."""
         self.kill()
         for end in (self._tasks, self._answers, self._life):
             os.close(end)
 
     # ------------------------------------------------------------------------------------------------------- the pipes
 
-    def _asked(self, message: object, seconds: float) -> Any:
+    def _request(self, message: object, seconds: float) -> Any:
         until = time.monotonic() + seconds
         content = pickle.dumps(message)
         try:
@@ -130,7 +130,7 @@ class Worker:
             raise WorkerHangs
 
     def _end(self) -> str:
-        """How the process has ended: its pipes are closed by that, or by a function that did so."""
+        """Says how the process ended. Its pipes are closed by its end, or by a function."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         code = self._process.returncode
@@ -138,9 +138,9 @@ class Worker:
             return "its process closed its pipes"
         return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
 
-    def _tell(self) -> None:
-        """What functions print goes to the log, where it does not break the progress."""
+    def _log_output(self) -> None:
+        """Sends the output of functions to the log, where it does not break the progress bar."""
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                log.debug("a reward function printed: %s", line.decode("utf-8", "replace").rstrip()[:_LINE])
+                log.debug("a reward function printed: %s", line.decode("utf-8", "replace").rstrip()[:_LINE_CHARACTERS])
