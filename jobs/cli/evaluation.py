@@ -38,13 +38,7 @@ def run_evaluation(config: EvalConfig) -> Evaluation:
 
     Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and the model's errors.
     """
-    folder = Path(config.output.path)
-    if (folder / "run.json").exists():
-        raise RunDirError(f"output.path: {folder} holds a run of mlx-bulk run; choose another folder for the results of an evaluation")
-    included = [Path(path).expanduser() for path in config.include_path]
-    if missing := [path for path in included if not path.is_dir()]:
-        kind = "a file" if missing[0].exists() else "no folder"
-        raise ConfigError(f"include_path: found {kind} {missing[0]}; expected a folder with task files")
+    _require_folders(config)
     try:
         import lm_eval  # pyright: ignore[reportMissingImports]
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
@@ -58,13 +52,35 @@ def run_evaluation(config: EvalConfig) -> Evaluation:
         ) from None
     check_settings(config.gen_kwargs)
     arguments = model_args(config)
-    manager = TaskManager(include_path=[str(path) for path in included], metadata=arguments)
+    manager = TaskManager(include_path=[str(Path(path).expanduser()) for path in config.include_path], metadata=arguments)
     tasks = match_tasks(config.tasks, manager)
+    results = _evaluate(lm_eval.simple_evaluate, config, arguments, tasks, manager)
+    tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
+    return Evaluation("\n".join([_header(config, arguments), *tables]), _write(Path(config.output.path), results, config.log_samples))
+
+
+def _require_folders(config: EvalConfig) -> None:
+    """Raises RunDirError where the output folder holds a run, ConfigError where a folder of include_path is missing."""
+    folder = Path(config.output.path)
+    if (folder / "run.json").exists():
+        raise RunDirError(f"output.path: {folder} holds a run of mlx-bulk run; choose another folder for the results of an evaluation")
+    included = [Path(path).expanduser() for path in config.include_path]
+    if missing := [path for path in included if not path.is_dir()]:
+        kind = "a file" if missing[0].exists() else "no folder"
+        raise ConfigError(f"include_path: found {kind} {missing[0]}; expected a folder with task files")
+
+
+def _evaluate(
+    simple_evaluate: Any, config: EvalConfig, arguments: dict[str, Any], tasks: list[str], manager: "TaskManager"
+) -> dict[str, Any]:
+    """Runs the tasks with lm-eval's ``simple_evaluate``, whose decorator hides its parameters; returns lm-eval's results.
+
+    Raises OutOfRoom, the model's errors, and DataError for all others.
+    """
     seeds = config.seeds
-    run: Any = lm_eval.simple_evaluate  # its decorator hides its parameters
     try:
         with _quiet_git():
-            results = run(
+            return simple_evaluate(
                 model="mlx-bulk",
                 model_args=arguments,
                 tasks=tasks,
@@ -87,8 +103,6 @@ def run_evaluation(config: EvalConfig) -> Evaluation:
             raise OutOfRoom(f"out of device memory ({error}); lower batch.memory, batch.rows or batch.tokens") from error
         reason = (str(error).strip().splitlines() or [""])[0]
         raise DataError(f"lm-eval: {type(error).__name__}: {reason} (--log-level debug shows where)") from error
-    tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
-    return Evaluation("\n".join([_header(config, arguments), *tables]), _write(folder, results, config.log_samples))
 
 
 def model_args(config: EvalConfig) -> dict[str, Any]:
