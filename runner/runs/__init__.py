@@ -1,4 +1,4 @@
-"""One run directory as a whole: whose it is, what it says of itself, whether it is sound. No mlx.
+"""Treats one run directory as a whole: its identity, its state, and whether it is sound. Loads no mlx.
 
 Public: run_dir, run_files, history, status, audit, failures, summary, throughput, drift.
 """

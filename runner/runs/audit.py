@@ -1,7 +1,7 @@
-"""The account of a run, worked out anew from its input and its directory: what is done, what is open, and what is wrong.
+"""Audits a run by its input and its directory: what is done, what is open, and what is wrong.
 
-Trusts neither sizes nor stamps: every byte is hashed before it is parsed. Takes no lock and changes nothing, so it may look at a
-run that is at work. Memory does not grow with the rows. Knows no job kinds, and no way to mend: the next start does that.
+Trusts neither sizes nor stamps: every byte is hashed before it is parsed. Takes no lock and changes nothing, so it may audit a run
+that is at work. Memory does not grow with the rows. Knows no job kinds. The next start of the run mends what is wrong.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ _RESTORE = "put the input back as it was; a run over another input is a new one,
 
 @dataclass(slots=True, frozen=True)
 class Finding:
-    """Something that is not as it must be: where, what, and what to do about it."""
+    """A problem: where it is, what is wrong, and how to cure it."""
 
     place: str
     what: str
@@ -38,11 +38,11 @@ class Finding:
 
 @dataclass(slots=True)
 class Audit:
-    """What a run's directory holds, held against its input.
+    """What a run's directory holds, compared with its input.
 
-    rows: those of the input that the run covers, in each of ``rounds``; input_rows: what its input has now, None where it cannot
-    be read. resolved: rows of committed, sound shards, of all rounds; records and errors (failures by stage and class): theirs.
-    journaled: finished records and failures of shards that are open. closed: whether commits.jsonl ends with a closing line.
+    rows: of the input that the run covers, in each of ``rounds``. input_rows: what the input has now, None where it cannot be read.
+    resolved: rows of committed, sound shards, of all rounds. records, errors (by stage and class): of these shards. journaled:
+    finished records and failures of open shards. files, bytes: of committed parts. closed: commits.jsonl ends with a closing line.
     """
 
     run: Path
@@ -67,25 +67,25 @@ class Audit:
 
     @property
     def complete(self) -> bool:
-        """Whether every row is resolved, once, and nothing is wrong."""
+        """True when every row is resolved once and nothing is wrong."""
         return self.closed and self.resolved == self.total and not (self.problems or self.open_shards)
 
     def note(self, place: Path | str, what: str, cure: str) -> None:
-        """Notes a problem."""
+        """Notes a problem that the next start of the run cures."""
         self.problems.append(Finding(str(place), what, f"run the same command again: {cure}"))
 
 
 def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> Audit:
-    """The account of the run directory ``run``; relative paths of its input start at the working directory.
+    """Audits the run directory ``run``. Relative paths of its input start at the working directory.
 
-    ``counting`` is given the shards and gives them back one by one, and so sees how far the count is. Raises RunDirError where
-    the folder has no readable run.json: there is nothing then to hold it against.
+    counting: is given the range of shards and yields them one by one, so that it can show progress. Raises RunDirError where the
+    folder has no readable run.json.
     """
     paths, run_json = RunPaths(run), current_run(run)
     layout = Layout.of(run_json)
     audit = Audit(run, str(run_json["config"]["job"]), layout.rows, layout.rounds)
-    _hold_against_input(audit, run_json)
-    _look_at_notes(audit, paths)
+    _check_input(audit, run_json)
+    _check_notes(audit, paths)
     samples, log = _samples(run_json["config"], paths), read_commits(paths)
     for shard in counting(range(max(layout.shards, max(log.commits, default=-1) + 1))):
         if (commit := log.commits.get(shard)) is None:
@@ -95,13 +95,13 @@ def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> A
             if shard in log.retries and shard not in audit.open_shards:
                 audit.open_shards.append(shard)
     log = read_commits(paths)  # the run may have gone on
-    _look_at_journals(audit, paths, log)
-    _look_for_strays(audit, paths, log)
-    _hold_against_closing(audit, paths, log)
+    _count_journals(audit, paths, log)
+    _find_strays(audit, paths, log)
+    _check_closing(audit, paths, log)
     return audit
 
 
-def _hold_against_input(audit: Audit, run_json: dict[str, Any]) -> None:
+def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:
     inputs = run_json["inputs"]
     data = DataConfig.model_validate(run_json["config"]["data"]).model_copy(update={"limit": inputs["limit"]})
     try:
@@ -116,8 +116,8 @@ def _hold_against_input(audit: Audit, run_json: dict[str, Any]) -> None:
         audit.note(INPUTS, f"the input has {audit.input_rows:,} rows now, the run covers {audit.rows:,}", "it does the new ones")
 
 
-def _look_at_notes(audit: Audit, paths: RunPaths) -> None:
-    """The files beside the parts and journals."""
+def _check_notes(audit: Audit, paths: RunPaths) -> None:
+    """Checks the small files beside parts and journals."""
     summary = _read_note(audit, paths.summary)
     _read_note(audit, paths.inputs)
     if digest := summary.get("stats_sha256"):
@@ -142,7 +142,7 @@ def _read_note(audit: Audit, path: Path) -> dict[str, Any]:
 
 
 def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:
-    """How many records and failures each row has, or None where rows differ in it."""
+    """Returns how many records and failures each row has, or None where rows differ in it."""
     if (sampling := config.get("sampling")) is None:
         return 1
     adopted = {line.get("key") for line in read_lines(paths.sessions) if line.get("event") == "adopted"}
@@ -150,7 +150,7 @@ def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:
 
 
 def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, samples: int | None) -> None:
-    """Counts the shard in, or notes what is wrong with it; ``rows``: those it is to have."""
+    """Counts the shard, or notes what is wrong with it. rows: those it should have."""
     if commit.rows > len(rows):
         audit.open_shards.append(commit.shard)
         what = f"shard {commit.shard} is committed with {commit.rows} rows, the input gives it {len(rows)}"
@@ -175,7 +175,7 @@ def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, sam
     return None
 
 
-def _look_at_journals(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
+def _count_journals(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
     """Counts what is finished and not committed. An empty journal beside its shard's commit is litter and does not count."""
     for each in uncommitted_journals(journal_files(paths), log):
         shard, kept = int(each.path.name), each.journal
@@ -189,21 +189,21 @@ def _look_at_journals(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
         audit.journaled += sum(batch.num_rows for batch in kept.results + kept.errors) if kept is not None else 0
 
 
-def _look_for_strays(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
-    """Arrow files that no commit declares: who reads a folder as a whole would read rows twice."""
+def _find_strays(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
+    """Finds Arrow files that no commit declares. A reader of the whole folder would read rows twice."""
     for folder in (paths.results, paths.errors):
         for file in sorted(folder.glob("*.arrow")):
-            named = part_of(file.name)
-            commit = log.commits.get(named[0]) if named else None
-            if commit is not None and named == (commit.shard, commit.generation) and (folder == paths.results or commit.errors):
+            name = part_of(file.name)
+            commit = log.commits.get(name[0]) if name else None
+            if commit is not None and name == (commit.shard, commit.generation) and (folder == paths.results or commit.errors):
                 continue
-            if named:
+            if name:
                 audit.note(file, "no commit declares it", "it adopts the file, or takes it away")
             elif not file.name.startswith("."):
                 audit.problems.append(Finding(str(file), "is not the run's", "move it elsewhere: who reads the folder reads it too"))
 
 
-def _hold_against_closing(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
+def _check_closing(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
     audit.closed = log.closing is not None
     counted = {"rows": audit.resolved, "records": audit.records, "errors": audit.errors.total()}
     if log.closing is not None and not (audit.problems or audit.open_shards) and counted != {key: log.closing[key] for key in counted}:

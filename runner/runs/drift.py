@@ -1,6 +1,6 @@
-"""What a run was started with against what it is continued with: each difference by its key, and which a user can vouch for.
+"""Compares what a run was started with and what it is continued with, key by key, and tells what a user can adopt.
 
-Works on plain JSON values; knows no config schema and no file format. Inputs may grow at their end, nothing else may change.
+Inputs may grow at their end; nothing else may change. Works on plain JSON values; knows no config schema and no file format.
 """
 
 import hashlib
@@ -36,25 +36,25 @@ _FIXED_COLUMN = "the parts that are there have the columns they have; go back to
 
 @dataclass(slots=True, frozen=True)
 class KeyDrift:
-    """One key in which a run has changed, and both values in words."""
+    """One key in which a run has changed, with both values in words."""
 
     key: str
     text: str
 
     def __str__(self) -> str:
-        return visible(f"{self.key}: {self.text}")  # columns' and files' names are others' words
+        return visible(f"{self.key}: {self.text}")  # names of columns and files may hold anything
 
 
 def identity_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
-    """A difference for each key whose value differs; both are flat: key path or name of a fingerprint -> JSON value."""
+    """Returns a difference for each key whose value differs. Both are flat: key path or name of a fingerprint -> JSON value."""
     now = json.loads(json.dumps(now))  # tuples are lists once stored
     missing = object()
     changed = [key for key in sorted(stored.keys() | now.keys()) if stored.get(key, missing) != now.get(key, missing)]
     if _REFERENCE in changed and (stored.get(_REFERENCE, missing) is None or now.get(_REFERENCE, missing) is None):
-        # Its settings and fingerprints come and go with it.
-        found = [_difference(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
+        # The reference's settings and fingerprints come and go with it.
+        others = [_difference(stored, now, key) for key in changed if not key.startswith(_REFERENCE)]
         had, has = ("none", "one") if _REFERENCE in stored else ("one", "none")
-        return [*found, KeyDrift(_REFERENCE, f"the run has {had}, the config now says {has}")]
+        return [*others, KeyDrift(_REFERENCE, f"the run has {had}, the config now says {has}")]
     return [_difference(stored, now, key) for key in changed]
 
 
@@ -81,7 +81,7 @@ def _shown(values: dict[str, Any], key: str) -> str:
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """The records' columns as part of a run's identity: name -> type, the input's columns one by one."""
+    """Returns the records' columns as part of a run's identity: name -> type, with the input's columns one by one."""
     columns: dict[str, str] = {}
     for field in schema:
         inner = list(field.type) if field.name == "input" and pa.types.is_struct(field.type) else []
@@ -93,15 +93,15 @@ def _type(field: pa.Field) -> str:
     return f"{field.type} (JSON)" if b"json" in (field.metadata or {}) else str(field.type)
 
 
-def refusal(found: Sequence[KeyDrift], adopted: Collection[str]) -> str:
-    """What is said of a run that may not go on: a line for each of the differences ``found`` that is not adopted, and the ways out.
+def refusal(drift: Sequence[KeyDrift], adopted: Collection[str]) -> str:
+    """Returns the message for a run that may not go on: a line for each difference that is not adopted, and the ways out.
 
-    Columns are left out where other differences say what changed them.
+    Columns are left out where another difference has changed them.
     """
-    left = [difference for difference in found if difference.key not in adopted]
+    left = [difference for difference in drift if difference.key not in adopted]
     causes = [difference for difference in left if not difference.key.startswith(COLUMN)]
     lines = [str(difference) for difference in causes or left]
-    if all(difference.key.startswith(COLUMN) for difference in found):
+    if all(difference.key.startswith(COLUMN) for difference in drift):
         lines.append("(rows that were added may not change the columns: a new run takes any, or names in data.keep those that it wants)")
     elif not causes:
         lines.append(f"(columns cannot be adopted: {_FIXED_COLUMN})")
@@ -112,9 +112,9 @@ def refusal(found: Sequence[KeyDrift], adopted: Collection[str]) -> str:
     return "this run was started with something else:\n" + "".join(f"  {line}\n" for line in lines) + ways + "."
 
 
-def require_adoptable(keys: Collection[str], known: Collection[str]) -> None:
-    """Raises ConfigError for one of ``keys`` that no run can adopt, or that is not among the ``known`` ones of this run's identity."""
-    valid = sorted({key for key in known if _why_fixed(key) is None} | {INPUTS})
+def require_adoptable(keys: Collection[str], identity_keys: Collection[str]) -> None:
+    """Raises ConfigError where no run can adopt one of ``keys``, or where this run's identity does not have it."""
+    valid = sorted({key for key in identity_keys if _why_fixed(key) is None} | {INPUTS})
     for key in keys:
         if reason := _why_fixed(key):
             raise ConfigError(f"--adopt {key}: cannot be adopted: {reason}")
@@ -125,7 +125,7 @@ def require_adoptable(keys: Collection[str], known: Collection[str]) -> None:
 
 
 def values_at(key: str, run: dict[str, Any]) -> dict[str, Any]:
-    """What ``run`` (``{"identity", "inputs"}``) has at a difference's key, and below it."""
+    """Returns what ``run`` (``{"identity", "inputs"}``) has at a difference's key, and below it."""
     if key == INPUTS:
         return {INPUTS: run["inputs"]}
     return {name: value for name, value in run["identity"].items() if f"{name}.".startswith(f"{key}.")}
@@ -136,24 +136,24 @@ def _why_fixed(key: str) -> str | None:
 
 
 def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
-    """Each way in which the inputs changed other than by growing at their end; none when they are equal or extended.
+    """Returns each way in which the inputs changed, except by growing at their end.
 
     Both are ``{"limit": int | None, "sources": [{"path", "format", "codec", "bytes", "sha256", "rows", "appendable"}]}``: the
-    sources that have rows before the limit, in reading order; ``sha256`` over their ``bytes`` as they lie on disk; ``appendable``
-    marks uncompressed formats of one row a line. Content counts and how it is read, not its path. The last old source may have
-    grown if its old content is still its beginning; sources may follow it; the limit may be longer. Reads a grown file again.
+    sources that have rows before the limit, in reading order. ``sha256`` is over their ``bytes`` as they lie on disk. ``appendable``
+    marks uncompressed formats with one row per line. Content and format count, the path does not. The last old source may have grown
+    if its old content is still its beginning, new sources may follow it, and the limit may be larger. Reads a grown file again.
     Raises OSError where it cannot be read.
     """
     had, has = covered_rows(stored), covered_rows(now)
-    if has < had and has == now["limit"]:  # what lies behind the limit is not listed: it would look changed
+    if has < had and has == now["limit"]:  # sources after the limit are not listed: they would look changed
         return [KeyDrift("data.limit", f"the run covers {had} rows, the config now says {has}")]
     return list(_changed_sources(stored["sources"], now["sources"]))
 
 
 def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
-    """Each way in which a run's rounds changed other than by growing in number, or its rows where there are several rounds.
+    """Returns each way in which a run's rounds changed, except by growing in number.
 
-    Both are what run.json says. Only one round can take more rows: behind those of it lie the rows of the next.
+    Both are the contents of run.json. Only a run of one round can take more rows, as the next round's rows follow directly.
     """
     had, has = rounds_of(stored), rounds_of(now)
     if has < had:
@@ -166,7 +166,7 @@ def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
 
 
 def inputs_content(inputs: dict[str, Any]) -> list[Any]:
-    """What of the inputs counts: JSON values that are equal for equal content at other paths."""
+    """Returns what of the inputs counts, as JSON values. They are equal for equal content at other paths."""
     return [inputs["limit"], *(_content(source) for source in inputs["sources"])]
 
 
@@ -194,7 +194,7 @@ def _source(source: dict[str, Any]) -> str:
 
 
 def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether ``new`` is ``old`` with whole lines appended, by the bytes themselves."""
+    """Returns True when ``new`` is ``old`` with whole lines appended, by the bytes themselves."""
     if old["format"] != new["format"] or not (
         old["appendable"] and new["appendable"] and new["bytes"] > old["bytes"] and new["rows"] >= old["rows"]
     ):
@@ -207,5 +207,5 @@ def _grown(old: dict[str, Any], new: dict[str, Any]) -> bool:
         following = file.read(1)
     if left or digest.hexdigest() != old["sha256"]:
         return False
-    # Text glued to an unfinished last line would change a row that may be done.
+    # Text appended to an unfinished last line would change a row that may be done.
     return last == b"\n" or following in (b"\n", b"\r")

@@ -1,4 +1,4 @@
-"""A run's history by its sessions.jsonl and metrics.jsonl: when it was started and how each start ended, its speed, its tokens.
+"""Reads a run's history from sessions.jsonl and metrics.jsonl: its starts and how they ended, its speed, its tokens.
 
 Reads whole lines only, also while a process writes them. Knows no results.
 """
@@ -12,13 +12,13 @@ from typing import Any
 from ..files.checked_lines import read_lines
 from ..store.paths import RunPaths
 
-_RECENT = 20  # lines, ten minutes: what the time that is left is judged by
+_RECENT = 20  # lines of metrics, ten minutes: the time left is estimated by these
 TOKENS = ("prompt_tokens", "generated_tokens", "scored_tokens")
 
 
 @dataclass(slots=True, frozen=True)
 class MetricsPoint:
-    """One line of metrics.jsonl. rows and errors are the run's, tokens the session's, tokens_per_second the interval's."""
+    """One line of metrics.jsonl. rows, errors: of the run. tokens: of the session. tokens_per_second: of the interval."""
 
     time: datetime
     rows: int
@@ -31,9 +31,9 @@ class MetricsPoint:
 
 @dataclass(slots=True)
 class Session:
-    """One start. ended: when, None where the process died or is at work; how: complete, stopped, or the error's class.
+    """One start. ended: None where the process died or is at work. how: complete, stopped, or the error's class.
 
-    words: of its command line behind ``mlx-bulk``, none where nobody noted them. rows, errors: the run's at the end.
+    words: of its command line after ``mlx-bulk``, empty where they were not noted. rows, errors: of the run at the end.
     """
 
     started: datetime
@@ -48,7 +48,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """From the moment the model was loaded to the last line of metrics."""
+        """Seconds from the loaded model to the last line of metrics."""
         return (self.points[-1].time - self.started).total_seconds() if self.points else 0.0
 
 
@@ -65,7 +65,7 @@ class History:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Tokens of all sessions together, by kind; what was done twice counts twice."""
+        """Tokens of all sessions together, by kind. Work that was done twice counts twice."""
         last = [session.points[-1].tokens for session in self.sessions if session.points]
         return {name: sum(tokens[name] for tokens in last) for name in TOKENS}
 
@@ -76,7 +76,7 @@ class History:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The mean over all intervals, by their lengths; None before the first."""
+        """The mean over all intervals, weighted by their lengths; None before the first."""
         weighted: list[tuple[float, float]] = []
         for session in self.sessions:
             times = [session.started, *(point.time for point in session.points)]
@@ -85,12 +85,12 @@ class History:
         if not weighted:
             return None
         whole = sum(length for length, _ in weighted)
-        # Times are in whole seconds: a run that is shorter has intervals of none.
+        # Times are in whole seconds: the intervals of a shorter run have length 0.
         return sum(length * rate for length, rate in weighted) / whole if whole else sum(rate for _, rate in weighted) / len(weighted)
 
     @property
     def rows_per_second(self) -> float | None:
-        """Over the last ten minutes of the last session; None where no row was resolved in it."""
+        """The rate over the last ten minutes of the last session; None where it resolved no row."""
         if not self.sessions or not self.sessions[-1].points:
             return None
         session = self.sessions[-1]
@@ -101,7 +101,7 @@ class History:
 
 
 def history(paths: RunPaths) -> History:
-    """The history of the run directory; lines that are damaged are left out."""
+    """Reads the history of the run directory. Leaves damaged lines out."""
     sessions: list[Session] = []
     for line in read_lines(paths.sessions):
         if line["event"] == "start":

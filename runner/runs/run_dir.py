@@ -1,7 +1,6 @@
-"""The run directory: who may use it, what run it belongs to, and its small files.
+"""Opens a run directory under a lock, binds it to one run for good, and writes its small files.
 
-Opens it under a lock, binds it to one identity for good, and refuses what is not its own. Knows nothing of how rows are
-done, and never removes a file that it cannot name as the project's.
+Refuses folders and configs of another run. Never removes a file that is not named as one of ours. Does not know how rows are done.
 """
 
 import errno
@@ -38,11 +37,11 @@ MARK = "mlx-bulk run"
 
 @dataclass(slots=True, frozen=True)
 class Start:
-    """How a run is to be started, beside its config.
+    """Options of a start beside the config.
 
-    overwrite: the run that is there is removed, once all is known of the new one. retry_errors: rows in quarantine are done again.
-    adopt: keys of the identity, or ``data.path``, that may have changed: the user vouches that the finished rows hold under the new
-    value too. words: of the command line behind ``mlx-bulk``, which are noted for who wants to continue the run.
+    overwrite: removes the run that is there, once the new one is known to be sound. retry_errors: does rows in quarantine again.
+    adopt: keys of the identity, or ``data.path``, that may have changed; the user vouches that finished rows hold under the new value
+    too. words: of the command line after ``mlx-bulk``, noted so that the run can be continued.
     """
 
     overwrite: bool = False
@@ -53,9 +52,10 @@ class Start:
 
 @dataclass(slots=True)
 class RunDir(RunPaths):
-    """An open run directory; a context manager that holds its lock.
+    """An open run directory. As a context manager it gives its lock back at the end.
 
-    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until it is bound; rounds: passes over them.
+    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until ``bind``. rounds: passes over the
+    inputs.
     """
 
     descriptor: int
@@ -84,17 +84,17 @@ class RunDir(RunPaths):
         self.close()
 
     def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
-        """Writes ``run`` to run.json where nothing is finished yet; else holds it against what is stored.
+        """Writes ``run`` to run.json where nothing is finished yet; else compares it with what is stored.
 
-        ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal; ``run["inputs"]`` (see
-        ``drift.inputs_drift``) equal or an extension, which is then stored. The rest is not compared. For keys in ``adopt`` the
-        user vouches: that what is finished under the old value may stand beside what the new one gives, and for ``data.path``
-        that the finished rows are the rows that now stand in their places. The new values are stored and noted. ``accepted`` is
-        called when nothing speaks against the start, before run.json says so.
+        ``run["identity"]`` (flat: config keys and fingerprints -> JSON values) must be equal. ``run["inputs"]`` (see
+        ``drift.inputs_drift``) must be equal or an extension, which is then stored. The rest is not compared. Keys in ``adopt`` may
+        differ: the user vouches that results under the old value may lie beside those under the new one, and for ``data.path`` that
+        the finished rows are the rows now in their places. The new values are stored and noted. ``accepted`` is called when nothing
+        prevents the start, before run.json is written.
 
-        Raises DriftError with a line a difference, or where rows are finished that the input does not have any more, ConfigError for
-        keys that cannot be adopted, and RunDirError where run.json is missing beside finished work, of another version, or damaged and
-        not to be rebuilt. Then nothing has changed.
+        Raises DriftError with a line for each difference, or where rows are finished that the input no longer has; ConfigError for
+        keys that cannot be adopted; RunDirError where run.json is missing beside finished work, of another version, or damaged beyond
+        rebuilding. Nothing has changed then.
         """
         self.identity, self.input_content = digest(run["identity"]), digest(inputs_content(run["inputs"]))
         self.rounds = rounds_of(run)
@@ -102,39 +102,39 @@ class RunDir(RunPaths):
         finished = self.commits.exists() or any(self.journal.iterdir()) or any(parts)
         stored = self._stored(run, finished)
         require_adoptable(adopt, run["identity"].keys() | (stored["identity"].keys() if stored else ()))
-        if stored is None or not finished:  # nothing is done yet: a first start that failed binds nobody
+        if stored is None or not finished:  # nothing is done yet: a first start that failed binds no later one
             accepted()
-            self._remove_policies()  # of which nothing was recorded: they may be another training's
+            self._remove_policies()  # nothing was recorded of them: they may be of another training
             self._store(run)
             return
-        found = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
-        found += rounds_drift(stored, run)
-        if any(difference.key not in adopt for difference in found):
-            raise DriftError(f"{self.root}: {refusal(found, adopt)}")
+        drift = identity_drift(stored["identity"], run["identity"]) + inputs_drift(stored["inputs"], run["inputs"])
+        drift += rounds_drift(stored, run)
+        if any(difference.key not in adopt for difference in drift):
+            raise DriftError(f"{self.root}: {refusal(drift, adopt)}")
         if (rows := covered_rows(run["inputs"])) < covered_rows(stored["inputs"]):
             require_covered(self, Layout(rows, run["identity"]["batch.rows_per_shard"]))
         accepted()
-        self._note_changes(stored, run, found)
+        self._note_changes(stored, run, drift)
         if any(stored.get(name) != run.get(name) for name in ("identity", "inputs", "cwd")) or rounds_of(stored) != rounds_of(run):
             self._store(run)
 
     def replace(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
-        """The same for a run that takes the place of the one that is there, whose files are removed.
+        """Removes the run that is there, and binds the folder to the new ``run``.
 
-        Rows that wait to be taken in (see ``sources.keep``) are the new run's. Raises ConfigError before anything is removed.
+        Spooled rows that wait (see ``sources.keep_spooled``) belong to the new run. Raises ConfigError before anything is removed.
         """
         require_adoptable(adopt, run["identity"].keys())
-        self._say_what_goes()
+        self._log_removal()
         self.doom()
         self._remove_run()
         self.bind(run, adopt, accepted)
 
     def doom(self) -> None:
-        """Notes for good that the run which lies here is to be removed: whoever starts here next, and however, ``replace``s it."""
+        """Marks this run for removal, durably. The next start, with whatever options, replaces it."""
         atomic_write(self.doomed, b"")
 
     def recover(self, layout: Layout, schema: pa.Schema, retry_errors: bool = False) -> Recovered:
-        """What is already done of a run of this ``layout``; see ``recovery.recover``. Call it after ``bind``."""
+        """Finds what is already done of a run of this ``layout``; see ``recovery.recover``. Call it after ``bind``."""
         return recover(self, self.identity, layout, schema, retry_errors)
 
     def session(self, info: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class RunDir(RunPaths):
         self._note("start", {"pid": os.getpid(), **info})
 
     def session_ended(self, info: dict[str, Any]) -> None:
-        """Notes how the session that started last has ended."""
+        """Notes how the last session ended."""
         append_line(self.sessions, {"event": "end", "time": now(), "pid": os.getpid(), **info})
 
     def add_metrics(self, values: dict[str, Any]) -> None:
@@ -150,23 +150,23 @@ class RunDir(RunPaths):
         append_line(self.metrics, {"time": now(), **values})
 
     def write_summary(self, values: dict[str, Any]) -> None:
-        """Writes summary.json: what the last line of the run said."""
+        """Writes summary.json, the figures of the closing line."""
         write_document(self.summary, values)
 
     def stored_summary(self) -> dict[str, Any] | None:
-        """What summary.json says; None where it is missing or damaged."""
+        """Reads summary.json; None where it is missing or damaged."""
         try:
             return read_document(self.summary)
         except (FileNotFoundError, ValueError):
             return None
 
     def _note(self, event: str, info: dict[str, Any]) -> None:
-        """A line in sessions.jsonl that also says what the run is from here on: run.json can be rebuilt by it."""
-        says = {"identity": self.identity, "inputs": self.input_content, "rounds": self.rounds}
-        append_line(self.sessions, {"event": event, "time": now(), **says, **info})
+        """Appends a line to sessions.jsonl. It also holds what the run is from now on, so that run.json can be rebuilt."""
+        identity = {"identity": self.identity, "inputs": self.input_content, "rounds": self.rounds}
+        append_line(self.sessions, {"event": event, "time": now(), **identity, **info})
 
     def _note_changes(self, stored: dict[str, Any], run: dict[str, Any], adopted: list[KeyDrift]) -> None:
-        """Says and notes what changes with this start, before run.json does."""
+        """Logs and notes what changes with this start, before run.json is written."""
         for key in dict.fromkeys(difference.key for difference in adopted):
             log.warning("%s: adopted: %s", self.root, "; ".join(str(difference) for difference in adopted if difference.key == key))
             self._note("adopted", {"key": key, "old": values_at(key, stored), "new": values_at(key, run)})
@@ -183,7 +183,7 @@ class RunDir(RunPaths):
         write_document(self.run, {"schema_version": SCHEMA_VERSION, **run})
 
     def _stored(self, run: dict[str, Any], finished: bool) -> dict[str, Any] | None:
-        """What run.json says; None where there is nothing to be said. ``run`` takes its place where it is damaged and was the same."""
+        """Reads run.json; None where nothing binds this start. Rebuilds a damaged file from ``run`` where that is the same run."""
         if not self.run.exists():
             if finished:
                 raise RunDirError(f"{self.root}: has finished rows but no run.json to say whose. Restore it, or use --overwrite.")
@@ -205,25 +205,25 @@ class RunDir(RunPaths):
         """Writes ``run`` in place of a damaged run.json, if the last start noted the same identity and the same input."""
         noted = [(line["identity"], line["inputs"], line.get("rounds", 1)) for line in read_lines(self.sessions) if "inputs" in line]
         if noted[-1:] != [(self.identity, self.input_content, self.rounds)]:
-            found = "this config, model or input is not what the run had" if noted else "nothing there says what run this is"
+            problem = "this config, model or input is not what the run had" if noted else "nothing there says what run this is"
             raise RunDirError(
-                f"{self.run}: is damaged, and by sessions.jsonl {found}. Restore the file, run the command that the run was last "
+                f"{self.run}: is damaged, and by sessions.jsonl {problem}. Restore the file, run the command that the run was last "
                 "started with, or start over with --overwrite (this removes the run's results)."
             )
         log.warning("%s: was damaged; it is rebuilt, as sessions.jsonl shows that this is the same run", self.run)
         self._store(run)
         return read_run(self.root)
 
-    def _say_what_goes(self) -> None:
-        """Says what is lost where the run that is removed is not complete."""
+    def _log_removal(self) -> None:
+        """Logs what is lost where the run that is removed is not complete."""
         commits, journals = read_commits(self), len(journal_files(self))
         if commits.closing is None and (commits.commits or journals):
             rows = sum(commit.rows for commit in commits.commits.values())
-            said = "%s: --overwrite removes a run that is not complete, with %d committed rows and %d open shards"
-            log.info(said, self.root, rows, journals)
+            message = "%s: --overwrite removes a run that is not complete, with %d committed rows and %d open shards"
+            log.info(message, self.root, rows, journals)
 
     def _remove_run(self) -> None:
-        """Removes the run's files. run.json goes last, then the note that all of them are to go: cut short, the next start goes on."""
+        """Removes the run's files: run.json last, then the mark for removal. After a kill the next start goes on with it."""
         self.commits.unlink(missing_ok=True)
         for folder, own in ((self.journal, OWN_JOURNALS), (self.results, OWN_PARTS), (self.errors, OWN_PARTS)):
             for file in folder.iterdir() if folder.is_dir() else ():
@@ -255,7 +255,7 @@ def _prepare(paths: RunPaths) -> None:
     """Makes the folders of a run, and cuts torn tails off the files that lines are appended to."""
     for folder in (paths.root, paths.results, paths.errors, paths.journal):
         folder.mkdir(exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):  # said now, not when the first part is finished
+        if not os.access(folder, os.W_OK | os.X_OK):  # fail now, not when the first part is finished
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     fsync_folder(paths.root)
     for lines in (paths.sessions, paths.metrics, paths.policy_events):

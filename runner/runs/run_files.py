@@ -1,4 +1,7 @@
-"""What a run directory says of itself in run.json and stats.arrow, and a sweep's folder in sweep.json. Changes nothing, takes no lock."""
+"""Reads what a run directory says of itself in run.json and stats.arrow, and a sweep's folder in sweep.json.
+
+Changes nothing and takes no lock.
+"""
 
 import json
 from hashlib import sha256
@@ -65,14 +68,14 @@ def current_run(path: Path) -> dict[str, Any]:
 
 
 def notes_on(path: Path) -> list[str]:
-    """What whoever reads the run directory ``path`` must know of it and does not see in its records."""
+    """Returns notes for readers of the run directory ``path`` that its records do not show."""
     if not RunPaths(path).doomed.exists():
         return []
     return [f"{path} holds an older run, which --overwrite is to remove; the next start does that"]
 
 
 def stored_statistics(path: Path) -> pa.Table | None:
-    """The table in stats.arrow of the run directory ``path``; None where it is missing, or not the one that summary.json vouches for.
+    """Reads stats.arrow of the run directory ``path``; None where it is missing, or where summary.json has another checksum of it.
 
     Its bytes are checked before they are parsed.
     """
@@ -96,12 +99,12 @@ def needs_report(summary: Summary) -> bool:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Whether ``folder`` is a sweep's."""
+    """Returns True when ``folder`` is a sweep's."""
     return (folder / SWEEP_FILE).is_file() and not RunPaths(folder).run.exists()
 
 
 def cells_of(folder: Path) -> list[dict[str, Any]]:
-    """Name and overrides of each cell of the sweep in ``folder``, in order. Raises RunDirError where sweep.json is damaged."""
+    """Reads name and overrides of each cell of the sweep in ``folder``, in order. Raises RunDirError where sweep.json is damaged."""
     try:
         return read_document(folder / SWEEP_FILE)["cells"]
     except (OSError, ValueError, KeyError) as error:

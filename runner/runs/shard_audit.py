@@ -1,6 +1,6 @@
-"""One committed shard, read and counted anew: are its files those of its commit, and is each of its rows there once, in order.
+"""Audits one committed shard: its files are those of its commit, and each of its rows is there once, in order.
 
-Bytes are checked before Arrow parses them. Memory is some bytes a record of the shard. Knows no input and no job kinds.
+Bytes are checked before Arrow parses them. Takes some bytes of memory per record of the shard. Knows no input and no job kinds.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from ..store.row_order import positions
 
 
 class DamageError(Exception):
-    """A part is not what its commit says; the message is what is wrong with it, ``part`` the file."""
+    """A part is not what its commit says. The message says what is wrong with ``part``, the file."""
 
     def __init__(self, part: Path, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class DamageError(Exception):
 
 @dataclass(slots=True)
 class ShardCount:
-    """What a shard's files hold: records, and failures by (stage, class)."""
+    """Counts of a shard's files: records, and failures by (stage, class)."""
 
     records: int = 0
     errors: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
@@ -38,9 +38,9 @@ class ShardCount:
 
 
 def count_shard(paths: RunPaths, commit: Commit, start: int, samples: int | None) -> ShardCount:
-    """Counts the shard of ``commit``, whose rows begin at ``start`` and have ``samples`` each (None: it differs).
+    """Counts the shard of ``commit``. Its rows begin at ``start`` and have ``samples`` records or failures each (None: any number).
 
-    Raises DamageError where it is not what it must be, OSError where a part cannot be read.
+    Raises DamageError where the shard is not sound, OSError where a part cannot be read.
     """
     count, places = ShardCount(), np.zeros(0, np.int64)
     for part, file in commit.files(paths):
@@ -51,13 +51,13 @@ def count_shard(paths: RunPaths, commit: Commit, start: int, samples: int | None
             raise DamageError(part, "is missing") from error
         if not whole:
             raise DamageError(part, "is damaged: its sha256 is not the one committed")
-        found = _places(part, batches, start)
+        part_places = _places(part, batches, start)
         if part.parent == paths.results:
-            _require_number(part, "records", len(found), commit.records)
+            _require_number(part, "records", len(part_places), commit.records)
         else:
-            _require_number(part, "errors", len(found), commit.errors)
+            _require_number(part, "errors", len(part_places), commit.errors)
             count.errors = _kinds(batches)
-        places = np.concatenate([places, found])
+        places = np.concatenate([places, part_places])
         count.files += 1
         count.bytes += file.bytes
     count.records = commit.records
@@ -72,15 +72,15 @@ def _kinds(batches: Sequence[pa.RecordBatch]) -> Counter[tuple[str, str]]:
     return kinds
 
 
-def _require_number(part: Path, what: str, found: int, committed: int) -> None:
-    if found != committed:
-        raise DamageError(part, f"holds {found} {what}, its commit says {committed}")
+def _require_number(part: Path, what: str, held: int, committed: int) -> None:
+    if held != committed:
+        raise DamageError(part, f"holds {held} {what}, its commit says {committed}")
 
 
 def _places(part: Path, batches: Sequence[pa.RecordBatch], start: int) -> Ints:
-    """Of each record, row - start << 32 | sample + 1; a row that failed as a whole has sample -1.
+    """Returns for each record row - start << 32 | sample + 1, where a row that failed whole has sample -1.
 
-    Raises DamageError where they do not ascend.
+    Raises DamageError where these do not ascend.
     """
     rows, samples = positions(batches)
     places = (rows - start) << 32 | (samples + 1)
@@ -90,16 +90,19 @@ def _places(part: Path, batches: Sequence[pa.RecordBatch], start: int) -> Ints:
 
 
 def _require_each_once(part: Path, places: Ints, rows: range, samples: int | None) -> None:
-    """``places`` of results and errors together, ascending: each row has failed as a whole, or has its samples from 0 on, once."""
+    """Raises DamageError unless each row has failed whole, or has its samples from 0 on, each once.
+
+    places: of results and errors together, ascending; see ``_places``.
+    """
     row, number = places >> 32, places & 0xFFFFFFFF
     if ((row < 0) | (row >= len(rows))).any():
         raise DamageError(part, "holds rows of another shard")
     if twice := np.count_nonzero(np.diff(places) == 0):
         raise DamageError(part, f"holds {twice} record{'' if twice == 1 else 's'} that stand in errors/ too")
-    found, highest, failed = np.bincount(row, minlength=len(rows)), np.full(len(rows), -1), np.zeros(len(rows), np.bool_)
-    highest[row] = number  # of a row's, the last one stays
+    count, highest, failed = np.bincount(row, minlength=len(rows)), np.full(len(rows), -1), np.zeros(len(rows), np.bool_)
+    highest[row] = number  # the last one of a row stays
     failed[row[number == 0]] = True
-    by_samples = (highest == found) & (found == (found if samples is None else samples))
-    if open_rows := np.flatnonzero(~np.where(failed, found == 1, by_samples & (found > 0))).tolist():
+    by_samples = (highest == count) & (count == (count if samples is None else samples))
+    if open_rows := np.flatnonzero(~np.where(failed, count == 1, by_samples & (count > 0))).tolist():
         lacking = f"lacks {len(open_rows)} row{'' if len(open_rows) == 1 else 's'}"
         raise DamageError(part, f"{lacking}, or samples of them; the first is row {rows.start + open_rows[0]}")

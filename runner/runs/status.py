@@ -1,7 +1,6 @@
-"""``mlx-bulk status``: what is done of a run, whether it is at work, how fast, and why rows failed; also while it runs.
+"""Finds the status of a run, also while it runs: what is done, whether it is at work, how fast, and why rows failed.
 
-Takes no lock, reads no more of the results than their count, and changes nothing. How it reads on a terminal is
-``status_text.py``'s.
+Takes no lock, changes nothing, and reads no more of the results than their count. ``jobs/status`` shows it as text.
 """
 
 from contextlib import suppress
@@ -27,12 +26,11 @@ State = Literal["running", "starting", "complete", "stopped", "failed", "killed"
 
 @dataclass(slots=True)
 class Status:
-    """A run as it stands. config: the job's settings as run.json has them, cwd: where it was started; None where that is damaged.
+    """The status of a run. config: the job's settings in run.json; cwd: where it was started; of: all its rows. None where damaged.
 
-    rows: resolved ones, of ``of`` (None where run.json is damaged), committed ones among them; records, errors: likewise, those
-    that are not committed yet counted in with the errors. refused: policies that could not be loaded. seconds_left: by the speed
-    of the last ten minutes. alive: the last sign of life. statistics: stats.arrow of a complete run. notes: files that are damaged,
-    and a retry that is not finished.
+    rows: resolved ones. committed: those of them that are committed. records: committed ones. errors: with those not committed yet.
+    refused_policies: those that could not be loaded. seconds_left: by the speed of the last ten minutes. alive: the last sign of life.
+    statistics: stats.arrow of a complete run. notes: damaged files, an unfinished retry, an unfinished --overwrite.
     """
 
     run: Path
@@ -55,7 +53,7 @@ class Status:
 
     @property
     def dropped(self) -> int:
-        """Groups among the errors that were left out on purpose, as far as ``kinds`` tells them apart."""
+        """Groups among the errors that were left out on purpose, as far as ``kinds`` counts them."""
         return min(self.errors, sum(kind.count for kind in self.kinds if kind.stage == DROP))
 
     @property
@@ -65,7 +63,7 @@ class Status:
 
 
 def run_status(run: Path) -> Status:
-    """How the run directory ``run`` stands. Raises RunDirError where it is none."""
+    """Reads the status of the run directory ``run``. Raises RunDirError where it is none."""
     paths, notes = RunPaths(run), list[str]()
     working, log, past = holder(run), read_commits(paths), history(paths)
     stored = _stored(paths, working is not None, notes)
@@ -107,7 +105,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _stored(paths: RunPaths, working: bool, notes: list[str]) -> dict[str, Any] | None:
-    """What run.json says; None, with a note, where it is damaged, or not written yet by a run that reads its input."""
+    """Reads run.json; None, with a note, where it is damaged, or not written yet by a run that still reads its input."""
     try:
         return stored_run(paths.root)
     except RunDirError:
@@ -135,39 +133,39 @@ def _state(working: Holder | None, log: CommitLog, of: int | None, past: History
 
 
 def _resolved(state: State, log: CommitLog, past: History) -> tuple[int, int]:
-    """Rows and errors, those in journals too: by the latest that the run has said of itself."""
+    """Returns resolved rows and errors, with those in journals, by the last line that the run wrote about itself."""
     committed = sum(commit.rows for commit in log.commits.values()), sum(commit.errors for commit in log.commits.values())
     if state == "complete" or not past.sessions:
         return committed
-    said = [figures for session in past.sessions if (figures := _said(session)) is not None]
-    if not said:
+    noted = [counts for session in past.sessions if (counts := _noted(session)) is not None]
+    if not noted:
         return committed
     # A process that died may have committed more than its last line of metrics says.
-    rows, errors = said[-1]
+    rows, errors = noted[-1]
     return (rows, errors) if state in ("running", "stopped") else (max(rows, committed[0]), max(errors, committed[1]))
 
 
-def _said(session: Session) -> tuple[int, int] | None:
-    """The run's rows and errors by the last that a session has said of them; None where it has not come to that."""
+def _noted(session: Session) -> tuple[int, int] | None:
+    """Returns the run's rows and errors by the last line of a session; None where it wrote none."""
     if session.rows is not None and session.errors is not None:
         return session.rows, session.errors
     return (session.points[-1].rows, session.points[-1].errors) if session.points else None
 
 
 def _alive(paths: RunPaths, past: History) -> datetime | None:
-    """When the run last said or wrote something."""
+    """Returns when the run last wrote something."""
     written: list[datetime] = []
     for file in (paths.commits, *paths.journal.glob("*")):
         with suppress(FileNotFoundError):  # not yet, or committed in this moment
             written.append(datetime.fromtimestamp(file.stat().st_mtime, UTC))
-    said = [time for session in past.sessions for time in (session.started, session.ended) if time is not None]
-    return max([*written, *said, *(point.time for point in past.points[-1:])], default=None)
+    noted = [time for session in past.sessions for time in (session.started, session.ended) if time is not None]
+    return max([*written, *noted, *(point.time for point in past.points[-1:])], default=None)
 
 
 def _seconds_left(state: State, rows: int | None, past: History) -> float | None:
     if state == "complete" or rows is None or (speed := past.rows_per_second) is None:
         return None
     seconds = rows / speed
-    if state == "running":  # some of it has gone by since the last line
+    if state == "running":  # some time has passed since the last line
         seconds -= (datetime.now(UTC) - past.points[-1].time) / timedelta(seconds=1)
     return max(0.0, seconds)

@@ -1,4 +1,4 @@
-"""What a run has come to, in figures: for the last line, for summary.json, and for the table of a sweep."""
+"""The figures of a run at its end: for the closing line, for summary.json, and for the table of a sweep."""
 
 import math
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ SESSION_FIGURES = (
 
 @dataclass(slots=True, frozen=True)
 class Summary:
-    """How a run ended. Counts of rows, records, errors, dropped groups and refused policies are the run's; tokens, seconds and waste
-    this session's.
+    """How a run ended.
 
-    ``worked``: False when nothing was left to do. ``reasons``: why rows were quarantined, a line each. ``closing``: what of the
-    statistics is shown at the end, if they are complete. ``prefilled_tokens`` went through the model before decoding: less than
-    ``prompt_tokens`` where prompts begin alike.
+    Rows, records, errors, dropped groups and refused policies are counted over the run; tokens, seconds and padding over this session.
+    worked: False when nothing was left to do. reasons: why rows were quarantined, a line each. closing: the statistics that are shown
+    at the end, if they are complete. prefilled_tokens: those that went through the model before decoding, fewer than
+    ``prompt_tokens`` where prompts share a prefix.
     """
 
     job: str
@@ -50,9 +50,9 @@ class Summary:
 
 
 def overall_figures(table: pa.Table) -> dict[str, Any]:
-    """The first row of a table of statistics, that over all, as summary.json holds it.
+    """Returns the first row of a table of statistics, over all records, as summary.json holds it.
 
-    JSON knows no infinity, so that is null (``minus_infinity`` says why).
+    JSON has no infinity, so it becomes null (``minus_infinity`` says why).
     """
     row: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
     return {

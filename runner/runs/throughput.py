@@ -1,18 +1,18 @@
-"""How fast a run goes and how long it still takes, by what it has counted so far, and a line that says so.
+"""Measures how fast a run goes and how long it still takes, and says so in a line.
 
-Time is told from outside. Knows neither terminals nor threads.
+Callers pass the time in. Knows neither terminals nor threads.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
-RATE_SECONDS = 60.0  # what tokens a second are told over
-LEFT_SECONDS = 600.0  # what the time left is judged by: rows of a window come longest first, and a minute of them says little
+RATE_SECONDS = 60.0  # tokens per second are measured over this time
+LEFT_SECONDS = 600.0  # the time left is estimated over this time: a window's longest rows come first, so a minute says little
 
 
 @dataclass(slots=True, frozen=True)
 class Counts:
-    """How far a run is: input rows resolved (those of earlier sessions too), of how many, and quarantined ones.
+    """How far a run is. rows: resolved ones, with those of earlier sessions. of: all rows. errors: quarantined ones.
 
     policy: the version of the policy that generates, where there is one.
     """
@@ -25,7 +25,7 @@ class Counts:
 
 @dataclass(slots=True)
 class _Recent:
-    """A count over time, as far back as is looked at: (seconds, count), oldest first."""
+    """A count over the last ``span`` seconds: (seconds, count), oldest first."""
 
     span: float
     marks: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
@@ -37,14 +37,14 @@ class _Recent:
 
     @property
     def rate(self) -> float:
-        """Of the count, a second; 0 where it stands still or went back."""
+        """Increase of the count per second; 0 where it stands still or went back."""
         (start, before), (end, after) = self.marks[0], self.marks[-1]
         return max(0, after - before) / (end - start) if end > start else 0.0
 
 
 @dataclass(slots=True)
 class Pace:
-    """What has been counted; ``add`` takes in counts of a moment, in order. tokens: this session's, of prompts and completions."""
+    """The speed of a run, by the counts given to ``add``. tokens: of prompts and completions in this session."""
 
     counts: Counts = field(default_factory=lambda: Counts(0, 0, 0))
     tokens: int = 0
@@ -52,36 +52,36 @@ class Pace:
     _rows: _Recent = field(default_factory=lambda: _Recent(LEFT_SECONDS))
 
     def add(self, now: float, counts: Counts, tokens: int) -> None:
-        """Takes in how far the run is at ``now`` (seconds of any clock that does not go back)."""
+        """Adds how far the run is at ``now``, in seconds of any clock that does not go back."""
         self.counts, self.tokens = counts, tokens
         self._tokens.add(now, tokens)
-        self._rows.add(now, counts.rows - counts.errors)  # what cannot be done is told at once, and says nothing of the others
+        self._rows.add(now, counts.rows - counts.errors)  # failed rows take no time, so they say nothing about the others
 
     @property
     def tokens_per_second(self) -> float:
-        """Over the last minute."""
+        """Tokens per second over the last minute."""
         return self._tokens.rate
 
     @property
     def seconds_left(self) -> float | None:
-        """Until all rows are resolved, by the rows that the last ten minutes finished; None before the first."""
+        """Seconds until all rows are resolved, by the rows finished in the last ten minutes; None before the first."""
         rate = self._rows.rate
         return (self.counts.of - self.counts.rows) / rate if rate else None
 
     @property
     def pieces(self) -> list[str]:
-        """What there is to say, the most important first."""
+        """The parts of the line, the most important first."""
         at, left = self.counts, self.seconds_left
-        share = int(1000 * at.rows / at.of) / 10 if at.of else 100.0  # rounded down: 100 % is said of what is whole
-        found = [f"{at.rows:,} of {at.of:,} rows ({share:.0f} %)" if share == 100 else f"{at.rows:,} of {at.of:,} rows ({share:.1f} %)"]
-        found.append(f"{self.tokens_per_second:,.0f} tok/s")
-        found += [f"{duration(left)} left"] if left is not None and left >= 1 else []
-        found += [f"{at.errors:,} {'error' if at.errors == 1 else 'errors'}"] if at.errors else []
-        found += [f"policy {at.policy}"] if at.policy is not None else []
-        return [*found, f"{short(self.tokens)} tokens"]
+        share = int(1000 * at.rows / at.of) / 10 if at.of else 100.0  # rounded down: 100 % means all rows
+        pieces = [f"{at.rows:,} of {at.of:,} rows ({share:.0f} %)" if share == 100 else f"{at.rows:,} of {at.of:,} rows ({share:.1f} %)"]
+        pieces.append(f"{self.tokens_per_second:,.0f} tok/s")
+        pieces += [f"{duration(left)} left"] if left is not None and left >= 1 else []
+        pieces += [f"{at.errors:,} {'error' if at.errors == 1 else 'errors'}"] if at.errors else []
+        pieces += [f"policy {at.policy}"] if at.policy is not None else []
+        return [*pieces, f"{short(self.tokens)} tokens"]
 
     def line(self, width: int | None = None) -> str:
-        """The pieces on one line, as many as ``width`` columns hold; the first always stands there."""
+        """Joins the pieces into one line, as many as fit into ``width`` columns, but at least the first."""
         line, *rest = self.pieces
         for piece in rest:
             if width is None or len(line) + 2 + len(piece) <= width:
@@ -90,7 +90,7 @@ class Pace:
 
 
 def short(count: int) -> str:
-    """A count in three digits: "999", "12.3k", "1.23M"."""
+    """Formats a count with three digits: "999", "12.3k", "1.23M"."""
     value, units = float(count), ["", "k", "M", "G"]
     while value >= 999.5 and len(units) > 1:
         value, units = value / 1000, units[1:]
@@ -99,7 +99,7 @@ def short(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units: "3 d 4 h", "2 h 5 min", "40 s"."""
+    """Formats a duration in its two largest units: "3 d 4 h", "2 h 5 min", "40 s"."""
     days, rest = divmod(round(seconds), 86_400)
     hours, rest = divmod(rest, 3_600)
     minutes, rest = divmod(rest, 60)

@@ -16,6 +16,7 @@ from .commit_log import Commit, PartFile, read_commits
 from .part_file import part_batches
 from .paths import RunPaths
 
+# Names the command in full: who reads a run is another command (export, compare) or another run.
 _AGAIN = "Start that run again, with its own mlx-bulk run command (without --overwrite): it does the shard again."
 
 

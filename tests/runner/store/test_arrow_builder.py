@@ -140,7 +140,10 @@ def test_lists_of_unlike_lengths_in_one_record():
         ({"row": 4, "input": "text"}, r"row 4: column 'input'"),
         ({"row": 4, "sample": 2**40}, "row 4: column 'sample'"),
         ({"row": 4, "logprobs": np.zeros((2, 2))}, "row 4: column 'logprobs'.*1 dimensions"),
-        ({"row": 4, "logprobs": Masked(np.zeros(2, np.float32), np.array([True, False]))}, "row 4: column 'logprobs'.*expected 1 values"),
+        (
+            {"row": 4, "logprobs": Masked(np.zeros(2, np.float32), np.array([True, False]))},
+            "row 4: column 'logprobs'.*expected 1 non-null values",
+        ),
         ({"row": 4, "completion_ids": np.array([2**40])}, "row 4: column 'completion_ids'"),
         ({"row": 4, "logprob": 1.0}, r"row 4: no column for \['logprob'\]"),
     ],
