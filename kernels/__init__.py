@@ -1,4 +1,4 @@
-"""Kernels: pure functions on arrays. Importing this package puts a fast BLAS before mlx where that helps."""
+"""Kernels: pure functions on arrays. Importing this package loads a fast BLAS before mlx, where that helps."""
 
 from . import backend
 

@@ -1,7 +1,7 @@
-"""Attention on the CPU, tile by tile: scores, their softmax and the sum of values in one go. Knows nothing of caches or models.
+"""Attention on the CPU, tile by tile: scores, softmax and the sum of values in one pass. Knows no caches and no models.
 
-The queries are cut so that a tile's scores stay in the processor's cache, and under a causal mask the keys behind a tile's last query are
-never looked at:
+Queries are cut into tiles whose scores stay in the processor's cache. Under a causal mask the keys after a tile's last query are never
+read:
 
     queries   a | x x x x . . . . .      T = 6 queries at the end of L = 9 keys, in tiles of 3
               b | x x x x x . . . .
@@ -15,11 +15,11 @@ from . import native
 
 Mask = mx.array | str | None
 
-NONE, CAUSAL, SEEN, ADDED = range(4)  # attend.h's Mask
+NONE, CAUSAL, SEEN, ADDED = range(4)  # attention.h's Mask
 
 
 def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
-    """softmax(scale · q kᵀ + mask) v, the specification (Vaswani et al. 2017; grouped queries: Ainslie et al. 2023).
+    """Returns softmax(scale · q kᵀ + mask) v, the specification (Vaswani et al. 2017; grouped queries: Ainslie et al. 2023).
 
     q: [B, H, T, D]; k: [B, K, L, D] and v: [B, K, L, E] with H a multiple of K -> [B, H, T, E]. mask: None; "causal", the
     queries being the last T of the L positions; bool, true where a key is seen; or float32 to be added; arrays broadcast to
@@ -35,7 +35,7 @@ def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = 
 
 
 def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask) -> bool:
-    """The chooser: float32 on the CPU, and shapes that fit."""
+    """Returns True when the library serves a call: float32 on the CPU, and shapes that fit."""
     if not native.suits(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
         return False
     (b, h, t, d), (rows, kv, length, width) = q.shape, k.shape
@@ -43,7 +43,7 @@ def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask) -> bool:
 
 
 def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:
-    """Whether a mask is one for scores [B, H, T, L]."""
+    """Returns True when a mask fits scores [B, H, T, L]."""
     if isinstance(mask, mx.array):
         broad = mask.ndim <= 4 and all(n in (1, of) for n, of in zip(mask.shape[::-1], scores[::-1], strict=False))
         return broad and mask.dtype in (mx.bool_, mx.float32)
@@ -51,7 +51,7 @@ def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:
 
 
 def on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
-    """``reference`` by the library, computed now; in memory it is [B, T, H, E], as the next projection takes it."""
+    """Computes ``reference`` now, by the library. In memory the result is [B, T, H, E], as the next projection needs it."""
     kind, seen = kind_of(mask)
     native.evaluate_arrays(q, k, v, *([] if seen is None else [seen]))
     q, k, v = (x if _by_numbers(x) else native.dense(x) for x in (q, k, v))
@@ -62,18 +62,18 @@ def on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = Non
 
 
 def kind_of(mask: Mask) -> tuple[int, mx.array | None]:
-    """What the library is told of a mask, and the mask with four axes if it is an array."""
+    """Returns the library's number of the mask's kind, and the mask with four axes if it is an array."""
     if mask is None or isinstance(mask, str):
         return (NONE if mask is None else CAUSAL), None
     return (SEEN if mask.dtype == mx.bool_ else ADDED), mask if mask.ndim == 4 else mask.reshape(*(1,) * (4 - mask.ndim), *mask.shape)
 
 
 def _by_numbers(x: mx.array) -> bool:
-    """Whether the numbers of a head lie behind each other."""
+    """Returns True when the numbers of a head are adjacent in memory."""
     strides = native.layout(x).strides
     return strides is not None and strides[-1] == x.itemsize
 
 
 def _causal(t: int, length: int) -> mx.array:
-    """[t, length] bool: the queries are the last t positions, and see themselves and what stands before."""
+    """Returns bool [t, length]: the queries are the last t positions; each sees itself and all before it."""
     return mx.arange(length - t, length)[:, None] >= mx.arange(length)[None]

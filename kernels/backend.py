@@ -1,8 +1,8 @@
-"""Which device computes, and what makes it fast: a BLAS opened before mlx, the allocator, a compiler.
+"""Finds out which device computes, and makes it fast: a BLAS opened before mlx, the allocator, a compiler.
 
 On Linux without CUDA the mlx wheel carries a reference BLAS some 35 times slower than OpenBLAS or MKL. Symbols of a
 library opened globally before mlx win over the wheel's own, so ``prepare`` must run before ``import mlx.core``.
-It knows nothing of models. On macOS and CUDA it does nothing.
+On macOS and CUDA it does nothing. Knows no models.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ class BackendError(RuntimeError):
 
 @dataclass(slots=True, frozen=True)
 class Blas:
-    """What multiplies matrices on a Linux CPU. ``core`` is OpenBLAS's core type; ``note`` says what the user can do."""
+    """The library that multiplies matrices on a Linux CPU. ``core``: OpenBLAS's core type; ``note`` tells the user what to do."""
 
     library: str | None
     core: str | None = None
@@ -46,7 +46,7 @@ _blas: Blas | None = None
 
 
 def prepare() -> Blas:
-    """Opens the fast BLAS once; later calls return what was found. ``MLX_BULK_BLAS`` is ``off`` or a library's path."""
+    """Opens the fast BLAS once and returns it, also in later calls. ``MLX_BULK_BLAS`` is ``off`` or a library's path."""
     global _blas
     if _blas is None:
         _blas = _choose()
@@ -86,20 +86,20 @@ def _installed(name: str) -> bool:
 
 
 def _mkl_paths() -> list[str]:
-    """Where ``pip install mkl`` puts its library: below the environment's prefix, not in site-packages."""
+    """Lists the libraries of ``pip install mkl``: they are below the environment's prefix, not in site-packages."""
     return [str(path) for name in MKL if (path := Path(sys.prefix) / "lib" / name).is_file()]
 
 
 def threads() -> int:
-    """How many threads matrix products take: as many as the BLAS was told to, else one a core."""
+    """Counts the threads of matrix products: as many as the BLAS is set to, else one per core."""
     for name in ("openblas_get_num_threads", "MKL_Get_Max_Threads"):
         with suppress(AttributeError):
-            return int(getattr(ctypes.CDLL(None), name)())  # those of a library that was opened globally
+            return int(getattr(ctypes.CDLL(None), name)())  # the BLAS is opened globally
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder of the user's cache for what is remembered of a ``kind``; a relative path where there is none to be had."""
+    """Returns the folder for one ``kind`` of files in the user's cache; a relative path where the user has no home."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     with suppress(RuntimeError):  # a user without a home: the folder ~ is not made, so nothing is remembered
         root = root.expanduser()
@@ -119,7 +119,7 @@ def _keep_buffers() -> None:
     """Tells glibc to keep freed buffers: page clearing was 8 to 14 % of a scoring run."""
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):  # musl has neither the name nor the habit
+    except (OSError, AttributeError):  # musl has no such function, and no need of it
         return
     m_trim_threshold, m_top_pad, m_mmap_threshold = -1, -2, -3
     mallopt(m_mmap_threshold, KEEP_BYTES)
@@ -150,12 +150,12 @@ def load_mlx() -> Any:
 
 
 def compiles() -> bool:
-    """Whether mlx can compile fused kernels for the CPU: it does so with g++."""
+    """Returns True when mlx can compile fused kernels for the CPU, which takes g++."""
     return shutil.which("g++") is not None
 
 
 def device_name() -> str:
-    """``metal``, ``cuda`` or ``cpu``: where arrays live by default."""
+    """Returns ``metal``, ``cuda`` or ``cpu``: where arrays live by default."""
     import mlx.core as mx
 
     if mx.default_device().type == mx.DeviceType.cpu:
@@ -164,7 +164,7 @@ def device_name() -> str:
 
 
 def memory_bytes() -> int:
-    """Bytes of memory that weights, KV and workspace can share: the GPU's, or the machine's within its cgroup."""
+    """Counts the bytes of memory for weights, KV caches and workspace: the GPU's, or the machine's within its cgroup."""
     import mlx.core as mx
 
     if device_name() != "cpu":

@@ -1,7 +1,7 @@
-"""A decoder's block on the CPU in one call: norm, attention over a cache, norm, gated feed-forward (Llama, Touvron et al. 2023).
+"""A decoder block on the CPU in one call: norm, attention over a cache, norm, gated feed-forward (Llama, Touvron et al. 2023).
 
-Between the parts of a block mlx would be woken some ten times, which for a step of decoding takes as long as the arithmetic. Knows the
-arrays of a block and of its cache, not where they come from.
+Part by part, mlx would wake up some ten times per block. In a decode step that takes as long as the arithmetic. Knows the arrays of a
+block and of its cache, not where they come from.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from .attention import Mask
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a block computes with: float32, projections [N, K], the others vectors. Norms of heads are Qwen3's."""
+    """A block's weights, float32: projections [N, K], all others vectors. ``q_norm`` and ``k_norm`` are Qwen3's."""
 
     norm: mx.array
     q: mx.array
@@ -43,18 +43,18 @@ class Weights:
 
 @dataclass(slots=True)
 class Rooms:
-    """Where the rows of a batch have room for keys and values [K, room, D]: addresses, and positions. All [B]."""
+    """The memory of a batch's rows for keys and values [K, room, D]: addresses, and sizes in positions. All [B]."""
 
     keys: NDArray[np.int64]
     values: NDArray[np.int64]
     sizes: NDArray[np.int64]
-    used: NDArray[np.int64]  # positions that are held before a call
-    fronts: "Fronts | None" = None  # what stands before rows' own, and is not counted among them
+    used: NDArray[np.int64]  # positions held before a call
+    fronts: "Fronts | None" = None  # prefixes before the rows' own positions, not counted in ``used``
 
 
 @dataclass(frozen=True, slots=True)
 class Fronts:
-    """What rows begin with, which several may share: addresses of keys and values [K, room, D], and positions. All [B]."""
+    """The prefixes of rows, which several rows may share: addresses of keys and values [K, room, D], and positions. All [B]."""
 
     keys: NDArray[np.int64]
     values: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Fronts:
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """The numbers of a block. ``neighbours``: pairs that are rotated together are (2i, 2i + 1), not (i, i + R / 2)."""
+    """A block's constants. ``neighbours``: numbers are rotated in pairs (2i, 2i + 1), not (i, i + R / 2)."""
 
     width: int  # of a head
     scale: float  # of scores
@@ -79,9 +79,9 @@ class Constants:
 def reference(
     x: mx.array, w: Weights, c: Constants, keys: mx.array, values: mx.array, offset: int | mx.array, mask: Mask = None
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """The specification. x [B, T, d], the first of each row's T at position ``offset``; cached keys and values [B, K, L, D].
+    """Computes a block in mlx's ops, the specification. x [B, T, d] from position ``offset`` on; cached keys and values [B, K, L, D].
 
-    Gives the block's output [B, T, d], and keys and values [B, K, L + T, D]; ``mask`` as ``attention.reference`` has it.
+    Returns the block's output [B, T, d], and keys and values [B, K, L + T, D]. ``mask``: see ``attention.reference``.
     """
     b, t, _ = x.shape
 
@@ -104,7 +104,7 @@ def reference(
 
 
 class Block:
-    """A block's weights, where the library finds them."""
+    """A block's weights, ready for the library, and the call itself."""
 
     d: int  # numbers of a position
     heads: int
@@ -126,12 +126,11 @@ class Block:
     def __call__(
         self, x: mx.array, rooms: Rooms, starts: NDArray[np.int64], mask: Mask = None, real: NDArray[np.int64] | None = None
     ) -> mx.array:
-        """``reference``'s output, computed now; keys and values of T positions are written behind those that are held.
+        """Computes ``reference``'s output now, and writes the T positions' keys and values after those that ``rooms`` hold.
 
-        Of each row's T the first ``real`` [B] are computed, all if it is None; zeros stand in place of the others.
-
-        ``starts`` [1] or [B], the first position of each row. A mask that is an array has four axes, and all rows hold as many
-        positions; where they do not, it is "causal" or None. Raises Traced before anything is written.
+        ``real`` [B]: how many of a row's T columns are computed, None for all; the output of the others is 0. ``starts`` [1] or [B]: the
+        first position of each row. A mask that is an array has four axes, and then all rows hold equally many positions; else it is
+        "causal" or None. Raises Traced before anything is written.
         """
         kind, seen = attention.kind_of(mask)
         x = native.dense(x)
@@ -162,7 +161,7 @@ class Block:
 _WEIGHTS = tuple(one.name for one in fields(Weights))
 
 
-class _Call(ctypes.Structure):  # block.h's Block
+class _Call(ctypes.Structure):  # decoder_block.h's Block
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "front_keys", "front_values", "out")),
         *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms")),

@@ -1,7 +1,7 @@
-"""How far a model's next-token distribution is from a reference's: KL divergence, the true token's probability, agreement.
+"""Measures how far a model's next-token distribution is from a reference's: KL divergence, the true token's probability, agreement.
 
-From two sets of logits over one vocabulary, a position a row; float32, natural log. ``specification`` in plain mx ops is what
-Metal and CUDA run, ``on_cpu`` the same by NumPy's SIMD on the zero-copy views. Nothing here knows of models or text.
+Takes two sets of logits over one vocabulary, one position per row; float32, natural log. Metal and CUDA run ``specification``, in plain
+mx ops. ``on_cpu`` does the same in NumPy, on zero-copy views. Knows no models and no text.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from . import logprobs
 from .backend import device_name
 from .logprobs import sum_by_blocks
 
-CHUNK_BYTES = 2 << 20  # of one model's logits at once: what is computed from them stays in the core's cache
+CHUNK_BYTES = 2 << 20  # of one model's logits at once: what is computed from them fits the core's cache
 
 
 @dataclass(slots=True, frozen=True)
@@ -30,12 +30,12 @@ class Divergence:
     reference_logprobs: NDArray[np.float32]
 
     def __getitem__(self, index: slice | NDArray[np.intp]) -> "Divergence":
-        """The figures of some of the positions."""
+        """Selects positions."""
         return Divergence(self.kls[index], self.delta_ps[index], self.agreements[index], self.reference_logprobs[index])
 
 
 def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32]) -> Divergence:
-    """How far ``logits`` [N, V] are from those of the ``reference`` [N, V], of any float types, with ``targets`` [N] the true tokens.
+    """Compares ``logits`` [N, V] with a ``reference``'s [N, V], of any float types. targets: [N], the true tokens.
 
     KL(ref ‖ model) = Σ p_ref · (log p_ref − log p_model) over the whole vocabulary, where 0 · log 0 = 0: infinite where the
     model excludes (logit -inf) what the reference does not, NaN where either's logits hold a NaN, and as far below 0 as rounding
@@ -51,7 +51,7 @@ def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32]) -
 
 
 def join_divergences(parts: list[Divergence]) -> Divergence:
-    """One ``Divergence`` of consecutive ones."""
+    """Joins consecutive ones into one."""
     return Divergence(
         np.concatenate([part.kls for part in parts]),
         np.concatenate([part.delta_ps for part in parts]),
@@ -61,10 +61,10 @@ def join_divergences(parts: list[Divergence]) -> Divergence:
 
 
 def specification(logits: mx.array, reference: mx.array, targets: mx.array) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """kls, delta_ps, agreements, reference_logprobs of logits [N, V], unevaluated.
+    """Returns kls, delta_ps, agreements, reference_logprobs of logits [N, V], unevaluated.
 
-    With x' = x − max x and Z = Σ exp x', KL = Σ p_ref · (x'_ref − x'_model) + log Z_model − log Z_ref: near the peaks, where the
-    mass is, nothing large is subtracted.
+    With x' = x − max x and Z = Σ exp x', KL = Σ p_ref · (x'_ref − x'_model) + log Z_model − log Z_ref: no large numbers are
+    subtracted near the peaks, where the mass is.
     """
     x, r = logits.astype(mx.float32), reference.astype(mx.float32)
     x_peak, r_peak = x.max(axis=-1, keepdims=True), r.max(axis=-1, keepdims=True)
@@ -81,7 +81,7 @@ def specification(logits: mx.array, reference: mx.array, targets: mx.array) -> t
 
 
 def on_cpu(logits: NDArray[np.float32], reference: NDArray[np.float32], targets: NDArray[np.int32]) -> Divergence:
-    """``specification`` by NumPy: logits [N, V], reference [N, V], targets [N]."""
+    """Computes ``specification`` in NumPy: logits [N, V], reference [N, V], targets [N]."""
     rows = max(1, CHUNK_BYTES // (4 * logits.shape[1]))
     starts = range(0, max(1, len(logits)), rows)
     return join_divergences([_chunk(logits[at : at + rows], reference[at : at + rows], targets[at : at + rows]) for at in starts])
@@ -111,5 +111,5 @@ def _chunk(x: NDArray[np.float32], r: NDArray[np.float32], targets: NDArray[np.i
 
 
 def _at(x: NDArray[np.float32], ids: NDArray[np.integer]) -> NDArray[np.float32]:
-    """Of each row of ``x`` [N, V] the value at its id, [N, 1]."""
+    """Returns the value at each row's id: x [N, V], ids [N] -> [N, 1]."""
     return np.take_along_axis(x, ids[:, None], axis=-1)

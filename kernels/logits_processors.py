@@ -1,4 +1,4 @@
-"""Changes to single logits before a token is drawn: masks, biases, penalties. Knows nothing of how it is drawn."""
+"""Changes single logits before a token is drawn: masks, biases, penalties. Knows no sampling."""
 
 from dataclasses import dataclass, field
 
@@ -19,8 +19,8 @@ class Edits:
     """Changes to single logits, as flat arrays: entry i changes logit ``[rows[i], ids[i]]``.
 
     ``add`` is added first (a logit bias; -inf masks). Then ``seen_rows, seen_ids`` name the tokens of prompt and
-    completion for the repetition penalty (Keskar et al. 2019: positive logits divided, negative ones multiplied), and
-    ``said_rows, said_ids`` the tokens of the completion, one entry an occurrence, for presence and frequency penalties.
+    completion for the repetition penalty (Keskar et al. 2019: positive logits divided, negative ones multiplied). Last,
+    ``said_rows, said_ids`` name the completion's tokens, one entry per occurrence, for presence and frequency penalties.
     """
 
     rows: Ints = field(default_factory=_no_ints)
@@ -33,7 +33,7 @@ class Edits:
 
 
 def reference(x: mx.array, edits: Edits, repetition: Floats, presence: Floats, frequency: Floats) -> mx.array:
-    """The specification: x [B, V] with its changes, in its place; penalties [B]."""
+    """Changes x [B, V] in place, the specification. Penalties: [B]."""
     if len(edits.rows):
         x = x.at[mx.array(edits.rows), mx.array(edits.ids)].add(mx.array(edits.add))
     if len(edits.seen_rows):
@@ -48,7 +48,7 @@ def reference(x: mx.array, edits: Edits, repetition: Floats, presence: Floats, f
 
 
 def on_cpu(x: Floats, edits: Edits, repetition: Floats, presence: Floats, frequency: Floats) -> Floats:
-    """``reference`` by NumPy, in place too."""
+    """Computes ``reference`` in NumPy, in place."""
     np.add.at(x, (edits.rows, edits.ids), edits.add)
     at = edits.seen_rows, edits.seen_ids
     now, penalty = x[at], repetition[at[0]]

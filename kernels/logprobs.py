@@ -1,8 +1,7 @@
 """Logits to the figures a record holds: logprob of the chosen token, top-k, rank, entropy. Natural logs, float32.
 
-``reference`` in plain mx ops is the specification and what Metal and CUDA run, but for logprobs alone, which are ``fused``
-there; ``on_cpu`` does the same on the zero-copy view, sums by the library and the rest by NumPy, 20 times faster than mx there. Rows are
-independent.
+``reference`` in plain mx ops is the specification. Metal and CUDA run it, except that logprobs alone are ``fused``. ``on_cpu`` does the
+same on a zero-copy view, with sums by the library and the rest in NumPy: 20 times faster than mx there. Rows are independent.
 """
 
 from dataclasses import dataclass, replace
@@ -14,14 +13,14 @@ from numpy.typing import NDArray
 from . import native
 from .backend import device_name
 
-BLOCK_BYTES = 512 << 10  # of logits at once on the CPU: what is made of them stays in the second cache
+BLOCK_BYTES = 512 << 10  # of logits at once on the CPU: what is computed from them fits the second cache
 BLOCK = 64
-LEAST = -200.0  # float32 exp is 0 from -104 on
+LEAST = -200.0  # float32 exp is 0 below -104
 
 
 @dataclass(slots=True, frozen=True)
 class Scores:
-    """Figures of N scored tokens; what was not asked for is None.
+    """Figures of N scored tokens; None for those not wanted.
 
     logprobs: [N] float32, log_softmax at the target. top_ids, top_logprobs: [N, k], most likely first, ties to the lower
     id. ranks: [N] int32, 1 for the most likely, ties to the lower id. entropies: [N] float32, nats. greedy: [N] bool, the
@@ -37,12 +36,12 @@ class Scores:
     tempered: NDArray[np.float32] | None = None
 
     def __getitem__(self, index: slice | NDArray[np.intp]) -> "Scores":
-        """The scores of some of the tokens."""
+        """Selects tokens."""
         return Scores(*(None if (part := getattr(self, name)) is None else part[index] for name in self.__slots__))  # pyright: ignore[reportArgumentType]
 
 
 def score(logits: mx.array, targets: NDArray[np.int32], top: int = 0, stats: bool = False, greedy: bool = False) -> Scores:
-    """Scores of ``targets`` [N] under ``logits`` [N, V] of any float type; one evaluation."""
+    """Scores ``targets`` [N] under ``logits`` [N, V] of any float type; one evaluation."""
     if device_name() == "cpu":
         logits = logits.astype(mx.float32)
         mx.eval(logits)
@@ -57,7 +56,7 @@ def score(logits: mx.array, targets: NDArray[np.int32], top: int = 0, stats: boo
 
 
 def join_scores(parts: list[Scores]) -> Scores:
-    """One ``Scores`` of consecutive ones."""
+    """Joins consecutive scores into one."""
     together = ([getattr(p, name) for p in parts] for name in Scores.__slots__)
     return Scores(*(None if values[0] is None else np.concatenate(values) for values in together))  # pyright: ignore[reportArgumentType]
 
@@ -65,7 +64,7 @@ def join_scores(parts: list[Scores]) -> Scores:
 def reference(
     logits: mx.array, targets: mx.array, top: int, stats: bool, greedy: bool = False
 ) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array | None, mx.array | None]:
-    """The specification: logits [N, V], targets [N] -> the fields of ``Scores`` in their order, unevaluated."""
+    """Computes scores in mx ops, the specification: logits [N, V], targets [N] -> the fields of ``Scores`` in order, unevaluated."""
     x = logits.astype(mx.float32)
     peak = x.max(axis=-1, keepdims=True)
     below = x - peak  # first: where all logits are large, less of the difference is rounded away
@@ -92,7 +91,7 @@ def reference(
 
 
 def fused(logits: mx.array, targets: mx.array) -> tuple[mx.array, mx.array]:
-    """``reference``'s logprobs and greedy flags by mlx's fused kernel, which reads half precision and sums in float32.
+    """Computes ``reference``'s logprobs and greedy flags by mlx's fused kernel, which reads half precision and sums in float32.
 
     That kernel gives an infinite loss where a logit is +inf; such rows are NaN here too, as those without any finite logit are.
     On the CPU mlx has no such kernel and sums in the logits' own type.
@@ -110,9 +109,10 @@ def sum_by_blocks(x: mx.array) -> mx.array:
 
 @dataclass(slots=True, frozen=True)
 class SoftmaxSums:
-    """Of N rows of logits: best [N] int32, the first of the largest, its value [N] float32, total [N], the sum of exp(logit - peak).
+    """What a softmax needs of N rows of logits.
 
-    A row with a NaN has NaN for the last two, and the NaN's id as its best.
+    best: [N] int32, the id of the largest logit, the lowest of equals. peak: [N] float32, its value. total: [N], the sum of
+    exp(logit - peak). A row with a NaN has NaN for the last two, and the NaN's id as its best.
     """
 
     best: NDArray[np.int32]
@@ -121,7 +121,7 @@ class SoftmaxSums:
 
 
 def softmax_sums(logits: NDArray[np.float32]) -> SoftmaxSums:
-    """What a softmax over each row of ``logits`` [N, V] takes, in one pass by the library, or by NumPy where that is not there."""
+    """Sums up each row of ``logits`` [N, V], in one pass by the library, or in NumPy without it."""
     n = len(logits)
     if logits.size and logits.dtype == np.float32 and native.library() is not None:
         sums = SoftmaxSums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32))
@@ -162,7 +162,7 @@ def on_cpu(
 def _more(
     x: NDArray[np.float32], targets: NDArray[np.int32], peak: NDArray[np.float32], log_total: NDArray[np.float32], top: int, stats: bool
 ) -> Scores:
-    """One block's scores, x [N, V]."""
+    """Returns one block's scores, x [N, V], with top-k, ranks and entropies."""
     top_ids = top_logprobs = ranks = entropies = None
     at_target = x[np.arange(len(x)), targets][:, None]
     if top:
@@ -180,10 +180,10 @@ def _more(
 
 
 def largest(x: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-    """Ids [N, k] of the k largest of ``x`` [N, V], largest first, ties to the lower id.
+    """Returns the ids [N, k] of the k largest of ``x`` [N, V], largest first, ties to the lower id.
 
-    They all lie in the k blocks with the largest maxima (ties to the lower block): each of those holds one that
-    large, so nothing outside can come before them. Only k blocks of 64 are then sorted, not V.
+    They are all in the k blocks with the largest maxima (ties to the lower block): each such block holds a value that large, so no
+    value of another block comes before. Then only k blocks of 64 are sorted, not V.
     """
     n, v = x.shape
     blocks = -(-v // BLOCK)

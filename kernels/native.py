@@ -1,6 +1,6 @@
-"""The C++ of ``csrc/library.cpp``: compiled once for this machine's processor, kept in the user's cache, and called on evaluated arrays.
+"""Compiles the C++ of ``csrc/library.cpp`` once for this machine's processor, keeps it in the user's cache, and calls it on arrays.
 
-``library`` gives None where it cannot serve: on other devices, without g++. Knows nothing of what is computed.
+``library`` returns None where it cannot serve: on other devices, without g++. Knows nothing of what is computed.
 """
 
 import copy
@@ -48,7 +48,7 @@ _ENTRIES: dict[str, list[Any]] = {
 
 @cache
 def library() -> Any:
-    """The compiled library, with as many threads as the BLAS has; None where there is none to be had. The first call compiles."""
+    """Returns the compiled library, with as many threads as the BLAS, or None where it cannot serve. The first call compiles."""
     if backend.device_name() != "cpu" or not backend.compiles():
         return None
     try:
@@ -68,36 +68,36 @@ def library() -> Any:
 
 
 def _checked(code: int, *_: object) -> int:
-    """What an entry returns. Raises MemoryError."""
+    """Returns a function's code. Raises MemoryError where it is not 0."""
     if code:
         raise MemoryError("out of memory in a kernel")
     return code
 
 
 def tiles() -> bool:
-    """Whether the processor multiplies in tiles (Intel AMX), and the system lets it."""
+    """Returns True when the processor multiplies in tiles (Intel AMX) and the system allows it."""
     return library() is not None and bool(library().tiles())
 
 
 def name() -> str:
-    """What decides the bits that the library computes; "none" where there is no library."""
+    """Names all that decides the bits which the library computes; "none" without a library."""
     return "none" if library() is None else _key() + (" in tiles" if tiles() else "")
 
 
 class Traced(Exception):
-    """mlx traces a function to compile it: its arrays stand for others, and nothing can be computed of them.
+    """mlx traces a function to compile it: the arrays are placeholders, and nothing can be computed of them.
 
-    While it differentiates one it does compute, so there it is not raised: what is computed here has no gradient.
+    It is not raised while mlx differentiates, as arrays have values then. Results of the library have no gradient.
     """
 
 
 def suits(*arrays: mx.array) -> bool:
-    """The chooser of all that the library computes: true for float32 and at least one element, where it is there."""
+    """Returns True when the library exists and all arrays are float32 and not empty."""
     return all(array.dtype == mx.float32 and array.size for array in arrays) and library() is not None
 
 
 def evaluate_arrays(*arrays: mx.array) -> None:
-    """Computes what the arrays hold. Raises Traced."""
+    """Evaluates lazy arrays. Raises Traced."""
     try:
         mx.eval(*arrays)
     except ValueError as error:
@@ -105,7 +105,7 @@ def evaluate_arrays(*arrays: mx.array) -> None:
 
 
 def dense(array: mx.array) -> mx.array:
-    """The array evaluated, its elements behind each other. Raises Traced."""
+    """Returns the array evaluated and contiguous in memory. Raises Traced."""
     evaluate_arrays(array)
     if layout(array).c_contiguous:
         return array
@@ -115,45 +115,45 @@ def dense(array: mx.array) -> mx.array:
 
 
 def layout(array: mx.array) -> memoryview:
-    """An evaluated array's shape, and its strides in bytes."""
+    """Returns an evaluated array's shape and its strides in bytes."""
     return memoryview(array)  # pyright: ignore[reportArgumentType]  (mlx's stubs do not know of it)
 
 
 def view(array: mx.array) -> NDArray[Any]:
-    """An evaluated array's own memory."""
+    """Returns an evaluated array's own memory."""
     return np.array(array, copy=False)
 
 
 class Places:
-    """Where evaluated arrays lie in memory. What is written to in place (by ``+=``, by slices) lies elsewhere from then on."""
+    """The places of evaluated arrays in memory. An array that is changed in place (by ``+=``, by slices) moves to another place."""
 
     def __init__(self, arrays: Sequence[mx.array]):
-        """Raises Traced."""
+        """Notes the places. Raises Traced."""
         evaluate_arrays(*arrays)
-        self._of, self._kept = list(arrays), [copy.copy(array) for array in arrays]  # kept: else another could come to lie there
+        self._of, self._kept = list(arrays), [copy.copy(array) for array in arrays]  # kept, so that no other array can take the place
         self._objects = (ctypes.py_object * len(arrays))(*arrays)
         self._at = (ctypes.c_void_p * len(arrays))(*(view(array).ctypes.data for array in arrays))
 
     def hold(self, arrays: Sequence[mx.array]) -> bool:
-        """Whether these are the arrays, and lie there still."""
+        """Returns True when these are the same arrays in the same places."""
         same = len(arrays) == len(self._of) and all(a is b for a, b in zip(arrays, self._of, strict=True))
         return same and bool(library().lie(self._objects, self._at, len(arrays)))
 
 
 def empty(shape: Sequence[int]) -> mx.array:
-    """A float32 array for the library to write to; what it holds is left over from others."""
+    """Makes a float32 array with arbitrary contents, for the library to write to."""
     return mx.array(np.empty(tuple(shape), np.float32))
 
 
 def _key() -> str:
-    """Changes with the sources, the compiler and the processor."""
+    """Returns a hash of the sources, the compiler and the processor."""
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
     sources = [path.read_text() for path in (SOURCE, *HEADERS)]
     return hashlib.sha256("\n".join([*sources, *COMMAND, version, _processor()]).encode()).hexdigest()[:32]
 
 
 def _compiled(opening: ExitStack) -> Path:
-    """The library's file, to be opened before ``opening`` ends: one that no cache keeps is then removed.
+    """Returns the library's file. Open it before ``opening`` ends: a file that could not be cached is removed then.
 
     Raises CalledProcessError with what the compiler says, OSError where nothing can be written.
     """
@@ -182,7 +182,7 @@ def _compiled(opening: ExitStack) -> Path:
 
 
 def _processor() -> str:
-    """What ``-march=native`` may depend on: the folder can be shared by machines."""
+    """Returns what ``-march=native`` depends on, as machines may share the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     except OSError:

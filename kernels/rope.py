@@ -1,6 +1,6 @@
-"""Rotary position embeddings (Su et al. 2021): pairs of a head's numbers are turned by angles that grow with the position.
+"""Rotary position embeddings (Su et al. 2021): pairs of a head's numbers are rotated by angles that grow with the position.
 
-mx makes each angle's cosine and sine anew in every layer; on the CPU those of a step are kept for the layers behind the first.
+mx computes each angle's cosine and sine again in every layer. On the CPU, the first layer's are kept for the other layers of a step.
 """
 
 import math
@@ -14,17 +14,20 @@ from . import native
 
 @cache
 def frequencies(dims: int, base: float) -> mx.array:
-    """base^(-2i / dims) for i < dims / 2: [dims / 2], radians a position. As mx computes them: an ulp here is much at a far position."""
+    """Returns base^(-2i / dims) for i < dims / 2: [dims / 2], radians per position.
+
+    Computed as mx does: one ulp of difference grows large at a far position.
+    """
     half = dims // 2
-    found = mx.exp(-mx.arange(half, dtype=mx.float32) * (math.log(base) / half))
-    mx.eval(found)
-    return found
+    values = mx.exp(-mx.arange(half, dtype=mx.float32) * (math.log(base) / half))
+    mx.eval(values)
+    return values
 
 
 def reference(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False) -> mx.array:
-    """x [B, H, T, D], the first of each row's T at position ``offset`` (one, or [B]) -> [B, H, T, D].
+    """Rotates x [B, H, T, D], from position ``offset`` on (an integer, or [B]) -> [B, H, T, D].
 
-    The first 2 · len(frequencies) of D are turned, the others stay. Pairs are (i, i + half), or with ``neighbours`` (2i, 2i + 1).
+    The first 2 · len(frequencies) of D are rotated, the others stay. Pairs are (i, i + half), or with ``neighbours`` (2i, 2i + 1).
     ``scale`` multiplies positions.
     """
     half = len(frequencies)
@@ -38,7 +41,7 @@ def reference(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale:
 
 
 def suits(x: mx.array, dims: int, offset: int | mx.array) -> bool:
-    """The chooser: float32 on the CPU, [B, H, T, D], an even number of ``dims`` of D, an integer for all rows or one a row."""
+    """Returns True when the library serves: float32 on the CPU, [B, H, T, D], even ``dims`` of D, one integer offset or one per row."""
     if x.ndim != 4 or not 0 < dims <= x.shape[-1] or dims % 2:
         return False
     if isinstance(offset, mx.array):
@@ -48,7 +51,7 @@ def suits(x: mx.array, dims: int, offset: int | mx.array) -> bool:
 
 
 def on_cpu(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale: float = 1.0, neighbours: bool = False) -> mx.array:
-    """``reference`` by the library, computed now; in memory it is [B, T, H, D], as projections leave it."""
+    """Computes ``reference`` now, by the library. In memory the result is [B, T, H, D], as projections leave it."""
     native.evaluate_arrays(x, *([offset] if isinstance(offset, mx.array) else []))
     strides = native.layout(x).strides
     if strides is None or strides[-1] != x.itemsize:

@@ -1,13 +1,13 @@
-"""Logits [B, V] and per-row parameters to token ids [B] and the logprob of each under the distribution sampled from.
+"""Draws token ids [B] from logits [B, V] with per-row parameters, with each token's logprob under the distribution sampled from.
 
 Order: edits (masks, bias, penalties), then greedy or temperature, top-k, top-p, min-p, renormalise, draw. The three
-filters all keep a prefix of the tokens sorted by logit (ties to the lower id), so together they are one count a row:
+filters all keep a prefix of the tokens sorted by logit (ties to the lower id), so together they are one count per row:
 
     sorted:   9.1  7.0  7.0  3.2  1.0 …      top-k keeps 4, top-p 3, min-p 5
     kept:     ^^^^^^^^^^^^^                  the smallest count; the cut at 7.0 takes its equals by ascending id
 
-Beside its logprob there stand, where they are asked for, the tempered one (tempered.py) and the ids that could be drawn.
-``reference`` in plain mx ops is the specification and what Metal and CUDA run, ``on_cpu`` the same by the library or NumPy.
+On request each token also gets its tempered logprob (temperature_logprobs.py) and the ids that could be drawn. Metal and CUDA run
+``reference``, the specification in plain mx ops; ``on_cpu`` does the same by the library or in NumPy.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ Ints = NDArray[np.int32]
 
 @dataclass(slots=True)
 class Parameters:
-    """Sampling parameters of B rows, one entry a row; temperature 0 is greedy, top_k 0 is off. ``uniforms``: [B] in [0, 1)."""
+    """Sampling parameters of B rows, one entry per row; temperature 0 is greedy, top_k 0 is off. ``uniforms``: [B] in [0, 1)."""
 
     temperature: Floats
     top_k: Ints
@@ -45,20 +45,20 @@ class Parameters:
 
     @property
     def greedy(self) -> NDArray[np.bool_]:
-        """Rows that take the most likely token."""
+        """Marks the rows that take the most likely token."""
         return self.temperature == 0
 
     @property
     def filtered(self) -> NDArray[np.bool_]:
-        """Rows that leave tokens out before the draw."""
+        """Marks the rows that leave tokens out before the draw."""
         return ~self.greedy & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0))
 
 
 @dataclass(slots=True)
 class Drawn:
-    """B tokens, of a row each or of one row. ids: [B]. sampled: [B], their logprobs under the distribution sampled from.
+    """B drawn tokens, of B rows or of one. ids: [B]. sampled: [B], their logprobs under the distribution sampled from.
 
-    What was not asked for is None. tempered: [B], log_softmax of logits / temperature at the ids, before any edit or filter; at
+    Figures that were not requested are None. tempered: [B], log_softmax of logits / temperature at the ids, before any edit or filter; at
     temperature 0 as at 1. kept: for each the ascending ids that could be drawn; None where nothing was left out.
     """
 
@@ -77,23 +77,23 @@ def draw(
     kept: bool = False,
     scored: bool = True,
 ) -> tuple[Drawn, Scores]:
-    """One decode step's tokens and figures, with one evaluation: logits [B, V] -> the tokens of B rows, and their scores.
+    """Draws one decode step's tokens, with one evaluation: logits [B, V] -> the tokens of B rows, and their scores.
 
-    The scores are those of the model's own distribution (temperature 1, before any edit); so are the tempered logprobs of rows at
-    temperature 1 or 0, to the bit. Where they are not to be ``scored``, those sampled from stand for them: greedy rows need no sums.
+    Scores are under the model's own distribution (temperature 1, before any edit). The tempered logprobs of rows at temperature 1 or 0
+    equal them to the bit. Without ``scored``, the logprobs sampled from take their place: greedy rows then need no sums.
     """
     scored = scored or bool(top or stats or tempered)
     own = (parameters.temperature == 0) | (parameters.temperature == 1)
-    apart = tempered and not own.all()
+    own_tempered = tempered and not own.all()
     if device_name() == "cpu":
         logits = logits.astype(mx.float32)
         mx.eval(logits)
         x = np.array(logits, copy=False)
         sums = logprobs.softmax_sums(x) if scored else None
-        drawn = on_cpu(x, parameters, apart, kept, sums)
+        drawn = on_cpu(x, parameters, own_tempered, kept, sums)
         scores = logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
     else:
-        ids, sampled, under, mask = reference(logits, parameters, apart, kept)
+        ids, sampled, under, mask = reference(logits, parameters, own_tempered, kept)
         parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
         mx.eval(*(p for p in (ids, sampled, under, mask, *parts) if p is not None))
         sets = None if mask is None else _ids_of(np.array(mask), parameters)
@@ -105,9 +105,9 @@ def draw(
 
 
 def _ids_of(mask: NDArray[np.bool_], p: Parameters) -> list[Ints | None]:
-    """Of each row of ``mask`` [B, V] the ids that are set; None for a row that neither filters nor takes the most likely token."""
-    apart = p.filtered | p.greedy
-    return [np.flatnonzero(row).astype(np.int32) if own else None for row, own in zip(mask, apart, strict=True)]
+    """Returns each row's ids that ``mask`` [B, V] keeps; None for a row that leaves none out."""
+    limited = p.filtered | p.greedy
+    return [np.flatnonzero(row).astype(np.int32) if own else None for row, own in zip(mask, limited, strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------ the specification
@@ -116,7 +116,7 @@ def _ids_of(mask: NDArray[np.bool_], p: Parameters) -> list[Ints | None]:
 def reference(
     logits: mx.array, p: Parameters, tempered: bool = False, kept: bool = False
 ) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None]:
-    """The specification: logits [B, V] -> the fields of ``Drawn``, unevaluated; the kept ids as [B, V] bool."""
+    """Computes the specification: logits [B, V] -> the fields of ``Drawn``, unevaluated; the kept ids as bool [B, V]."""
     given = logits.astype(mx.float32)
     x = (
         given if p.edits is None else edits.reference(mx.array(given), p.edits, p.repetition, p.presence, p.frequency)
@@ -143,7 +143,7 @@ def _mask(rows: NDArray[np.bool_]) -> mx.array:
 
 
 def _kept(z: mx.array, p: Parameters) -> mx.array:
-    """Which tokens the filters leave, [B, V] bool; ``z`` is logits over temperature, its row maximum 0."""
+    """Marks the tokens that the filters keep, bool [B, V]. ``z``: logits over temperature, with row maximum 0."""
     v = z.shape[-1]
     ordered = -mx.sort(-z, axis=-1)
     top_k = mx.array(np.where(p.top_k > 0, np.minimum(p.top_k, v), v))[:, None]
@@ -160,7 +160,7 @@ def _kept(z: mx.array, p: Parameters) -> mx.array:
 
 
 def _cumulative(x: mx.array) -> mx.array:
-    """Running sums of [B, V] over V by blocks, so that none adds more than a few hundred terms of float32 in turn."""
+    """Returns running sums of [B, V] over V, by blocks: no sum adds more than a few hundred float32 terms in turn."""
     b, v = x.shape
     inside = mx.cumsum(mx.pad(x, [(0, 0), (0, -v % BLOCK)]).reshape(b, -1, BLOCK), axis=-1)
     ends = mx.cumsum(inside[:, :, -1], axis=-1)
@@ -169,7 +169,7 @@ def _cumulative(x: mx.array) -> mx.array:
 
 
 def _drawn(e: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
-    """Inverse CDF over ascending ids: the first id whose cumulative sum exceeds u · total. ids [B], totals [B]."""
+    """Draws by inverse CDF over ascending ids: the first id whose cumulative sum exceeds u · total. ids [B], totals [B]."""
     b, v = e.shape
     padded = mx.pad(e, [(0, 0), (0, -v % BLOCK)]).reshape(b, -1, BLOCK)
     ends = mx.cumsum(padded.sum(axis=-1), axis=-1)  # (B, blocks)
@@ -179,13 +179,13 @@ def _drawn(e: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
     before = mx.where(block > 0, mx.take_along_axis(ends, mx.maximum(block - 1, 0), axis=-1), 0.0)
     inside = mx.take_along_axis(padded, block[:, :, None], axis=1)[:, 0]  # (B, BLOCK)
     position = mx.minimum((mx.cumsum(inside, axis=-1) <= threshold - before).sum(axis=-1, keepdims=True), _last_positive(inside))
-    # rounding may stop on a token of probability zero: the next likely one behind it is meant
+    # rounding may stop on a token of probability zero: take the next one with a chance
     ahead = (inside > 0) & (mx.arange(BLOCK) >= position)
     return (block * BLOCK)[:, 0] + mx.argmax(ahead, axis=-1), total
 
 
 def _last_positive(x: mx.array) -> mx.array:
-    """Index [B, 1] of the last positive entry a row of ``x`` [B, N]; -1 where there is none."""
+    """Returns the index [B, 1] of the last positive entry in each row of ``x`` [B, N]; -1 where there is none."""
     return mx.where(x > 0, mx.arange(x.shape[-1]), -1).max(axis=-1, keepdims=True) if x.shape[-1] else mx.full((x.shape[0], 1), -1)
 
 
@@ -193,9 +193,9 @@ def _last_positive(x: mx.array) -> mx.array:
 
 
 def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.SoftmaxSums | None = None) -> Drawn:
-    """``reference`` by the library, or by NumPy where that is not there: logits [B, V] float32, which stay as they are.
+    """Computes ``reference`` by the library, or in NumPy without it: logits [B, V] float32, which stay as they are.
 
-    ``sums``: those of the logits, where they are known.
+    ``sums``: the sums of the logits, if the caller has them.
     """
     x = given if p.edits is None else edits.on_cpu(given.copy(), p.edits, p.repetition, p.presence, p.frequency)
     ids = np.argmax(x, axis=-1).astype(np.int32) if sums is None or p.edits is not None else sums.best.copy()
@@ -213,7 +213,7 @@ def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = Fa
 
 
 def _by_library(x: Floats, p: Parameters, ids: Ints, under: Floats, left: NDArray[np.bool_] | None) -> None:
-    """Draws for the rows that are not greedy: to ``ids``, which are the most likely ones, ``under`` and ``left``."""
+    """Draws for the rows that are not greedy. Writes to ``ids``, ``under`` and ``left``, which hold the greedy results."""
     with np.errstate(divide="ignore"):
         least = np.log(p.min_p)
     of_rows = (p.temperature, p.top_k, p.top_p, least, p.uniforms)
@@ -221,7 +221,7 @@ def _by_library(x: Floats, p: Parameters, ids: Ints, under: Floats, left: NDArra
 
 
 def _by_numpy(x: Floats, p: Parameters, ids: Ints, under: Floats, left: NDArray[np.bool_] | None) -> None:
-    """The same."""
+    """Does the same in NumPy."""
     rows = np.flatnonzero(~p.greedy)
     with np.errstate(invalid="ignore"):  # a row of NaN stays one; its scores quarantine it
         z = x[rows] - x[rows, ids[rows]][:, None]
@@ -238,7 +238,7 @@ def _by_numpy(x: Floats, p: Parameters, ids: Ints, under: Floats, left: NDArray[
 
 
 def _filter(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:
-    """Sets what the filters of ``z`` [R, V] (the batch's ``rows``) leave out to -inf, in place."""
+    """Sets the tokens of ``z`` [R, V] (the batch's ``rows``) that the filters leave out to -inf, in place."""
     where = np.flatnonzero(p.filtered[rows])
     mine, x = rows[where], z[where]
     v = x.shape[1]
@@ -267,7 +267,7 @@ def _filter(z: Floats, rows: NDArray[np.intp], p: Parameters) -> None:
 
 
 def _drawn_on_cpu(e: Floats, uniforms: Floats) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Inverse CDF over ascending ids in float64: ids [R], totals [R]."""
+    """Draws by inverse CDF over ascending ids, in float64: ids [R], totals [R]."""
     b, v = e.shape
     ends = np.cumsum(np.add.reduceat(e, np.arange(0, v, BLOCK), axis=1, dtype=np.float64), axis=1)
     total = ends[:, -1]

@@ -1,7 +1,7 @@
-"""Logits and temperatures to tempered logprobs: log_softmax of logits / temperature at a token, which a trainer computes.
+"""Tempered logprobs: log_softmax of logits / temperature at a token, as trainers compute it.
 
-No penalty, bias or filter enters; temperature 0 counts as 1. ``reference`` in plain mx ops is the specification and what Metal and
-CUDA run, ``on_cpu`` the same in NumPy. Rows are independent.
+No penalty, bias or filter enters; temperature 0 counts as 1. Metal and CUDA run ``reference``, the specification in plain mx ops;
+``on_cpu`` does the same in NumPy. Rows are independent.
 """
 
 import mlx.core as mx
@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 
 def tempered(logits: mx.array, ids: NDArray[np.int32], temperature: Floats) -> Floats:
-    """Tempered logprobs [N] of ``ids`` [N] under ``logits`` [N, V] of any float type at ``temperature`` [N]; one evaluation."""
+    """Returns logprobs [N] of ``ids`` [N] under ``logits`` [N, V], of any float type, at ``temperature`` [N]; one evaluation."""
     if device_name() == "cpu":
         logits = logits.astype(mx.float32)
         mx.eval(logits)
@@ -24,21 +24,21 @@ def tempered(logits: mx.array, ids: NDArray[np.int32], temperature: Floats) -> F
 
 
 def divisor(temperature: Floats) -> Floats:
-    """What logits are divided by [N]: where a row is greedy, nothing changes."""
+    """Returns what logits are divided by [N]: 1 where a row is greedy."""
     return np.where(temperature == 0, np.float32(1), temperature)
 
 
 def reference(logits: mx.array, ids: mx.array, temperature: Floats) -> mx.array:
-    """The specification: logits [N, V], ids [N], temperature [N] -> [N] float32, unevaluated."""
+    """Computes the specification: logits [N, V], ids [N], temperature [N] -> [N] float32, unevaluated."""
     x = logits.astype(mx.float32)
     z = (x - x.max(axis=-1, keepdims=True)) / mx.array(divisor(temperature))[:, None]
     return (mx.take_along_axis(z, ids[:, None], axis=-1) - mx.log(sum_by_blocks(mx.exp(z))))[:, 0]
 
 
 def on_cpu(x: Floats, ids: NDArray[np.int32], temperature: Floats) -> Floats:
-    """``reference`` by NumPy: logits [N, V] float32, which stay as they are."""
+    """Computes ``reference`` in NumPy: logits [N, V] float32, which stay as they are."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a row of NaN stays one
         z = x - x.max(axis=1, keepdims=True)
         z /= divisor(temperature)[:, None]
-        at = z[np.arange(len(z)), ids]  # a copy: exp takes z's place
+        at = z[np.arange(len(z)), ids]  # a copy: exp overwrites z
         return (at - np.log(np.exp(z, out=z).sum(axis=1, dtype=np.float64))).astype(np.float32)
