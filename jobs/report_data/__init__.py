@@ -1,4 +1,4 @@
-"""What a report draws, gathered in one streamed pass over the records.
+"""Gathers what a report draws, in one streamed pass over the records. Knows no charts and no HTML.
 
 Public: all.
 """

@@ -1,6 +1,6 @@
-"""Counts of values in equal bins, added batch by batch: what a histogram of a million rows is drawn from.
+"""Counts values in equal bins, batch by batch, so that a histogram of a million rows can be drawn.
 
-Memory is that of the bins, whatever the number of values. Knows no records and no charts.
+Memory does not grow with the number of values. Knows no records and no charts.
 """
 
 import math
@@ -14,15 +14,15 @@ Numbers = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int64] | NDArra
 
 _BARS = 36  # of a chart, at most
 _NICE = (1, 2, 2.5, 5, 10)
-_DISTINCT = 16  # values, and gaps between them, at most, of which each has a bar of its own
-_TAIL = 0.001  # share of the values on each side that a chart may leave out, where the others would shrink to a line
+_DISTINCT = 16  # values, and gaps between them, up to which each value has a bar of its own
+_TAIL = 0.001  # share of the values on each side that a chart may leave out, where it would shrink the others to a line
 
 
 @dataclass(slots=True, frozen=True)
 class Bar:
-    """A bar of a histogram: ``count`` values from ``start`` up to ``end``, which is the next one's.
+    """A bar of a histogram: ``count`` values from ``start`` up to, but not with, ``end``.
 
-    value: the only one that it stands for, where it is drawn about it; else None.
+    value: the single value that the bar is drawn about; None for a range.
     """
 
     start: float
@@ -33,10 +33,7 @@ class Bar:
 
 @dataclass(slots=True, frozen=True)
 class Histogram:
-    """Bars side by side, and how many values lie below the first and above the last, where they are not drawn.
-
-    whole: the values are integers.
-    """
+    """Bars side by side. below, above: how many values lie outside of them, which are not drawn. whole: values are integers."""
 
     bars: list[Bar]
     below: int
@@ -45,17 +42,17 @@ class Histogram:
 
     @property
     def mirrored(self) -> "Histogram":
-        """The histogram of the values with the other sign."""
+        """The histogram of the negated values."""
         bars = [Bar(-bar.end, -bar.start, bar.count, None if bar.value is None else -bar.value) for bar in reversed(self.bars)]
         return Histogram(bars, self.above, self.below, self.whole)
 
 
 @dataclass(slots=True)
 class Bins:
-    """Bins ``width`` wide from ``low`` up to ``high``; what lies outside counts in the first or the last.
+    """Bins ``width`` wide from ``low`` up to ``high``. Values outside count in the first or the last bin.
 
-    whole: the values are integers. infinite: values that are infinite or NaN, which are in no bin. total: sum of those in bins.
-    distinct: how often each value is there; None where they are too many to be told apart.
+    whole: the values are integers. infinite: count of infinite and NaN values, which are in no bin. total: sum of the values in
+    bins. distinct: value -> count; None where there are too many distinct values.
     """
 
     low: float
@@ -74,15 +71,15 @@ class Bins:
         if not len(finite):
             return
         self.total += float(finite.sum(dtype=np.float64))
-        self._tell_apart(finite)
+        self._count_distinct(finite)
         last = round((self.high - self.low) / self.width) - 1
-        found = np.bincount(np.clip((finite - self.low) / self.width, 0, last).astype(np.int64))
-        longer, shorter = (found, self.counts) if len(found) > len(self.counts) else (self.counts, found)
+        counts = np.bincount(np.clip((finite - self.low) / self.width, 0, last).astype(np.int64))
+        longer, shorter = (counts, self.counts) if len(counts) > len(self.counts) else (self.counts, counts)
         longer[: len(shorter)] += shorter
         self.counts = longer
 
-    def _tell_apart(self, values: Numbers) -> None:
-        """Counts each of the values [N], as long as they are few."""
+    def _count_distinct(self, values: Numbers) -> None:
+        """Counts each of the values [N], as long as there are few distinct ones."""
         if self.distinct is None:
             return
         for value, count in zip(*(each.tolist() for each in np.unique(np.round(values, 12), return_counts=True)), strict=True):
@@ -93,25 +90,25 @@ class Bins:
 
     @property
     def count(self) -> int:
-        """How many values are in bins."""
+        """The number of values in bins."""
         return int(self.counts.sum())
 
     @property
     def mean(self) -> float | None:
-        """Of the values in bins; None without any."""
+        """The mean of the values in bins; None without any."""
         return self.total / self.count if self.count else None
 
     def quantile(self, share: float) -> float | None:
-        """The value below which ``share`` of the values lie, to within a bin; None without any. An integer is exact."""
+        """Returns the value below which ``share`` of the values lie, to within a bin; exact for integers; None without values."""
         if not self.count:
             return None
         at = int(np.searchsorted(np.cumsum(self.counts), share * self.count, side="left"))
         return self.low + self.width * (at if self.whole else at + 0.5)
 
     def histogram(self) -> Histogram:
-        """At most about 36 bars of a width that reads well; tails of a thousandth are cut where they would fill half of the chart.
+        """Returns at most about 36 bars of a round width. Tails of a thousandth are cut where they would fill half of the chart.
 
-        A bar a value where they are few and near each other: 0 and 1 are two bars, not stretches from 0 to 0.2 and from 1 to 1.2.
+        Few values near each other have a bar each: 0 and 1 become two bars, not ranges from 0 to 0.2 and from 1 to 1.2.
         """
         if self.distinct and (bars := _bars_of(self.distinct)):
             return Histogram(bars, 0, 0, self.whole)
@@ -136,7 +133,7 @@ class Bins:
 
 
 def _bars_of(distinct: dict[float, int]) -> list[Bar]:
-    """A bar about each value, as wide as three fifths of the least gap; nothing where the gaps are too unlike to draw."""
+    """Returns a bar about each value, three fifths of the least gap wide; nothing where gaps differ too much to draw."""
     values = sorted(distinct)
     gap = min((high - low for low, high in pairwise(values)), default=1.0)
     if values[-1] - values[0] > _DISTINCT * gap:
@@ -145,7 +142,7 @@ def _bars_of(distinct: dict[float, int]) -> list[Bar]:
 
 
 def _bins_in_a_bar(bins: int, width: float) -> int:
-    """So many that there are few bars, and that their width is a round number."""
+    """Returns how many bins make a bar, so that there are few bars and their width is a round number."""
     least = bins / _BARS
     scale = 10.0 ** math.floor(math.log10(max(1e-9, least * width)))
     for factor in (*_NICE, 20, 25, 50, 100):

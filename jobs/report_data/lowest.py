@@ -1,6 +1,6 @@
-"""The records of a run that are worth a look, picked while they stream by: of each sort those with the lowest scores.
+"""Picks the records with the lowest scores while a run's records stream by.
 
-Knows scores and who a record is. What a score means is the caller's.
+Knows scores and identities of records. The caller knows what a score means.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from ...runner.core.arrays import Doubles, Ints
 class Lowest:
     """The ``keep`` records with the lowest scores so far, the lowest first.
 
-    scores: [K]; records: [K, 3], each record's round, row and sample; notes: [K], a number beside it (the place of a span).
+    scores: [K]; records: [K, 3], each record's round, row and sample; notes: [K], a number for each (the place of a span).
     """
 
     keep: int
@@ -23,27 +23,27 @@ class Lowest:
     notes: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def add(self, scores: Doubles, records: Ints, notes: Ints | None = None) -> None:
-        """Holds ``scores`` [N] of ``records`` [N, 3] against what is kept; NaN is never kept, of equals the first is."""
+        """Adds ``records`` [N, 3] with ``scores`` [N] and keeps the lowest. NaN is never kept; among equals the first is."""
         fit = ~np.isnan(scores)
         if len(self.scores) == self.keep:
             fit &= scores < self.scores[-1]
         if not fit.any():
             return
-        beside = np.zeros(int(fit.sum()), np.int64) if notes is None else notes[fit]
+        new_notes = np.zeros(int(fit.sum()), np.int64) if notes is None else notes[fit]
         scores, records = np.concatenate([self.scores, scores[fit]]), np.concatenate([self.records, records[fit]])
         order = np.argsort(scores, kind="stable")[: self.keep]
-        self.scores, self.records, self.notes = scores[order], records[order], np.concatenate([self.notes, beside])[order]
+        self.scores, self.records, self.notes = scores[order], records[order], np.concatenate([self.notes, new_notes])[order]
 
     @property
     def found(self) -> list[tuple[int, int, int]]:
-        """Round, row and sample of each."""
+        """Round, row and sample of each record kept."""
         return [(int(a), int(b), int(c)) for a, b, c in self.records]
 
 
 def shuffled(records: Ints) -> Doubles:
-    """A number in [0, 1) a record [N] that depends on who it is alone, as evenly spread as a random one.
+    """Returns a number in [0, 1) for each record [N, 3], spread like a random one but the same each time.
 
-    The finalizer of SplitMix64 (Steele, Lea, Flood 2014). A sample picked by it is the same each time.
+    The finalizer of SplitMix64 (Steele, Lea, Flood 2014) over the record's identity.
     """
     with np.errstate(over="ignore"):
         mixed = np.zeros(len(records), np.uint64)

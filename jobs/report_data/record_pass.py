@@ -1,6 +1,6 @@
-"""One pass over the committed records of a run: distributions by bins, and which records are worth a look.
+"""Reads the committed records of a run once: counts distributions in bins and picks records worth a look.
 
-Reads columns of numbers only, batch by batch, so memory does not grow with the run. Knows no charts and no texts.
+Reads numbers only, batch by batch. Memory does not grow with the run, but for 32 bytes a group of a rollout. Knows no charts.
 """
 
 from collections import Counter
@@ -22,16 +22,17 @@ from .rollout_figures import RolloutFigures
 SPAN = 8  # tokens of a span
 _GENERATED = ("prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")
 _SCORED = ("token_logprobs", "sum_logprob", "scored_tokens", "choice_logprobs", "label", "correct")
-_LONGEST = 1 << 20  # tokens: what is longer counts as so long
+_LONGEST = 1 << 20  # tokens: a longer text counts as this long
 _SORTS = {"random": 40, "least likely": 16, "most likely": 8, "longest": 8, "wrong and sure": 12, "right and unsure": 8}
 
 
 @dataclass(slots=True)
 class Pass:
-    """What the pass found. lengths: by heading, of tokens. nll: of each token, in nats. documents: mean NLL a token, of each record.
+    """The figures of one pass.
 
-    finish: reasons -> records; accuracy: records that are right, wrong, without a label. sorts: by name, the records to look at.
-    spans: the records with the least likely spans, and where in its tokens each begins. rollout: of a rollout with rewards, else None.
+    lengths: heading -> lengths in tokens. nll: of each token, in nats. documents: mean NLL a token of each record.
+    finish: finish reason -> records. accuracy: records that are right, wrong, or without a label. sorts: name -> records to look at.
+    spans: records with the least likely spans, and the token where each begins. rollout: for a rollout with rewards, else None.
     """
 
     columns: list[str]
@@ -47,7 +48,7 @@ class Pass:
 
 
 def passed(run: Path) -> Pass | None:
-    """The pass over the committed records of the run directory ``run``; None where there are none.
+    """Reads the committed records of the run directory ``run``. Returns None where there are none.
 
     Raises RunDirError where a committed part is missing or damaged.
     """
@@ -67,10 +68,10 @@ def passed(run: Path) -> Pass | None:
 
 
 def identities(batch: pa.RecordBatch) -> Ints:
-    """Round, row and sample [N, 3] of each record; 0 where its job has no such thing."""
+    """Returns round, row and sample [N, 3] of each record; 0 where its job has no such column."""
     names = ("round", "row", "sample")
-    there = set(batch.schema.names)
-    columns = [_ints(batch, name) if name in there else np.zeros(batch.num_rows, np.int64) for name in names]
+    present = set(batch.schema.names)
+    columns = [_ints(batch, name) if name in present else np.zeros(batch.num_rows, np.int64) for name in names]
     return np.stack(columns, axis=1)
 
 
@@ -115,9 +116,9 @@ def _add_logprobs(found: Pass, batch: pa.RecordBatch, records: Ints, names: set[
 
 
 def _add_spans(spans: Lowest, flat: NDArray[np.float32], lengths: Ints, records: Ints) -> None:
-    """The least likely SPAN tokens in a row of each record whose mean logprob is among the lowest.
+    """Adds the least likely span of SPAN tokens of each record, if its mean logprob is among the lowest.
 
-    flat: the logprobs of all records one behind another, lengths [N] how many are whose. Spans with a null or −∞ do not count.
+    flat: the logprobs of all records in order; lengths: [N], how many each record has. Spans with a null or −∞ do not count.
     """
     if len(flat) < SPAN:
         return
@@ -127,7 +128,7 @@ def _add_spans(spans: Lowest, flat: NDArray[np.float32], lengths: Ints, records:
     owner = np.repeat(np.arange(len(lengths)), lengths)
     means[(holes[SPAN:] != holes[:-SPAN]) | (owner[SPAN - 1 :] != owner[: len(means)])] = np.nan
     starts = np.cumsum(lengths) - lengths
-    room = np.flatnonzero(lengths >= SPAN)  # each of them has a window that begins at its start
+    room = np.flatnonzero(lengths >= SPAN)  # each has a span that begins at its start
     if not len(room):
         return
     lowest = np.fmin.reduceat(means, starts[room])
@@ -149,7 +150,7 @@ def _add_choices(found: Pass, batch: pa.RecordBatch, records: Ints) -> None:
 
 
 def _margin(logprobs: list[float] | None) -> float:
-    """By how much the likeliest choice is ahead of the next one."""
+    """Returns by how much the likeliest choice is ahead of the next one."""
     ordered = sorted(logprobs or [], reverse=True)
     return ordered[0] - ordered[1] if len(ordered) > 1 and ordered[1] != -np.inf else np.nan
 

@@ -1,6 +1,6 @@
-"""The records that the page lets one browse: found again by who they are, and cut to what can be looked at.
+"""Reads the picked records again for the page's sample browser and cuts them to a readable size.
 
-Picks nothing (report_pass.py has done that) and knows no HTML. All text in them is data.
+record_pass.py has picked them. Knows no HTML; all text in records is data.
 """
 
 import json
@@ -41,7 +41,7 @@ _FACTS = (
 
 @dataclass(slots=True, frozen=True)
 class Samples:
-    """records: as JSON holds them, in input order; sorts: name -> how many of them. left_out: picked, and not there for want of room."""
+    """The samples as JSON, in input order. sorts: name -> count. left_out: how many were picked but had no room."""
 
     records: list[Json]
     sorts: dict[str, int]
@@ -49,7 +49,7 @@ class Samples:
 
 
 def samples(run: Path, found: Pass, tokenizer: Tokenizer | None) -> Samples:
-    """The records that ``found`` has picked. Raises RunDirError where a committed part is missing or damaged."""
+    """Returns the records that ``found`` picked. Raises RunDirError where a committed part is missing or damaged."""
     tags = _tags(found)
     spans = {who: int(at) for who, at in zip(found.spans.found, found.spans.notes, strict=True)}
     shown = _Shown(tokenizer, spans)
@@ -75,12 +75,12 @@ def _order(sort: str) -> int:
 
 
 def _rank(sorts: list[str]) -> int:
-    """What is dropped last stands first: what was picked for a reason, before the random ones."""
+    """Ranks records picked for a reason before random ones; the last are dropped first."""
     return min(1 if sort == "random" else 0 for sort in sorts)
 
 
 def _tags(found: Pass) -> dict[Identity, list[str]]:
-    """Each picked record with the sorts that it is of."""
+    """Returns the sorts of each picked record."""
     sorts: dict[str, Lowest] = {**found.sorts, "least likely spans": found.spans}
     if found.rollout is not None:
         sorts |= {"best of a group": found.rollout.best, "worst of a group": found.rollout.worst}
@@ -92,7 +92,7 @@ def _tags(found: Pass) -> dict[Identity, list[str]]:
 
 
 def _read(run: Path, wanted: dict[Identity, list[str]]) -> Iterator[tuple[Identity, Json]]:
-    """The wanted records with all their columns."""
+    """Yields the wanted records with all their columns."""
     for batch in read_results(run):
         for index, who in enumerate(map(tuple, identities(batch).tolist())) if _has(batch, wanted) else ():
             if who in wanted:
@@ -106,7 +106,7 @@ def _has(batch: pa.RecordBatch, wanted: dict[Identity, list[str]]) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class _Shown:
-    """How records are shown with what there is to spell tokens."""
+    """Shows records as JSON; tokens by their text where there is a tokenizer, else by their ids."""
 
     tokenizer: Tokenizer | None
     spans: dict[Identity, int]
@@ -116,7 +116,7 @@ class _Shown:
         return numbered if self.tokenizer is None else token_spelling(self.tokenizer.token_bytes)
 
     def record(self, who: Identity, values: Json, sorts: list[str]) -> Json:
-        """The record as the page's script reads it."""
+        """Returns the record as the page's script reads it."""
         name = [f"row {values['row']:,}"]
         name += [f"sample {values['sample']}"] if values.get("sample") is not None and "sample" in values else []
         name += [f"round {values['round']}"] if values.get("round") is not None else []
@@ -124,8 +124,8 @@ class _Shown:
         if values["key"] != str(values["row"]):
             record |= {"key": values["key"], "who": " · ".join([shorten(values["key"], _KEY), *name[1:]])}
         record["facts"] = [[heading, _fact(values[column])] for column, heading in _FACTS if values.get(column) is not None]
-        if (given := values.get("input")) is not None:
-            record["input"] = _cut(json.dumps(given, ensure_ascii=False, indent=1, default=str))
+        if (row := values.get("input")) is not None:
+            record["input"] = _cut(json.dumps(row, ensure_ascii=False, indent=1, default=str))
         if (rewards := values.get("rewards")) is not None:
             reasons = values.get("reward_errors") or {}
             record["facts"] += [[name, _reward(value, reasons.get(name))] for name, value in rewards.items()]
@@ -140,7 +140,7 @@ class _Shown:
             decode = None if self.tokenizer is None else self.tokenizer.decode
             text = decoded(decode, values["completion_ids"]) if decode is not None else values["completion"]
             part = self._tokens("completion", values, "", text, span)
-            # Where no logprobs are stored its tokens have nothing to show.
+            # Without stored logprobs its tokens have nothing to show.
             yield part if values.get("logprobs") is not None else {"name": "completion", "text": _cut(values["completion"])}
         elif "token_ids" in values:
             decode = None if self.tokenizer is None else self.tokenizer.decode
@@ -149,11 +149,11 @@ class _Shown:
             yield from self._choices(values)
 
     def _tokens(self, name: str, values: Json, prefix: str, text: str | None, span: int | None) -> Json:
-        found, start = shown_tokens(values, prefix, text, self.spell, span)
-        part: Json = {"name": name, "tokens": found}
+        tokens, start = shown_tokens(values, prefix, text, self.spell, span)
+        part: Json = {"name": name, "tokens": tokens}
         total = len(values[{"token": "token_ids", "prompt_": "prompt_ids", "": "completion_ids"}[prefix]])
-        if total > len(found):
-            part["note"] = f"tokens {start + 1:,} to {start + len(found):,} of {total:,} are shown"
+        if total > len(tokens):
+            part["note"] = f"tokens {start + 1:,} to {start + len(tokens):,} of {total:,} are shown"
         if span is not None:
             part["span"] = [span - start, span - start + SPAN]
         return part
@@ -167,7 +167,7 @@ class _Shown:
 
 
 def _reward(value: float | None, error: str | None) -> str:
-    """What a function gave, or a dash and why it gave nothing."""
+    """Returns the reward of a function, or a dash and why there is none."""
     if value is not None:
         return _fact(value)
     return "–" if error is None else f"– ({_cut(error)})"

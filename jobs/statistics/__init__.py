@@ -1,4 +1,4 @@
-"""Figures of records: sums, standard errors, perplexity, pass@k, and their tables. Functions of the records alone.
+"""Computes figures from records: sums, standard errors, perplexity, pass@k, and their tables. Knows no model and no prompt.
 
 Public: all.
 """

@@ -1,6 +1,6 @@
-"""From the rewards of a group to one number a sample that says how much better it did than its siblings. Knows numbers alone.
+"""Turns the rewards of a group into advantages: how much better each sample did than the others. Knows numbers alone.
 
-All sums are float64. A reward of None is outside of everything: it enters no mean, and its advantage is 0.
+All sums are float64. A reward of None enters no mean, and its advantage is 0.
 """
 
 import math
@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 EPSILON = 1e-4  # TRL's; verl's is 1e-6
-LARGEST = float(np.finfo(np.float32).max) / 2  # of a reward: an advantage may be twice as large, and is stored in float32 too
-DEGENERATE = "DegenerateGroup"  # how errors/ names a group that was dropped since it teaches nothing
+LARGEST = float(np.finfo(np.float32).max) / 2  # of a reward: an advantage may be twice as large and must fit float32
+DEGENERATE = "DegenerateGroup"  # the name in errors/ of a group that was dropped because it teaches nothing
 
 Rewards = Sequence[float | None]
 
 
 def weighted(rewards: Mapping[str, Rewards], weights: Mapping[str, float]) -> list[float | None]:
-    """Each sample's reward: Σ weight · reward over the functions that rated it; None where none did (TRL's nansum).
+    """Returns each sample's reward: Σ weight · reward over the functions that rated it (TRL's nansum).
 
-    None too where the sum is beyond ±LARGEST.
+    None where no function rated it, and where the sum is beyond ±LARGEST.
 
     >>> weighted({"correct": [1.0, None, None], "brevity": [0.5, 0.25, None]}, {"correct": 1.0, "brevity": 2.0})
     [2.0, 0.5, None]
@@ -30,11 +30,11 @@ def weighted(rewards: Mapping[str, Rewards], weights: Mapping[str, float]) -> li
 
 
 def advantages(kind: str, rewards: Rewards) -> list[float | None]:
-    """The advantage of each sample of one group, by the config's ``advantages``.
+    """Returns the advantage of each sample of one group, by the config's ``advantages``.
 
     grpo: (r − mean) / (std + 1e-4), std with n − 1 (DeepSeekMath, arXiv 2402.03300, section 4.1.2, as TRL has it); centered: r − mean
     (Dr. GRPO, arXiv 2503.20783); rloo: r − the mean of the others (arXiv 2402.14740, equation 9); none: None for each.
-    0 for a sample without a reward, and for a whole group that has fewer than two rewards, or only equal ones.
+    0 for a sample without a reward, and for all samples of a group with fewer than two rewards or only equal ones.
 
     >>> [round(a, 3) for a in advantages("grpo", [1, 0, 0, 0, 0, 0, 0, 0])][:2]
     [2.474, -0.353]
@@ -58,7 +58,7 @@ def advantages(kind: str, rewards: Rewards) -> list[float | None]:
 
 
 def is_degenerate(rewards: Rewards) -> bool:
-    """Whether a group teaches nothing: it has fewer than two rewards, or all are equal as they are stored, in float32."""
+    """Returns whether a group teaches nothing: it has fewer than two rewards, or all are equal in float32, as stored."""
     return len({np.float32(reward) for reward in rewards if reward is not None}) < 2
 
 

@@ -1,4 +1,4 @@
-"""Statistics of completions' records: one row of sums and counts, and the perplexities that follow. A function of the records alone."""
+"""Computes the statistics of completions: one row of sums and counts, and the perplexities. They follow from the records alone."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,7 @@ from .standard_errors import list_sum, perplexity
 COUNTS = (
     "rows",  # with at least one record
     "records",
-    "prompt_tokens",  # each row's once, however many samples it has
+    "prompt_tokens",  # counted once a row, however many samples it has
     "completion_tokens",
     "stopped",
     "at_max_tokens",
@@ -25,7 +25,7 @@ COUNTS = (
 
 
 def completion_statistics(run: Path, context: int | None, max_tokens: int | None) -> pa.Table:
-    """Statistics of a run directory's records. ``max_tokens`` is the config's, None where rows bring their own.
+    """Returns the statistics of a run directory's records. ``max_tokens`` is the config's, None where rows have their own.
 
     Logprobs are summed in float64 over the stored float32, in input order; a prompt counts once however many samples it has.
     """
@@ -51,11 +51,11 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
         if "logprobs" in batch.schema.names:
             count["minus_infinity"] += _impossible(batch.column("logprobs"))
         if echo := "prompt_logprobs" in batch.schema.names:
-            own = batch.column("prompt_logprobs").filter(pa.array(first))
-            total, scored = list_sum(own)
+            of_rows = batch.column("prompt_logprobs").filter(pa.array(first))
+            total, scored = list_sum(of_rows)
             prompt.append(total)
             count["prompt_scored"] += scored
-            count["minus_infinity"] += _impossible(own)
+            count["minus_infinity"] += _impossible(of_rows)
     return _table(count, math.fsum(completion), math.fsum(prompt) if echo else None, clipped=bool(max_tokens and context))
 
 

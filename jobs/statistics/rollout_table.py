@@ -1,4 +1,4 @@
-"""The statistics of a rollout run as the lines that stand at its end: figures a reward function, then a line a policy version."""
+"""Shows the statistics of a rollout run on the terminal: a line for each reward function, then one for each policy version."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MOST_VERSIONS = 12  # lines; those between the first and the newest are left out
 
 
 def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
-    """``rollout_stats.statistics`` for a terminal; empty where no group is recorded. watched: the folder of policies, if there is one."""
+    """Returns the statistics as lines; empty where no group is recorded. watched: the folder of policies, if there is one."""
     rows: list[dict[str, Any]] = statistics.to_pylist()
     whole = rows[0]
     if not whole["groups"]:
@@ -20,7 +20,7 @@ def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
     if whole["reward"] is not None or "rewards" in whole:
         lines += align_columns(_functions(whole), 1)
     for name, kinds in (whole.get("reward_errors") or {}).items():
-        lines += [_error(name, kind, found) for kind, found in kinds.items() if found is not None]
+        lines += [_error(name, kind, error) for kind, error in kinds.items() if error is not None]
     for of, word in (("round", "round"), ("policy_version", "policy version")):
         parts = [row for row in rows if row["of"] == of]
         if len(parts) > 1:
@@ -31,22 +31,22 @@ def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
 
 
 def _heading(whole: dict[str, Any]) -> str:
-    said = [
+    parts = [
         f"{whole['groups']:,} groups, {whole['samples']:,} samples",
         f"{_share(whole['truncated'], whole['samples'])} of them truncated",
     ]
     if "rewards" in whole:
-        said.append(f"{_share(whole['degenerate'], whole['groups'])} of the groups with nothing to compare")
-    return "; ".join(said)
+        parts.append(f"{_share(whole['degenerate'], whole['groups'])} of the groups with nothing to compare")
+    return "; ".join(parts)
 
 
 def _dropped(whole: dict[str, Any]) -> list[str]:
-    """What the figures leave out, where that is anything."""
+    """Says how many groups the figures leave out, where there are any."""
     if not whole.get("dropped"):
         return []
     verb = "is" if whole["dropped"] == 1 else "are"
-    said = f"of the groups that were kept: {count_text(whole['dropped'], 'dropped group')} {verb} in none of these figures"
-    return [said + ("" if whole.get("pass_at") is None or any(whole["pass_at"].values()) else ", so pass@k is not to be had")]
+    text = f"of the groups that were kept: {count_text(whole['dropped'], 'dropped group')} {verb} in none of these figures"
+    return [text + ("" if whole.get("pass_at") is None or any(whole["pass_at"].values()) else ", so pass@k is not to be had")]
 
 
 def _share(count: int, of: int) -> str:
@@ -54,9 +54,9 @@ def _share(count: int, of: int) -> str:
 
 
 def _functions(whole: dict[str, Any]) -> list[list[str]]:
-    """A table with a line for the reward, and one a function; pass@k for those that give 0 and 1 alone."""
+    """Returns a table with a line for the reward and one for each function; pass@k for functions that give only 0 and 1."""
     passes: dict[str, dict[str, float] | None] = whole.get("pass_at") or {}
-    ks = next((list(found) for found in passes.values() if found), [])
+    ks = next((list(shares) for shares in passes.values() if shares), [])
     if len(ks) > 1:
         ks = [ks[0], ks[-1]]
     unrated = whole["unrated"]
@@ -65,14 +65,14 @@ def _functions(whole: dict[str, Any]) -> list[list[str]]:
         ["reward", figure(whole["reward"], whole["reward_stderr"]), figure(whole["reward_std"]), *("" for _ in ks), figure(unrated)]
     )
     for name, rated in (whole.get("rewards") or {}).items():
-        found = passes.get(name) or {}
+        shares = passes.get(name) or {}
         missing = figure(whole["samples"] - rated["count"])
-        table.append([name, figure(rated["mean"]), figure(rated["std"]), *(figure(found[k]) if found else "" for k in ks), missing])
+        table.append([name, figure(rated["mean"]), figure(rated["std"]), *(figure(shares[k]) if shares else "" for k in ks), missing])
     return table
 
 
-def _error(name: str, kind: str, found: dict[str, Any]) -> str:
-    return f"no reward: {name}: {found['count']:,} × {kind}: {shorten(visible(found['first']), 120)}"
+def _error(name: str, kind: str, error: dict[str, Any]) -> str:
+    return f"no reward: {name}: {error['count']:,} × {kind}: {shorten(visible(error['first']), 120)}"
 
 
 def _parts(parts: list[dict[str, Any]], word: str) -> list[list[str]]:

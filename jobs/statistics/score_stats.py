@@ -1,7 +1,7 @@
-"""Statistics of a scoring job's records: one row over all, then one a group; what stats.arrow, summary.json and a sweep hold.
+"""Computes the statistics of a scoring job for stats.arrow, summary.json and sweeps: one row over all, then one a group.
 
-A function of the records and the config alone: recomputed from a run directory it gives the same bytes. Errors are clustered by
-document unless they are called token-wise. Formulas stand in runner/stats.py; how the records are read in score_sums.py.
+They follow from the records and the config alone, so a run directory always gives the same bytes. Errors are clustered by document
+unless they are called token-wise. standard_errors.py has the formulas; score_sums.py reads the records.
 """
 
 import math
@@ -53,29 +53,28 @@ TYPES = {
 
 
 def score_statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_window: bool, context: int | None) -> pa.Table:
-    """Statistics of all records in the run directory ``run``: the first row is of all, then one a group by first appearance.
+    """Returns the statistics of all records in the run directory ``run``: a row over all, then one a group by first appearance.
 
-    ``of`` is "all" or "group": it tells the row over all, whose ``group`` reads "all", from a group that has this name. Rows
-    without a value are a group of their own, null.
-    ``prefix`` and ``bos_every_window`` say what stood before the tokens, ``context`` how many ids were fed at once, at most;
-    they are written as they are, and beside them a document's ``windows`` and ``stride``. Nothing to score gives null, a token
-    without a chance an infinite perplexity. Raises RunDirError where a part is missing or lacks a column.
+    ``of`` is "all" or "group"; it tells the row over all from a group that is named "all". Rows without a value are a group of
+    their own, null. ``prefix`` and ``bos_every_window`` say what came before the tokens, ``context`` how many ids a call had at
+    most. They are written as they are, with a document's ``windows`` and ``stride``. Nothing to score gives null; a token without a
+    chance gives an infinite perplexity. Raises RunDirError where a part is missing or lacks a column.
     """
     sums = collect_scores(run, config)
     score = config.score
-    given = {
+    settings = {
         "prefix": prefix,
         "bos_every_window": bos_every_window,
         "context": context,
         "windows": score.windows if score.kind == "text" else None,
         "stride": score.stride,
     }
-    rows = [{"of": of, "group": group, **_figures(part, score.kind), **given} for of, group, part in _parts(sums)]
+    rows = [{"of": of, "group": group, **_figures(part, score.kind), **settings} for of, group, part in _parts(sums)]
     return pa.table({name: pa.array([row[name] for row in rows], TYPES.get(name, pa.float64())) for name in rows[0]})
 
 
 def _parts(sums: ScoreSums) -> Iterator[tuple[str, str | None, ScoreSums]]:
-    """What a row is over, its group, and the lines and KLs that belong to it (these as a copy, to be sorted)."""
+    """Yields for each row of the table: ``of``, the group, and its lines and KLs. The KLs are a copy, since they get sorted."""
     yield "all", "all", ScoreSums(sums.lines, [], None if sums.kls is None else sums.kls.copy())
     order = np.argsort(sums.lines["group"], kind="stable")
     ends = np.cumsum(np.bincount(sums.lines["group"], minlength=len(sums.groups)))

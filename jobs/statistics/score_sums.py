@@ -1,8 +1,8 @@
-"""What the statistics of a scoring job keep of its records: a line of sums a document, or a line of outcomes a row of choices.
+"""Reads the records of a scoring job into one line of sums for each document, or of results for each row of choices.
 
-Read in input order, a batch at a time; lines do not depend on how the records fall into batches. About 50 bytes a document stay in
-memory (twice that with a reference model), and 4 bytes a token where percentiles need each token's KL divergence: 100 million
-tokens are 0.4 GB, twice that while they are sorted.
+Records are read in input order, a batch at a time; lines do not depend on how records fall into batches. About 50 bytes a document
+stay in memory (twice that with a reference model), and 4 bytes a token where percentiles need each token's KL divergence:
+100 million tokens are 0.4 GB, twice that while they are sorted.
 """
 
 import math
@@ -32,7 +32,7 @@ TOKENS = [
     ("minus_infinity", np.int32),
     ("words", np.int32),
     ("bytes", np.int64),  # scored
-    ("whole", np.bool_),  # no byte of it is left out, but for a cut at the context's end
+    ("whole", np.bool_),  # all its bytes count, but for a cut at the context's end
     ("truncated", np.bool_),
     ("greedy", np.bool_),
 ]
@@ -60,8 +60,9 @@ CHOICES = [
 
 @dataclass(slots=True, frozen=True)
 class ScoreSums:
-    """Of D records: lines [D], the groups' values in the order of their first appearance, and with a reference the KL of each
-    scored token of all documents [T].
+    """The sums of D records. groups: the groups' values in order of first appearance.
+
+    kls: [T], the KL divergence of each scored token of all documents, where there is a reference model.
     """
 
     lines: Lines
@@ -70,7 +71,7 @@ class ScoreSums:
 
 
 def collect_scores(run: Path, config: ScoreConfig) -> ScoreSums:
-    """Sums of all records in a run directory. Raises RunDirError where a part is missing or lacks a column."""
+    """Returns the sums of all records in a run directory. Raises RunDirError where a part is missing or lacks a column."""
     kind, compared = config.score.kind, config.reference is not None and config.score.kind != "choices"
     columns, dtype, lines_of = _layout(kind, compared)
     grouped = config.score.group_by is not None
@@ -88,7 +89,7 @@ def collect_scores(run: Path, config: ScoreConfig) -> ScoreSums:
 
 
 def _layout(kind: str, compared: bool) -> tuple[list[str], np.dtype[Any], Callable[[pa.RecordBatch, Lines], None]]:
-    """The records' columns that are read, the lines' fields, and what fills these."""
+    """Returns the columns to read, the fields of a line, and the function that fills lines."""
     if kind == "choices":
         counted = ["choice_logprobs", "choice_token_logprobs", "choice_tokens", "choice_bytes", "choice_chars"]
         return [*counted, "label", "correct", "truncated"], np.dtype(CHOICES), _fill_choices
@@ -144,19 +145,19 @@ def _fill_choices(batch: pa.RecordBatch, lines: Lines) -> None:
 
 
 def _best(sums: Sequence[float], lengths: Sequence[int]) -> int:
-    """The choice with the largest logprob for its length, the first of equals; one without length is never it."""
+    """Returns the choice with the largest logprob for its length, the first of equals; never one without length."""
     means = [total / length if length else -math.inf for total, length in zip(sums, lengths, strict=True)]
     return max(range(len(means)), key=means.__getitem__)
 
 
 def _plain(batch: pa.RecordBatch, name: str) -> NDArray[Any]:
-    """A column of numbers or bools, null as 0 or False."""
+    """Returns a column of numbers or bools, with 0 or False for null."""
     column = batch.column(name)
     return pc.fill_null(column, False if pa.types.is_boolean(column.type) else 0).to_numpy(zero_copy_only=False)
 
 
 def _ragged(lists: pa.Array) -> tuple[Doubles, Ints]:
-    """Numbers of all lists behind each other, without nulls, as float64 [T]; how many are each list's [D]."""
+    """Returns the numbers of all lists in order, without nulls, as float64 [T], and how many each list has [D]."""
     flat = lists.flatten()
     return _flat(lists).astype(np.float64), _by_document(flat.is_valid().to_numpy(zero_copy_only=False), _lengths(lists))
 
@@ -170,20 +171,20 @@ def _lengths(lists: pa.Array) -> Ints:
 
 
 def _by_document(values: NDArray[Any], counts: Ints) -> Ints:
-    """Of each document the sum of its ``counts`` small integers or bools."""
+    """Returns for each document the sum of its ``counts`` small integers or bools."""
     ends = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])[np.cumsum(counts)]
     return np.diff(ends, prepend=0)
 
 
 def _sums(values: Doubles, counts: Ints) -> Doubles:
-    """Of each document the sum of its ``counts`` values, exactly rounded."""
+    """Returns for each document the sum of its ``counts`` values, exactly rounded."""
     every, ends = values.tolist(), np.cumsum(counts).tolist()
     return np.array([math.fsum(every[end - count : end]) for end, count in zip(ends, counts.tolist(), strict=True)], np.float64)
 
 
 def _squares(values: Doubles, sums: Doubles, counts: Ints) -> Doubles:
-    """Of each document Σ (x − mean)² over its ``counts`` values, of which ``sums`` are the sums; NaN where one is infinite."""
+    """Returns for each document Σ (x − mean)² over its ``counts`` values with the sums ``sums``; NaN where one is infinite."""
     owner = np.repeat(np.arange(len(counts)), counts)
     with np.errstate(invalid="ignore"):
-        apart = values - (sums / np.maximum(counts, 1))[owner]
-    return np.asarray(np.bincount(owner, weights=apart**2, minlength=len(counts)), np.float64)
+        gaps = values - (sums / np.maximum(counts, 1))[owner]
+    return np.asarray(np.bincount(owner, weights=gaps**2, minlength=len(counts)), np.float64)

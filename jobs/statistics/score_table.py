@@ -1,8 +1,7 @@
-"""Statistics of a scoring job as text: what a person reads on the terminal when a run ends.
+"""Shows the statistics of a scoring job on the terminal, when a run ends.
 
-From the table of jobs/measures.py alone: which columns it has decides what is shown. Values stand beside their standard error,
-the ± below each other; what is not in the figures is said below them, where there is such. A table that is too wide for the
-terminal is parted into blocks.
+It needs only the table of score_stats.py, whose columns decide what is shown. Values have their standard errors beside them, with
+the ± aligned. Notes below say what the figures leave out. A table too wide for the terminal is split into blocks.
 """
 
 from collections.abc import Callable
@@ -19,12 +18,12 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def score_closing(table: pa.Table) -> str:
-    """The statistics as aligned text: all records first, then up to 20 groups; the reference model's block; what ± means."""
+    """Returns the statistics as aligned text: all records, up to 20 groups, the reference model's block, and notes."""
     return closing_within(table, terminal_width())
 
 
 def closing_within(table: pa.Table, width: int) -> str:
-    """As ``closing``, in lines of at most ``width`` columns (from 80 on)."""
+    """Returns the same text in lines of at most ``width`` columns; ``width`` is 80 or more."""
     rows = table.slice(0, 1 + GROUPS).to_pylist()
     left = table.num_rows - len(rows)
     more = [f"… and {left:,} more {'group' if left == 1 else 'groups'} in stats.arrow"] if left else []
@@ -35,8 +34,8 @@ def closing_within(table: pa.Table, width: int) -> str:
         against = wrap_table(names, _cells(rows, DIVERGENCE), width)
         against[-1] += more
         blocks += _titled("Against the reference model:", against)
-        spread = wrap_table(["", ""], _cells(rows[:1], PERCENTILES), width + 2)
-        blocks += _titled("KL(reference ‖ model) of a token in nats, over all:", [[line[2:] for line in lines] for lines in spread])
+        percentiles = wrap_table(["", ""], _cells(rows[:1], PERCENTILES), width + 2)
+        blocks += _titled("KL(reference ‖ model) of a token in nats, over all:", [[line[2:] for line in lines] for lines in percentiles])
     blocks.append(notes(rows[0]))
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
@@ -54,7 +53,7 @@ def _with_error(name: str, heading: str) -> Column:
 
 
 def _percent(name: str, heading: str) -> Column:
-    """A share in percent, with its error where it has one."""
+    """Returns the column of a share in percent, with its error where it has one."""
     return heading, lambda row: figure(_hundredfold(row[name]), _hundredfold(row.get(f"{name}_stderr")))
 
 
@@ -83,7 +82,7 @@ PERCENTILES = [
 
 
 def main_columns(row: Row) -> list[Column]:
-    """The columns for a row's kind of scoring; * marks those that do not count the bytes of first tokens."""
+    """Returns the columns for a row's kind of scoring. A * marks those that leave out the bytes of first tokens."""
     if "acc" in row:
         return CHOICES
     mark = "" if row["first_token_scored"] else "*"
@@ -105,12 +104,12 @@ def _name(row: Row, width: int) -> str:
 
 
 def _cells(rows: list[Row], columns: list[Column]) -> list[list[str]]:
-    """A list a column: its heading, and a cell a row."""
+    """Returns each column as a list: its heading, then a cell for each row."""
     return [[heading, *map(of, rows)] for heading, of in columns]
 
 
 def notes(row: Row) -> list[str]:
-    """What ± means here, and what is not in the figures."""
+    """Returns notes that say what ± means here and what the figures leave out."""
     noun = "row" if "acc" in row else "document"
     notes = [_error_note(row)]
     if empty := row.get("nothing_to_score", 0):

@@ -1,7 +1,7 @@
-"""Sums and counts to the figures that are reported, with their standard errors. Sums travel; a mean of means is never taken.
+"""Turns sums and counts into figures with their standard errors. Never takes a mean of means.
 
-Sums are float64 over the stored float32. Nothing to score is None, never 0; so is an error that cannot be estimated. Knows
-neither files nor records: D documents are arrays of their sums.
+Sums are float64 over the stored float32. Where nothing is scored, figures are None, never 0; so is an error that cannot be
+estimated. Knows neither files nor records: D documents are arrays of their sums.
 """
 
 import math
@@ -14,7 +14,7 @@ from ...runner.core.arrays import Doubles, Ints
 
 
 def perplexity(sum_logprob: float, tokens: int) -> float | None:
-    """``exp(-Σ logprob / tokens)`` over a corpus; None where no token was scored, infinity where one had no chance.
+    """Returns ``exp(-Σ logprob / tokens)`` over a corpus: None where no token was scored, infinity where one had no chance.
 
     With words or UTF-8 bytes in place of tokens it is word or byte perplexity.
     """
@@ -25,59 +25,59 @@ def perplexity(sum_logprob: float, tokens: int) -> float | None:
 
 
 def bits_per_byte(sum_logprob: float, size: int) -> float | None:
-    """``-Σ logprob / (bytes · ln 2)``, as lm-eval's bits_per_byte; None without bytes."""
+    """Returns ``-Σ logprob / (bytes · ln 2)``, as lm-eval's bits_per_byte; None without bytes."""
     return (0.0 - sum_logprob) / (size * math.log(2)) if size else None
 
 
 def clustered_error(sums: Doubles, counts: Ints) -> float | None:
-    """Standard error of the mean ``m = Σ sums / Σ counts`` of values that come in documents, each document a cluster.
+    """Returns the standard error of the mean ``m = Σ sums / Σ counts`` of values, where each document is a cluster.
 
     ``sqrt(D/(D−1) · Σ_d (s_d − m·n_d)²) / Σ n_d``, the error of a ratio estimate (Cochran, Sampling Techniques, 1977, chapter 2).
-    sums: [D] each document's Σ of values, counts: [D] how many; documents without values do not count among the D. None for
-    fewer than two, and where a sum is infinite.
+    sums: [D], each document's Σ of values; counts: [D], how many. Documents without values do not count among the D. None for
+    fewer than two documents, and where a sum is infinite.
 
-    Of differences between two models it is the paired error: Var a + Var b − 2 Cov(a, b), as llama.cpp's ``--kl-divergence`` takes
+    For differences between two models it is the paired error: Var a + Var b − 2 Cov(a, b), as llama.cpp's ``--kl-divergence`` takes
     it over tokens for ln(PPL(Q)/PPL(base)).
     """
     sums, counts = sums[counts > 0], counts[counts > 0]
     if len(sums) < 2 or not np.isfinite(sums).all():
         return None
     total = int(counts.sum())
-    apart = math.fsum((sums - math.fsum(sums) / total * counts) ** 2)
-    return math.sqrt(len(sums) / (len(sums) - 1) * apart) / total
+    squares = math.fsum((sums - math.fsum(sums) / total * counts) ** 2)
+    return math.sqrt(len(sums) / (len(sums) - 1) * squares) / total
 
 
 def tokenwise_error(sums: Doubles, counts: Ints, squares: Doubles) -> float | None:
-    """Standard error of the same mean as if all N values were independent: ``sqrt(Σ (x − m)² / (N − 1) / N)``.
+    """Returns the standard error of the same mean as if all N values were independent: ``sqrt(Σ (x − m)² / (N − 1) / N)``.
 
-    squares: [D], each document's Σ (x − its own mean)²; the values' spread is that within documents and that between them.
+    squares: [D], each document's Σ (x − its own mean)². The whole spread is that within documents plus that between them.
     None for fewer than two values, and where a sum is infinite.
     """
     sums, counts, squares = sums[counts > 0], counts[counts > 0], squares[counts > 0]
     total = int(counts.sum())
     if total < 2 or not np.isfinite(sums).all():
         return None
-    apart = math.fsum(squares) + math.fsum(counts * (sums / counts - math.fsum(sums) / total) ** 2)
-    return math.sqrt(apart / (total - 1) / total)
+    spread = math.fsum(squares) + math.fsum(counts * (sums / counts - math.fsum(sums) / total) ** 2)
+    return math.sqrt(spread / (total - 1) / total)
 
 
 def through_exp(value: float | None, error: float | None) -> float | None:
-    """Standard error of ``value = exp(x)`` where x has ``error``: value · error (delta method). None where either is unknown."""
+    """Returns the standard error of ``value = exp(x)`` where x has ``error``: value · error (delta method). None without either."""
     return None if value is None or error is None or math.isinf(value) else value * error
 
 
 def share_error(hits: int, of: int) -> float | None:
-    """Standard error of a share: of ``of`` zeros and ones, ``hits`` ones, the sample deviation over ``sqrt(of)``.
+    """Returns the standard error of the share ``hits / of``: the standard deviation of these ones and zeros over ``sqrt(of)``.
 
-    lm-eval's mean_stderr, ``sqrt(p · (1 − p) / (n − 1))``; None for fewer than two.
+    It is lm-eval's mean_stderr, ``sqrt(p · (1 − p) / (n − 1))``; None for fewer than two.
     """
     return math.sqrt(hits / of * (1 - hits / of) / (of - 1)) if of > 1 else None
 
 
 def percentiles(values: NDArray[np.float32], at: tuple[float, ...]) -> list[float | None]:
-    """Percentiles ``at`` (0 to 100) of ``values`` [N], which are sorted in place, with linear interpolation between neighbours.
+    """Sorts ``values`` [N] in place and returns the percentiles ``at`` (0 to 100), interpolated between neighbours.
 
-    At rank p/100 · (N − 1), as NumPy's ``linear`` and R's type 7; infinite between a number and infinity. None without values.
+    The rank is p/100 · (N − 1), as NumPy's ``linear`` and R's type 7; infinite between a number and infinity. None without values.
     """
     values.sort()
     return [_at_rank(values, p / 100 * (len(values) - 1)) if len(values) else None for p in at]
@@ -89,7 +89,7 @@ def _at_rank(values: NDArray[np.float32], rank: float) -> float:
 
 
 def list_sum(lists: pa.ChunkedArray | pa.Array) -> tuple[float, int]:
-    """Σ of all numbers in a column of lists, in order and in float64, and how many there are; nulls are left out."""
+    """Returns Σ of all numbers in a column of lists, in float64, and how many there are; nulls are left out."""
     flat = lists.flatten() if isinstance(lists, pa.Array) else pa.chunked_array([c.flatten() for c in lists.chunks], lists.type.value_type)
     values = flat.drop_null().to_numpy()
     return math.fsum(values.astype(np.float64)), len(values)
