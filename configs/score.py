@@ -59,9 +59,9 @@ class ScoreSettings(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
-        given = [name for name in KINDS if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise contradiction("", f"found {' and '.join(given) or 'none of them'}; expected exactly one of {', '.join(KINDS)}")
+        kinds = [name for name in KINDS if getattr(self, name) is not None]
+        if len(kinds) != 1:
+            raise contradiction("", f"found {' and '.join(kinds) or 'none of them'}; expected exactly one of {', '.join(KINDS)}")
         return self
 
     @model_validator(mode="after")

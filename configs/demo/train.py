@@ -3,8 +3,8 @@
     python configs/demo/train.py tinyshakespeare.txt --out configs/demo
 
 README.md beside it gives the commands that made the weights.
-Everything the model is comes from here: the held-out scenes, the questions, the tokenizer, the weights. It knows the
-text (speeches separated by blank lines, each opened by its speaker's name) and nothing of the package.
+This script makes the held-out scenes, the questions, the tokenizer and the weights. It knows the format of the text (speeches separated
+by blank lines, each opened by its speaker's name) and nothing of the package.
 """
 
 from __future__ import annotations
@@ -84,25 +84,25 @@ def scenes(text: str) -> list[str]:
 
 
 def sums() -> tuple[list[str], list[str]]:
-    """All a + b and a - b for 0 <= a, b < 100, shuffled and split into those trained on and those never shown."""
+    """Returns all a + b and a - b for 0 <= a, b < 100, shuffled and split: sums for training, and unseen sums."""
     every = [f"{a} {sign} {b}" for a in range(100) for b in range(100) for sign in "+-"]
     random.Random(0).shuffle(every)
     return every[:-2000], every[-2000:]
 
 
 def answer(question: str) -> str:
-    """The full answer to a sum: ``answer("17 + 25") == "17 + 25 = 42"``."""
+    """Returns the full answer to a sum: ``answer("17 + 25") == "17 + 25 = 42"``."""
     a, sign, b = question.split()
     return f"{question} = {int(a) + int(b) if sign == '+' else int(a) - int(b)}"
 
 
 def rendered_question(question: str) -> str:
-    """The chat up to the assistant's turn, as the chat template renders it."""
+    """Returns the chat up to the assistant's turn, as the chat template renders it."""
     return f"{START}user\nWhat is {question}?{END}\n{START}assistant\n"
 
 
 def make_tokenizer(texts: list[str]) -> Tokenizer:
-    """Byte-level BPE with digits as single tokens; puts BOS before a text by itself, as Llama 3's does."""
+    """Trains a byte-level BPE with digits as single tokens. It puts BOS before a text, as Llama 3's tokenizer does."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -122,7 +122,7 @@ def make_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def training_windows(tokenizer: Tokenizer, texts: list[str], options: argparse.Namespace) -> Iterator[tuple[list[int], list[float]]]:
-    """Endless windows of ``length + 1`` token ids with the weight of each in the loss.
+    """Yields endless windows of ``length + 1`` token ids with the weight of each in the loss.
 
     A window is of sums in chats with chance ``share``, of bare sums with chance ``drills``, else of scenes, which are one
     stream, each opened by BOS. With ``answers_only`` what can't be known (the question) has no weight.
@@ -151,7 +151,7 @@ def training_windows(tokenizer: Tokenizer, texts: list[str], options: argparse.N
 
 
 def held_out(model: nn.Module, tokenizer: Tokenizer, texts: list[str], context: int = 512) -> float:
-    """Perplexity a token of the texts, in windows of ``context``, each token scored once."""
+    """Returns the perplexity a token of the texts, in windows of ``context``, each token scored once."""
     nll = count = 0.0
     for text in texts:
         ids = tokenizer.encode(text).ids
@@ -163,7 +163,7 @@ def held_out(model: nn.Module, tokenizer: Tokenizer, texts: list[str], context: 
 
 
 def accuracy(model: nn.Module, tokenizer: Tokenizer, questions: list[str]) -> float:
-    """Share of questions answered right when sampled at temperature 1."""
+    """Returns the share of questions answered right when sampled at temperature 1."""
     mx.random.seed(0)
     right = 0
     prompts: dict[int, list[tuple[str, list[int]]]] = {}
@@ -176,8 +176,8 @@ def accuracy(model: nn.Module, tokenizer: Tokenizer, questions: list[str]) -> fl
             x = mx.random.categorical(model(x, cache=cache)[:, -1])[:, None]
             out.append(x)
         for (q, _), ids in zip(group, mx.concatenate(out, 1).tolist(), strict=True):
-            said = ids[: ids.index(2)] if 2 in ids else ids
-            right += tokenizer.decode(said) == answer(q)
+            completion = ids[: ids.index(2)] if 2 in ids else ids
+            right += tokenizer.decode(completion) == answer(q)
     return right / len(questions)
 
 
@@ -189,7 +189,7 @@ def measure(model: nn.Module, tokenizer: Tokenizer, texts: list[str]) -> None:
 
 
 def train(model: nn.Module, tokenizer: Tokenizer, texts: list[str], unseen: list[str], options: argparse.Namespace) -> None:
-    """AdamW with a warm-up and a cosine schedule; says how it goes, and saves the model now and then and at the end."""
+    """Trains with AdamW, a warm-up and a cosine schedule. Prints progress, and saves the model regularly and at the end."""
     decay = optim.cosine_decay(options.rate, options.steps, options.rate * 0.05)
     warm = optim.linear_schedule(0.0, options.rate, 100)
     optimizer = optim.AdamW(learning_rate=optim.join_schedules([warm, decay], [100]), weight_decay=0.1)
@@ -241,7 +241,7 @@ def save(model: nn.Module, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def write_lines(path: Path, rows: list[dict[str, str]]) -> None:
-    """One JSON object a line."""
+    """Writes one JSON object a line."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

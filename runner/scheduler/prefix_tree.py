@@ -113,13 +113,13 @@ def forest(requests: Sequence[ScoreRequest], limits: Limits, shared: bool) -> li
         return [Segment(ids, 0, own) for ids, own in zip(inputs, reads, strict=True)]
     roots: list[Segment] = []
     children: dict[PrefixRange | None, list[Segment]] = {None: roots}
-    for found in prefix_ranges(inputs, limits):
-        if found.end is None:
-            children[found.parent].append(Segment(inputs[found.low], found.start, reads[found.low]))
+    for span in prefix_ranges(inputs, limits):
+        if span.end is None:
+            children[span.parent].append(Segment(inputs[span.low], span.start, reads[span.low]))
             continue
-        segment = Segment(inputs[found.low][: found.end], found.start, [read for own in reads[found.low : found.high] for read in own])
-        children[found.parent].append(segment)
-        children[found] = segment.children
+        segment = Segment(inputs[span.low][: span.end], span.start, [read for own in reads[span.low : span.high] for read in own])
+        children[span.parent].append(segment)
+        children[span] = segment.children
     return roots
 
 
