@@ -38,7 +38,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Audit:
-    """What a run's directory holds, compared with its input.
+    """The contents of a run's directory, compared with its input.
 
     rows: of the input that the run covers, in each of ``rounds``. input_rows: what the input has now, None where it cannot be read.
     resolved: rows of committed, sound shards, of all rounds. records, errors (by stage and class): of these shards. journaled:
@@ -207,6 +207,6 @@ def _check_closing(audit: Audit, paths: RunPaths, log: CommitLog) -> None:
     audit.closed = log.closing is not None
     counted = {"rows": audit.resolved, "records": audit.records, "errors": audit.errors.total()}
     if log.closing is not None and not (audit.problems or audit.open_shards) and counted != {key: log.closing[key] for key in counted}:
-        said = ", ".join(f"{log.closing[key]} {key}" for key in counted)
-        what = f"its closing line says {said}; there are {', '.join(f'{number} {key}' for key, number in counted.items())}"
+        declared = ", ".join(f"{log.closing[key]} {key}" for key in counted)
+        what = f"its closing line says {declared}; there are {', '.join(f'{number} {key}' for key, number in counted.items())}"
         audit.problems.append(Finding(str(paths.commits), what, "this is a fault of mlx-bulk's: keep the folder, and report it"))

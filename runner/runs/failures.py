@@ -128,8 +128,8 @@ def _reason(kind: ErrorKind) -> str:
 
 def dropped_groups(paths: RunPaths) -> int:
     """Counts the groups left out on purpose, in errors/ and in journals. Raises RunDirError where a part is missing or damaged."""
-    found = uncommitted_journals(journal_files(paths), read_commits(paths))
-    journals = [each.journal for each in found if each.journal is not None]
+    uncommitted = uncommitted_journals(journal_files(paths), read_commits(paths))
+    journals = [each.journal for each in uncommitted if each.journal is not None]
     retried = {each.header.shard for each in journals if each.header.retry}  # their journals repeat the drops of their parts
     return committed_drops(paths, without=retried) + sum(_drops(each.errors) for each in journals)
 

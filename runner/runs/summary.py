@@ -20,7 +20,7 @@ SESSION_FIGURES = (
 
 @dataclass(slots=True, frozen=True)
 class Summary:
-    """How a run ended.
+    """The end of a run, in figures.
 
     Rows, records, errors, dropped groups and refused policies are counted over the run; tokens, seconds and padding over this session.
     worked: False when nothing was left to do. reasons: why rows were quarantined, a line each. closing: the statistics that are shown

@@ -12,7 +12,7 @@ LEFT_SECONDS = 600.0  # the time left is estimated over this time: a window's lo
 
 @dataclass(slots=True, frozen=True)
 class Counts:
-    """How far a run is. rows: resolved ones, with those of earlier sessions. of: all rows. errors: quarantined ones.
+    """Progress of a run. rows: resolved ones, with those of earlier sessions. of: all rows. errors: quarantined ones.
 
     policy: the version of the policy that generates, where there is one.
     """

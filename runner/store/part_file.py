@@ -51,7 +51,7 @@ _PIECE = 1 << 20
 
 @dataclass(slots=True, frozen=True)
 class Declared:
-    """What a part's footer declares. run: digest of the run's identity. rows, records, errors: of the shard, in both of its parts.
+    """The declaration in a part's footer. run: digest of the run's identity. rows, records, errors: of the shard, in both of its parts.
 
     errors_sha256: of the file with the shard's errors. Only the part with the results has it; None where there are no errors.
     """

@@ -44,7 +44,7 @@ _WAYS_OUT = "Restore the input, or choose another --output."
 
 @dataclass(slots=True, frozen=True)
 class Recovered:
-    """What need not be done again.
+    """The work that need not be done again.
 
     committed: shards of which nothing is left to do. done: open shards that have a journal. headers: what each of these journals
     is to become. bases: the commits that some of them continue. generations: each shard's highest.
