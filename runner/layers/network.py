@@ -50,22 +50,22 @@ class Network:
             if caches is not None:
                 set_call_lengths(caches, lengths, width)
             context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
+        context.reads_logits = read == "logits"
         try:
             if read == "logits":
-                with context.reading_logits():
-                    return self.model(tokens, cache=caches)
+                return self.model(tokens, cache=caches)
             states = self.model(tokens, cache=caches) if self.head is None else self.head.states(tokens, caches)
             return states if read == "states" else None
         finally:
-            context.lengths = None
+            context.lengths, context.reads_logits = None, False
 
     def logits(self, states: mx.array) -> mx.array:
-        """Logits [N, V] of hidden states [N, H], all of which will be read."""
+        """Returns logits [N, V] of hidden states [N, H], all of which will be read."""
         if self.head is None:
             return states
         with context_of(self.model).reading_logits():
             return self.head.logits(states)
 
     def product(self, states: mx.array) -> Product | None:
-        """The matrix product that equals the logits of hidden states [N, H], not computed. None where they are no such product."""
+        """Returns the uncomputed product that equals the logits of hidden states [N, H]; None where they are more than that."""
         return None if self.head is None else self.head.product(states)

@@ -1,0 +1,81 @@
+"""A network's call shows all its arguments: our layers see them during the call, and nothing of them afterwards."""
+
+import copy
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
+from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.layers.network import Network
+
+from ..support.tiny import VOCABULARY, build
+
+TOKENS = mx.array(np.random.default_rng(0).integers(0, VOCABULARY, (2, 5)))
+
+
+class Noting(nn.Module):
+    """A network that notes what its layers can see of each call. It fails where ``broken``."""
+
+    def __init__(self, broken: bool = False):
+        super().__init__()
+        self.layer, self.broken, self.seen = nn.Linear(4, 4), broken, list[tuple[Any, bool]]()
+        patch_layers(self)
+
+    def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+        context = context_of(self.layer)
+        self.seen.append((None if context.lengths is None else context.lengths.tolist(), context.reads_logits))
+        if self.broken:
+            raise RuntimeError("broken")
+        return mx.zeros((*tokens.shape, 4))
+
+
+def test_layers_see_lengths_within_the_call_and_what_is_read():
+    model = Noting()
+    network = Network(model)
+    network(TOKENS, None, lengths=[7, -1])
+    network(TOKENS, None, read="states")
+    network(TOKENS, None, lengths=[2, 5], read="nothing")
+    assert model.seen == [([5, 0], True), (None, False), ([2, 5], False)]
+
+
+def test_nothing_is_left_of_a_call_that_fails():
+    model = Noting(broken=True)
+    with pytest.raises(RuntimeError, match="broken"):
+        Network(model)(TOKENS, None, lengths=[1, 2])
+    context = context_of(model)
+    assert context.lengths is None
+    assert not context.reads_logits
+
+
+def test_each_network_has_calls_of_its_own():
+    first, second = Noting(), Noting()
+    twin = copy.deepcopy(first)
+    contexts = [context_of(model) for model in (first, second, twin)]
+    assert len({id(context) for context in contexts}) == 3
+    assert all(context_of(model.layer) is context for model, context in zip((first, second, twin), contexts, strict=True))
+    unpatch_layers(first)
+    assert context_of(first) is not contexts[0]
+
+
+def test_a_call_of_which_nothing_is_read_fills_the_caches():
+    model = build("llama")
+    read, unread = (fresh(model, 2, padded=False) for _ in range(2))
+    logits = Network(model)(TOKENS, read)
+    assert Network(model)(TOKENS, unread, read="nothing") is None
+    for a, b in zip(read, unread, strict=True):
+        assert mx.array_equal(a.state[0], b.state[0])
+    assert logits.shape == (2, 5, VOCABULARY)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_logits_of_states_are_the_logits(split: bool):
+    model = build("llama")
+    network = Network(model, Head(model) if split else None)
+    states = network(TOKENS, fresh(model, 2, padded=False), read="states")
+    logits = network.logits(states.reshape(10, -1)).reshape(2, 5, VOCABULARY)
+    np.testing.assert_allclose(np.array(logits), np.array(network(TOKENS, fresh(model, 2, padded=False))), rtol=0, atol=3e-5)
