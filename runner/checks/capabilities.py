@@ -24,14 +24,14 @@ from ..files.checked_json import digest, read_document
 from ..files.hash_cache import cache_folder, remember
 from ..layers.lm_head import Head
 from ..layers.network import Network
-from ..models.config_compat import translated
+from ..models.config_compat import mlx_lm_settings
 from ..models.loader import Model
 from .decode_check import batch_difference
-from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash, fallback_reason
+from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash_reason, fallback_reason
 from .prefix_check import prefix_refusal
-from .scoring_check import Shortcuts, shortcuts
+from .scoring_check import Shortcuts, find_shortcuts
 from .tiny_config import WINDOW, Config, window_lengths
-from .tiny_twin import rounding, twin
+from .tiny_twin import rounding_noise, twin
 from .trial import SingleRows, trial_limits
 
 On = Literal["twin", "weights"]
@@ -60,38 +60,38 @@ class Capabilities:
 
 def capabilities_of(model: Model) -> Capabilities:
     """Returns what a model's twin shows, or else the model itself. Takes it from the disk where the twin was tried before."""
-    config = model.checkpoint.config | translated(model.checkpoint.config)
+    config = model.checkpoint.config | mlx_lm_settings(model.checkpoint.config)
     kept = cache_folder("twins") / f"{_key(model, config)}.json"
     if (remembered := _recalled(kept)) is not None:
         return remembered
     try:
-        capabilities = shown_by(twin(model.network, config))
+        capabilities = try_twin(twin(model.network, config))
     except Exception as error:  # NoTwin, or whatever the model file fails with
         return _without_twin(model, config, f"no twin ({first_line(error)})")
     remember(kept, asdict(capabilities))
     return capabilities
 
 
-def shown_by(network: Any) -> Capabilities:
+def try_twin(network: Any) -> Capabilities:
     """Tries all on a twin."""
     vocabulary = int(Network(network)(mx.array([[0]]), None).shape[-1])
-    return tried(network, vocabulary, WINDOW, "twin", TAIL * rounding(network, vocabulary, 4 * WINDOW))
+    return try_network(network, vocabulary, WINDOW, "twin", TAIL * rounding_noise(network, vocabulary, 4 * WINDOW))
 
 
-def tried(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0) -> Capabilities:
+def try_network(network: Any, vocabulary: int, window: int, on: On, noise: float = 0.0) -> Capabilities:
     """Tries all on ``network``, with rows of up to four times ``window`` tokens. Raises whatever the network raises on a row alone.
 
     ``noise``: of its logits, as far as it is known.
     """
     allowed = allowed_difference(network, vocabulary, noise)
-    short = shortcuts(network, vocabulary, trial_limits(ROWS), True, allowed, window)
+    short = find_shortcuts(network, vocabulary, trial_limits(ROWS), True, allowed, window)
     head, alone = Head(network) if short.head else None, SingleRows(network)
     reason, of = "", " of a small random twin" if on == "twin" else ""
     for way in WAYS[:-1]:
         try:
             difference = batch_difference(alone, vocabulary, way, window, allowed, head, short.chunked)
         except Exception as error:  # a model file may fail in any way
-            reason = fallback_reason(way, reason, crash(f"{way} batches{of}", error))
+            reason = fallback_reason(way, reason, crash_reason(f"{way} batches{of}", error))
             continue
         if difference <= allowed:
             unshared = prefix_refusal(alone, vocabulary, way, window, allowed, head) if way in PADDED and short.chunked else ""
@@ -109,9 +109,9 @@ def _without_twin(model: Model, config: Config, why: str) -> Capabilities:
     reason = f"{why}, and rows longer than {window} tokens take too long to try them on the model itself"
     if get_total_parameters(model.network) * TOKENS * window <= WORK:
         try:
-            return replace(tried(model.network, model.vocabulary, window, "weights"), no_twin=why)
+            return replace(try_network(model.network, model.vocabulary, window, "weights"), no_twin=why)
         except Exception as error:  # a model file may fail in any way
-            reason = f"{why}, and {crash(f'rows longer than {window} tokens', error)}"
+            reason = f"{why}, and {crash_reason(f'rows longer than {window} tokens', error)}"
     return Capabilities("exact", 0.0, reason, Shortcuts(True, False, False, True, (reason,)), "weights", why)
 
 
@@ -131,7 +131,7 @@ def _key(model: Model, config: Config) -> str:
         {
             "config": config,
             "versions": {name: version(name) for name in names},
-            "code": code(model.network),
+            "code": code_digest(model.network),
             "device": backend.device_name(),
             "blas": str(backend.prepare()),
             "kernels": native.name(),
@@ -140,7 +140,7 @@ def _key(model: Model, config: Config) -> str:
     )
 
 
-def code(network: nn.Module) -> str:
+def code_digest(network: nn.Module) -> str:
     """Returns the sha256 of our source and of the network's model files. While they are worked on, their version stays the same."""
     classes = {cls for module in network.modules() for cls in type(module).__mro__}
     methods = (vars(cls).get(name) for cls in classes for name in ("__init__", "__call__"))

@@ -26,10 +26,10 @@ from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import Model
 from ..scheduler.limits import Limits
-from .capabilities import Capabilities, capabilities_of, code
+from .capabilities import Capabilities, capabilities_of, code_digest
 from .padding_probe import LENGTHS, PADDED, BatchingMode, probe, slots_independent
 from .prefix_check import refused_by_weights
-from .scoring_check import CHUNKS, Shortcuts, confirmed
+from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
 
 log = logging.getLogger("mlx_bulk")
 
@@ -65,7 +65,7 @@ class _CheckedModel:
         """Returns the same with the scorer's shortcuts tried on the model's own weights."""
         model, padded = self.model, not limits.equal_lengths
         shown, allowed = self.capabilities.shortcuts, self.mode.allowed
-        return replace(self, scoring=confirmed(model.network, model.vocabulary, limits, padded, shown, allowed))
+        return replace(self, scoring=confirm_shortcuts(model.network, model.vocabulary, limits, padded, shown, allowed))
 
     def setup(self, config: BatchConfig, wanted: LogprobOptions, limits: Limits) -> Setup:
         """Returns the model's setup; prompts share no prefixes yet."""
@@ -182,7 +182,7 @@ def _with_prefix_cache(setup: Setup, model: Model, folder: Path, refusal: str) -
         "quantized": model.quantized,
         "substitutes": model.substitutes,
         "versions": {name: version(name) for name in ("mlx", "mlx-lm", "mlx-bulk")},
-        "code": code(model.network),
+        "code": code_digest(model.network),
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
         "kernels": native.name(),

@@ -63,7 +63,7 @@ def probe(network: Any, vocabulary: int, fastest: Way = "padded") -> BatchingMod
         try:
             decoded = list(TRIED[way](network, alone.prompts))
         except Exception as error:  # a probe that crashes is a probe that failed
-            reason = fallback_reason(way, reason, crash(f"{way} batches", error))
+            reason = fallback_reason(way, reason, crash_reason(f"{way} batches", error))
             continue
         difference = _furthest(decoded, alone.at_once)
         if not difference <= allowed:
@@ -79,7 +79,7 @@ def fallback_reason(way: Way, before: str, reason: str) -> str:
     return before if before and way == "joined" else reason
 
 
-def crash(what: str, error: Exception) -> str:
+def crash_reason(what: str, error: Exception) -> str:
     """Returns the reason not to rely on ``what``, which crashed."""
     return f"{what} crash: {first_line(error)}"
 

@@ -17,7 +17,7 @@ from ..core.requests import Request
 from ..engine.prefill import compute_prefix, prefill
 from ..engine.setup import BatchFeatures, Setup
 from ..layers.lm_head import Head
-from .padding_probe import Way, allowed_difference, crash
+from .padding_probe import Way, allowed_difference, crash_reason
 from .trial import SingleRows, largest_gap, outcomes_of, random_ids, row_logits, trial_engine, trial_limits, trial_request
 
 ROWS = 4  # at once
@@ -35,7 +35,7 @@ def prefix_refusal(alone: SingleRows, vocabulary: int, way: Way, window: int, al
     try:
         difference = _difference(alone, setup, _long(vocabulary, window), allowed)
     except Exception as error:  # a model file may fail in any way
-        return crash(SUBJECT, error)
+        return crash_reason(SUBJECT, error)
     return _refusal(difference, allowed)
 
 
@@ -47,7 +47,7 @@ def refused_by_weights(network: Any, vocabulary: int, way: Way, allowed: float, 
         if not difference <= allowed:  # a device's noise, which takes more calls to know
             allowed, difference = allowed_difference(network, vocabulary), min(difference, _of_short_rows(setup, [PREFIX, -1]))
     except Exception as error:  # a model file may fail in any way
-        return crash(SUBJECT, error)
+        return crash_reason(SUBJECT, error)
     return _refusal(difference, allowed)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ..core.errors import OutOfRoom
 from ..core.requests import AnyRequest, Request
 from ..engine.setup import Setup
-from .window_check import lacking_window
+from .window_check import missing_window
 
 log = logging.getLogger("mlx_bulk")
 
@@ -20,9 +20,9 @@ def row_check(
     It raises OutOfRoom instead in deterministic mode. It warns once of a row beyond a sliding window that a model lacks.
     ``config``: the model's config.json; ``reference``: setup and config.json of the second model, whose limits are the first one's.
     """
-    windows = [("config.json", lacking_window(setup.model, config), config)]
+    windows = [("config.json", missing_window(setup.model, config), config)]
     if reference is not None:
-        windows.append(("the reference's config.json", lacking_window(reference[0].model, reference[1]), reference[1]))
+        windows.append(("the reference's config.json", missing_window(reference[0].model, reference[1]), reference[1]))
     lacking = [(name, window, config.get("model_type")) for name, window, config in windows if window is not None]
 
     def check(request: AnyRequest) -> str | None:

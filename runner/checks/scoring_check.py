@@ -47,7 +47,9 @@ class Shortcuts:
         return setup.with_features(right_padded=self.right_padded, shared_passages=self.shared_passages, chunked=self.chunked)
 
 
-def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allowed: float | None = None, window: int = WINDOW) -> Shortcuts:
+def find_shortcuts(
+    network: Any, vocabulary: int, limits: Limits, padded: bool, allowed: float | None = None, window: int = WINDOW
+) -> Shortcuts:
     """Tries each shortcut as a run with these ``limits`` would take it, on rows longer than ``window`` tokens.
 
     padded: as in ``BatchFeatures``. allowed: how far a logprob may be off; None for what the device's noise allows.
@@ -87,7 +89,7 @@ def shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, allow
     return Shortcuts(setup.head is not None, right_padded, shared, chunked, tuple(reasons))
 
 
-def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown: Shortcuts, allowed: float) -> Shortcuts:
+def confirm_shortcuts(network: Any, vocabulary: int, limits: Limits, padded: bool, shown: Shortcuts, allowed: float) -> Shortcuts:
     """Returns which of the shortcuts that a twin has ``shown`` to be right are so with a network's own weights, on short rows.
 
     Tries all at once; where logprobs differ by more than ``allowed``, each by itself.
@@ -103,7 +105,7 @@ def confirmed(network: Any, vocabulary: int, limits: Limits, padded: bool, shown
         setup = shown.features_on(replace(setup, head=head))
         if _difference(setup, requests, _alone(network, requests)) <= allowed:
             return shown
-    own = shortcuts(network, vocabulary, limits, padded)
+    own = find_shortcuts(network, vocabulary, limits, padded)
     return Shortcuts(
         own.head and shown.head,
         own.right_padded and shown.right_padded,

@@ -64,7 +64,7 @@ ORIGINAL = "original_max_position_embeddings"
 TRAINED = "max_position_embeddings"
 
 
-def shrunken(config: Config, layers: int, of: int, vocabulary: int = VOCABULARY) -> Config:
+def shrink_config(config: Config, layers: int, of: int, vocabulary: int = VOCABULARY) -> Config:
     """Returns the config of the same model, small, with the first ``layers`` of its ``of`` layers. ``config`` stays as it is."""
     numbers = list(_numbers(config))
     original = next((value for name, value in numbers if name == ORIGINAL), None)

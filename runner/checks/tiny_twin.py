@@ -21,7 +21,7 @@ from ..core.errors import first_line
 from ..layers.kv_cache import fresh
 from ..layers.layer_patching import is_patched, patch_layers
 from ..layers.network import Network
-from .tiny_config import VOCABULARY, Config, shrinks, shrunken
+from .tiny_config import VOCABULARY, Config, shrink_config, shrinks
 
 LAYERS = 48  # that a twin may have
 PARAMETERS = 30_000_000
@@ -63,7 +63,7 @@ def twin(network: Any, config: Config) -> Any:
     raise NoTwin(reason)
 
 
-def rounding(network: nn.Module, vocabulary: int, tokens: int) -> float:
+def rounding_noise(network: nn.Module, vocabulary: int, tokens: int) -> float:
     """Returns how far logits of a row of so many tokens move when each parameter is off by about one rounding of float32.
 
     Logits of two ways to compute the same differ by as much, within a factor of about two.
@@ -100,9 +100,9 @@ def _assumed(modules: Iterable[nn.Module]) -> Config:
 
 def _built(network: nn.Module, config: Config, layers: int, of: int) -> Any:
     """Builds a network of ``layers`` layers; its parameters are not computed yet. Raises NoTwin where it is still large."""
-    built = _initialized(network, shrunken(config, layers, of))
+    built = _initialized(network, shrink_config(config, layers, of))
     if any(int(ids.max()) >= VOCABULARY for ids in _ids(built)):  # they would be written beyond the end of its logits
-        built = _initialized(network, shrunken(config, layers, of, vocabulary=sys.maxsize))
+        built = _initialized(network, shrink_config(config, layers, of, vocabulary=sys.maxsize))
     arrays: list[Any] = [value for _, value in tree_flatten(built.parameters())]
     size = sum(math.prod(value.shape) for value in arrays)
     if size > PARAMETERS:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..layers.kv_cache import fresh
-from ..models.config_compat import translated
+from ..models.config_compat import mlx_lm_settings
 from .tiny_config import WINDOW, Config
 from .tiny_twin import TEXT, twin
 from .trial import random_ids, row_logits
@@ -19,7 +19,7 @@ from .trial import random_ids, row_logits
 SETTING = "sliding_window"
 
 
-def lacking_window(network: Any, config: Config) -> int | None:
+def missing_window(network: Any, config: Config) -> int | None:
     """Returns the sliding window, in tokens, that config.json asks for and ``network`` lacks; None where all is well.
 
     A model has its window if any of its layers looks no further back. Where no twin can be built, its caches decide.
@@ -39,7 +39,7 @@ def lacking_window(network: Any, config: Config) -> int | None:
 
 def _last_logits(network: Any, config: Config, window: int) -> NDArray[np.float32]:
     """Returns a twin's logits [V] after a row that is longer than its ``window``."""
-    changed = config | translated(config)
+    changed = config | mlx_lm_settings(config)
     text = changed.get(TEXT)
     changed |= {TEXT: text | {SETTING: window}} if isinstance(text, dict) and SETTING in text else {SETTING: window}
     small = twin(network, changed)

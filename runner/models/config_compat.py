@@ -16,7 +16,7 @@ LAYER_THETA = {
 }
 
 
-def translated(config: Config) -> Config:
+def mlx_lm_settings(config: Config) -> Config:
     """Returns the entries to add to ``config`` so that old and new names agree. Values under an old name stay."""
     added = _old_names(config)
     inner = config.get("text_config")

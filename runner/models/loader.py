@@ -14,7 +14,7 @@ from ...configs.schema import ModelConfig
 from ...kernels import backend
 from ..core.errors import ModelError, first_line
 from .checkpoint import Checkpoint, checkpoint_fingerprints
-from .config_compat import translated
+from .config_compat import mlx_lm_settings
 
 if TYPE_CHECKING:
     from .adapters import Adapters
@@ -137,7 +137,7 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
     from mlx_lm.utils import load_model
 
     network, _ = load_model(
-        checkpoint.folder, lazy=True, model_config=translated(checkpoint.config), trust_remote_code=config.trust_remote_code
+        checkpoint.folder, lazy=True, model_config=mlx_lm_settings(checkpoint.config), trust_remote_code=config.trust_remote_code
     )
     if (dtype := _dtype(config.dtype)) is not None:
         network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more

@@ -1,7 +1,7 @@
 """The probe's power: a small random twin of a model shows by itself whatever goes wrong with the model in a batch."""
 
 import pytest
-from mlx_bulk.runner.checks.capabilities import capabilities_of, shown_by
+from mlx_bulk.runner.checks.capabilities import capabilities_of, try_twin
 from mlx_bulk.runner.checks.tiny_twin import twin
 
 from ..runner.support.tiny import ECHO_TOLERANCE
@@ -25,7 +25,7 @@ def test_the_weights_find_nothing_that_the_twin_has_not_shown(name: str):
 @pytest.mark.parametrize("name", NAMES if EVERY else ("gemma2", "jamba", "llama"))
 def test_whatever_fails_where_it_is_forced_fails_with_the_twin(name: str):
     network = entry(name).model.network
-    found = shown_by(twin(network, CONFIGS[name]))
+    found = try_twin(twin(network, CONFIGS[name]))
     short = found.shortcuts
     taken = {
         "padded": found.way == "padded" and short.chunked,  # they are forced together

@@ -11,7 +11,7 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.checks import capabilities as trusting
-from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, own_sources, shown_by
+from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, own_sources, try_twin
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.checks.scoring_check import Shortcuts
@@ -81,7 +81,7 @@ def no_mask(h: mx.array, cache: Any = None) -> None:
 
 def shown(name: str) -> Capabilities:
     """By the twin of a model as it is released."""
-    return shown_by(twin(uncomputed(CONFIGS[name]), CONFIGS[name]))
+    return try_twin(twin(uncomputed(CONFIGS[name]), CONFIGS[name]))
 
 
 without_fault = functools.cache(shown)
@@ -128,7 +128,7 @@ class Half(llama.Model):
 def test_what_the_twin_does_right_is_still_tried_on_the_weights():
     network = Half(llama.ModelArgs.from_dict(LLAMA))
     network.set_dtype(mx.bfloat16)
-    assert shown_by(twin(network, LLAMA)).way == "padded"
+    assert try_twin(twin(network, LLAMA)).way == "padded"
     fitted = fit(of(LLAMA, network), BatchConfig(), LogprobOptions(echo=True))
     setup, about = fitted.setup, fitted.about
     assert (about["probe"]["way"], about["probe"]["found_on"], about["probe"]["twin"]["way"]) == ("alone", "weights", "padded")

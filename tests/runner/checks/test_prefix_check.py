@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks import engine_setup
-from mlx_bulk.runner.checks.capabilities import capabilities_of, shown_by
+from mlx_bulk.runner.checks.capabilities import capabilities_of, try_twin
 from mlx_bulk.runner.checks.engine_setup import expected_setups, fit
 from mlx_bulk.runner.checks.padding_probe import Way
 from mlx_bulk.runner.checks.prefix_check import prefix_refusal, refused_by_weights
@@ -97,9 +97,9 @@ right = BatchRotatingKVCache.merge
 
 
 def test_a_fault_beyond_a_window_is_found_on_the_twin_and_nothing_is_shared(monkeypatch: pytest.MonkeyPatch):
-    assert shown_by(twin(uncomputed(CONFIGS["gemma-3-27b"]), CONFIGS["gemma-3-27b"])).unshared == ""
+    assert try_twin(twin(uncomputed(CONFIGS["gemma-3-27b"]), CONFIGS["gemma-3-27b"])).unshared == ""
     monkeypatch.setattr(BatchRotatingKVCache, "merge", classmethod(off_by_one))
-    found = shown_by(twin(uncomputed(CONFIGS["gemma-3-27b"]), CONFIGS["gemma-3-27b"]))
+    found = try_twin(twin(uncomputed(CONFIGS["gemma-3-27b"]), CONFIGS["gemma-3-27b"]))
     assert found.way == "padded"  # rows that begin with nothing are right
     assert found.unshared.startswith("rows on top of a shared prefix change logprobs by ")
     assert found.unshared.endswith(" of a small random twin")

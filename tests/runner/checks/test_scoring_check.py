@@ -6,7 +6,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx import nn
-from mlx_bulk.runner.checks.scoring_check import Shortcuts, confirmed, shortcuts
+from mlx_bulk.runner.checks.scoring_check import Shortcuts, confirm_shortcuts, find_shortcuts
 from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.layers.lm_head import Head
 
@@ -27,7 +27,7 @@ from ..support.tiny import (
 
 def found_for(network: Network, way: str = "padded") -> Shortcuts:
     of = setup_of(network, way, rows=8)
-    return shortcuts(network, VOCABULARY, of.limits, of.features.padded)
+    return find_shortcuts(network, VOCABULARY, of.limits, of.features.padded)
 
 
 def asked() -> list[ScoreRequest]:
@@ -149,7 +149,7 @@ def test_without_the_shortcuts_that_are_wrong_scores_are_right(fault: type[Aroun
 
 def confirmed_for(network: Network, shown: Shortcuts) -> Shortcuts:
     of = setup_of(network, rows=8)
-    return confirmed(network, VOCABULARY, of.limits, of.features.padded, shown, 1e-4)
+    return confirm_shortcuts(network, VOCABULARY, of.limits, of.features.padded, shown, 1e-4)
 
 
 ALL = Shortcuts(True, True, True, True)

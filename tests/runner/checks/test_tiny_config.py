@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.checks.tiny_config import LONGEST, VOCABULARY, WINDOW, shrinks, shrunken, window_lengths
+from mlx_bulk.runner.checks.tiny_config import LONGEST, VOCABULARY, WINDOW, shrink_config, shrinks, window_lengths
 
 from ..support.released_configs import CONFIGS
 
@@ -16,7 +16,7 @@ def text(config: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_released_becomes_small_and_keeps_its_ratios(name: str):
     before = copy.deepcopy(CONFIGS[name])
-    now, was = text(shrunken(CONFIGS[name], 4, 48)), text(CONFIGS[name])
+    now, was = text(shrink_config(CONFIGS[name], 4, 48)), text(CONFIGS[name])
     assert CONFIGS[name] == before
     assert now["hidden_size"] <= 512
     assert now.get("vocab_size", VOCABULARY) == VOCABULARY
@@ -41,7 +41,7 @@ def test_layers_are_the_first_ones():
         "num_kv_shared_layers": 3,
         "sliding_window_pattern": "LLG",
     }
-    assert shrunken(config, 4, 6) == config | {
+    assert shrink_config(config, 4, 6) == config | {
         "num_hidden_layers": 4,
         "layer_types": ["a", "a", "b", "a"],
         "hybrid_override_pattern": "M-M*",
@@ -52,7 +52,7 @@ def test_layers_are_the_first_ones():
 
 def test_rows_need_not_be_long_to_pass_what_acts_on_long_ones():
     config = {"sliding_window": 4096, "attention_chunk_size": 8192, "index_topk": 2048, "conv_window": 2, "swa_rope_theta": 1e4}
-    small = shrunken(config, 2, 32)
+    small = shrink_config(config, 2, 32)
     assert small == config | {"sliding_window": WINDOW, "attention_chunk_size": WINDOW, "index_topk": WINDOW}
     assert window_lengths(config) == [4096, 8192, 2048]
     assert window_lengths({"sliding_window": None, "text_config": {"window_size": 12}, "vision_config": {"window_size": 14}}) == [12]
@@ -61,24 +61,24 @@ def test_rows_need_not_be_long_to_pass_what_acts_on_long_ones():
 @pytest.mark.parametrize(("trained", "original", "expected"), [(131072, 4096, (512, 16)), (8192, 8192, (LONGEST, 16))])
 def test_scaled_rotations_begin_within_a_row_and_end_behind_it(trained: int, original: int, expected: tuple[int, int]):
     config = {"max_position_embeddings": trained, "rope_scaling": {"original_max_position_embeddings": original, "factor": 32.0}}
-    small = shrunken(config, 2, 32)
+    small = shrink_config(config, 2, 32)
     assert (small["max_position_embeddings"], small["rope_scaling"]["original_max_position_embeddings"]) == expected
     assert small["rope_scaling"]["factor"] == 32.0
 
 
 def test_factors_of_rotated_dimensions_become_as_few_as_these():
     config = {"hidden_size": 3072, "num_attention_heads": 32, "rope_scaling": {"long_factor": [float(i) for i in range(48)]}}
-    small = shrunken(config, 2, 32)
+    small = shrink_config(config, 2, 32)
     assert 2 * len(small["rope_scaling"]["long_factor"]) == small["hidden_size"] // small["num_attention_heads"]
 
 
 def test_what_is_unknown_or_no_size_stays():
     config = {"frobnicate_size": 4096, "norm_topk_prob": True, "rms_norm_eps": 1e-6, "model_type": "new", "num_experts": None}
-    assert shrunken(config, 2, 32) == config
+    assert shrink_config(config, 2, 32) == config
     assert not shrinks("frobnicate_size")
     assert shrinks("hidden_size")
 
 
 def test_pictures_and_sound_stay():
     config = {"hidden_size": 2048, "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27}}
-    assert shrunken(config, 2, 32)["vision_config"] == config["vision_config"]
+    assert shrink_config(config, 2, 32)["vision_config"] == config["vision_config"]

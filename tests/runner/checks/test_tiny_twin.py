@@ -12,7 +12,7 @@ from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_bulk.runner.checks import tiny_twin as twins
 from mlx_bulk.runner.checks.tiny_config import VOCABULARY
-from mlx_bulk.runner.checks.tiny_twin import NoTwin, rounding, twin
+from mlx_bulk.runner.checks.tiny_twin import NoTwin, rounding_noise, twin
 from mlx_bulk.runner.layers.kv_cache import fresh
 from mlx_lm.models import llama
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -151,7 +151,7 @@ def test_rounding_is_about_what_two_ways_to_compute_the_same_differ_by():
     caches = fresh(small, 1, padded=False)
     by_steps = mx.concatenate([small(ids[:, i : i + 1], cache=caches) for i in range(24)], axis=1)
     before = parameters(small)
-    noise = rounding(small, VOCABULARY, 24)
+    noise = rounding_noise(small, VOCABULARY, 24)
     assert 0.5 * np.abs(np.array(by_steps - small(ids))).max() < noise < 1e-3
     assert all(mx.array_equal(value, before[name]) for name, value in parameters(small).items())
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_bulk.runner.models.config_compat import translated
+from mlx_bulk.runner.models.config_compat import mlx_lm_settings
 
 from ...checkpoints import loaded
 
@@ -69,20 +69,20 @@ def test_every_family_of_the_tests_is_saved_without_the_old_names(tmp_path: Path
 
 def test_old_names_are_added_and_kept():
     flat = {"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}
-    assert translated(flat)["rope_theta"] == 5.0
-    assert translated(flat)["rope_scaling"] is None  # which some model files ask for
-    assert translated(flat | {"rope_theta": 7.0}).get("rope_theta", 7.0) == 7.0
-    assert translated({"rope_theta": 7.0}) == {}
+    assert mlx_lm_settings(flat)["rope_theta"] == 5.0
+    assert mlx_lm_settings(flat)["rope_scaling"] is None  # which some model files ask for
+    assert mlx_lm_settings(flat | {"rope_theta": 7.0}).get("rope_theta", 7.0) == 7.0
+    assert mlx_lm_settings({"rope_theta": 7.0}) == {}
     scaled = {"rope_parameters": {"rope_theta": 5.0, **LLAMA3}}
-    assert translated(scaled)["rope_scaling"] == LLAMA3
+    assert mlx_lm_settings(scaled)["rope_scaling"] == LLAMA3
     partial = {"rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.25, "rope_type": "default"}}
-    assert translated(partial)["partial_rotary_factor"] == translated(partial)["rotary_pct"] == 0.25
+    assert mlx_lm_settings(partial)["partial_rotary_factor"] == mlx_lm_settings(partial)["rotary_pct"] == 0.25
     inner = {"text_config": {"hidden_size": 8, **flat}}
-    assert translated(inner)["text_config"]["hidden_size"] == 8
-    assert translated(inner)["text_config"]["rope_theta"] == 5.0
-    assert translated({"num_local_experts": 4}) == {"num_experts": 4}
-    assert translated({"num_local_experts": 4, "num_experts": 4}) == {}
-    layered = translated(GEMMA)
+    assert mlx_lm_settings(inner)["text_config"]["hidden_size"] == 8
+    assert mlx_lm_settings(inner)["text_config"]["rope_theta"] == 5.0
+    assert mlx_lm_settings({"num_local_experts": 4}) == {"num_experts": 4}
+    assert mlx_lm_settings({"num_local_experts": 4, "num_experts": 4}) == {}
+    layered = mlx_lm_settings(GEMMA)
     assert (layered["rope_theta"], layered["rope_local_base_freq"]) == (54321.0, 777.0)
 
 
@@ -91,7 +91,7 @@ def write_random(name: str, folder: Path) -> Path:
     config = written_by_transformers(name, folder)
     module = import_module(f"mlx_lm.models.{FAMILIES[name][0]}")
     mx.random.seed(0)
-    network = module.Model(module.ModelArgs.from_dict({**config, **translated(config)}))
+    network = module.Model(module.ModelArgs.from_dict({**config, **mlx_lm_settings(config)}))
     mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(network.parameters())), {"format": "mlx"})
     return folder
 

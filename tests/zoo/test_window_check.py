@@ -2,7 +2,7 @@
 
 import pytest
 from mlx_bulk.runner.checks.tiny_twin import TEXT
-from mlx_bulk.runner.checks.window_check import SETTING, lacking_window
+from mlx_bulk.runner.checks.window_check import SETTING, missing_window
 
 from .configs import CONFIGS
 from .entries import EVERY, config_of, entry
@@ -13,12 +13,12 @@ SOME = ("deepseek_v41", "gemma3_text", "mistral3")
 
 @pytest.mark.parametrize("name", ASKING if EVERY else SOME)
 def test_a_model_has_the_window_that_its_config_asks_for(name: str):
-    assert lacking_window(entry(name).model.network, config_of(name)) is None
+    assert missing_window(entry(name).model.network, config_of(name)) is None
 
 
 @pytest.mark.parametrize("name", ["gemma2", "llama"])
 def test_a_model_file_that_reads_no_window_lacks_it(name: str):
     config = config_of(name)
-    assert lacking_window(entry(name).model.network, config) is None
-    assert lacking_window(entry(name).model.network, config | {SETTING: 8}) == 8
-    assert lacking_window(entry(name).model.network, config | {SETTING: 8, "use_sliding_window": False}) is None
+    assert missing_window(entry(name).model.network, config) is None
+    assert missing_window(entry(name).model.network, config | {SETTING: 8}) == 8
+    assert missing_window(entry(name).model.network, config | {SETTING: 8, "use_sliding_window": False}) is None
