@@ -1,4 +1,4 @@
-"""mlx-bulk compare: two runs, document by document.
+"""Compares two runs, document by document (mlx-bulk compare). Knows their records, no model.
 
 Public: compare, text.
 """

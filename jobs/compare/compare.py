@@ -1,6 +1,6 @@
-"""``mlx-bulk compare``: two runs side by side, from what their directories hold. How it reads on a terminal is ``side_by_side.py``'s.
+"""Compares two run directories: settings, statistics and documents (``mlx-bulk compare``). text.py shows the result.
 
-Takes no lock and changes nothing, so runs may be going on: what is committed is compared.
+Takes no lock and changes nothing. Runs may be at work: what they have committed is compared.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _REFERENCE_PATH = "score.reference.path"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the runs. kind: "generate", or what a score job scores; done and of: rows committed, and rows of the input."""
+    """One of the runs. kind: "generate", or what a score job scores. done: rows committed; of: rows of the input."""
 
     path: Path
     kind: str
@@ -39,7 +39,7 @@ class Side:
 class RunComparison:
     """Two runs side by side.
 
-    notes: what a reader must know of the comparison itself. settings: key -> the values of A and B where they differ, None
+    notes: on the comparison itself. settings: key -> the values of A and B where they differ, None
     for a key that a run does not have. statistics: name -> values, of the row over all, none of them nested. paired: None for
     runs of unlike kinds.
     """
@@ -87,7 +87,7 @@ def _side(path: Path, run: dict[str, Any]) -> Side:
 
 
 def _family(kind: str) -> str:
-    """Kinds whose records can be held against each other."""
+    """Returns the family of a kind. Records of one family can be compared."""
     return kind if kind in ("generate", "rollout", "choices") else "text"
 
 
@@ -95,9 +95,9 @@ def _family(kind: str) -> str:
 
 
 def _settings(run: dict[str, Any]) -> dict[str, Any]:
-    """The run's settings and fingerprints by dotted key. A fingerprint of what a setting names is told apart by its ending.
+    """Returns the run's settings and fingerprints by dotted key. A fingerprint of a setting's files has "(contents)" behind the key.
 
-    The limit is that of the rows that the run covers now: one that was extended has a longer one than it was started with.
+    The limit is that of the rows the run covers now; an extended run has a larger one than at its start.
     """
     settings = _flat(run["config"]) | {"data.limit": run["inputs"]["limit"]}
     prints = {key: value for key, value in run["identity"].items() if not key.startswith(COLUMN) and settings.get(key) != value}
@@ -117,7 +117,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ; of a reference that one run alone has its path."""
+    """Returns the settings that differ. Of a reference that only one run has, it returns the path alone."""
     found = {key: (a.get(key), b.get(key)) for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)}
     if (a.get(_REFERENCE_PATH) is None) == (b.get(_REFERENCE_PATH) is None):
         return found
@@ -150,7 +150,7 @@ def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key:
 
 
 def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
-    """The statistics over all records: those stored where the run is complete and they are whole, else computed."""
+    """Returns the statistics over all records: the stored ones of a complete run, else computed ones."""
     table = stored_statistics(side.path) if side.complete else None
     row = (_computed(side, run) if table is None else table).slice(0, 1).to_pylist()[0]
     return _flat_statistics({name: value for name, value in row.items() if name not in ("of", "group")})
@@ -173,7 +173,7 @@ def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
-    """The statistics of what is committed."""
+    """Computes the statistics of the committed records."""
     if side.kind == "generate":
         return completion_stats.completion_statistics(side.path, None, None)
     if side.kind == "rollout":

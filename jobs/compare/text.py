@@ -1,4 +1,4 @@
-"""A comparison of two runs as text for a terminal, and as JSON. Computes nothing."""
+"""Shows a comparison of two runs as text for a terminal, and as JSON. Computes nothing."""
 
 import json
 import math
@@ -38,7 +38,7 @@ _PERCENTILES = ("min", "p25", "median", "p75", "max")
 
 
 def shown_as_json(comparison: RunComparison) -> str:
-    """The comparison as one JSON object; numbers that JSON does not know are null."""
+    """Returns the comparison as one JSON object; NaN and infinities are null."""
     values = asdict(comparison)
     if comparison.paired is not None:
         del values["paired"]["values"]
@@ -46,9 +46,9 @@ def shown_as_json(comparison: RunComparison) -> str:
 
 
 def shown_as_text(comparison: RunComparison) -> str:
-    """The comparison as blocks of aligned lines: the runs, what differs in them, their statistics, and their documents.
+    """Returns the comparison as blocks of aligned lines: the runs, the settings that differ, statistics, and documents.
 
-    Of runs whose documents cannot be held against each other, the notes alone: nearly all of their settings differ.
+    For runs whose documents cannot be compared it returns the notes alone, since nearly all of their settings differ.
     """
     blocks = [
         align_columns([["", "", ""], *([name, *run_cells(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
@@ -59,7 +59,7 @@ def shown_as_text(comparison: RunComparison) -> str:
 
 
 def run_cells(side: Side) -> list[str]:
-    """A run's path, and its kind, records and state."""
+    """Returns a run's path, and its kind, records and state."""
     state = "complete" if side.complete else f"{side.done:,} of {side.of:,} rows"
     errors = f", {side.errors:,} quarantined" if side.errors else ""
     return [str(side.path), f"{side.kind}, {side.records:,} records, {state}{errors}"]
@@ -72,12 +72,12 @@ def _settings(comparison: RunComparison) -> list[str]:
 
 
 def setting_lines(comparison: RunComparison) -> list[list[str]]:
-    """Each setting that differs, with the values of A and B."""
+    """Returns each setting that differs, with the values of A and B."""
     return [[key, *(_value(key, value) for value in values)] for key, values in comparison.settings.items()]
 
 
 def _value(key: str, value: Any) -> str:
-    """A setting's value; of a fingerprint its first digits."""
+    """Returns a setting's value; of a fingerprint its first digits."""
     if key.endswith(" (contents)") and isinstance(value, str) and value != "none":
         return value.removeprefix("sha256 ")[:12]
     if key == "score.reference" and value is None:
@@ -90,7 +90,7 @@ def _statistics(comparison: RunComparison) -> list[str]:
 
 
 def statistic_lines(comparison: RunComparison) -> list[list[str]]:
-    """Every statistic that is not null in both, each with its error where it has one."""
+    """Returns every statistic that is not null in both, with its error where it has one."""
     found = comparison.statistics
     rows: list[list[str]] = []
     for name, values in found.items():
@@ -102,7 +102,7 @@ def statistic_lines(comparison: RunComparison) -> list[list[str]]:
 
 
 def _paired(paired: Paired) -> list[list[str]]:
-    """The blocks on the documents one by one."""
+    """Returns the blocks on single documents."""
     title, notes = noted(paired)
     lines = most_lines(paired)
     most = [f"The documents that differ most, by {paired.measure}:", *align_columns(lines, len(lines[0]) - 3)] if lines else []
@@ -110,7 +110,7 @@ def _paired(paired: Paired) -> list[list[str]]:
 
 
 def noted(paired: Paired) -> tuple[str, list[str]]:
-    """How many documents are compared, and what is not in the figures."""
+    """Returns how many documents are compared, and notes on those left out."""
     things = "completions" if "completions" in paired.figures else "documents"
     apart = [f"{count:,} in {name} alone" for name, count in (("A", paired.only_a), ("B", paired.only_b)) if count]
     title = f"{paired.matched:,} {things} in both, joined by {paired.joined_by}" + (f" ({', '.join(apart)})" if apart else "")
@@ -118,7 +118,7 @@ def noted(paired: Paired) -> tuple[str, list[str]]:
 
 
 def _notes(figures: Figures) -> list[str]:
-    """What is not in the figures, and why."""
+    """Says what the figures leave out, and why."""
     if "reward_difference" in figures:
         unrewarded = figures["unrewarded"]
         return [f"{unrewarded:,} of them have no reward in A or B and are not in its figures"] if unrewarded else []
@@ -134,7 +134,7 @@ def _notes(figures: Figures) -> list[str]:
 
 
 def figure_lines(paired: Paired) -> list[list[str]]:
-    """The name and the value, with its error, of each figure."""
+    """Returns name and value, with its error, of each figure."""
     found = paired.figures
     return [
         [heading.format(unit=found.get("unit")), _number(found[name], found.get(f"{name}_stderr"))]
@@ -153,7 +153,7 @@ def _figures(paired: Paired) -> list[str]:
 
 
 def most_lines(paired: Paired) -> list[list[str]]:
-    """Headings, then the documents that differ most: what names them, A, B and B − A; nothing where none differs."""
+    """Returns headings, then the documents that differ most: names, A, B and B − A; nothing where none differs."""
     if not paired.most:
         return []
     names = [name for name in ("row", "row_b", "round", "sample", "key") if name in paired.most[0]]

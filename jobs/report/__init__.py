@@ -1,4 +1,4 @@
-"""mlx-bulk report: the HTML page of a run, a sweep, a comparison. page/ (template, script) becomes assets/.
+"""Writes the HTML page of a run, a sweep or a comparison (mlx-bulk report). assets/ holds template, style and script.
 
 Public: report.
 """

@@ -1,6 +1,6 @@
-"""Charts as Vega-Lite specifications: plain mappings, with colours that are names of the page's CSS variables.
+"""Builds charts as Vega-Lite specifications. Colours are names of the page's CSS variables.
 
-So one drawing is right in light, in dark and on paper. Knows numbers and headings; draws nothing (report_draw.py does).
+So one drawing fits light and dark screens and paper. Knows numbers and headings; svg.py draws.
 """
 
 import math
@@ -59,7 +59,7 @@ _CONFIG = {
 
 @dataclass(slots=True, frozen=True)
 class Chart:
-    """A drawing with its heading, what it says in words, and its specification."""
+    """A chart's heading, its message in words, and its specification."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ class Chart:
 
 @dataclass(slots=True, frozen=True)
 class ChartPoint:
-    """A point of a line: ``series`` names the line, ``label`` is what the point says of itself. low, high: an error bar's ends."""
+    """A point of a line. ``series`` names the line, ``label`` describes the point. low, high: the ends of an error bar."""
 
     x: float
     y: float
@@ -80,9 +80,9 @@ class ChartPoint:
 
 
 def histogram_chart(found: Histogram, x: str, y: str, *, logarithmic: bool = False, limit: float | None = None) -> Spec:
-    """Bars over their ranges, or about their values. logarithmic: the bins are of the logarithm (e) of what is shown.
+    """Draws bars over their ranges or about their values. logarithmic: bins hold the natural logarithm of the shown values.
 
-    limit: where the first axis ends. Integers, and counts, are labelled at integers alone.
+    limit: the end of the x axis. Integers and counts are labelled at integers only.
     """
     of = math.exp if logarithmic else float
     values = [
@@ -113,7 +113,7 @@ def histogram_chart(found: Histogram, x: str, y: str, *, logarithmic: bool = Fal
 
 
 def bars(counts: Sequence[tuple[str, int]], x: str) -> Spec:
-    """A horizontal bar a name, in the order given."""
+    """Draws a horizontal bar for each name, in the order of ``counts``."""
     values = [{"k": name, "n": count, "t": f"{name}: {count:,} {x}"} for name, count in counts]
     encoding: Spec = {
         "y": {"field": "k", "type": "nominal", "sort": None, "axis": {"title": None, "labelLimit": 150, "labelPadding": 6}},
@@ -139,9 +139,9 @@ def lines(
     whole_x: bool = False,
     legend: str | None = None,
 ) -> Spec:
-    """Lines through points, each with its error bar where it has one. zero, zero_x: the axis begins there.
+    """Draws lines through points, with error bars where points have them. zero, zero_x: the axis begins at 0.
 
-    ticks: where the first axis is labelled. whole_x: it holds integers. legend: what it is that lines are told apart by.
+    ticks: the labels of the x axis. whole_x: it holds integers. legend: the title of the lines' legend.
     """
     values = [
         {"x": point.x, "y": point.y, "s": point.series, "t": point.label, "l": point.low, "h": point.high}
@@ -181,7 +181,7 @@ def lines(
 
 
 def scatter(points: Sequence[ChartPoint], x: str, y: str) -> Spec:
-    """Points about the diagonal, on which both are equal."""
+    """Draws points and the diagonal on which x and y are equal."""
     low = min((min(point.x, point.y) for point in points), default=0.0)
     high = max((max(point.x, point.y) for point in points), default=1.0)
     values = [{"x": point.x, "y": point.y, "t": point.label} for point in points]
@@ -206,25 +206,25 @@ def _spec(values: list[Spec], mark: Spec | None, encoding: Spec) -> Spec:
 
 
 def _numbers(values: Iterable[float]) -> Spec:
-    """How an axis is labelled: in thousands and millions where its values are long, else as they are."""
+    """Returns an axis' number format: thousands and millions for large values, else plain numbers."""
     if max(map(abs, values), default=0.0) < 1e4:
         return {"format": ",~r"}
     return {"format": "~s", "labelExpr": "datum.value == 0 ? '0' : datum.label"}
 
 
 def _log_axis() -> Spec:
-    """Labels at 1, 2 and 5 of each power of ten alone: a logarithmic axis has too many others."""
+    """Labels a logarithmic axis at 1, 2 and 5 of each power of ten only."""
     leading = "datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9))"
     return {"format": "~s", "tickCount": 10, "labelExpr": f"indexof([1, 2, 5], round({leading} * 1000) / 1000) >= 0 ? datum.label : ''"}
 
 
 def _columns(points: Sequence[ChartPoint]) -> int:
-    """So many names of lines stand beside each other without running into the next; a letter is about 7 pixels wide."""
+    """Returns how many names of lines fit beside each other; a letter is about 7 pixels wide."""
     return max(1, WIDTH // (54 + 7 * max(len(point.series) for point in points)))
 
 
 def _about(bars: Sequence[Bar], of: Callable[[float], float]) -> list[float]:
-    """The first axis of bars that stand for single values: it ends beside them; a single bar has a unit on both sides."""
+    """Returns the x axis' ends for bars of single values: close to the bars; one unit on both sides of a single bar."""
     if len(bars) == 1:
         value = bars[0].value or 0.0
         return [of(value - 1), of(value + 1)]

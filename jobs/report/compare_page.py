@@ -1,6 +1,6 @@
-"""A comparison's report: what differs in two runs, and their documents' differences drawn one against the other.
+"""Builds the report of a comparison: how two runs differ, with charts of their documents' differences.
 
-Computes nothing but bins: what is compared is compare.py's, and how figures read is side_by_side.py's.
+Computes nothing but bins: compare.py compares, and compare/text.py formats the figures.
 """
 
 import math
@@ -21,7 +21,7 @@ _MOST = 20
 
 
 def pair_page(a: Path, b: Path) -> Page:
-    """The comparison of the run directories ``a`` and ``b``. Raises RunDirError as ``compared``."""
+    """Returns the page that compares the run directories ``a`` and ``b``. Raises RunDirError as ``compared``."""
     found = compared(a, b, _MOST)
     page = Page(
         title=f"{a.absolute().name} and {b.absolute().name}",
@@ -37,7 +37,7 @@ def pair_page(a: Path, b: Path) -> Page:
 
 
 def _paired(found: RunComparison) -> PageSection:
-    """The figures, the histogram of differences, each document as a dot, and those that differ most."""
+    """Shows the figures, a histogram of differences, each document as a dot, and those that differ most."""
     assert found.paired is not None
     paired = found.paired
     title, notes = noted(paired)
@@ -70,7 +70,7 @@ def _charts(a: Doubles, b: Doubles, measure: str) -> list[Chart]:
 
 
 def _apart(found: RunComparison) -> PageSection:
-    """What differs in the settings, and all statistics side by side."""
+    """Shows the settings that differ, and all statistics side by side."""
     tables = [table("Statistics", ["", "A", "B"], statistic_lines(found))]
     if lines := setting_lines(found):
         tables.insert(0, table("Settings that differ", ["", "A", "B"], lines, left=3, prose=(1, 2)))

@@ -1,6 +1,6 @@
-"""The distributions of a run's records as charts with words: lengths, logprobs, perplexities, ends, and rollouts' rewards.
+"""Builds charts with words of a run's distributions: lengths, logprobs, perplexities, finish reasons, and rewards.
 
-Knows what the pass over the records has found, and no files.
+Knows the figures of record_pass.py, and no files.
 """
 
 import math
@@ -19,7 +19,7 @@ _TICKS, _MESSAGE = 20, 400
 
 
 def distributions(found: Pass) -> PageSection | None:
-    """Lengths, logprobs, perplexities, finish reasons, predictions: of each what the records have."""
+    """Shows lengths, logprobs, perplexities, finish reasons and predictions, as far as the records have them."""
     charts: list[Chart] = []
     titles = {"prompt": "Prompt length", "completion": "Completion length", "scored": "Scored tokens"}
     for heading, lengths in found.lengths.items():
@@ -45,7 +45,7 @@ def distributions(found: Pass) -> PageSection | None:
 
 
 def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Chart:
-    """A histogram, with its median, mean and 95th percentile in words."""
+    """Draws a histogram, with its median, mean and 95th percentile in words."""
     found = values.histogram()
     median, most = (form.format(values.quantile(share) or 0) for share in (0.5, 0.95))
     words = f"Median {median}, mean {values.mean or 0:,.4g}, 95 % up to {most}."
@@ -55,9 +55,9 @@ def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Ch
 
 
 def rewards(found: Pass, dropped: Mapping[str, int]) -> PageSection | None:
-    """Rewards by sample and group, pass@k, policy versions, and what the functions did not rate; None for a run without.
+    """Shows rewards by sample and group, pass@k, policy versions and errors of functions; None for a run without rewards.
 
-    ``dropped``: groups that were left out on purpose, by why. Where those were all alike, pass@k of the others means nothing.
+    ``dropped``: groups left out on purpose, by reason. Where their rewards were all equal, pass@k of the others means nothing.
     """
     rollout = found.rollout
     if rollout is None or not (groups := rollout.sums.counts["groups"]):
@@ -95,7 +95,7 @@ def _left_out(dropped: Mapping[str, int]) -> str:
 
 
 def _not_rated(errors: Mapping[tuple[str, str], RewardError]) -> Table:
-    """Each function and kind of error, the most frequent first."""
+    """Lists each function and kind of error, the most frequent first."""
     ordered = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
     cells = [[f"{error.count:,}", name, kind, f"row {error.row:,}", error.text[:_MESSAGE]] for (name, kind), error in ordered]
     heading = ["samples", "function", "error", "first", "message of the first"]

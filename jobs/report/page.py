@@ -1,6 +1,6 @@
-"""The page as one HTML file: what stands on it, and how it is put together from the template beside this file.
+"""Defines the parts of a page and renders them as one HTML file from the template in assets/.
 
-Knows no run. Whatever is put into it is text: the template escapes it, and JSON holds no character that HTML would see.
+Knows no run. All content is text: the template escapes it, and the JSON holds no character with a meaning in HTML.
 """
 
 import json
@@ -23,7 +23,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 @dataclass(slots=True, frozen=True)
 class Card:
-    """A head figure."""
+    """A figure at the head of the page."""
 
     heading: str
     value: str
@@ -32,7 +32,7 @@ class Card:
 
 @dataclass(slots=True, frozen=True)
 class TableCell:
-    """A cell of a table. shade: 0 to 1 in a heat map, None elsewhere; best: it is among the best of those."""
+    """A cell of a table. shade: 0 to 1 in a heat map, None elsewhere. best: whether it is among the best cells."""
 
     text: str
     shade: float | None = None
@@ -56,7 +56,7 @@ class Table:
 
 @dataclass(slots=True, frozen=True)
 class PageSection:
-    """A part of the page. wide: whether its text is code, folded away until it is asked for."""
+    """A part of the page. code: titles and texts that are folded until a reader opens them."""
 
     name: str
     title: str
@@ -68,7 +68,7 @@ class PageSection:
 
 @dataclass(slots=True)
 class Page:
-    """A report. banner: what a reader must know before any figure; browser: the samples as the script reads them, None without."""
+    """A report. banner: facts to know before any figure. browser: the samples as the script reads them, None without samples."""
 
     title: str
     subtitle: str
@@ -82,12 +82,12 @@ class Page:
 def table(
     title: str, heading: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, words: str = "", prose: Sequence[int] = ()
 ) -> Table:
-    """A table of plain text."""
+    """Returns a table of plain text."""
     return Table(title, heading, [[TableCell(text) for text in row] for row in rows], left, words, prose)
 
 
 def render_page(page: Page) -> bytes:
-    """The page in UTF-8; halves of surrogate pairs, which UTF-8 lacks, as escapes. Raises BulkError where its charts cannot be drawn."""
+    """Renders the page in UTF-8, with lone surrogates as escapes. Raises BulkError where its charts cannot be drawn."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -109,14 +109,14 @@ def render_page(page: Page) -> bytes:
 
 
 def _breakable(text: str) -> "Markup":
-    """The text, whose lines may break behind a dot."""
+    """Returns the text with a possible line break after each dot."""
     from markupsafe import Markup
 
     return Markup(".<wbr>").join(text.split("."))
 
 
 def script_json(value: object) -> str:
-    """JSON that may stand in a script element: ASCII, without a character that begins or ends anything in HTML."""
+    """Returns JSON for a script element: ASCII, without characters that begin or end anything in HTML."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():
         text = text.replace(character, escape)

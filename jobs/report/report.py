@@ -1,6 +1,6 @@
-"""``mlx-bulk report``: a run or a sweep as one HTML page, written beside it or elsewhere; also at the end of a run.
+"""Writes the HTML page of a run or sweep, on command or at the end of a run (``mlx-bulk report``).
 
-Takes no lock, and changes nothing but the page. What stands on it is report_run.py's, report_sweep.py's and report_pair.py's.
+Takes no lock and changes nothing but the page. run_page.py, sweep_page.py and compare_page.py fill it.
 """
 
 import logging
@@ -35,9 +35,9 @@ def report_of_pair(a: Path, b: Path, to: Path) -> Path:
 
 
 def report_at_end(folder: Path) -> None:
-    """Writes the report of a run or sweep that has come to its end, and says where it lies.
+    """Writes the report of a finished run or sweep and logs its path.
 
-    Whatever hinders it costs the page alone, and is said in a line: the run is complete without it.
+    An error costs only the page and is logged in one line: the run is complete without it.
     """
     try:
         log.info("report: %s", write_report(folder))
@@ -51,7 +51,7 @@ def report_at_end(folder: Path) -> None:
 
 
 def say_left_out(folder: Path, why: str) -> None:
-    """Says that the report of a run or sweep was not written, and what writes it."""
+    """Logs that the report of a run or sweep was not written, and the command that writes it."""
     log.warning("report.html was not written: %s. The run is complete; mlx-bulk report %s writes it.", why.rstrip("."), folder)
 
 

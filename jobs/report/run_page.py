@@ -1,6 +1,6 @@
-"""A run's report: its status, statistics, distributions and samples, put in order as a page.
+"""Builds the report of a run from its status, statistics, distributions and samples.
 
-Reads the run directory and changes nothing; it may be at work, or stopped. How the page looks is report_page.py's.
+Reads the run directory, which may be at work or stopped, and changes nothing. page.py renders the page.
 """
 
 import logging
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 
 def run_page(run: Path) -> Page:
-    """The report of the run directory ``run``. Raises RunDirError where it is none, or where a committed part is damaged."""
+    """Returns the report of the run directory ``run``. Raises RunDirError where it is none or a committed part is damaged."""
     stored = stored_run(run)
     found, now = passed(run), run_status(run)
     config = stored["config"]
@@ -102,7 +102,7 @@ def _cards(now: Status, found: Pass | None, rows: list[Json]) -> Iterator[Card]:
 
 
 def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
-    """How likely the tokens are, or how often the choice is right: from the statistics where they are there."""
+    """Yields the cards for reward, accuracy or perplexity; from the statistics where the run has them."""
     if found is None:
         return
     if found.rollout is not None and found.rollout.rewards.count:
@@ -140,7 +140,7 @@ def _short(count: int) -> str:
 
 
 def _browse(page: Page, run: Path, found: Pass, stored: Json) -> None:
-    """Puts the samples on the page; their alternatives by id where the tokenizer is not to be had."""
+    """Puts the samples on the page. Without the tokenizer, tokens are shown by their ids."""
     tokenizer: Tokenizer | None = None
     note = ""
     try:
@@ -193,7 +193,7 @@ def _point(each: Interval, unit: float, value: float, text: str) -> ChartPoint:
 
 
 def _groups(rows: list[Json]) -> PageSection | None:
-    """The statistics' main figures, over all and a group."""
+    """Shows the main statistics, over all records and for each group."""
     if not rows or not {"token_perplexity", "acc"} & rows[0].keys():
         return None
     columns = main_columns(rows[0])

@@ -1,6 +1,6 @@
-"""Charts drawn as SVG by Vega-Lite (vl-convert), in a process of its own: what it takes or breaks is not the run's.
+"""Draws charts as SVG by Vega-Lite (vl-convert), in a process of its own, so that its memory and crashes do not touch the run.
 
-Knows specifications, and nothing of what they show.
+Knows specifications, and nothing of their content.
 """
 
 import json
@@ -20,7 +20,7 @@ _NAMED = re.compile(r'(?<=\bid=")|(?<=url\(#)|(?<=href="#)')
 
 
 def drawn(charts: Sequence[Chart]) -> dict[str, str]:
-    """The charts by their names as SVG elements, which may stand in one page: what they name is told apart.
+    """Returns the charts by name as SVG elements. Their ids differ, so that all may be in one page.
 
     Raises BulkError where they cannot be drawn.
     """
@@ -42,6 +42,6 @@ def drawn(charts: Sequence[Chart]) -> dict[str, str]:
 
 
 def _own(svg: str, name: str) -> str:
-    """The SVG with names that no other chart has, without the size that the page gives it."""
+    """Returns the SVG with ids that no other chart has, and without its size, which the page sets."""
     head, bracket, rest = _NAMED.sub(f"{name}-", svg).partition(">")
     return re.sub(r' (?:width|height|version|class|xmlns:xlink)="[^"]*"', "", head) + bracket + rest

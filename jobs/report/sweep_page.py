@@ -1,6 +1,6 @@
-"""A sweep's report: its cells as a heat map, and their main figure against each setting that is a number, and against bits.
+"""Builds the report of a sweep: cells as a heat map, and their main figure against each numeric setting and against bits.
 
-Reads sweep.json and sweep.arrow; a cell's own report is beside its results. Knows no records.
+Reads sweep.json and sweep.arrow. Each cell has its own report beside its results. Knows no records.
 """
 
 import json
@@ -23,7 +23,7 @@ from .page import Card, Page, PageSection, Table, TableCell
 
 Row = dict[str, Any]
 
-# Statistic, heading, and whether more of it is better. The first that cells have is drawn.
+# Statistic, heading, and whether larger is better. The first that cells have is drawn.
 _FIGURES = (
     ("token_perplexity", "perplexity", False),
     ("bits_per_byte", "bits per byte", False),
@@ -44,7 +44,7 @@ _DTYPES = {"float32": 32, "float16": 16, "bfloat16": 16}
 
 
 def sweep_page(folder: Path) -> Page:
-    """The report of the sweep in ``folder``. Raises RunDirError where its files are missing or damaged."""
+    """Returns the report of the sweep in ``folder``. Raises RunDirError where its files are missing or damaged."""
     rows, settings = _read(folder)
     whole = [row for row in rows if row.get("of") in (None, "all")]
     done = [row for row in whole if row["state"] == "complete"]
@@ -71,7 +71,7 @@ def sweep_page(folder: Path) -> Page:
 
 
 def _read(folder: Path) -> tuple[list[Row], list[str]]:
-    """The table's rows, and the settings that cells change."""
+    """Returns the table's rows, and the settings that cells change."""
     try:
         listed = cells_of(folder)
         # Arrow may crash on damaged bytes; the table is small, and any start of the sweep writes it anew.
@@ -139,7 +139,10 @@ def _cell(row: Row, name: str, shade: float | None) -> TableCell:
 
 
 def shades_of(values: Sequence[float | None], more: bool) -> list[float | None]:
-    """0 for the worst value to 1 for the best, by rank: one bad cell does not make the others alike. None where there is none."""
+    """Returns 0 for the worst value to 1 for the best, by rank, so that one bad cell does not make the others look equal.
+
+    None for a missing value, and for all where there are fewer than two different values.
+    """
     ranks = sorted({value for value in values if value is not None}, reverse=not more)
     if len(ranks) < 2:
         return [None] * len(values)
@@ -148,7 +151,7 @@ def shades_of(values: Sequence[float | None], more: bool) -> list[float | None]:
 
 
 def _text(value: object) -> str:
-    """A setting's value on one line."""
+    """Returns a setting's value on one line."""
     return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -156,7 +159,7 @@ def _text(value: object) -> str:
 
 
 def _charts(done: Sequence[Row], settings: Sequence[str]) -> Iterator[Chart]:
-    """The main figure against bits, where models differ in them, and against each setting that is a number."""
+    """Draws the main figure against bits, where models differ in them, and against each numeric setting."""
     if (main := _main(done)) is None:
         return
     name, heading, _ = main
@@ -172,7 +175,7 @@ def _charts(done: Sequence[Row], settings: Sequence[str]) -> Iterator[Chart]:
 
 
 def _chart(slot: str, x: str, rows: Sequence[Row], values: Sequence[float | None], name: str, heading: str, rest: Sequence[str]) -> Chart:
-    """A line a combination of the other settings; one alone where they are too many to be told apart."""
+    """Draws a line for each combination of the other settings; a single line where there are too many."""
     points: list[ChartPoint] = []
     for row, value in zip(rows, values, strict=True):
         if value is not None and row.get(name) is not None:
@@ -191,7 +194,7 @@ def _chart(slot: str, x: str, rows: Sequence[Row], values: Sequence[float | None
 
 
 def bits_of(model: str) -> int | None:
-    """Bits of a weight: by the config.json of a local model, else by its name (``…-4bit``); None where neither says it."""
+    """Returns the bits of a weight: from the config.json of a local model, else from its name (``…-4bit``); else None."""
     folder = files("mlx_bulk.configs") / "demo" if model == "demo" else Path(model).expanduser()
     file = folder / "config.json"
     if file.is_file():
@@ -213,7 +216,7 @@ def _end(text: str) -> str:
 
 
 def _groups(rows: Sequence[Row], settings: Sequence[str]) -> PageSection | None:
-    """The main figure of each group, a row a group and a column a cell, where cells have groups."""
+    """Shows the main figure of each group, with a column for each cell; None where cells have no groups."""
     if (main := _main(rows)) is None or not any(row.get("of") == "group" for row in rows):
         return None
     name, heading, more = main
