@@ -15,9 +15,9 @@ deaths = Path(sys.argv[2]).with_name("deaths")
 cli: Any = import_module("mlx_bulk.jobs.cli.main")
 engine: Any = import_module("mlx_bulk.runner.engine.engine")
 scorer: Any = import_module("mlx_bulk.runner.engine.scorer")
-pipeline: Any = import_module("mlx_bulk.runner.pipeline.session")
-prefill, feed, chunk = engine.prefill, scorer.Scorer._feed, scorer.chunk
-outcomes = pipeline.apart.outcomes
+session: Any = import_module("mlx_bulk.runner.pipeline.session")
+prefill, score_batch, call_tokens = engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens
+isolated_outcomes = session.isolated_outcomes
 scored = set[int]()
 loaded = [False]  # before, engine and scorer are tried on rows that are not the job's
 
@@ -34,23 +34,23 @@ def prefilled(setup: Any, requests: Any, *bases: Any) -> Any:
     return prefill(setup, requests, *bases)
 
 
-def fed(self: Any, members: Any, rows: Any, opened: Any, stopped: Any) -> Any:
+def scored_batch(self: Any, window: Any, batch: Any, caches: Any) -> Any:
     scored.clear()
-    scored.update(opened[own[0]].request.row for segment in members for part in segment.reads for own in part.owners)
-    return feed(self, members, rows, opened, stopped)
+    scored.update(window.rows[row].request.row for segment in batch for part in segment.reads for row, _ in part.owners)
+    return score_batch(self, window, batch, caches)
 
 
-def chunked(setup: Any, rows: int, left: int) -> int:
-    """Stands right before the model is called."""
+def counted_tokens(setup: Any, rows: int, left: int) -> int:
+    """Is called right before the model."""
     abort(scored)
-    return chunk(setup, rows, left)
+    return call_tokens(setup, rows, left)
 
 
 def begun(*arguments: Any) -> Any:
     loaded[0] = True
-    return outcomes(*arguments)
+    return isolated_outcomes(*arguments)
 
 
-pipeline.apart.outcomes = begun
-engine.prefill, scorer.Scorer._feed, scorer.chunk = prefilled, fed, chunked
+session.isolated_outcomes = begun
+engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens = prefilled, scored_batch, counted_tokens
 cli.main()
