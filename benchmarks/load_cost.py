@@ -22,7 +22,7 @@ from mlx_bulk.runner.checks.capabilities import capabilities_of  # noqa: E402
 from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
 from mlx_bulk.runner.core.logprob_options import LogprobOptions  # noqa: E402
 from mlx_bulk.runner.models.checkpoint import find_checkpoint  # noqa: E402
-from mlx_bulk.runner.models.loader import Model, load_model  # noqa: E402
+from mlx_bulk.runner.models.loader import LanguageModel, load_model  # noqa: E402
 
 
 def timed(name: str, work: Callable[[], Any]) -> float:
@@ -38,10 +38,10 @@ def cost(name: str, path: str) -> dict[str, float]:
     """Of one model, after it has run once: mlx compiles its kernels at their first use."""
     config = ModelConfig(path=path)
 
-    def loaded() -> Model:
+    def loaded() -> LanguageModel:
         return load_model(config, find_checkpoint(config), memory=1 << 40)
 
-    def fitted(model: Model, echo: bool) -> None:
+    def fitted(model: LanguageModel, echo: bool) -> None:
         fit(model, BatchConfig(), LogprobOptions(echo=echo))
 
     model = loaded()

@@ -15,7 +15,7 @@ import numpy as np
 from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
-from mlx_bulk.runner.models.loader import Model, load_model
+from mlx_bulk.runner.models.loader import LanguageModel, load_model
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import quantize_model, save_config
@@ -96,7 +96,7 @@ def write_adapter(checkpoint: Path, folder: Path, kind: str) -> Path:
     return folder
 
 
-def loaded(path: Path, memory: int = PLENTY, **settings: Any) -> Model:
+def loaded(path: Path, memory: int = PLENTY, **settings: Any) -> LanguageModel:
     """A checkpoint as the runner loads it, in ``memory`` bytes."""
     config = ModelConfig(path=str(path), **settings)
     return load_model(config, find_checkpoint(config), memory)

@@ -9,7 +9,7 @@ import sys
 import click
 
 from .config_commands import eval_, init, plan
-from .run_command import run
+from .run_command import run_command
 from .run_folder_commands import compare, export, report, status, verify
 from .signals import SIGNALS
 
@@ -20,7 +20,7 @@ def cli() -> None:
     """Bulk LLM generation and scoring on Apple's MLX: a dataset in, Arrow files out."""
 
 
-for command in (run, plan, eval_, init, status, report, compare, verify, export):
+for command in (run_command, plan, eval_, init, status, report, compare, verify, export):
     cli.add_command(command)
 
 

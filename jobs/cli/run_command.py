@@ -63,7 +63,7 @@ class RunOptions:
         return continue_command(self.overwrite)
 
 
-@click.command(cls=_Repeatable)
+@click.command("run", cls=_Repeatable)
 @config_source("model", "data", "output", example="sampling.n=4")
 @click.option("--overwrite", is_flag=True, help="Removes the run that the output folder holds, and starts over.")
 @click.option("--retry-errors", is_flag=True, help="Does the rows in errors/ again; those that succeed move to the results.")
@@ -77,7 +77,7 @@ class RunOptions:
 @click.option("--json-progress", is_flag=True, help="Tells progress as JSON, a line every 5 seconds on stderr (docs/status.md).")
 @log_level_option
 @quiet_option
-def run(source: ConfigSource, **values: Any) -> None:
+def run_command(source: ConfigSource, **values: Any) -> None:
     """Runs the job or the sweep in CONFIG, or continues it where its run directory left off."""
     options = RunOptions(**values, words=tuple(click.get_current_context().meta[_WORDS]))
     if options.quiet and options.json_progress:

@@ -25,7 +25,7 @@ from ..files.hash_cache import cache_folder, remember
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.config_compat import mlx_lm_settings
-from ..models.loader import Model
+from ..models.loader import LanguageModel
 from .decode_check import batch_difference
 from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash_reason, fallback_reason
 from .prefix_check import prefix_refusal
@@ -58,7 +58,7 @@ class Capabilities:
     unshared: str = ""
 
 
-def capabilities_of(model: Model) -> Capabilities:
+def capabilities_of(model: LanguageModel) -> Capabilities:
     """Returns what a model's twin shows, or else the model itself. Takes it from the disk where the twin was tried before."""
     config = model.checkpoint.config | mlx_lm_settings(model.checkpoint.config)
     kept = cache_folder("twins") / f"{_key(model, config)}.json"
@@ -100,7 +100,7 @@ def try_network(network: Any, vocabulary: int, window: int, on: On, noise: float
     return Capabilities("alone", 0.0, reason, short, on)
 
 
-def _without_twin(model: Model, config: Config, why: str) -> Capabilities:
+def _without_twin(model: LanguageModel, config: Config, why: str) -> Capabilities:
     """Tries all on the model's own weights, with rows longer than all its windows, if that is cheap. ``why``: there is no twin."""
     context = model.checkpoint.context or sys.maxsize
     window = max((length for length in window_lengths(config) if length < context), default=0)
@@ -124,7 +124,7 @@ def _recalled(kept: Path) -> Capabilities | None:
         return None
 
 
-def _key(model: Model, config: Config) -> str:
+def _key(model: LanguageModel, config: Config) -> str:
     """Returns a key that is equal for models whose twins show the same: made of their config and of all that computes them."""
     names = ("mlx", "mlx-lm", "mlx-bulk")
     return digest(

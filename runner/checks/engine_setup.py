@@ -24,7 +24,7 @@ from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
-from ..models.loader import Model
+from ..models.loader import LanguageModel
 from ..scheduler.limits import Limits
 from .capabilities import Capabilities, capabilities_of, code_digest
 from .padding_probe import LENGTHS, PADDED, BatchingMode, probe, slots_independent
@@ -56,7 +56,7 @@ class _CheckedModel:
     allow, None for a job that scores no given tokens.
     """
 
-    model: Model
+    model: LanguageModel
     capabilities: Capabilities
     mode: BatchingMode
     scoring: Shortcuts | None = None
@@ -85,7 +85,7 @@ class _CheckedModel:
         return self.scoring.features_on(replace(setup, head=Head(self.model.network) if self.scoring.head else None))
 
 
-def fit(model: Model, config: BatchConfig, wanted: LogprobOptions, reference: Model | None = None) -> FittedModels:
+def fit(model: LanguageModel, config: BatchConfig, wanted: LogprobOptions, reference: LanguageModel | None = None) -> FittedModels:
     """Checks a loaded model, and a reference model if there is one, and makes their setups. Logs one line a model.
 
     Both hold the same rows: the limits are those that both can keep. Raises OutOfRoom where memory does not hold the weights,
@@ -109,7 +109,7 @@ def fit(model: Model, config: BatchConfig, wanted: LogprobOptions, reference: Mo
     return FittedModels(setup, others[0] if others else None, _session_note(models, config, limits, prefixes))
 
 
-def expected_setups(models: Sequence[Model], config: BatchConfig, wanted: LogprobOptions) -> list[Setup]:
+def expected_setups(models: Sequence[LanguageModel], config: BatchConfig, wanted: LogprobOptions) -> list[Setup]:
     """Returns the setups that ``fit`` will make, as far as tiny twins show: no weights of these ``outline``d models are read.
 
     models: the model, and the reference after it where there is one. Raises OutOfRoom where memory does not hold the weights.
@@ -119,7 +119,7 @@ def expected_setups(models: Sequence[Model], config: BatchConfig, wanted: Logpro
     return [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]
 
 
-def _checked(model: Model) -> _CheckedModel:
+def _checked(model: LanguageModel) -> _CheckedModel:
     """Tries on a model's own weights how rows may share a batch, from the fastest way on that its twin allows."""
     capabilities = capabilities_of(model)
     mode = probe(model.network, model.vocabulary, capabilities.way)
@@ -128,7 +128,7 @@ def _checked(model: Model) -> _CheckedModel:
     return _CheckedModel(model, capabilities, mode)
 
 
-def _expected(model: Model, scores: bool) -> _CheckedModel:
+def _expected(model: LanguageModel, scores: bool) -> _CheckedModel:
     """Returns the results of the checks if the weights confirm all that the twin shows."""
     shown = capabilities_of(model)
     mode = BatchingMode(shown.way, shown.difference, *_row_bytes(model.network), shown.reason)
@@ -169,7 +169,7 @@ def _sharing_prompts(setup: Setup, checked: _CheckedModel) -> tuple[Setup, str]:
     return (setup if refusal else sharing), refusal
 
 
-def _with_prefix_cache(setup: Setup, model: Model, folder: Path, refusal: str) -> Setup:
+def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal: str) -> Setup:
     """Returns the setup that keeps computed prefixes in ``folder``. Raises ModelError where that cannot be a folder."""
     if not setup.shares_prompts:
         log.warning("batch.prefix_cache: %s is not used, as prompts of this run share no prefixes (%s)", folder, refusal)

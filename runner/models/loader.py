@@ -23,7 +23,7 @@ log = logging.getLogger("mlx_bulk")
 
 
 @dataclass(slots=True, frozen=True)
-class Model:
+class LanguageModel:
     """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary].
 
     substitutes: the functions of it that our kernels compute. quantized: whether matrices are held quantized. adapters: puts other
@@ -40,7 +40,7 @@ class Model:
     adapters: "Adapters | None" = None
 
 
-def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
+def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
     """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes.
 
     Raises ModelError where the checkpoint or its adapter cannot be loaded.
@@ -74,10 +74,10 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Mode
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays)
-    return Model(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, _has_scales(network), adapters)
+    return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, _has_scales(network), adapters)
 
 
-def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
+def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
     """Returns the model as ``load_model`` would, without its weights: they have names, shapes and types, but no values.
 
     Nothing may be computed with it. Raises ModelError as ``load_model`` does.
@@ -89,7 +89,7 @@ def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
         network, _ = _prepared(config, checkpoint, memory)
         vocabulary = _vocabulary(network)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    return Model(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=_has_scales(network))
+    return LanguageModel(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=_has_scales(network))
 
 
 def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:

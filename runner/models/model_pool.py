@@ -11,7 +11,7 @@ from ...configs.schema import ModelConfig
 from ..core.errors import OutOfRoom
 from ..layers.kernel_injection import restore
 from .checkpoint import Checkpoint
-from .loader import Model, load_model, size
+from .loader import LanguageModel, load_model, size
 
 Key = tuple[str, str, str, bool, bool | None]
 ModelChoice = tuple[ModelConfig, Checkpoint]
@@ -21,9 +21,9 @@ ModelChoice = tuple[ModelConfig, Checkpoint]
 class ModelPool:
     """The models in memory, by checkpoint, adapter, and how their weights are held."""
 
-    _held: dict[Key, Model] = field(default_factory=dict[Key, Model])
+    _held: dict[Key, LanguageModel] = field(default_factory=dict[Key, LanguageModel])
 
-    def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[Model]:
+    def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[LanguageModel]:
         """Returns the models ``wanted``, in that order, and loads those that are not here; for ``memory`` see ``rooms``.
 
         Raises OutOfRoom, before anything is loaded, where their files alone are larger; ModelError where one cannot be loaded.

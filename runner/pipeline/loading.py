@@ -14,7 +14,7 @@ from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest
 from ..engine.setup import Setup
 from ..models.device_memory import memory_for
-from ..models.loader import Model, outline
+from ..models.loader import LanguageModel, outline
 from ..models.model_pool import ModelChoice, ModelPool, rooms
 
 
@@ -25,9 +25,9 @@ class LoadedModels:
     ``about`` holds what a session notes of them in sessions.jsonl: versions, device, batch limits and the checks' results.
     """
 
-    model: Model
+    model: LanguageModel
     setup: Setup
-    reference_model: Model | None
+    reference_model: LanguageModel | None
     reference: Setup | None
     about: dict[str, Any]
 
@@ -61,7 +61,7 @@ def load_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: Logp
     return LoadedModels(model, fitted.setup, other, fitted.reference, fitted.about)
 
 
-def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions) -> list[tuple[Model, Setup]]:
+def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions) -> list[tuple[LanguageModel, Setup]]:
     """Returns each model without its weights, and the setup that ``load_models`` will come to as far as tiny twins show it.
 
     Raises OutOfRoom where memory does not hold the weights, ModelError where a checkpoint cannot be read.

@@ -14,7 +14,7 @@ from mlx import nn
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.models import model_pool
 from mlx_bulk.runner.models.checkpoint import Checkpoint
-from mlx_bulk.runner.models.loader import Model
+from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
@@ -150,8 +150,8 @@ class Scale(nn.Module):
         return logits
 
 
-def load_scale(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Model:
-    return Model(Scale(), checkpoint, VOCABULARY, "float32", 4 * VOCABULARY)
+def load_scale(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
+    return LanguageModel(Scale(), checkpoint, VOCABULARY, "float32", 4 * VOCABULARY)
 
 
 @pytest.fixture

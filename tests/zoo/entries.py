@@ -15,7 +15,7 @@ from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
-from mlx_bulk.runner.models.loader import Model, load_model
+from mlx_bulk.runner.models.loader import LanguageModel, load_model
 
 from . import networks
 from .configs import CONFIGS, Config
@@ -70,7 +70,7 @@ PLENTY = 1 << 40  # bytes
 class Entry:
     """A loaded architecture, how it is run, what was said of that, and what it says of each row alone."""
 
-    model: Model
+    model: LanguageModel
     setup: Setup
     about: dict[str, Any]
     alone: Alone
@@ -91,7 +91,7 @@ def checkpoint(name: str, bits: int | None = None) -> Path:
     return networks.save(network, config, Path(tempfile.mkdtemp()) / name)
 
 
-def loaded(folder: Path, memory: int = PLENTY) -> Model:
+def loaded(folder: Path, memory: int = PLENTY) -> LanguageModel:
     """A checkpoint as the runner loads it; weights of few bits stay so where ``memory`` does not hold them otherwise."""
     config = ModelConfig(path=str(folder))
     return load_model(config, find_checkpoint(config), memory)

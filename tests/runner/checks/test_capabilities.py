@@ -18,7 +18,7 @@ from mlx_bulk.runner.checks.scoring_check import Shortcuts
 from mlx_bulk.runner.checks.tiny_twin import twin
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.models.checkpoint import Checkpoint
-from mlx_bulk.runner.models.loader import Model
+from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_lm.models import gemma3_text, llama, mamba2, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 
@@ -37,9 +37,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "mlx-bulk" / "twins"
 
 
-def of(config: dict[str, Any], network: Any = None, **more: Any) -> Model:
+def of(config: dict[str, Any], network: Any = None, **more: Any) -> LanguageModel:
     network = uncomputed(config) if network is None else network
-    return Model(network, Checkpoint(Path("nowhere"), None, config), more.pop("vocabulary", config["vocab_size"]), "float32", 0, **more)
+    return LanguageModel(
+        network, Checkpoint(Path("nowhere"), None, config), more.pop("vocabulary", config["vocab_size"]), "float32", 0, **more
+    )
 
 
 # ------------------------------------------------------------------------------------------------- what a twin sees
@@ -179,7 +181,7 @@ def test_a_twin_is_tried_once(built: list[int], folder: Path):
     ],
     ids=["its config", "its model file", "what computes it"],
 )
-def test_another_model_has_another_twin(built: list[int], change: Callable[[Model], Model]):
+def test_another_model_has_another_twin(built: list[int], change: Callable[[LanguageModel], LanguageModel]):
     model = of(LLAMA)
     capabilities_of(model)
     capabilities_of(change(model))
@@ -235,7 +237,7 @@ class OneSize(gemma3_text.Model):
             raise ValueError("kernels for 128 alone")
 
 
-def one_size(window: int | None) -> Model:
+def one_size(window: int | None) -> LanguageModel:
     config = GEMMA | {"sliding_window": window or tiny.WINDOW}
     network = OneSize(gemma3_text.ModelArgs.from_dict(config))
     return of(config if window else {k: v for k, v in config.items() if k != "sliding_window"}, network)

@@ -20,7 +20,7 @@ from mlx_bulk.runner.engine.prefill import compute_prefix
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, ComputedPrefix, PrefixCache
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import fresh
-from mlx_bulk.runner.models.loader import Model
+from mlx_bulk.runner.models.loader import LanguageModel
 from numpy.typing import NDArray
 
 from ...checkpoints import loaded, write_adapter, write_checkpoint
@@ -249,7 +249,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("kept") / "tiny")
 
 
-def fitted(model: Model, folder: Path, **more: Any) -> Setup:
+def fitted(model: LanguageModel, folder: Path, **more: Any) -> Setup:
     return fit(model, BatchConfig(prefix_cache=str(folder), **more), LogprobOptions()).setup
 
 
