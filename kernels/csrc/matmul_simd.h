@@ -45,18 +45,21 @@ struct Target {
 template <int M, int N>
 inline void dots(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
   V acc[M][N] = {};
-  long k = 0;
-  for (; k + W <= depth; k += W) {
+  auto add = [&](auto at) {  // `at` loads W numbers
     V right[N];
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) right[n] = load(b + n * ldb + k);
+    for (int n = 0; n < N; n++) right[n] = at(b + n * ldb);
 #pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
-      V left = load(a + m * lda + k);
+      V left = at(a + m * lda);
 #pragma GCC unroll 8
       for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
     }
-  }
+  };
+  long k = 0;
+  for (; k + W <= depth; k += W) add([&](const float* row) { return load(row + k); });
+  // The rest is a vector too. In a loop over single numbers the compiler rounds as it likes, in each instance of this template.
+  if (k < depth) add([&](const float* row) { return load_part(row + k, depth - k); });
   constexpr int COUNT = M * N, WHOLE = COUNT / W * W;
   float found[COUNT];
   const V* flat = &acc[0][0];
@@ -67,9 +70,6 @@ inline void dots(const float* a, long lda, const float* b, long ldb, long depth,
   else
 #pragma GCC unroll 16
     for (int i = WHOLE; i < COUNT; i++) found[i] = sum(flat[i]);
-  for (; k < depth; k++)
-    for (int m = 0; m < M; m++)
-      for (int n = 0; n < N; n++) found[m * N + n] += a[m * lda + k] * b[n * ldb + k];
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++) c[m * ldc + n] = bias ? found[m * N + n] + bias[n] : found[m * N + n];
 }

@@ -24,6 +24,12 @@ typedef float Loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 inline V load(const float* p) { return *(const Loose*)p; }
+// The first `count` numbers, less than W, and zeros behind them.
+inline V load_part(const float* p, long count) {
+  V v = {};
+  for (long i = 0; i < count; i++) v[i] = p[i];
+  return v;
+}
 inline void store(float* p, V v) { *(Loose*)p = v; }
 inline V all(float x) { return x - V{}; }  // and not +, which would be computed: it makes 0 of -0
 

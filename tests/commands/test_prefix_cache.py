@@ -24,7 +24,7 @@ ECHO = {"prompt": True}
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prefixes that runs compute; those of the probe are shorter."""
     found: list[int] = []
-    right = prefix_kv.grown
+    right = prefix_kv.compute_prefix
 
     def counting(setup: Setup, ids: Ids, above: ComputedPrefix | None) -> ComputedPrefix:
         if len(ids) >= LEAST and above is None:

@@ -59,7 +59,7 @@ def test_any_exception_is_the_cells_own(bench: Bench, monkeypatch: pytest.Monkey
             raise RuntimeError("a library's fault")
         return real(config, *rest)
 
-    monkeypatch.setattr(session, "run", broken)
+    monkeypatch.setattr(session, "run_job", broken)
     done = run(bench, matrix={"data.limit": [1, 2]})
     assert done.code == 5
     assert "[1] RuntimeError: a library's fault (exit code 5)" in done.stderr
@@ -141,7 +141,7 @@ def test_sigint_ends_the_sweep_with_its_code(bench: Bench, monkeypatch: pytest.M
         os.kill(os.getpid(), signal.SIGINT)
         return summary
 
-    monkeypatch.setattr(session, "run", interrupted)
+    monkeypatch.setattr(session, "run_job", interrupted)
     path = written(bench, base_of(bench), matrix={"data.limit": [1, 2, 3]})
     result = CliRunner().invoke(cli, ["run", str(path), "--no-supervised"])
     assert result.exit_code == 130
@@ -175,7 +175,7 @@ def test_an_overwritten_sweep_that_is_stopped_takes_no_old_run_for_its_own(bench
         return summary
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "run", interrupted)
+        patch.setattr(session, "run_job", interrupted)
         assert CliRunner().invoke(cli, ["run", str(path), "--no-supervised", "--overwrite"]).exit_code == 130
     assert [(cell / ".overwrite").exists() for cell in cells] == [False, True, True]
     done = bench.command(path)
