@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlx_bulk.arguments import as_strings, require_progress
 from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.load import load_config
@@ -66,10 +67,11 @@ def run(
     Raises BulkError where the command would end with an error; its ``exit_code`` is the command's, and what was finished is safe.
     ConfigError for a sweep: see ``sweep``.
     """
+    require_progress(progress)
     job = _parsed(config, overrides)
     if isinstance(job, SweepConfig):
         raise ConfigError("job: found sweep; expected generate, score or rollout: mlx_bulk.sweep runs a sweep")
-    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=tuple(adopt))
+    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt))
     models = ModelPool()
     try:
         summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, models)
@@ -97,12 +99,13 @@ def sweep(
     Raises BulkError where nothing can begin: for a config that is wrong, or a folder that another process has open. ConfigError for
     a config that is no sweep.
     """
+    require_progress(progress)
     parsed = _parsed(config, overrides)
     if not isinstance(parsed, SweepConfig):
         raise ConfigError(f"job: found {parsed.job}; expected sweep: mlx_bulk.run runs one job")
     folder = Path(parsed.output.path)
     source = str(config) if isinstance(config, str | Path) else "the config"
-    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=tuple(adopt))
+    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt))
 
     def write_table(ended: Sequence[CellOutcome]) -> None:
         write_sweep_table(sweep_table(ended), folder)
@@ -119,6 +122,8 @@ def sweep(
 
 def _parsed(config: Config, overrides: Sequence[str]) -> JobConfig | SweepConfig:
     if not isinstance(config, JobConfig | SweepConfig):
+        if not isinstance(config, str | Path | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - the caller may not check types
+            raise TypeError(f"config: found {type(config).__name__}; expected a path, a mapping, or what load_config returned")
         return load_config(config, overrides)
     return load_config(config.model_dump(exclude_unset=True), overrides) if overrides else config
 

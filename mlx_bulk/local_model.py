@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, Unpack
 
+from mlx_bulk.arguments import as_chats, as_mapping, as_texts, require_progress
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig, JobConfig
 from mlx_bulk.configs.score import ScoreConfig
@@ -95,7 +96,7 @@ class Model:
         Raises BulkError: ConfigError for settings that are wrong, DataError with ``on_error="fail"`` for the first prompt that fails,
         OutOfRoom where the device's memory does not hold one row. TypeError for a prompt that is no text, RuntimeError in another thread.
         """
-        texts = _texts(prompts, "prompts")
+        texts = as_texts(prompts, "prompts")
         prompt = {"text": "{{ text }}", "too_long": too_long}
         return self._generate("text", texts, texts, prompt, logprobs, on_error, progress, sampling)
 
@@ -115,9 +116,7 @@ class Model:
 
         Raises ConfigError too where the model has no chat template.
         """
-        if isinstance(chats, str):
-            raise TypeError("chats: found one string; expected a list of texts or of lists of messages")
-        messages = [[{"role": "user", "content": chat}] if isinstance(chat, str) else [dict(turn) for turn in chat] for chat in chats]
+        messages = as_chats(chats)
         prompt = {"messages": "messages", "too_long": too_long, **self._template}
         return self._generate("messages", messages, [""] * len(messages), prompt, logprobs, on_error, progress, sampling)
 
@@ -141,9 +140,14 @@ class Model:
 
         Raises as ``generate``.
         """
-        rows = _texts(texts, "texts")
+        rows = as_texts(texts, "texts")
         score = {"text": "{{ text }}", "context": context, "windows": windows, "stride": stride, "prefix": prefix}
-        values = {"job": "score", "score": {**score, "bos_every_window": bos_every_window}, "logprobs": dict(logprobs or {})}
+        values = {
+            "job": "score",
+            "score": {**score, "bos_every_window": bos_every_window},
+            "logprobs": _logprobs(logprobs),
+        }
+        require_progress(progress)
         config = self._config({**values, "on_error": on_error}, ScoreConfig)
         done = self._model.run(config, ScoreJob, "text", rows, progress)
         return [score_result(text, *done.of(position)) for position, text in enumerate(rows)]
@@ -159,7 +163,14 @@ class Model:
         progress: Show,
         sampling: SamplingOptions,
     ) -> list[GenerateResult]:
-        values = {"job": "generate", "prompt": prompt, "sampling": dict(sampling), "logprobs": dict(logprobs or {}), "on_error": on_error}
+        values = {
+            "job": "generate",
+            "prompt": prompt,
+            "sampling": dict(sampling),
+            "logprobs": _logprobs(logprobs),
+            "on_error": on_error,
+        }
+        require_progress(progress)
         config = self._config(values, GenerateConfig)
         done = self._model.run(config, GenerateJob, column, rows, progress)
         return [generate_result(text, *done.of(position)) for position, text in enumerate(texts)]
@@ -200,7 +211,7 @@ def load(
     values: dict[str, object] = {
         "model": model,
         "data": {"path": "memory", "keep": "none"},
-        "batch": dict(batch or {}),
+        "batch": as_mapping(batch, "batch", '{"memory": 0.4}'),
         "output": {"path": "memory"},
     }
     template: dict[str, object] = {"chat_template": chat_template, "chat_template_args": chat_template_args or {}}
@@ -209,11 +220,5 @@ def load(
     return Model(MemoryModel(config), values, template)
 
 
-def _texts(values: Sequence[str], name: str) -> list[str]:
-    """Returns the texts as a list. Raises TypeError for one string, which is a sequence of strings too, and for what is no text."""
-    if isinstance(values, str):
-        raise TypeError(f"{name}: found one string; expected a list of them")
-    for position, text in enumerate(values):
-        if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance] - the caller may not check types
-            raise TypeError(f"{name}[{position}]: found {type(text).__name__}; expected a string")
-    return list(values)
+def _logprobs(options: LogprobsOptions | None) -> dict[str, object]:
+    return as_mapping(options, "logprobs", '{"top": 5}')

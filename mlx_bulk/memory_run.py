@@ -35,7 +35,7 @@ class RecordLists:
     broken: bool = False
 
     def admit(self, position: int, samples: int) -> None:
-        """Does nothing: who waits for all rows needs no count."""
+        """Does nothing: the caller waits for all rows anyway."""
 
     def add(self, position: int, sample: int, record: Record) -> None:
         """Keeps a finished record."""
@@ -122,13 +122,16 @@ def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels,
 
     try:
         with Watch(engine.progress, counts, lambda line: None, show):
-            for outcome in engine.run(threads.next_window, lambda: threads.failed):
-                threads.put(outcome)
+            try:
+                for outcome in engine.run(threads.next_window, lambda: threads.failed):
+                    threads.put(outcome)
+            except BaseException:
+                threads.abandon()
+                raise
+            finally:
+                threads.close()  # so the last line counts every row
     except BaseException as error:
-        threads.abandon()
         if is_out_of_memory(error):
             raise OutOfRoom(f"out of device memory ({error}): lower batch.memory, batch.rows or batch.tokens") from error
         raise
-    finally:
-        threads.close()
     return sink

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from mlx_bulk.arguments import as_strings
 from mlx_bulk.runner.runs.run_files import stored_run
 from mlx_bulk.runner.store.results import checked_parts, read_errors, read_results
 
@@ -22,7 +23,7 @@ def results(path: str | Path, columns: Sequence[str] | None = None, errors: bool
     run = Path(path)
     stored_run(run)
     read = read_errors if errors else read_results
-    batches = list(read(run, None if columns is None else list(columns)))
+    batches = list(read(run, None if columns is None else list(as_strings(columns))))
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 

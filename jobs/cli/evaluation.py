@@ -1,6 +1,6 @@
 """``mlx-bulk eval``: runs tasks of lm-evaluation-harness on one model by a config, and writes the results to a folder.
 
-Tasks, prompts and metrics are lm-eval's, the model is jobs/harness's. results.json is to_json last: once it is there, all is.
+Tasks, prompts and metrics are lm-eval's, the model is jobs/harness's. results.json is written last; once it exists, everything does.
 """
 
 import json

@@ -1,6 +1,7 @@
-"""Builds charts as Vega-Lite specifications. Colours are names of the page's CSS variables.
+"""Builds charts as Vega-Lite specifications. Colours are names of the page's CSS variables, so that one drawing
+fits light and dark screens and paper.
 
-So one drawing fits light and dark screens and paper. Knows numbers and headings; svg.py draws.
+Knows numbers and headings; svg.py draws.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Builds a twin of a loaded model: small, of the same architecture, with random float32 weights. It has the same faults.
 
-A twin has every kind of layer that the model has, and windows that a few tokens pass. So each way to run a batch is tried on it in
-milliseconds. Knows architectures by their config and their layers, not by name.
+A twin has every kind of layer that the model has, and attention windows so short that a few tokens overrun them. So each way to
+run a batch is tried on it in milliseconds. Knows architectures by their config and their layers, not by name.
 """
 
 import copy
@@ -66,7 +66,7 @@ def twin(network: Any, config: Config) -> Any:
 def rounding_noise(network: nn.Module, vocabulary: int, tokens: int) -> float:
     """Returns how far logits of a row of so many tokens move when each parameter is off by about one rounding of float32.
 
-    Logits of two ways to compute the same differ by as much, within a factor of about two.
+    Two correct ways to compute the same logits differ by about this much, within a factor of two.
     """
     rng = np.random.default_rng(1)
     ids = mx.array(rng.integers(0, vocabulary, (1, tokens)))

@@ -45,13 +45,13 @@ class Network:
         caches alone, and then there is no result. What nobody reads is not computed.
         """
         context = context_of(self.model)
-        if lengths is not None:
-            width = tokens.shape[1]
-            if caches is not None:
-                set_call_lengths(caches, lengths, width)
-            context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
-        context.reads_logits = read == "logits"
         try:
+            if lengths is not None:
+                width = tokens.shape[1]
+                if caches is not None:
+                    set_call_lengths(caches, lengths, width)
+                context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
+            context.reads_logits = read == "logits"
             if read == "logits":
                 return self.model(tokens, cache=caches)
             states = self.model(tokens, cache=caches) if self.head is None else self.head.states(tokens, caches)

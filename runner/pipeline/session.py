@@ -1,6 +1,6 @@
 """Runs a job in its run directory, from the config to the statistics. Only this module joins files and engine.
 
-    config -> reader -> prompts -> tokenizer -> planner -> engine -> writer -> statistics
+    config -> reader -> prompts -> tokenizer -> scheduler -> engine -> writer -> statistics
 
 The calling thread alone touches the model. Rows are read and tokenized beside it (io_threads.py), and records written
 (store/writer.py).

@@ -44,10 +44,12 @@ def checked_parts(run: Path, errors: bool = False) -> list[Path]:
     Raises RunDirError where a committed part is missing or damaged.
     """
     paths, part_of = RunPaths(run), _errors_of if errors else _results_of
-    opened = [_current(paths, commit, part_of) for _, commit in sorted(read_commits(paths).commits.items())]
-    for part in filter(None, opened):
-        part[1].close()
-    return [part[0] for part in opened if part is not None]
+    parts: list[Path] = []
+    for _, commit in sorted(read_commits(paths).commits.items()):
+        if (part := _current(paths, commit, part_of)) is not None:
+            part[1].close()  # one file is open at a time: a run can have more parts than a process may have files
+            parts.append(part[0])
+    return parts
 
 
 def _results_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:

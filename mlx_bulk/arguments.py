@@ -1,0 +1,63 @@
+"""Checks what callers pass to the public functions, where the config's own checks would not name the argument."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from mlx_bulk.runner.pipeline.progress_display import Show
+
+
+def as_strings(values: str | Sequence[str]) -> tuple[str, ...]:
+    """Returns the strings; one string stands for itself."""
+    return (values,) if isinstance(values, str) else tuple(values)
+
+
+def require_progress(progress: object) -> None:
+    """Raises ValueError for a ``progress`` that there is not."""
+    if progress not in get_args(Show):
+        raise ValueError(f"progress: found {progress!r}; expected one of {', '.join(map(repr, get_args(Show)))}")
+
+
+def as_mapping(value: object, name: str, example: str) -> dict[str, Any]:
+    """Returns the settings, {} for None. Raises TypeError for what is no mapping."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}: found {value!r}; expected a mapping such as {example}")
+    return {str(key): setting for key, setting in value.items()}
+
+
+def as_texts(values: object, name: str) -> list[str]:
+    """Returns the texts as a list. Raises TypeError for one string, which is a sequence of strings too, and for what is no text."""
+    texts: list[str] = []
+    for position, text in enumerate(_listed(values, name, "texts")):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}[{position}]: found {type(text).__name__}; expected a string")
+        texts.append(text)
+    return texts
+
+
+def as_chats(values: object) -> list[list[dict[str, Any]]]:
+    """Returns the chats as lists of messages; a text is one turn of the user. Raises TypeError for what is neither."""
+    return [_chat(chat, position) for position, chat in enumerate(_listed(values, "chats", "texts or of lists of messages"))]
+
+
+def _chat(chat: object, position: int) -> list[dict[str, Any]]:
+    if isinstance(chat, str):
+        return [{"role": "user", "content": chat}]
+    if isinstance(chat, Mapping):
+        raise TypeError(f"chats[{position}]: found one message; expected a text or a list of messages: a single chat is [[message, …]]")
+    if not isinstance(chat, Sequence):
+        raise TypeError(f"chats[{position}]: found {type(chat).__name__}; expected a text or a list of messages")
+    turns: list[dict[str, Any]] = []
+    for number, turn in enumerate(chat):
+        if not isinstance(turn, Mapping):
+            raise TypeError(f"chats[{position}][{number}]: found {type(turn).__name__}; expected a message with role and content")
+        turns.append({str(key): value for key, value in turn.items()})
+    return turns
+
+
+def _listed(values: object, name: str, of: str) -> Sequence[object]:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        found = "one string" if isinstance(values, str) else type(values).__name__
+        raise TypeError(f"{name}: found {found}; expected a list of {of}")
+    return values

@@ -1,0 +1,52 @@
+"""What a caller passes that is no argument of the public API is named, with what is expected."""
+
+from typing import Any
+
+import pytest
+from mlx_bulk import arguments
+
+
+@pytest.mark.parametrize(
+    ("chats", "message"),
+    [
+        ([{"role": "user", "content": "x"}], r"chats\[0\]: found one message; .* a single chat is \[\[message, …\]\]"),
+        ([["hello"]], r"chats\[0\]\[0\]: found str; expected a message with role and content"),
+        ([None], r"chats\[0\]: found NoneType; expected a text or a list of messages"),
+        ("hello", "chats: found one string; expected a list of texts or of lists of messages"),
+        (None, "chats: found NoneType; expected a list"),
+    ],
+)
+def test_a_chat_that_is_none_is_named(chats: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        arguments.as_chats(chats)
+
+
+def test_a_text_is_one_turn_of_the_user() -> None:
+    turn = {"role": "user", "content": "hello"}
+    assert arguments.as_chats(["hello", [turn, turn]]) == [[turn], [turn, turn]]
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [("a", "prompts: found one string"), (None, "prompts: found NoneType"), (["a", 1], r"prompts\[1\]: found int; expected a string")],
+)
+def test_texts_are_a_list_of_strings(texts: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        arguments.as_texts(texts, "prompts")
+
+
+def test_one_string_stands_for_itself() -> None:
+    assert arguments.as_strings("sampling.n") == ("sampling.n",)
+    assert arguments.as_strings(["a", "b"]) == ("a", "b")
+
+
+def test_settings_are_a_mapping() -> None:
+    assert arguments.as_mapping(None, "logprobs", "{}") == {}
+    with pytest.raises(TypeError, match=r'logprobs: found 5; expected a mapping such as \{"top": 5\}'):
+        arguments.as_mapping(5, "logprobs", '{"top": 5}')
+
+
+def test_a_progress_that_there_is_not_is_named() -> None:
+    arguments.require_progress("json")
+    with pytest.raises(ValueError, match="progress: found 'bar'; expected one of 'progress', 'json', 'nothing'"):
+        arguments.require_progress("bar")
