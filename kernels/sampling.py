@@ -84,24 +84,35 @@ def draw(
     """
     scored = scored or bool(top or stats or tempered)
     own = (parameters.temperature == 0) | (parameters.temperature == 1)
-    own_tempered = tempered and not own.all()
-    if device_name() == "cpu":
-        logits = logits.astype(mx.float32)
-        mx.eval(logits)
-        x = np.array(logits, copy=False)
-        sums = logprobs.softmax_sums(x) if scored else None
-        drawn = on_cpu(x, parameters, own_tempered, kept, sums)
-        scores = logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
-    else:
-        ids, sampled, under, mask = reference(logits, parameters, own_tempered, kept)
-        parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
-        mx.eval(*(p for p in (ids, sampled, under, mask, *parts) if p is not None))
-        sets = None if mask is None else _ids_of(np.array(mask), parameters)
-        drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
-        scores = Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+    draw_now = _draw_on_cpu if device_name() == "cpu" else _draw_on_device
+    drawn, scores = draw_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
     if tempered:
         drawn.tempered = scores.logprobs if drawn.tempered is None else np.where(own, scores.logprobs, drawn.tempered)
     return drawn, scores
+
+
+def _draw_on_cpu(
+    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
+) -> tuple[Drawn, Scores]:
+    """``draw`` by the library or NumPy, on a view of the logits."""
+    logits = logits.astype(mx.float32)
+    mx.eval(logits)
+    x = np.array(logits, copy=False)
+    sums = logprobs.softmax_sums(x) if scored else None
+    drawn = on_cpu(x, parameters, tempered, kept, sums)
+    return drawn, logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
+
+
+def _draw_on_device(
+    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
+) -> tuple[Drawn, Scores]:
+    """``draw`` by mx's ops, evaluated at once."""
+    ids, sampled, under, mask = reference(logits, parameters, tempered, kept)
+    parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
+    mx.eval(*(p for p in (ids, sampled, under, mask, *parts) if p is not None))
+    sets = None if mask is None else _ids_of(np.array(mask), parameters)
+    drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
+    return drawn, Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
 
 
 def _ids_of(mask: NDArray[np.bool_], p: Parameters) -> list[Ints | None]:

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ...runner.core.arrays import Doubles, Ints
 from ...runner.store.results import read_results
-from ..statistics.standard_errors import clustered_error
+from ..statistics.standard_errors import clustered_error, float_column
 from .paired_rewards import error_by_document, reward_figures
 from .paired_texts import TextSums, TokenPair, shared_tokens, text_figures
 
@@ -55,7 +54,7 @@ class _Both:
 
     def numbers(self, name: str) -> tuple[Doubles, Doubles]:
         """A column of numbers in both; NaN for null."""
-        return _numbers(self.a.column(name)), _numbers(self.b.column(name))
+        return float_column(self.a.column(name)), float_column(self.b.column(name))
 
 
 def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
@@ -185,10 +184,6 @@ def _first_difference(a: pa.Array, b: pa.Array) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------ documents
-
-
-def _numbers(column: pa.ChunkedArray) -> Doubles:
-    return pc.fill_null(pc.cast(column, pa.float64()), math.nan).to_numpy()
 
 
 def _of_label(table: pa.Table) -> Doubles:

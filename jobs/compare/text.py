@@ -1,11 +1,11 @@
 """Shows a comparison of two runs as text for a terminal, and as JSON. Computes nothing."""
 
 import json
-import math
 from dataclasses import asdict
 from typing import Any
 
 from ...configs.cells import plain
+from ...runner.files.checked_json import json_number
 from ..terminal.tables import align_columns, figure, shorten
 from .compare import RunComparison, Side
 from .paired_records import Figures, Paired
@@ -184,4 +184,4 @@ def _json(value: Any) -> Any:
         return {str(key): _json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_json(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json_number(value) if isinstance(value, float) else value

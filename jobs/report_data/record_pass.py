@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ...runner.core.arrays import Doubles, Ints
 from ...runner.store.results import read_results
 from ..statistics.rollout_groups import GROUP_COLUMNS
+from ..statistics.standard_errors import float_column
 from .bins import Bins
 from .lowest import Lowest, shuffled
 from .rollout_figures import RolloutFigures
@@ -164,8 +165,4 @@ def _ints(batch: pa.RecordBatch, name: str) -> Ints:
 
 
 def _doubles(batch: pa.RecordBatch, name: str) -> Doubles:
-    return _numbers(batch.column(name))
-
-
-def _numbers(column: pa.Array) -> Doubles:
-    return pc.fill_null(pc.cast(column, pa.float64()), np.nan).to_numpy()
+    return float_column(batch.column(name))

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...runner.core.arrays import Doubles, Ints
@@ -93,3 +94,8 @@ def list_sum(lists: pa.ChunkedArray | pa.Array) -> tuple[float, int]:
     flat = lists.flatten() if isinstance(lists, pa.Array) else pa.chunked_array([c.flatten() for c in lists.chunks], lists.type.value_type)
     values = flat.drop_null().to_numpy()
     return math.fsum(values.astype(np.float64)), len(values)
+
+
+def float_column(column: pa.ChunkedArray | pa.Array) -> Doubles:
+    """Returns a column of numbers as [N] float64, with NaN for null."""
+    return pc.fill_null(pc.cast(column, pa.float64()), math.nan).to_numpy()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...runner.core.arrays import Floats
+from ...runner.files.checked_json import json_number
 
 LARGEST, MEAN = 2e-4, 3e-5  # float32's promises for the same tokens in other shapes
 ALL = "all"
@@ -88,17 +89,14 @@ class LogprobComparison:
 def comparison_as_json(comparison: LogprobComparison) -> Mapping[str, object]:
     """Returns the comparison as JSON values; NaN and infinities are null."""
 
-    def number(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
     rows = [
         {
             "policy": policy,
             "figure": figure,
             "tokens": each.tokens,
-            "mean": number(each.mean),
-            "max": number(each.largest),
-            "k3": number(each.k3),
+            "mean": json_number(each.mean),
+            "max": json_number(each.largest),
+            "k3": json_number(each.k3),
         }
         for (policy, figure), each in sorted(comparison.differences.items(), key=_by_version)
     ]

@@ -5,6 +5,7 @@ A reader gets what was written, or an error, never something in between. Knows n
 
 import hashlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from .checked_lines import checksum
 
 _CHECK = re.compile(rb'"check": "([0-9a-f]{16})"\n}\n$')
 _CLOSE = b'"\n}\n'
+
+
+def json_number(value: float | None) -> float | None:
+    """Returns the number; None, which becomes null, for NaN and infinities, which JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def write_document(path: Path, values: dict[str, Any]) -> None:

@@ -1,11 +1,12 @@
 """The figures of a run at its end: for the closing line, for summary.json, and for the table of a sweep."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+
+from ..files.checked_json import json_number
 
 SESSION_FIGURES = (
     "prompt_tokens",
@@ -55,8 +56,4 @@ def overall_figures(table: pa.Table) -> dict[str, Any]:
     JSON has no infinity, so it becomes null (``minus_infinity`` says why).
     """
     row: dict[str, Any] = table.slice(0, 1).to_pylist()[0]
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-        if name not in ("of", "group")
-    }
+    return {name: json_number(value) if isinstance(value, float) else value for name, value in row.items() if name not in ("of", "group")}
