@@ -44,7 +44,7 @@ output: {{path: {output}}}
 class InMemory:
     """What most batch scripts do: records are kept until the end, then written at once."""
 
-    def __init__(self, run_dir: Any, schema: pa.Schema, rows: int, *_: Any):
+    def __init__(self, run_dir: Any, identity: str, schema: pa.Schema, *_: Any):
         self.rows = self.records = self.errors = 0
         self._path, self._schema, self._held = run_dir.root / "results" / "all.arrow", schema, list[dict[str, Any]]()
 
@@ -55,6 +55,9 @@ class InMemory:
         """Keeps the record."""
         self._held.append({**record, "row": row, "sample": sample})
         self.rows = self.records = len(self._held)
+
+    def wait(self) -> None:
+        """Returns at once: the counts are those of this thread."""
 
     def finish(self) -> None:
         """Writes them all."""

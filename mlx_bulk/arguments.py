@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
-from mlx_bulk.runner.pipeline.progress_display import Show
-
 
 def as_strings(values: str | Sequence[str]) -> tuple[str, ...]:
     """Returns the strings; one string stands for itself."""
@@ -13,6 +11,8 @@ def as_strings(values: str | Sequence[str]) -> tuple[str, ...]:
 
 def require_progress(progress: object) -> None:
     """Raises ValueError for a ``progress`` that there is not."""
+    from mlx_bulk.runner.pipeline.progress_display import Show  # late: results are read without what it imports
+
     if progress not in get_args(Show):
         raise ValueError(f"progress: found {progress!r}; expected one of {', '.join(map(repr, get_args(Show)))}")
 

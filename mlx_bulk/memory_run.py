@@ -49,9 +49,9 @@ class RecordLists:
         """Keeps a row's first failure."""
         self.failures.setdefault(failure.row, failure)
 
-    def flush(self, told: Callable[[], None]) -> None:
-        """Calls ``told`` at once, since nothing is kept back."""
-        told()
+    def flush(self, saved: Callable[[], None]) -> None:
+        """Calls ``saved`` at once, since nothing is kept back."""
+        saved()
 
     def of(self, position: int) -> tuple[list[Record], Failure | None]:
         """Returns a row's records in the order of their samples, and its failure."""

@@ -258,9 +258,9 @@ class _GroupSink:
         error = asdict(failure) | self._place(failure.row)
         self._results.put(_RowResult(failure.row, None, {name: error[name] for name in self._error_columns}))
 
-    def flush(self, told: Callable[[], None]) -> None:
-        """Calls ``told`` at once: nothing is held back."""
-        told()
+    def flush(self, saved: Callable[[], None]) -> None:
+        """Calls ``saved`` at once: nothing is held back."""
+        saved()
 
     # --------------------------------------------------------------------------------------- for the iterating thread
 

@@ -35,8 +35,8 @@ class Sink(Protocol):
         """Takes the failure of a row, or of one sample."""
         ...
 
-    def flush(self, told: Callable[[], None]) -> None:
-        """Calls ``told`` when everything taken before is safe."""
+    def flush(self, saved: Callable[[], None]) -> None:
+        """Calls ``saved`` when everything taken before is safe."""
         ...
 
     @property

@@ -103,8 +103,8 @@ class Written:
             self.failed.append(failure)
             self.news.notify_all()
 
-    def flush(self, told: Callable[[], None]) -> None:
-        told()
+    def flush(self, saved: Callable[[], None]) -> None:
+        saved()
 
     def wait_for(self, groups: int) -> None:
         with self.news:

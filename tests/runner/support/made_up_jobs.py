@@ -66,9 +66,9 @@ class Written:
 
     running, broken = True, False
 
-    def flush(self, told: Callable[[], None]) -> None:
+    def flush(self, saved: Callable[[], None]) -> None:
         self.flushed.append(len(self.added))
-        told()
+        saved()
 
 
 def recovered(done: dict[int, Ledger] | None = None) -> Recovered:
