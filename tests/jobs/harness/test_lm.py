@@ -201,7 +201,7 @@ def test_the_comparison_sees_a_context_that_differs(llama: Pair, monkeypatch: py
 
     patches = {
         "passage": lambda *arguments: changed(build(*arguments)),
-        "windows": changed_windows,
+        "rolling_windows": changed_windows,
         "continuation": lambda ids, *rest: build_continuation(change(ids), *rest),
     }
     assert_each_is_seen(llama, monkeypatch, patches)
@@ -217,6 +217,6 @@ def test_the_comparison_sees_targets_that_are_shifted(llama: Pair, monkeypatch: 
 
     patches = {
         "passage": lambda *arguments: shifted(build(*arguments)),
-        "windows": lambda *arguments: tuple(map(shifted, build_windows(*arguments))),
+        "rolling_windows": lambda *arguments: tuple(map(shifted, build_windows(*arguments))),
     }
     assert_each_is_seen(llama, monkeypatch, patches)

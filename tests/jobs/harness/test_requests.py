@@ -42,9 +42,9 @@ def test_what_cannot_be_scored_says_so(cuts: ModuleType):
 
 
 def test_rolling_windows_score_each_token_once_and_the_last_has_full_context(cuts: ModuleType):
-    found = [(p.ids.tolist(), p.positions.tolist()) for p in cuts.windows(list(range(10)), BOS, 4)]
+    found = [(p.ids.tolist(), p.positions.tolist()) for p in cuts.rolling_windows(list(range(10)), BOS, 4)]
     assert found == [([BOS, 0, 1, 2, 3], [1, 2, 3, 4]), ([3, 4, 5, 6, 7], [1, 2, 3, 4]), ([5, 6, 7, 8, 9], [3, 4])]
-    assert cuts.windows([], BOS, 4) == ()
+    assert cuts.rolling_windows([], BOS, 4) == ()
 
 
 def test_greedy_is_the_default_and_takes_nothing_but_the_penalty_of_the_checkpoint():
@@ -91,5 +91,5 @@ def test_what_is_not_served_is_named(gen_kwargs: dict[str, Any], message: str):
 
 
 def test_text_ends_before_the_first_stop_string_and_begins_behind_the_thinking(cuts: ModuleType):
-    assert cuts.finished("a b\nc", ["\n", "</s>"], None) == "a b"
-    assert cuts.finished("let me\nsee</think>  4\n5", ["\n"], "</think>") == "4"
+    assert cuts.postprocess("a b\nc", ["\n", "</s>"], None) == "a b"
+    assert cuts.postprocess("let me\nsee</think>  4\n5", ["\n"], "</think>") == "4"
