@@ -1,4 +1,4 @@
-// Attention tile by tile. Knows nothing of caches or models.
+// Attention, softmax(scale q kᵀ + mask) v, computed a tile of queries at a time. Knows nothing of caches or models.
 
 #pragma once
 
@@ -14,8 +14,8 @@ namespace {
 
 enum Mask { NONE, CAUSAL, SEEN, ADDED };
 
-// What the tiles of a key head read of keys that stand in one piece: the keys as [D, wide], or null where they are read as they lie, and
-// the values.
+// One key head's keys and values that lie in one piece of memory. The keys are transposed to [D, wide]; null where they are read as they
+// lie.
 struct Piece {
   const float* turned;
   long wide;
@@ -31,26 +31,25 @@ struct Attention {
   long qs[3], ks[3], vs[3], ms[4];  // strides of row, head and position; the mask's, in its elements
   float scale;
   Mask kind;
-  // Where rows lie apart: where each row's keys [kv, room, D] and values stand, how many positions it has before the T, and of which
-  // position its queries and outputs begin, all rows' one behind the other; else null.
+  // For rows in memory of their own, else null. Each row's keys [kv, room, D] and values; its capacity (`rooms`) and the positions that it
+  // holds before this call (`used`); the first of its queries and outputs (`from` [B + 1]), as all rows' stand one after the other.
   float *const *key_rows, *const *value_rows;
   const int64_t *rooms, *used, *from;
-  // What rows begin with, `fronts` positions that stand before each row's own: keys [kv, front_rooms, D] and values; null where there are
-  // none.
+  // Shared prefixes, null where there are none: each row's keys [kv, front_rooms, D] and values, `fronts` positions before the row's own.
   const float *const *front_key_rows, *const *front_value_rows;
   const int64_t *fronts, *front_rooms;
-  // The same of one row.
+  // The prefix of one row.
   const float *front_keys, *front_values;
   long front, front_room;
-  const float* front_turned = nullptr;  // the keys as [kv, D, front_wide], where all rows begin with the same
+  const float* front_turned = nullptr;  // the prefix's keys as [kv, D, front_wide], where all rows have the same prefix
 
   long groups() const { return h / kv; }
   static long widened(long n) { return (n + WIDE * W - 1) / (WIDE * W) * (WIDE * W); }
-  long wide() const { return widened(front ? length + W : length); }  // what is written behind a row's scores stays its own
+  long wide() const { return widened(front ? length + W : length); }  // a whole vector may be written after a row's scores
   long front_wide() const { return widened(front); }
   long value_width() const { return (e + W - 1) / W * W; }
 
-  // Scores [groups * n, keys] of n queries from `start` to weights, in place; and 1 / their sums.
+  // Turns scores [groups * n, keys] of n queries, from `start` on, into exp(score - peak), in place. `shares` takes 1 / their sums.
   void weigh(float* scores, long head, long start, long n, long keys, float* shares) const {
     for (long r = 0; r < groups() * n; r++) {
       float* s = scores + r * wide();
@@ -64,7 +63,7 @@ struct Attention {
       V most = all(-INFINITE), total = {};
       for (j = 0; j < seen; j += W) {
         V x = load(s + j);
-        most = most > x ? most : x;  // a NaN may be lost here; its weight is one all the same
+        most = most > x ? most : x;  // a NaN may be lost here; exp makes NaN of it below
       }
       float peak = most[0];
       for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
@@ -78,7 +77,7 @@ struct Attention {
     }
   }
 
-  // Queries start ... stop - 1 over a key head: what the row begins with, and its own.
+  // Computes queries start ... stop - 1 over one key head: over the prefix (`ahead`) and the row's own keys.
   void tile(long head, long start, long stop, const Piece& ahead, const Piece& own) const {
     long n = stop - start, rows = groups() * n, width = value_width();
     long keys = kind == CAUSAL ? length - t + stop : length, behind = keys - front;
@@ -104,7 +103,7 @@ struct Attention {
     }
   }
 
-  // The same for one of the rows, which is the only one then.
+  // Returns a copy whose pointers and lengths are those of one row.
   Attention of(long row) const {
     Attention one = *this;
     one.q += key_rows ? from[row] * h * d : row * qs[0], one.out += (key_rows ? from[row] : row * t) * h * e;
@@ -123,7 +122,7 @@ struct Attention {
   }
 
   void run() {
-    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // of a tile's scores
+    constexpr long QUERIES_AT_ONCE = 16, BYTES = 1 << 20;  // at most, for a tile's scores
     if (fronts && !few() && std::all_of(front_key_rows, front_key_rows + b, [&](const float* keys) { return keys == *front_key_rows; }) &&
         std::all_of(fronts, fronts + b, [&](int64_t n) { return n == *fronts; })) {
       Attention first = of(0);
@@ -133,7 +132,7 @@ struct Attention {
     }
     long each = std::max(1l, std::min({QUERIES_AT_ONCE, t, BYTES / (4 * groups() * wide())}));
     long tiles = (t + each - 1) / each, parts = std::min(tiles, std::max(1l, 4 * pool.threads() / (b * kv)));
-    pool.run(b * kv * parts, [&](long task) {  // one head after the other: what rows have in common stays in the second cache
+    pool.run(b * kv * parts, [&](long task) {  // head by head: a prefix that rows share stays in the L2 cache
       long one = task / parts;
       if (fronts) of(one % b).some(one / b, task % parts, parts, each);
       else of(one / kv).some(one % kv, task % parts, parts, each);
@@ -141,7 +140,8 @@ struct Attention {
   }
 
  private:
-  // Whether keys are not turned: where a key head has few queries, in steps of decoding alone, so that no bit depends on a call's T.
+  // Returns true when a key head has so few queries that transposing its keys does not pay. Only in decode steps (T = 1), so that a
+  // longer call's bits do not depend on its T.
   bool few() const {
     constexpr long FEW = 8;
     return t == 1 && groups() <= FEW;
@@ -149,7 +149,7 @@ struct Attention {
 
   void turn_ahead(long head, float* to) const { turn(front, d, front_keys + head * front_room * d, d, to, front_wide()); }
 
-  // Every `parts`-th tile of `each` queries of a key head, from the `part`-th on.
+  // Computes every `parts`-th tile of `each` queries over one key head. Long tiles come first; `part` says which is the first.
   void some(long head, long part, long parts, long each) const {
     long width = value_width(), tiles = (t + each - 1) / each;
     const float* keys = k + head * ks[1];

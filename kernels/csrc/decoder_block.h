@@ -1,5 +1,5 @@
-// A block of a decoder as Llama has it: norm, attention with rotations over what is cached, norm, a gated feed-forward layer. Knows nothing
-// of models, and writes to caches only behind what they hold.
+// A decoder block as in Llama: norm, attention with RoPE over a KV cache, norm, gated MLP. Appends to the caches and changes nothing that
+// they hold. Knows nothing of models.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace {
 
-// As block.py lays it out.
+// The struct's layout is that of `_Call` in kernels/decoder_block.py.
 struct Block {
   const float *x, *norm, *q, *k, *v, *o, *second_norm, *gate, *up, *down;  // x [B, T, d], dense
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *q_norm, *k_norm;  // null where there is none
@@ -24,20 +24,20 @@ struct Block {
   const int64_t* starts;     // [1] or [B]
   const char* mask;
   float *const *keys, *const *values;               // each row's [kv, its room, width]
-  // Of what rows begin with, [kv, its room, width] each; null where they begin with nothing.
+  // Each row's shared prefix, [kv, its room, width]; null where there is none.
   const float *const *front_keys, *const *front_values;
   float* out;                                       // [B, T, d]
-  const int64_t *rooms, *used, *real;               // [B] each: positions that there is room for, that are held before, and that of T are
-                                                    // no pads behind them, null where all are
-  const int64_t *fronts, *front_rooms;              // [B] each: positions that stand before a row's own, and that there is room for
-  int64_t b, t, d, heads, kv, width, hidden, half;  // rows, positions, and of how many numbers what consists
-  int64_t count, longest;                           // starts that there are; the most positions that a row sees behind this call
+  const int64_t *rooms, *used, *real;               // [B] each: a cache's capacity in positions, positions that it holds, and how many of
+                                                    // T are tokens, with pads after them; real is null where there are no pads
+  const int64_t *fronts, *front_rooms;              // [B] each: positions in a row's prefix, and its capacity
+  int64_t b, t, d, heads, kv, width, hidden, half;  // rows, positions, model width, heads, key heads, head width, MLP width, RoPE pairs
+  int64_t count, longest;                           // number of starts; the most positions that a row holds after this call
   int64_t ms[4];                                    // the mask's strides in elements, 0 where it is broadcast
   float eps, second_eps, q_eps, k_eps, scale, position_scale;
   int32_t kind, neighbours;
 
   void run(const Angles& angles) const {
-    constexpr long AT_ONCE = 192;  // rows whose numbers stay in the cache from one product to the next
+    constexpr long AT_ONCE = 192;  // rows at a time: they stay in the cache from one product to the next
     std::vector<int64_t> from(b + 1);
     for (long row = 0; row < b; row++) from[row + 1] = from[row] + (real ? real[row] : t);
     long rows = from[b], inner = heads * width;
@@ -62,10 +62,10 @@ struct Block {
   }
 
  private:
-  // By the call's shape, pads and all, so that no bit depends on how many of them there are.
+  // Pads count too, so that no bit depends on how many there are.
   bool few() const { return b * t <= FEW_ROWS; }
 
-  // What was made of the tokens to `out`; pads get zeros, in the caches too.
+  // Copies the tokens' results to `out`. Pads get zeros, in the caches too.
   void spread(const std::vector<int64_t>& from, const float* made) const {
     pool.run(b, [&](long row) {
       long n = from[row + 1] - from[row];
@@ -76,7 +76,7 @@ struct Block {
     });
   }
 
-  // Queries, keys and values of some tokens: the queries to `queries`, the others to their caches.
+  // Computes some tokens' queries, keys and values; keys and values go to the caches.
   void project(const float* tokens, long first, long rows, float* queries, const std::vector<int64_t>& from, const Angles& angles) const {
     long inner = heads * width, inner_kv = kv * width;
     float *new_keys = spare(NEW_KEYS, rows * inner_kv), *new_values = spare(NEW_VALUES, rows * inner_kv);
@@ -105,7 +105,7 @@ struct Block {
     });
   }
 
-  // What stands behind attention, of some tokens.
+  // Computes the rest of the block after attention, for some tokens.
   void feed_forward(const float* tokens, long first, long rows, const float* attended, float* made) const {
     long inner = heads * width;
     float* middle = spare(HIDDEN, rows * d);

@@ -1,4 +1,5 @@
-// Sums of a softmax over products that nobody keeps: rows of x with a weight of a vocabulary's size, in tiles. Knows nothing of layers.
+// LM head and softmax in one pass, in tiles: the sums of each row's softmax, and the logits of some ids. The whole row of logits is never
+// stored. Knows nothing of layers.
 
 #pragma once
 
@@ -8,8 +9,8 @@
 #if TILES
 namespace {
 
-// Rows of x [m, depth] with w [n, depth] and bias [n] or null, and what is asked for: of each row its softmax, and of some numbers of it
-// themselves: those of row i are `ids` from first[i] to first[i + 1] - 1.
+// The logits are x [m, depth] wᵀ + bias, with w [n, depth] and bias [n] or null. best, peak and total [m] take each row's softmax sums.
+// at_ids takes the logits of `ids`; row i's ids stand at first[i] ... first[i + 1] - 1.
 struct Score {
   const float *x, *w, *bias;
   long m, n, depth;
@@ -32,7 +33,7 @@ struct Score {
   }
 
  private:
-  // One part of the columns, of some rows.
+  // Computes one part of the columns, for some rows.
   void columns(const uint16_t* packed, long row, long rows, long part, Part* to) const {
     long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE), blocks = (rows + 2 * T - 1) / (2 * T);
     const float* sums = tile_sums(packed, rows, w, from, end, depth);

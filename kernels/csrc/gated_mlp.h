@@ -1,5 +1,5 @@
-// A gated feed-forward layer: down (silu(gate x) * up x). In tiles what stands between its products is never written as numbers: sums of 32
-// columns by 16 rows lie as the next product's tiles do, so that they are split into parts as they come. Knows nothing of models.
+// A gated MLP: down (silu(gate x) * up x). With tiles the hidden layer is never stored in float32. A product's tiles are laid out as the
+// next product reads them, so their numbers are split into parts at once. Knows nothing of models.
 
 #pragma once
 
@@ -11,9 +11,9 @@ namespace {
 struct Gated {
   const float *gate, *up, *gate_bias, *up_bias;  // [hidden, depth] each, and [hidden] or null
   long depth, hidden;
-  bool few;  // as ``multiply`` takes it
+  bool few;  // see `multiply`
 
-  // down's c for m rows of x, with `of` as ``multiply`` takes it.
+  // Computes down's c for the m rows of x that `of` gives.
   void run(long m, const RowOf& of, const Target& down) const {
 #if TILES
     if (tiles_allowed()) return in_tiles(m, of, down);
@@ -30,7 +30,7 @@ struct Gated {
 #if TILES
  private:
   void in_tiles(long m, const RowOf& of, const Target& down) const {
-    constexpr long NARROW_PART = 4, WIDE_PART = 8;  // two sums stand beside each other where it is narrow
+    constexpr long NARROW_PART = 4, WIDE_PART = 8;  // blocks a part; a narrow part holds two sums, gate and up
     long ldx = steps_of(hidden) * PARTS * TILE;
     auto* inner = (uint16_t*)spare(INNER, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
     Columns narrow(hidden, NARROW_PART), wide(down.n, WIDE_PART);
@@ -40,7 +40,7 @@ struct Gated {
     });
   }
 
-  // Columns from ... to - 1 of what stands between, packed, its rows of 16 each `ldx` behind the other.
+  // Computes columns from ... to - 1 of the hidden layer, packed; 16 rows take `ldx` numbers.
   void columns(const uint16_t* x, long rows, long from, long to, uint16_t* packed, long ldx) const {
     const float *gates = tile_sums(x, rows, gate, from, to, depth, GATE), *ups = tile_sums(x, rows, up, from, to, depth, UP);
     long blocks = (rows + 2 * T - 1) / (2 * T);

@@ -1,8 +1,8 @@
-// What mlx does one element or one core at a time on a CPU, in all of its vector units and cores: products with a weight (of few
-// rows, where there are no tiles), attention, norms, rotations, activations, blocks of these, the sums of a softmax, draws. Float32 alone.
-// The Python files beside this one hold each one's specification and chooser.
+// Functions that mlx computes on one core or one number at a time on a CPU: matmul, attention, norms, RoPE, activations, whole decoder
+// blocks, a softmax's sums, sampling. This library uses all cores and vectors. It takes float32 alone. The Python files in kernels/ hold
+// each function's specification and choose when it serves.
 //
-// Arrays come as Python objects with the buffer protocol, evaluated before; the interpreter is let go while they are computed.
+// Arrays come as Python objects with the buffer protocol, already evaluated. The GIL is released while they are computed.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@
 
 namespace {
 
-// out = f(x, y) of each element
+// out = f(x, y), element by element
 template <typename F>
 void each(long n, const float* x, const float* y, float* out, F f) {
   constexpr long PART = 8192;
@@ -33,7 +33,7 @@ void each(long n, const float* x, const float* y, float* out, F f) {
   });
 }
 
-// A step's angles, which all its layers share; who uses them holds the lock.
+// A step's angles, shared by all its layers. Hold the lock while you use them.
 std::mutex angles_lock;
 Angles angles;
 
@@ -44,13 +44,13 @@ const Angles& angles_of(const float* frequencies, long half, const int64_t* star
 
 }  // namespace
 
-// Each returns 0, or -1 with Python's error set where an object has no buffer, or -2 where memory has run out. Arrays are dense where no
-// strides are named. That shapes and types fit is for the callers to see to.
+// Each function returns 0, or -1 where an object has no buffer (Python's error is set), or -2 where memory has run out. Arrays are dense
+// unless strides are named. The caller checks shapes and types.
 extern "C" {
 
 void start(int threads) { pool.start(threads); }
 
-// Whether products are computed in tiles.
+// Returns 1 when products are computed in tiles.
 int tiles() {
 #if TILES
   return tiles_allowed();
@@ -59,7 +59,7 @@ int tiles() {
 #endif
 }
 
-// Whether each of `count` arrays begins at its place.
+// Returns 1 when each of `count` arrays begins at its address in `places`.
 int lie(PyObject** arrays, void** places, int count) {
   for (int i = 0; i < count; i++) {
     Py_buffer buffer;
@@ -83,8 +83,8 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
   return -2;
 }
 
-// q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], any strides but for the last axis; mask null or 4 axes that broadcast to [B, H, T, L],
-// of any strides -> out [B, T, H, E]
+// q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], mask null or 4 axes that broadcast to [B, H, T, L] -> out [B, T, H, E]. The last axis of
+// q, k and v is dense; all other strides are free.
 int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) try {
   Arrays arrays({q, k, v, out, mask});
   if (!arrays.held) return -1;
@@ -101,8 +101,8 @@ int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* o
   return -2;
 }
 
-// x [B, H, T, D] of any strides but for the last axis, frequencies [R / 2], starts [1] or [B] int64 -> out [B, T, H, D]; the first R of
-// D are rotated, pairs of neighbours or of halves
+// RoPE: x [B, H, T, D], frequencies [R / 2], starts [1] or [B] int64 -> out [B, T, H, D]. x's last axis is dense. The first R of D numbers
+// are rotated, in pairs of neighbours or of number j with number j + R / 2.
 int rotate(PyObject* x, PyObject* frequencies, PyObject* starts, PyObject* out, float scale, int neighbours) try {
   Arrays arrays({x, frequencies, starts, out});
   if (!arrays.held) return -1;
@@ -167,7 +167,7 @@ int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
   return -2;
 }
 
-// A decoder's block, see block.h. What it points to is dense, and evaluated.
+// A decoder block, see decoder_block.h. It points to dense, evaluated arrays.
 int block(const Block* block) try {
   Free free;
   std::lock_guard<std::mutex> guard(angles_lock);
@@ -177,8 +177,8 @@ int block(const Block* block) try {
   return -2;
 }
 
-// x [N, V] -> best [N] int32, the first of the largest; peak [N], its value; total [N], sum of exp(x - peak). A row that holds a NaN has
-// the first of them as its best, and NaN for the rest.
+// x [N, V] -> best [N] int32, the first id of the largest value; peak [N], that value; total [N], sum of exp(x - peak). In a row with a
+// NaN, best is the first NaN's id, and peak and total are NaN.
 int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) try {
   Arrays arrays({x, best, peak, total});
   if (!arrays.held) return -1;
@@ -199,9 +199,9 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) t
   return -2;
 }
 
-// x [N, V], ids [N] int32, each row's largest -> ids, the drawn ones, and sampled [N], their logprobs among those that could be; where it is
-// not null also kept [N, V] bytes, whether an id could be drawn. Of each row temperature, top_k int32 (0: all), top_p, least (the logarithm
-// of min_p) and uniforms. Rows at temperature 0 stay as they are, and those whose largest is not finite.
+// Draws an id in each row of logits x [N, V]. ids [N] int32 holds each row's best id and takes the drawn one; sampled [N] takes its logprob
+// after the filters; kept [N, V] bytes, if not null, takes 1 for each id that passes the filters. temperature, top_k (int32, 0: all), top_p,
+// least (log min_p) and uniforms are [N]. A row at temperature 0 stays as it is, and so does a row whose largest logit is not finite.
 int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyObject* top_p, PyObject* least, PyObject* uniforms,
          PyObject* sampled, PyObject* kept) try {
   Arrays arrays({x, ids, temperature, top_k, top_p, least, uniforms, sampled, kept});
@@ -223,8 +223,8 @@ int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyO
   return -2;
 }
 
-// The same of x [N, K] weightᵀ + bias, weight [V, K], bias [V] or null, and `at` [M]: numbers of it, where `ids` [M] int32 names columns,
-// those of row i from first[i] to first[i + 1] - 1, `first` [N + 1] int64. Tiles alone.
+// softmax_sums of x [N, K] weightᵀ + bias, which is never stored as a whole; weight [V, K], bias [V] or null. `at` [M] takes the logits of
+// the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64. Serves only with tiles.
 int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best,
                  PyObject* peak, PyObject* total) try {
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});

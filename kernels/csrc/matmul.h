@@ -1,6 +1,6 @@
-// Products of some rows with weights, in the processor's tiles where it has them, else in its vectors. Knows nothing of layers.
+// Products of rows with weights. Uses the processor's tiles (Intel AMX) where it has them, else its vectors. Knows nothing of layers.
 //
-// The rows lie in memory or are made when they are wanted.
+// A row lies in memory, or is computed when it is read.
 
 #pragma once
 
@@ -15,9 +15,9 @@
 
 namespace {
 
-using RowOf = std::function<const float*(long row, float* room)>;  // where a row is, which may be the room
+using RowOf = std::function<const float*(long row, float* room)>;  // returns a row's address; may compute the row into `room`
 
-constexpr long FEW_ROWS = 4;  // for which the weight is not turned: another sum
+constexpr long FEW_ROWS = 4;  // with at most so many rows the weight is not transposed; its numbers are then added in another order
 
 void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
   float* x = spare(INPUT, m * depth);
@@ -43,7 +43,7 @@ void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_l
 }
 
 #if TILES
-// Calls f(x, row, rows) for MANY rows at a time at most, from `row` on, packed.
+// Packs at most MANY rows at a time and calls f(packed, row, rows) for them; `row` is the first.
 template <typename F>
 void each_packed(long m, long depth, const RowOf& of, F f) {
   long ldx = steps_of(depth) * PARTS * TILE;
@@ -60,8 +60,8 @@ void each_packed(long m, long depth, const RowOf& of, F f) {
   }
 }
 
-// Parts of n columns that threads take: of blocks of 32, as many parts as there are threads or a multiple, `most` blocks each at most; the
-// longer ones first.
+// Splits n columns into parts, one task each. A part is some blocks of 32 columns, at most `most`. The number of parts is a multiple of
+// the number of threads; longer parts come first.
 struct Columns {
   long blocks, number, n;
 
@@ -89,8 +89,8 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
 }
 #endif
 
-// Each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. A row's bits do not depend on the other rows; without tiles they do on
-// whether they are `few`.
+// Computes each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. A row's bits do not depend on the other rows. Without tiles
+// they depend on `few`.
 void multiply(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
 #if TILES
   if (tiles_allowed()) return multiply_in_tiles(m, depth, of, targets);

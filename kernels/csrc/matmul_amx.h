@@ -1,11 +1,12 @@
-// Products in a processor's tiles (Intel AMX), which multiply numbers of 8 significant bits and add in float32. A float32 is the sum of
-// three such parts, exactly; of the nine products of two numbers' parts the six largest are taken. The second part is at most 2^-8 of a
-// number and the third below 2^-16, so what is dropped is below 2^-23 of the product; in the root mean square it is 2^-26, a fourth of what
-// rounding the product to float32 takes. Numbers are added one after the other, which errs by about half of what a plain loop in float32
-// does, and by more than a sum in lanes where rows are long. Knows nothing of layers.
+// Float32 products in a processor's tiles (Intel AMX), which multiply bfloat16 and add in float32. Knows nothing of layers.
 //
-// An infinity has no parts, and neither has a number from 3.3962e38 on, whose first part is rounded to one: where one enters, NaN leaves,
-// and where a sum overflows, NaN may. Parts and sums below 2^-126 count as 0, so products below 2^-100 are less precise.
+// A float32 is exactly the sum of three bfloat16 numbers, its parts. Two float32 numbers have nine products of parts; the six largest are
+// computed. The second part is at most 2^-8 of a number and the third is below 2^-16. So the error of a product is below 2^-23 of it; its
+// root mean square is 2^-26, a fourth of the error of rounding to float32. Products are added one after the other. That errs about half as
+// much as a plain loop in float32, and for long rows more than a sum in lanes.
+//
+// An infinity cannot be split. Nor can a number of 3.3962e38 or more: its first part rounds to infinity. Such an input gives NaN, and a
+// sum that overflows may give NaN. Parts and sums below 2^-126 count as 0, so products below 2^-100 are less precise.
 
 #pragma once
 
@@ -25,17 +26,17 @@
 
 namespace {
 
-constexpr long T = 16, STEP = 32, PARTS = 3;      // rows of a tile, numbers of a row, parts of a number
-constexpr long TILE = T * STEP;                   // a tile's numbers, of 16 bits
-constexpr long CHUNK = 24 * STEP, MANY = 6 * 2 * T;  // depth and rows of x whose parts stay in the second cache
+constexpr long T = 16, STEP = 32, PARTS = 3;      // rows of a tile, numbers in a tile's row, parts of a number
+constexpr long TILE = T * STEP;                   // numbers in a tile, 16 bits each
+constexpr long CHUNK = 24 * STEP, MANY = 6 * 2 * T;  // depth and rows of x at a time: their parts stay in the L2 cache
 
 bool tiles_allowed() {
-  constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA: the system keeps 8 KB a thread for them
+  constexpr int REQUEST = 0x1023, DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA: Linux must save 8 KB more for each thread
   static const bool allowed = syscall(SYS_arch_prctl, REQUEST, DATA) == 0;
   return allowed;
 }
 
-// The compiler's own names for these do not say that memory is read.
+// The compiler's own intrinsics do not state that they read memory.
 template <int TILE_OF>
 inline void tile_load(const void* from) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(64l), "i"(TILE_OF) : "memory");
@@ -53,7 +54,7 @@ inline void tile_add() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUM), "i"(LEFT), "i"(RIGHT));
 }
 
-// While one lives, its thread's eight tiles have 16 rows of 64 bytes.
+// While an object lives, its thread's eight tiles have 16 rows of 64 bytes.
 struct Tiles {
   Tiles() {
     struct alignas(64) {
@@ -67,8 +68,8 @@ struct Tiles {
   ~Tiles() { asm volatile("tilerelease"); }
 };
 
-// The parts of 32 numbers, largest first: those of a and b in the low and the high halves of 32 bits. The first is rounded, the others
-// are cut.
+// Splits 32 numbers into parts, largest first: a's parts go to the low halves of 32 bits, b's to the high halves. The first part is
+// rounded, the others are cut.
 inline void split(__m512 a, __m512 b, __m512i* parts) {
   const __m512i half = _mm512_set1_epi32(0x8000), high = _mm512_set1_epi32(~0xffff);
 #pragma GCC unroll 3
@@ -90,7 +91,7 @@ inline void split(const float* from, long left, __m512i* parts) {
 
 long steps_of(long depth) { return (depth + STEP - 1) / STEP; }
 
-// 16 rows to tiles [steps, PARTS] whose columns they are; zeros for rows that are null.
+// Packs 16 rows into tiles [steps, PARTS], a row in each column. A null row is packed as zeros.
 void pack(const float* const* rows, long depth, uint16_t* to) {
   for (long k = 0; k < depth; k += STEP, to += PARTS * TILE) {
     alignas(64) float parts[PARTS][TILE / 2];
@@ -103,7 +104,8 @@ void pack(const float* const* rows, long depth, uint16_t* to) {
   }
 }
 
-// A step of 32 rows of w, `left` numbers deep, to [PARTS, 2 tiles]: row `row`, or all `rows` of a block that is not whole.
+// Splits one step of a block (32 rows of w) into [PARTS, 2 tiles]. `split_row` does one row of a whole block. `split_some` does all of a
+// block of `rows` rows, `left` numbers deep, and fills with zeros.
 inline void split_row(const float* w, long ldw, long row, uint16_t* to) {
   __m512i of[PARTS];
   split(_mm512_loadu_ps(w + row * ldw), _mm512_loadu_ps(w + row * ldw + T), of);
@@ -119,8 +121,8 @@ void split_some(const float* w, long ldw, long rows, long left, uint16_t* to) {
   }
 }
 
-// Tiles 0 ... 3 += w [32 rows] x [M * 16 rows], one step: parts of w in tiles 4 and 5, of x in 6 and 7. `between(n)` is called after each
-// of the six products: the vector units can work meanwhile.
+// Adds one step of w [32 rows] x [M * 16 rows] to tiles 0 ... 3. Parts of w go through tiles 4 and 5, parts of x through 6 and 7. Calls
+// `between(n)` after each of the six products, as the vector units are free meanwhile.
 template <int M, typename Between>
 inline __attribute__((always_inline)) void multiply(const uint16_t* w, const uint16_t* x, const uint16_t* y, Between between) {
   constexpr int HIGH = 0, MIDDLE = 1, LOW = 2;
@@ -149,7 +151,7 @@ inline __attribute__((always_inline)) void multiply(const uint16_t* w, const uin
   left(MIDDLE), add(5);
 }
 
-// Tiles 0 ... 3, each 16 x 16: those of even number belong to the first 16 rows of x.
+// Loads c into tiles 0 ... 3, 16 x 16 each, or clears them. Tiles 0 and 2 belong to the first 16 rows of x.
 template <int M>
 inline void sums_from(const float* c) {
   if (!c) {
@@ -175,8 +177,8 @@ inline void sums_to(float* c) {
   tile_store<3>(c + 3 * T * T);
 }
 
-// Sums [2, 2, 16 of w, 16 of x] of 32 rows of w with M * 16 of x over some steps, on top of what c holds if they are to be added. Of what
-// comes `next`, `lines` of the cache are fetched a step.
+// Computes sums c [2, 2, 16 of w, 16 of x] of 32 rows of w with M * 16 rows of x over some steps, added to c if `add`. Prefetches `lines`
+// cache lines from `next` on in each step.
 template <int M>
 void block(const uint16_t* parts, const uint16_t* x, long ldx, long steps, bool add, float* c, const float* next, long lines) {
   sums_from<M>(add ? c : nullptr);
@@ -187,18 +189,18 @@ void block(const uint16_t* parts, const uint16_t* x, long ldx, long steps, bool 
   sums_to<M>(c);
 }
 
-// Rows of w of a block, and where their parts go: those of a step to place `step % places`.
+// A block's rows of w, and memory for their parts: a step's parts go to place `step % places`.
 struct Rows {
   const float* w;
-  long ld, count, depth, steps;  // count and depth may end before a block does
+  long ld, count, depth, steps;  // count may be less than 32, depth less than steps * STEP
   uint16_t* parts;
   long places;
 
   uint16_t* at(long step) const { return parts + step % places * PARTS * 2 * TILE; }
 };
 
-// The same, where w's parts are made meanwhile: a step's while the one before is multiplied. What comes next is fetched if there is no
-// other block that does it.
+// Does what `block` does, and splits w meanwhile: a step is split while the step before it is multiplied. Prefetches the next rows of w if
+// this is the `only` block, as no other block does it then.
 template <int M>
 void first_block(const Rows& rows, const uint16_t* x, long ldx, bool add, float* c, bool only) {
   bool whole = rows.count == 2 * T && rows.depth >= rows.steps * STEP;
@@ -227,7 +229,7 @@ void first_block(const Rows& rows, const uint16_t* x, long ldx, bool add, float*
   sums_to<M>(c);
 }
 
-// Sums of 32 rows of w and 32 of x to c [rows of x, ldc] at its column `column`.
+// Writes the sums of 32 rows of w and 32 of x to the target's rows from `row` and columns from `column` on.
 void give(const float* sums, long row, long rows, long column, long columns, const Target& target) {
   for (long i = 0; i < 2 && i * T < columns; i++)
     for (long j = 0; j < 2 && j * T < rows; j++) {
@@ -238,10 +240,10 @@ void give(const float* sums, long row, long rows, long column, long columns, con
     }
 }
 
-constexpr long SUMS = 4 * T * T;  // of 32 rows of w and 32 of x
+constexpr long SUMS = 4 * T * T;  // sums of 32 rows of w with 32 of x
 
-// Sums of rows from ... to - 1 of w [.., depth] with x, which is packed, MANY rows of it at most:
-// [blocks of 32 of w, blocks of 32 of x, SUMS]. They stand until the thread's next product of this use.
+// Returns sums [blocks of 32 of w, blocks of 32 of x, SUMS] of rows from ... to - 1 of w [.., depth] with packed x, at most MANY rows. The
+// thread's next call with this `use` overwrites them.
 float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long to, long depth, Use use = PRODUCT) {
   Tiles tiles;
   long steps = steps_of(depth), ldx = steps * PARTS * TILE, blocks = (rows + 2 * T - 1) / (2 * T), wide = (to - from + 2 * T - 1) / (2 * T);
@@ -257,7 +259,7 @@ float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long t
       bool only = blocks == 1;
       if (rows > T) first_block<2>(of, numbers, ldx, first, c, only);
       else first_block<1>(of, numbers, ldx, first, c, only);
-      const long lines = 2 * STEP / std::max(1l, blocks - 1);  // of 32 rows, a step: each other block fetches its share
+      const long lines = 2 * STEP / std::max(1l, blocks - 1);  // a step has 64 cache lines: each later block prefetches its share
       const float* next = of.w + 2 * T * depth;
       for (long b = 1; b < blocks; b++, next += some * lines * T) {
         if (rows - b * 2 * T > T) block<2>(parts, numbers + b * 2 * ldx, ldx, some, first, c + b * SUMS, next, lines);
@@ -267,7 +269,7 @@ float* tile_sums(const uint16_t* x, long rows, const float* w, long from, long t
   return sums;
 }
 
-// Columns from ... to - 1 of a product, from its row `row` on, with x packed: MANY rows of it at most.
+// Computes a product's columns from ... to - 1, from its row `row` on. x is packed and has at most MANY rows.
 void tile_product(const uint16_t* x, long row, long rows, const Target& target, long from, long to, long depth) {
   const float* sums = tile_sums(x, rows, target.w, from, to, depth);
   long blocks = (rows + 2 * T - 1) / (2 * T);

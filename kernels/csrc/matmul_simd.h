@@ -1,4 +1,5 @@
-// Products of few rows with a weight, in vectors. Knows nothing of layers.
+// Products of rows with a weight, in the processor's vectors. Serves where there are no tiles, and attention everywhere. Knows nothing of
+// layers.
 
 #pragma once
 
@@ -9,13 +10,13 @@
 
 namespace {
 
-// Sums that stand in registers at once, rows x columns, beside what enters them. Dots: their columns are single numbers.
+// Sums kept in registers at once, rows x columns; they leave room for the operands. In `dots` a column is one number, else a vector.
 constexpr int DOT_ROWS = REGISTERS == 32 ? 4 : 3, DOT_COLUMNS = REGISTERS == 32 ? 6 : 4;
 constexpr int ROWS = 6, WIDE = REGISTERS == 32 ? 4 : 2;
 constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 6, PANEL = (REGISTERS == 32 ? 3 : 2) * W;
-constexpr long DEEP = 2048;  // numbers of a panel's row that are used before the next: they stay in the second cache
+constexpr long DEEP = 2048;  // depth of a transposed panel: it stays in the L2 cache
 
-// One of the products of some rows: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth], bias [n] or null, plus as c or null.
+// One product: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth]; bias is [n] or null; plus has c's layout or is null.
 struct Target {
   const float* w;
   long n;
@@ -23,7 +24,7 @@ struct Target {
   long ldc;
   const float *bias = nullptr, *plus = nullptr;
 
-  // Sums [count], at most W of them, to row `row` from `column` on.
+  // Writes sums [count], count <= W, to row `row`, from `column` on.
   void put(long row, long column, const float* sums, long count) const {
     float* to = c + row * ldc + column;
     const float *b = bias ? bias + column : nullptr, *p = plus ? plus + row * ldc + column : nullptr;
@@ -41,7 +42,7 @@ struct Target {
   }
 };
 
-// c[m][n] = sum over k of a[m][k] b[n][k] + bias[n]: both lie in memory as they are, so a weight is read once and never turned.
+// c[m][n] = sum over k of a[m][k] b[n][k] + bias[n]. b is read as it lies, once, and never transposed.
 template <int M, int N>
 inline void dots(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, const float* bias) {
   V acc[M][N] = {};
@@ -58,7 +59,7 @@ inline void dots(const float* a, long lda, const float* b, long ldb, long depth,
   };
   long k = 0;
   for (; k + W <= depth; k += W) add([&](const float* row) { return load(row + k); });
-  // The rest is a vector too. In a loop over single numbers the compiler rounds as it likes, in each instance of this template.
+  // The rest is a vector too. In a loop over single numbers the compiler may round differently in each instance of this template.
   if (k < depth) add([&](const float* row) { return load_part(row + k, depth - k); });
   constexpr int COUNT = M * N, WHOLE = COUNT / W * W;
   float found[COUNT];
@@ -91,7 +92,7 @@ void dots(long rows, long columns, const float* a, long lda, const float* b, lon
   for (; n < columns; n++) dots_of_rows<DOT_ROWS, 1>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
 }
 
-// c[m] = sum over k of a[m][k] b[k][0 ... N * W), on top of what c holds if it is to be added. What comes `next` is fetched, a line a k.
+// c[m] = sum over k of a[m][k] b[k][0 ... N * W), added to c if `add`. Prefetches from `next`, one cache line for each k.
 template <int M, int N>
 inline void outer(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next) {
   V acc[M][N] = {};
@@ -118,7 +119,7 @@ inline void outer(const float* a, long lda, const float* b, long ldb, long depth
     for (int n = 0; n < N; n++) store(c + m * ldc + n * W, acc[m][n]);
 }
 
-// The same for more rows; `left` numbers are to be fetched from `next` on.
+// Calls `outer` for more rows. Prefetches `left` numbers from `next` on.
 template <int M, int N>
 void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false,
                    const float* next = nullptr, long left = 0) {
@@ -129,14 +130,14 @@ void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb
     if (m < rows) outer_of_rows<M / 2, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, next, left);
 }
 
-// c [rows, columns] = a b, on top of what c holds if they are to be added; columns is a multiple of W
+// c [rows, columns] = a b, added to c if `add`; columns is a multiple of W
 void outer(long rows, long columns, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false) {
   long n = 0;
   for (; n + WIDE * W <= columns; n += WIDE * W) outer_of_rows<ROWS, WIDE>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
   for (; n < columns; n += W) outer_of_rows<ROWS, 1>(rows, a, lda, b + n, ldb, depth, c + n, ldc, add);
 }
 
-// `from` [rows, columns] to `to` [columns, wide], zeros behind its `rows`
+// Transposes `from` [rows, columns] into `to` [columns, wide]; fills with zeros after column `rows`.
 void turn(long rows, long columns, const float* from, long ldf, float* to, long wide) {
   long row = 0;
   for (; row + W <= rows; row += W) {
@@ -149,7 +150,7 @@ void turn(long rows, long columns, const float* from, long ldf, float* to, long 
     for (long j = row; j < wide; j++) to[i * wide + j] = j < rows ? from[j * ldf + i] : 0.0f;
 }
 
-// c [rows, columns] = a wᵀ + bias for at most PANEL rows of w [columns, depth], which are turned; the rows behind them are fetched.
+// c [rows, columns] = a wᵀ + bias for one panel: at most PANEL rows of w [columns, depth], transposed first. Prefetches the next panel.
 void panel(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
   bool whole = columns == PANEL;
   float* to = whole ? c : spare(PRODUCT, rows * PANEL);

@@ -1,5 +1,5 @@
-// Arrays of Python's, by the buffer protocol. The few names of its stable ABI that this takes are declared here, so that its headers need
-// not be there.
+// Python's arrays, read through the buffer protocol. Declares the few names of Python's stable ABI that it needs, so that Python's headers
+// need not be installed.
 
 #pragma once
 
@@ -28,9 +28,9 @@ void PyEval_RestoreThread(void*);
 
 namespace {
 
-constexpr int STRIDED = 0x18;  // of a buffer that is asked for: PyBUF_STRIDES
+constexpr int STRIDED = 0x18;  // PyBUF_STRIDES: ask for shape and strides
 
-// While one lives, the interpreter is free for other threads.
+// Releases the GIL while an object lives.
 class Free {
  public:
   Free() : thread(PyEval_SaveThread()) {}
@@ -41,7 +41,7 @@ class Free {
   void* thread;
 };
 
-// The buffers of some objects, let go with this; the interpreter is free in between. Where an object is null, so is its data.
+// Holds the buffers of some objects while it lives, with the GIL released. A null object has null data.
 class Arrays {
  public:
   bool held = true;

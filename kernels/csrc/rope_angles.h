@@ -1,4 +1,4 @@
-// Cosines and sines of positions, made once for the layers of a step.
+// RoPE's cosines and sines. They are computed once for a step, as all its layers use the same.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace {
 
-// Cosines and sines of positions: those of a step are the same in all its layers.
+// Cosines and sines [rows, t, half] of the positions from each row's start on.
 struct Angles {
   std::vector<float> frequencies, cosines, sines;
   std::vector<int64_t> starts;
@@ -24,7 +24,7 @@ struct Angles {
   }
 
   void make(const float* f, long half, const int64_t* from, long rows, long length, float by) {
-    t = -1;  // they are nobody's until they are made: memory may run out
+    t = -1;  // matches no request until all is computed, as memory may run out
     frequencies.assign(f, f + half), starts.assign(from, from + rows), scale = by;
     cosines.resize(rows * length * half), sines.resize(rows * length * half);
     pool.run(rows * length, [&](long i) {

@@ -1,4 +1,4 @@
-// What is computed of one row of numbers: norm, rotation, activation. Knows neither threads nor arrays.
+// Functions of one row of numbers: RMS norm, RoPE, activations. Knows nothing of threads or arrays.
 
 #pragma once
 
@@ -21,7 +21,7 @@ inline void norm_row(const float* x, const float* weight, long d, float eps, flo
   for (; j < d; j++) to[j] = x[j] * share * weight[j];
 }
 
-// The first 2 * half of d numbers turned by angles of these cosines and sines, pairs of neighbours or of halves; `to` may be x
+// Rotates the first 2 * half of d numbers, in pairs of neighbours or of number j with number j + half; `to` may be x
 inline void rotate_row(const float* x, const float* cosines, const float* sines, long half, long d, bool neighbours, float* to) {
   long j = 0;
   if (!neighbours)
@@ -42,7 +42,7 @@ inline V over_one_and_exp(V x, V z) {  // x / (1 + exp(-z)), or x / 1.7e38 where
   return x / (1.0f + exp(below > 88.0f ? all(88.0f) : below));
 }
 
-// f of each two numbers of x and y
+// to = f(x, y), number by number
 template <typename F>
 inline void each_of(const float* x, const float* y, long n, float* to, F f) {
   long i = 0;

@@ -1,5 +1,5 @@
-// A token drawn of a row of logits: temperature, then what top-k, top-p and min-p leave together, then the inverse of the cumulative
-// distribution over ascending ids. Knows neither threads nor arrays.
+// Draws a token from a row of logits. Applies the temperature, then top-k, top-p and min-p together, then inverts the cumulative
+// distribution over ascending ids. Knows nothing of threads or arrays.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace {
 
-// How a row is drawn from. least: the logarithm of min_p, below which no z may lie; top_k at most the row's length.
+// A row's filters. A token with z below `least` (log min_p) is left out. top_k is at most the row's length.
 struct Filter {
   float temperature, top_p, least;
   long top_k;
@@ -20,7 +20,7 @@ struct Filter {
   bool any(long n) const { return top_k < n || top_p < 1 || least > -INFINITE; }
 };
 
-// A row of n logits whose largest is `peak`: z = (x - peak) / temperature, and the weights exp(z), which filters set to 0.
+// A row of n logits as z = (x - peak) / temperature, where `peak` is the largest, and e = exp(z). The filters set e to 0.
 class Draw {
  public:
   Draw(const float* x, long n, float peak, const Filter& filter) : n(n), filter(filter) {
@@ -33,7 +33,7 @@ class Draw {
     if (filter.any(n)) cut();
   }
 
-  // The first id that the cumulative sum of the weights passes `uniform` of their total at, and its logprob.
+  // Returns the first id at which the cumulative sum of e exceeds `uniform` times its total, and sets its logprob.
   long at(float uniform, float& logprob) const {
     long blocks = (n + BLOCK - 1) / BLOCK, block = 0;
     auto* ends = (double*)spare(MADE, 2 * blocks);
@@ -44,19 +44,19 @@ class Draw {
     double found = block ? ends[block - 1] : 0;
     long id = block * BLOCK;
     for (long j = id, end = id + BLOCK; j < end && found <= threshold; j++)
-      if (e[j] > 0) id = j, found += e[j];  // where rounding lets no sum pass it, the last that can be drawn
+      if (e[j] > 0) id = j, found += e[j];  // the last possible id, where no sum exceeds it because of rounding
     logprob = (float)(z[id] - std::log(total));
     return id;
   }
 
-  // Which ids can be drawn, a byte each.
+  // Writes 1 for each id that can be drawn, else 0.
   void kept(uint8_t* to) const {
     for (long j = 0; j < n; j++) to[j] = z[j] > -INFINITE;
   }
 
  private:
   static constexpr long BLOCK = 256, BINS = 4096;
-  static constexpr float FINE = 128;  // bins to one of z: a bin of a vocabulary of 50,000 holds some dozens
+  static constexpr float FINE = 128;  // bins for a difference of 1 in z; with 50,000 ids a bin holds some dozens
 
   struct Weight {
     float z, e;
@@ -73,14 +73,14 @@ class Draw {
   void weigh(long at, V to) { store(z + at, to), store(e + at, exp(to)); }
 
   static double sum_of(const float* from) {
-    double eight[8] = {}, found = 0;  // sums beside each other, as a vector has
+    double eight[8] = {}, found = 0;  // eight sums side by side, so that the compiler uses vectors
     for (long j = 0; j < BLOCK; j += 8)
       for (long i = 0; i < 8; i++) eight[i] += from[j + i];
     for (double part : eight) found += part;
     return found;
   }
 
-  // Bins in the order of falling z, and of one of them its members in that order.
+  // The ids by falling z. They are put into bins; a bin's members are sorted only when the bin is opened.
   class Sorted {
    public:
     Sorted(const float* z, const float* e, long n) : z(z), e(e), n(n) {
@@ -91,7 +91,7 @@ class Draw {
       for (long j = 0; j < n; j++) bins[place[j]].mass += e[j], bins[place[j]].count++;
     }
 
-    // Calls step(weight) of one after the other until it says that it was the last one; skip(bin) says whether none of a bin is.
+    // Calls step(weight) for one member after the other until it returns true. Passes over each bin for which skip(bin) is true.
     template <typename Skip, typename Step>
     void walk(Skip skip, Step step) {
       for (long bin = 0; bin < BINS; bin++) {
@@ -124,7 +124,7 @@ class Draw {
     }
   };
 
-  // Sets z and e of what the filters leave out: they keep the first `count` of the tokens sorted by z, equals by ascending id.
+  // Applies the filters: keeps the first ids by falling z, ties by ascending id. All others get z = -inf and e = 0.
   void cut() {
     Sorted sorted(z, e, n);
     long count = filter.top_k;
@@ -173,7 +173,7 @@ class Draw {
         });
     for (long j = 0; j < n; j++) above += z[j] > lowest, level += z[j] == lowest;
     for (long j = 0; j < n; j++) z[j] = z[j] >= lowest ? z[j] : -INFINITE, e[j] = z[j] >= lowest ? e[j] : 0;
-    long left = count - above;  // of the equals at the cut
+    long left = count - above;  // how many of the ties at the cut are kept
     for (long j = 0; left < level && j < n; j++)
       if (z[j] == lowest && left-- <= 0) z[j] = -INFINITE, e[j] = 0;
   }

@@ -1,4 +1,4 @@
-// A processor's vector as a number of its own: loads, sums over lanes, exp. Knows neither threads nor arrays.
+// The processor's vector of W float32 numbers: load, store, sum over lanes, exp, transpose. Knows nothing of threads or arrays.
 
 #pragma once
 
@@ -24,21 +24,21 @@ typedef float Loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 inline V load(const float* p) { return *(const Loose*)p; }
-// The first `count` numbers, less than W, and zeros behind them.
+// Loads `count` numbers, count < W, and fills with zeros.
 inline V load_part(const float* p, long count) {
   V v = {};
   for (long i = 0; i < count; i++) v[i] = p[i];
   return v;
 }
 inline void store(float* p, V v) { *(Loose*)p = v; }
-inline V all(float x) { return x - V{}; }  // and not +, which would be computed: it makes 0 of -0
+inline V all(float x) { return x - V{}; }  // not x + V{}: that turns -0 into 0, so the compiler must compute it
 
 constexpr int log2(int n) { return n > 1 ? 1 + log2(n / 2) : 0; }
 
-// Which lanes of two vectors behind each other go where, for each half block of 1, 2, 4 ... lanes.
+// Lane numbers for shuffles of two vectors, for each half block of 1, 2, 4 ... lanes.
 struct Lanes {
-  I low[6], high[6], across[6];    // added to one another, blocks of 2 * half lanes are folded in two
-  I kept[6], taken[6];             // what stays of 2 * half rows that are turned about, and what changes places
+  I low[6], high[6], across[6];    // the halves of blocks of 2 * half lanes: their sum folds each block in two
+  I kept[6], taken[6];             // to transpose: the rows of the first half of a block, and of its second half
   I number;
 
   Lanes() {
@@ -56,7 +56,7 @@ struct Lanes {
 
 const Lanes lanes;
 
-// The sums of N vectors, N a power of two of at most W, to out: by halves, those of two vectors at a time.
+// Writes the sums of N vectors to out; N is a power of two, at most W. Folds two vectors into one, again and again.
 template <int N>
 inline void sums(const V* v, float* out) {
   V part[N];
@@ -83,7 +83,7 @@ inline float sum(V v) {
   return out;
 }
 
-// The largest of a vector's numbers, none of which is NaN.
+// Returns the largest number of a vector without NaN.
 inline float largest(V v) {
 #pragma GCC unroll 8
   for (int level = log2(W) - 1; level >= 0; level--) {
@@ -102,9 +102,9 @@ inline int32_t smallest(I v) {
   return v[0];
 }
 
-// exp for x <= 88, within 4e-7 of the value; 0 below -87.3 and for -inf; NaN stays. 2**n * exp(f) with n the integer next to
-// x / ln(2): adding 1.5 * 2**23 rounds to it and leaves it in the low bits. ln(2) in two parts, n times the first of which is exact
-// (Cody and Waite 1980); the powers of degree 5 whose largest relative error, 1.1e-7, is smallest.
+// exp for x <= 88, with a relative error below 4e-7; 0 below -87.3 and for -inf; NaN stays NaN. Computes 2**n * exp(f), where n is the
+// integer nearest to x / ln(2). Adding 1.5 * 2**23 rounds to n and leaves n in the low bits. ln(2) is split in two; n times the first half
+// is exact (Cody and Waite 1980). exp(f) is the polynomial of degree 5 with the smallest largest relative error, 1.1e-7.
 inline V exp(V x) {
   V shifted = x * 1.4426950408889634f + 12582912.0f, n = shifted - 12582912.0f;
   V f = (x - n * 0.693359375f) - n * -2.12194440e-4f, square = f * f;
@@ -114,7 +114,7 @@ inline V exp(V x) {
   return x < -87.3f ? all(0.0f) : x == x ? value : x;
 }
 
-// W numbers of each of W rows of `from` to W rows of `to`: row i's number j becomes row j's number i.
+// Transposes W x W numbers: row i's number j becomes row j's number i.
 inline void turn(const float* from, long ldf, float* to, long ldt) {
   V a[W], b[W];
 #pragma GCC unroll 16

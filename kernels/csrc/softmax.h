@@ -1,4 +1,4 @@
-// What a softmax takes of a row of numbers, by parts of it. Knows neither threads nor arrays.
+// A softmax's largest value and sum of a row of logits, computed part by part. Knows nothing of threads or arrays.
 
 #pragma once
 
@@ -10,15 +10,15 @@
 
 namespace {
 
-// Of SIZE numbers: the largest, the first that is as large, and the sum of exp(x - peak). Where one is NaN, so are peak and sum, and it is
-// the first such one.
+// The figures of SIZE numbers: the largest (peak), the id of the first that equals it (best), and the sum of exp(x - peak). If there is a
+// NaN, peak and sum are NaN, and best is the first NaN's id.
 struct Part {
-  static constexpr long SIZE = 256;  // read twice while it is in the first cache; summed in float32, the parts in float64
+  static constexpr long SIZE = 256;  // a part stays in the L1 cache for two reads; it is summed in float32, parts in float64
   float peak, sum;
   int32_t best;
 };
 
-// Of Part::SIZE numbers, the first of which is the row's number `at`.
+// Returns the figures of Part::SIZE numbers; the first one's id is `at`.
 inline Part part_of(const float* x, int32_t at) {
   V most = load(x), even = {}, odd = {};
   I place = {};
@@ -38,7 +38,7 @@ inline Part part_of(const float* x, int32_t at) {
   return {*first, *first > 0 ? NAN : 0, at + int32_t(first - x)};
 }
 
-// The same of all parts of a row, each `stride` behind the one before; NaN for the sum if no number is finite.
+// Returns the figures of a whole row from its parts, which stand `stride` apart. The sum is NaN if no number is finite.
 inline Part whole_of(const Part* parts, long count, long stride) {
   Part found{-INFINITE, NAN, parts[0].best};
   for (long i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-// The threads that compute, which wait for the next call awake for a while, and memory of a thread's own. Knows nothing of what is
-// computed.
+// The threads that compute, and scratch memory for each. A thread waits awake for the next call for a while, as waking takes long. Knows
+// nothing of what is computed.
 
 #pragma once
 
@@ -28,13 +28,13 @@ class Pool {
     unsigned seen = turn.load();
     try {
       for (; others < threads - 1; others++) std::thread([this, seen] { work(seen); }).detach();
-    } catch (const std::system_error&) {  // no more threads are allowed: those that came up do it
+    } catch (const std::system_error&) {  // no more threads are allowed: those that started do the work
     }
   }
 
   int threads() const { return owner == getpid() ? others + 1 : 1; }  // a forked process has none of its parent's
 
-  // Calls f(0) ... f(count - 1), each once, in all threads; returns when all are done. Raises bad_alloc if one of them has.
+  // Calls f(0) ... f(count - 1), each once, in all threads; returns when all are done. Throws bad_alloc if a call did.
   template <typename F>
   void run(long count, F f) {
     if (count <= 1 || threads() == 1) {
@@ -56,8 +56,8 @@ class Pool {
   }
 
  private:
-  // Microseconds for which a thread looks out for the next call before it sleeps: a step of decoding is a thousand calls, and to be
-  // woken takes longer than most of them.
+  // Microseconds for which a thread waits awake for the next call. A decode step is a thousand calls, and waking a thread takes longer than
+  // most of them.
   static constexpr int LOOK_OUT = 1000;
   static constexpr long SOON = 1000;
 
@@ -72,7 +72,7 @@ class Pool {
   int others = 0;
   pid_t owner = 0;
 
-  // Between two looks; after some, other threads are let run too: those of a BLAS may want this core.
+  // Pauses between two looks. After SOON looks it yields, as a BLAS may need this core.
   static void rest(long looks) {
 #if defined(__x86_64__)
     if (looks < SOON) return __builtin_ia32_pause();
@@ -104,9 +104,9 @@ class Pool {
   }
 };
 
-Pool& pool = *new Pool;  // never taken down: its threads may outlive what a process does at its end
+Pool& pool = *new Pool;  // never destroyed: its threads may run until the process ends
 
-// Memory of a thread, for one use each; it begins with a line of the cache.
+// Scratch memory of a thread, one piece for each use, aligned to a cache line.
 enum Use {
   KEYS, VALUES, QUERIES, SCORES, WEIGHT, PRODUCT, INPUT, MADE, TOKENS,
   PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, USES
