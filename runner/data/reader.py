@@ -13,8 +13,9 @@ from ...configs.schema import DataConfig
 from ..core.errors import DataError
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout
-from .entry import Entry, UnreadableError
-from .formats import entries, row_key, row_place
+from ..formats.entry import Entry, UnreadableError
+from ..formats.row_entries import entries
+from .row_key import row_key, row_place
 from .scan_result import Scan, ScannedSource, is_unchanged
 from .type_inference import json_text
 

@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from ...configs.schema import DataConfig
 from ..files.file_stamp import sha256
-from .formats import entries
+from ..formats.row_entries import entries
+from ..formats.source import Source, source_errors
+from ..formats.table_formats import hub_sha256
 from .scan_result import Scan, ScannedSource, source_stamp
-from .sources import SPOOL_NAMES, Source, find_sources, source_errors
-from .table_formats import hub_sha256
+from .sources import find_sources
+from .spooled_stdin import SPOOL_NAMES
 
 
 def current_fingerprint(data: DataConfig, run: Path) -> dict[str, Any]:

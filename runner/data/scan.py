@@ -13,12 +13,15 @@ import pyarrow.compute as pc
 from ...configs.schema import DataConfig
 from ..core.errors import DataError
 from ..files.file_stamp import sha256
+from ..formats.entry import UnreadableError
+from ..formats.row_entries import TABLES, entries
+from ..formats.source import Source, source_errors
+from ..formats.table_formats import batch_rows, hub_sha256, open_table
 from .column_paths import column_of, require_column
-from .entry import UnreadableError
-from .formats import TABLES, entries, row_key, row_place
+from .row_key import row_key, row_place
 from .scan_result import Scan, ScannedSource, is_surely_unchanged, source_stamp
-from .sources import Source, find_sources, keep_spooled, source_errors
-from .table_formats import batch_rows, hub_sha256, open_table
+from .sources import find_sources
+from .spooled_stdin import keep_spooled
 from .type_inference import EXACT, Column
 from .unique_keys import KeyDigests
 

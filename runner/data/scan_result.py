@@ -13,8 +13,8 @@ import pyarrow as pa
 from ..core.errors import DataError
 from ..files.checked_json import read_document, write_document
 from ..files.file_stamp import Stamp, is_settled, stamp_of
+from ..formats.source import Source
 from .column_paths import missing_column
-from .sources import Source
 from .type_inference import JSON_METADATA
 
 VERSION = 2

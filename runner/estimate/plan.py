@@ -11,7 +11,7 @@ from pathlib import Path
 from ...configs.errors import ConfigError
 from ...configs.schema import JobConfig
 from ...kernels import backend
-from ..data.sources import reads_stdin
+from ..data.spooled_stdin import reads_stdin
 from ..engine.setup import Setup
 from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind

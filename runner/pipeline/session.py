@@ -23,7 +23,7 @@ from ..core.requests import BadRow, Outcome, Row
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, accept_stdin
-from ..data.sources import drop_spooled, reads_stdin
+from ..data.spooled_stdin import drop_spooled, reads_stdin
 from ..engine.interface import Progress, Runs
 from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on

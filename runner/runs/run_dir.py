@@ -17,11 +17,12 @@ import pyarrow as pa
 
 from ..core.errors import DriftError, RunDirError
 from ..core.shard_layout import Layout, covered_rows, rounds_of
-from ..data.sources import SPOOL_NAMES, WAITING
+from ..data.spooled_stdin import SPOOL_NAMES
 from ..files.atomic import atomic_write, fsync_folder
 from ..files.checked_json import digest, read_document, write_document
 from ..files.checked_lines import append_line, read_lines, salvage_lines
 from ..files.folder_lock import hold, now, unlock
+from ..formats.source import WAITING
 from ..store.commit_log import read_commits
 from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of

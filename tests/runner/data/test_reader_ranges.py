@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import Row
-from mlx_bulk.runner.data import reader, table_formats
+from mlx_bulk.runner.data import reader
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.data.scan_result import Scan
+from mlx_bulk.runner.formats import table_formats
 
 
 def test_skipped_rows_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data import scan as scans
 from mlx_bulk.runner.data.scan import SCAN_FILE, scan
 from mlx_bulk.runner.data.scan_result import Scan, source_stamp
-from mlx_bulk.runner.data.sources import Source
 from mlx_bulk.runner.files.checked_json import read_document, write_document
+from mlx_bulk.runner.formats.source import Source
 
 from ..support.input_scans import jsonl, scanned
 

@@ -17,7 +17,7 @@ from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import accept_stdin, scan
 from mlx_bulk.runner.data.scan_result import Scan
-from mlx_bulk.runner.data.sources import drop_spooled
+from mlx_bulk.runner.data.spooled_stdin import drop_spooled
 from mlx_bulk.runner.data.type_inference import JSON_METADATA
 from mlx_bulk.runner.store.arrow_builder import record_batch
 

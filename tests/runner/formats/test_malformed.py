@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.requests import BadRow, Row
-from mlx_bulk.runner.data.entry import UnreadableError
-from mlx_bulk.runner.data.line_formats import line_entries
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan
-from mlx_bulk.runner.data.sources import Source
+from mlx_bulk.runner.formats.entry import UnreadableError
+from mlx_bulk.runner.formats.line_formats import line_entries
+from mlx_bulk.runner.formats.source import Source
 
 from ...malformed import BLANK, UNREADABLE, UNUSABLE, good, line_of
 

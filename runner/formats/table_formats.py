@@ -19,7 +19,7 @@ from ...configs.schema import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
 from .entry import ALL_ROWS, Entry, UnreadableError
-from .sources import Source, open_stream, source_errors
+from .source import Source, open_stream, source_errors
 
 BATCH_ROWS = 1024
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ..core.errors import DataError
 from .entry import ALL_ROWS, Entry, UnreadableError
-from .sources import Source, open_stream, source_errors
+from .source import Source, open_stream, source_errors
 
 BOM = b"\xef\xbb\xbf"
 MAX_DEPTH = 200  # deeper values overflow the stack of json.dumps when they are written

@@ -14,7 +14,7 @@ from ...configs.visible import visible
 from ..core.errors import DataError
 from .entry import ALL_ROWS, Entry, UnreadableError
 from .line_formats import raw_lines
-from .sources import Source, open_stream, source_errors
+from .source import Source, open_stream, source_errors
 
 MAX_CELL = 1 << 26  # csv's own limit of 131072 characters is too short for long documents; without a limit one quote swallows the file
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.data.sources import Source
-from mlx_bulk.runner.data.table_formats import open_table
+from mlx_bulk.runner.formats.source import Source
+from mlx_bulk.runner.formats.table_formats import open_table
 
 ROWS = 8000
 READING = """

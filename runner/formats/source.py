@@ -1,0 +1,78 @@
+"""A source of rows: one file or one hub dataset, with its format and compression. Opens its bytes; knows no rows."""
+
+import errno
+import io
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import pyarrow as pa
+
+from ...configs.visible import visible
+from ..core.errors import DataError
+
+EXTENSIONS = {
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow",
+    ".csv": "csv", ".tsv": "csv",
+    ".txt": "text", ".text": "text",
+}  # fmt: skip
+CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+WAITING = ".new"
+BUFFER = 1 << 20
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """One file of the input, or one hub dataset (``format`` "hub", ``path`` as in the config).
+
+    ``format`` is jsonl, parquet, arrow, csv, text or hub. ``codec`` is pyarrow's name of the compression, or None. ``waiting``: rows
+    just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``).
+    """
+
+    path: str
+    format: str
+    codec: str | None = None
+    waiting: bool = False
+
+    @property
+    def file(self) -> Path:
+        """The file that holds the source's bytes now."""
+        return Path(self.path + WAITING if self.waiting else self.path)
+
+    @property
+    def separator(self) -> str:
+        """The separator between the cells of a csv source, by its file name."""
+        return "\t" if ".tsv" in Path(self.path.lower()).suffixes[-2:] else ","
+
+
+def by_extension(path: Path) -> tuple[str | None, str | None]:
+    """Returns format and codec by the file's name: ("jsonl", "gzip") for rows.jsonl.gz, None for an unknown one."""
+    codec = CODECS.get(path.suffix.lower())
+    bare = path.with_suffix("") if codec else path
+    return EXTENSIONS.get(bare.suffix.lower()), codec
+
+
+def open_stream(source: Source) -> IO[bytes]:
+    """Opens the source's bytes, decompressed. A file of several compressed members is read to the end of the last."""
+    if source.codec is None:
+        return source.file.open("rb", buffering=BUFFER)
+    raw = pa.CompressedInputStream(pa.OSFile(str(source.file)), source.codec)
+    return io.BufferedReader(cast(io.RawIOBase, raw), BUFFER)
+
+
+@contextmanager
+def source_errors(source: Source) -> Generator[None]:
+    """Turns errors of reading or decoding into a DataError that names the source. The error of a full disk passes through."""
+    try:
+        yield
+    except (OSError, EOFError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        kind = source.format if source.codec is None else f"{source.format} ({source.codec})"
+        raise DataError(
+            f"{source.path}: cannot be read as {kind}: {visible(str(error)).rstrip('.')}. Replace it, or correct data.format."
+        ) from error
