@@ -22,15 +22,11 @@ from .fields import (
     Share,
     TextOrNull,
     contradiction,
+    one_as_list,
 )
 from .schema import ModelConfig
 
-
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-_Names = Annotated[list[Name], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+_Names = Annotated[list[Name], BeforeValidator(one_as_list, json_schema_input_type=str | list[str])]
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 

@@ -60,7 +60,8 @@ def _distinct(values: list[str]) -> list[str]:
     return values
 
 
-def _listed(value: object) -> object:
+def one_as_list(value: object) -> object:
+    """Returns one text as a list of it, and any other value as it is."""
     return [value] if isinstance(value, str) else value
 
 
@@ -126,7 +127,7 @@ TopK = Annotated[int, Field(ge=0, le=20), Expected("a whole number from 0 to 20"
 
 Strings = Annotated[
     list[Annotated[str, Field(min_length=1)]],
-    BeforeValidator(_listed, json_schema_input_type=str | list[str]),
+    BeforeValidator(one_as_list, json_schema_input_type=str | list[str]),
     Expected("a string, or a list of strings, none empty"),
 ]
 TokenIds = Annotated[list[_TokenId], Expected("a list of token ids")]

@@ -1,9 +1,11 @@
 """Draws a histogram as lines for a terminal. Knows numbers only."""
 
 from collections.abc import Sequence
-from math import ceil, log10
+from math import ceil
 
 import numpy as np
+
+from ..statistics.bar_widths import bins_in_a_bar
 
 BINS = 10
 _BLOCKS = " ▏▎▍▌▋▊▉"
@@ -18,7 +20,7 @@ def text_histogram(values: Sequence[int], width: int) -> list[str]:
     numbers = np.array(values, np.int64)
     low, high, p99 = int(numbers.min()), int(numbers.max()), int(np.percentile(numbers, 99, method="higher"))
     end = p99 if high - low > 2 * (p99 - low) else high
-    step = _round_up(max(1, end - low + 1) / BINS)
+    step = bins_in_a_bar(end - low + 1, 1, BINS)
     edges = list(range(low // step * step, end + 1, step))
     counts = np.bincount(np.minimum((numbers - edges[0]) // step, len(edges)), minlength=len(edges))
     names = [f"{edge:,} – {edge + step - 1:,}" if step > 1 else f"{edge:,}" for edge in edges]
@@ -28,12 +30,6 @@ def text_histogram(values: Sequence[int], width: int) -> list[str]:
     bar_width = max(4, min(_BAR, width - name_width - digits - 2))
     bars = [_bar(int(n) / int(counts.max()), bar_width) for n in counts.tolist()]
     return [f"{name:>{name_width}} {bar} {n:,}" for name, bar, n in zip(names, bars, counts.tolist(), strict=True)]
-
-
-def _round_up(step: float) -> int:
-    """Returns the smallest of 1, 2, 5, 10, 20, … that is not below ``step``."""
-    power = 10 ** max(0, int(log10(step)))
-    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= step)
 
 
 def _bar(share: float, width: int) -> str:

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from ...configs.cells import Cell, plain
 from ...configs.errors import BulkError
+from ...runner.core.units import size_as_text
 from ...runner.estimate.plan import Plan, plan_run
 from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
 from ..sweep.sweep import in_loading_order, missing_paths
 from ..terminal.tables import align_columns, shorten
-from .text import plan_values, size_as_text
+from .text import plan_values
 
 log = logging.getLogger("mlx_bulk")
 

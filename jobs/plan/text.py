@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...configs.visible import visible
+from ...runner.core.units import size_as_text
 from ...runner.estimate.plan import Plan
 from ...runner.runs.throughput import duration
 from ..terminal.tables import count_text, fold
@@ -81,15 +82,6 @@ def length_figures(values: list[int]) -> dict[str, float]:
     p95 = int(np.percentile(lengths, 95))
     shown = (int(lengths.min()), int(np.median(lengths)), round(float(lengths.mean()), 1), p95, int(lengths.max()))
     return dict(zip(_SHOWN, shown, strict=True))
-
-
-def size_as_text(count: float) -> str:
-    """Formats bytes with a unit: "11 MB", "1.3 GB"."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.0f} {unit}" if count >= 9.95 or unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB" if count < 99.5 else f"{count:,.0f} TB"
 
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str]]:

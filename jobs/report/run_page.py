@@ -15,6 +15,7 @@ import yaml
 from ...configs.errors import BulkError
 from ...configs.jobs import ROW_JOBS
 from ...runner.core.errors import DROP
+from ...runner.core.units import short_count
 from ...runner.models.run_tokenizer import tokenizer_of
 from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, run_status
@@ -93,7 +94,7 @@ def _cards(now: Status, found: Pass | None, rows: list[Json]) -> Iterator[Card]:
         tokens = {"scored_tokens": tokens["scored_tokens"]}
     if tokens:
         note = " + ".join(f"{count:,} {name.removesuffix('_tokens')}" for name, count in tokens.items())
-        yield Card("Tokens", _short(sum(tokens.values())), note)
+        yield Card("Tokens", short_count(sum(tokens.values())), note)
     if now.history.tokens_per_second:
         yield Card("Speed", f"{now.history.tokens_per_second:,.0f} tok/s", "mean while it worked")
     if now.history.seconds:
@@ -127,13 +128,6 @@ def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
         yield Card("Perplexity", figure(math.exp(min(700.0, found.nll.mean))), note)
     if found.finish:
         yield Card("Truncated", f"{100 * found.finish['length'] / found.records:.1f} %", f"{found.finish['length']:,} reached their limit")
-
-
-def _short(count: int) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if count >= limit:
-            return f"{count / (1e3 if unit == 'k' else limit):.3g} {unit}"
-    return f"{count:,}"
 
 
 # --------------------------------------------------------------------------------------------------------------- samples

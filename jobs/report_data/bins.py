@@ -10,10 +10,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from ..statistics.bar_widths import bins_in_a_bar
+
 Numbers = NDArray[np.float64] | NDArray[np.float32] | NDArray[np.int64] | NDArray[np.int32]
 
 _BARS = 36  # of a chart, at most
-_NICE = (1, 2, 2.5, 5, 10)
 _DISTINCT = 16  # values, and gaps between them, up to which each value has a bar of its own
 _TAIL = 0.001  # share of the values on each side that a chart may leave out, where it would shrink the others to a line
 
@@ -120,7 +121,7 @@ class Bins:
         cut = int(np.searchsorted(sums, _TAIL * sums[-1], side="right")), int(np.searchsorted(sums, (1 - _TAIL) * sums[-1]))
         if 2 * (cut[1] - cut[0]) < last - first:
             first, last = cut
-        step = _bins_in_a_bar(last - first + 1, self.width)
+        step = bins_in_a_bar(last - first + 1, self.width, _BARS)
         start = math.floor((self.low / self.width + first) / step + 1e-9) * step - round(self.low / self.width)
         edges = range(start, last + 1, step)
         padded = np.concatenate([np.zeros(max(0, -start), np.int64), self.counts[max(0, start) :]])
@@ -139,14 +140,3 @@ def _bars_of(distinct: dict[float, int]) -> list[Bar]:
     if values[-1] - values[0] > _DISTINCT * gap:
         return []
     return [Bar(value - 0.3 * gap, value + 0.3 * gap, distinct[value], value) for value in values]
-
-
-def _bins_in_a_bar(bins: int, width: float) -> int:
-    """Returns how many bins make a bar, so that there are few bars and their width is a round number."""
-    least = bins / _BARS
-    scale = 10.0 ** math.floor(math.log10(max(1e-9, least * width)))
-    for factor in (*_NICE, 20, 25, 50, 100):
-        count = factor * scale / width
-        if count >= least - 1e-9 and abs(count - round(count)) < 1e-6 and round(count) >= 1:
-            return round(count)
-    return max(1, math.ceil(least))

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..core.errors import OutOfRoom
 from ..core.requests import AnyRequest, Request
+from ..core.units import size_as_text
 from ..engine.setup import Setup
 from .window_check import missing_window
 
@@ -57,7 +58,7 @@ def _too_large(request: AnyRequest, setup: Setup) -> str | None:
     if rows > 1:
         asked = f"{rows} rows of {asked}, as many as batch.deterministic fills each batch up to,"
         other = f"fewer batch.rows or {other}"
-    room = f"need {need / 1e9:.2f} GB of KV cache, {limits.kv_bytes / 1e9:.2f} GB are there"
+    room = f"need {size_as_text(need)} of KV cache, {size_as_text(limits.kv_bytes)} are there"
     if not setup.static:
         return f"{asked} {room}; {cure}, or raise batch.memory"
     raise OutOfRoom(

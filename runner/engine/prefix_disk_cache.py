@@ -23,6 +23,7 @@ from mlx_lm.models.cache import KVCache
 from ...kernels.logprobs import Scores
 from ..core.arrays import Ids
 from ..core.errors import ModelError, first_line
+from ..core.units import size_as_text
 from ..files.atomic import make_folder, replacing
 from ..files.disk_space import RESERVE_BYTES
 from ..layers.kv_cache import Caches, kept_inside
@@ -110,7 +111,7 @@ class PrefixCache:
             arrays, plain = _leaves(prefix)
             need = sum(array.nbytes for array in arrays.values())
             if need > self.most_bytes or shutil.disk_usage(self.folder).free < need + RESERVE_BYTES:
-                self._say("full", f"{self.folder}: has no room for {need / 1e6:,.1f} MB of a prefix's KV; no more is kept in this session")
+                self._say("full", f"{self.folder}: has no room for {size_as_text(need)} of a prefix's KV; no more is kept in this session")
                 return
             self._make_room(need)
             metadata = {"identity": self.identity, "figures": figures, "plain": plain, "check": _checksum(arrays, plain)}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..core.errors import OutOfRoom, RunDirError
+from ..core.units import size_as_text
 
 RESERVE_BYTES = 8 << 20  # kept free beside a part, for lines, metrics and the next journals
 
@@ -31,7 +32,7 @@ def room_on(folder: Path) -> Generator[None]:
             case errno.ENOSPC | errno.EDQUOT:
                 volume = _volume(folder)
                 raise OutOfRoom(
-                    f"{place}: {error.strerror}. The volume {volume} has {_megabytes(shutil.disk_usage(volume).free)} free. {_MAKE_ROOM}"
+                    f"{place}: {error.strerror}. The volume {volume} has {size_as_text(shutil.disk_usage(volume).free)} free. {_MAKE_ROOM}"
                 ) from error
             case errno.EACCES | errno.EPERM if Path(os.fsdecode(place)).is_relative_to(folder):
                 raise RunDirError(
@@ -45,15 +46,11 @@ def require_room(path: Path, size: int = 0) -> None:
     """Raises OutOfRoom where the volume of ``path`` has no room for ``size`` more bytes and RESERVE_BYTES beside them."""
     volume = _volume(path)
     if (free := shutil.disk_usage(volume).free) < size + RESERVE_BYTES:
-        own = f"{_megabytes(size)} for this file and " if size else ""
+        own = f"{size_as_text(size)} for this file and " if size else ""
         raise OutOfRoom(
-            f"{path}: the volume {volume} has {_megabytes(free)} free, needed are {own}{_megabytes(RESERVE_BYTES)} in reserve, "
+            f"{path}: the volume {volume} has {size_as_text(free)} free, needed are {own}{size_as_text(RESERVE_BYTES)} in reserve, "
             f"for what else the run writes. {_MAKE_ROOM}"
         )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _volume(folder: Path) -> Path:

@@ -150,7 +150,7 @@ class Adapters:
         modules = {path: now[path] for path, module in self._modules.items() if now.get(path, module) is not module}
         held = [f"{path}.{leaf}" for path, module in modules.items() for leaf in _LEAVES if leaf in module]
         if missing := sorted(set(held) - given.keys()):
-            raise AdapterRefused(f"{TENSORS} lacks {_listed(missing)}, which {CONFIG} asks for")
+            raise AdapterRefused(f"{TENSORS} lacks {_first_names(missing)}, which {CONFIG} asks for")
         if not modules:
             raise AdapterRefused(f"{CONFIG} names no layers that the model has")
         outermost = {path: module for path, module in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
@@ -204,7 +204,7 @@ def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _R
     """Returns the weights of another checkpoint, to replace the base's. Raises AdapterRefused where they do not fit."""
     given: dict[str, mx.array] = dict(tree_flatten(other.parameters()))
     if odd := sorted(given.keys() ^ base.keys()):
-        raise AdapterRefused(f"the checkpoint has other layers than the model: {_listed(odd)}")
+        raise AdapterRefused(f"the checkpoint has other layers than the model: {_first_names(odd)}")
     if unlike := [name for name in base if base[name].shape != given[name].shape]:
         raise AdapterRefused(f"{unlike[0]} has the shape {given[unlike[0]].shape}, the model's is {base[unlike[0]].shape}")
     mx.eval(list(given.values()))
@@ -231,5 +231,5 @@ def _reason(error: BaseException) -> str:
     return first_line(error)
 
 
-def _listed(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

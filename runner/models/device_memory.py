@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from ...configs.schema import BatchConfig
 from ...kernels import backend
 from ..core.errors import OutOfRoom
+from ..core.units import size_as_text
 
 MARKS = (
     "out of memory",
@@ -35,8 +36,8 @@ def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
     left = int(share * total) - weight_bytes - workspace
     if left <= 0:
         raise OutOfRoom(
-            f"batch.memory: {share:.3g} of {total / 1e9:.1f} GB does not hold the weights ({weight_bytes / 1e9:.3g} GB) "
-            f"and their workspace ({workspace / 1e9:.3g} GB); raise batch.memory, or use a smaller or quantized model"
+            f"batch.memory: {share:.3g} of {size_as_text(total)} does not hold the weights ({size_as_text(weight_bytes)}) "
+            f"and their workspace ({size_as_text(workspace)}); raise batch.memory, or use a smaller or quantized model"
         )
     return left
 

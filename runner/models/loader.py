@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...configs.schema import ModelConfig
 from ...kernels import backend
 from ..core.errors import ModelError, first_line
+from ..core.units import size_as_text
 from .checkpoint import Checkpoint, checkpoint_fingerprints
 from .config_compat import mlx_lm_settings
 
@@ -69,7 +70,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Lang
             raise ModelError(f"the adapter {error}") from error
         adapters.stay()
     if need is not None and need > memory:
-        room = f"float32 would take {need / 1e9:.1f} GB of {memory / 1e9:.1f} GB"
+        room = f"float32 would take {size_as_text(need)} of {size_as_text(memory)}"
         log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}

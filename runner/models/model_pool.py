@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...configs.schema import ModelConfig
 from ..core.errors import OutOfRoom
+from ..core.units import size_as_text
 from ..layers.kernel_injection import restore
 from .checkpoint import Checkpoint
 from .loader import LanguageModel, load_model, size
@@ -77,6 +78,6 @@ def _key(wanted: ModelChoice, whole: bool | None) -> Key:
 def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:
     sizes = [sum(file.stat().st_size for file in checkpoint.folder.glob("*.safetensors")) for checkpoint in checkpoints]
     if (need := sum(sizes)) > memory:
-        listed = " and ".join(f"{checkpoint.folder} {size / 1e9:.3g} GB" for checkpoint, size in zip(checkpoints, sizes, strict=True))
+        listed = " and ".join(f"{checkpoint.folder} {size_as_text(size)}" for checkpoint, size in zip(checkpoints, sizes, strict=True))
         cure = "raise batch.memory, or use a smaller or quantized model"
-        raise OutOfRoom(f"the weights take at least {need / 1e9:.3g} GB ({listed}), batch.memory leaves {memory / 1e9:.3g} GB; {cure}")
+        raise OutOfRoom(f"the weights take at least {size_as_text(need)} ({listed}), batch.memory leaves {size_as_text(memory)}; {cure}")

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from ..core.errors import ModelError
+from ..core.units import size_as_text
 from ..models.adapters import AdapterRefused, Adapters, replaces_weights
 from ..runs.failures import REFUSED
 from .policy_source import Offer, PolicySource
@@ -124,7 +125,7 @@ class PolicyUpdater:
     def require_room(self, folder: Path) -> None:
         """Raises AdapterRefused where ``folder`` holds full weights, and there is no room for them."""
         if not self._full_fits and replaces_weights(folder):
-            need = f"{self._adapters.nbytes / 1e9:.1f} GB"
+            need = size_as_text(self._adapters.nbytes)
             cure = "raise batch.memory and start the same command again, or train an adapter"
             raise AdapterRefused(f"{folder}: full weights take {need} beside the base's, more than half of the room for KV caches; {cure}")
 

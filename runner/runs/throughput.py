@@ -6,6 +6,8 @@ Callers pass the time in. Knows neither terminals nor threads.
 from collections import deque
 from dataclasses import dataclass, field
 
+from ..core.units import short_count
+
 RATE_SECONDS = 60.0  # tokens per second are measured over this time
 LEFT_SECONDS = 600.0  # the time left is estimated over this time: a window's longest rows come first, so a minute says little
 
@@ -78,7 +80,7 @@ class Pace:
         pieces += [f"{duration(left)} left"] if left is not None and left >= 1 else []
         pieces += [f"{at.errors:,} {'error' if at.errors == 1 else 'errors'}"] if at.errors else []
         pieces += [f"policy {at.policy}"] if at.policy is not None else []
-        return [*pieces, f"{short(self.tokens)} tokens"]
+        return [*pieces, f"{short_count(self.tokens)} tokens"]
 
     def line(self, width: int | None = None) -> str:
         """Joins the pieces into one line, as many as fit into ``width`` columns, but at least the first."""
@@ -87,15 +89,6 @@ class Pace:
             if width is None or len(line) + 2 + len(piece) <= width:
                 line += f", {piece}"
         return line
-
-
-def short(count: int) -> str:
-    """Formats a count with three digits: "999", "12.3k", "1.23M"."""
-    value, units = float(count), ["", "k", "M", "G"]
-    while value >= 999.5 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    digits = 0 if not count >= 1000 or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:,.{digits}f}{units[0]}"
 
 
 def duration(seconds: float) -> str:

@@ -30,7 +30,7 @@ def test_a_volume_that_fills_up(run: TinyRun, whole: dict[str, Parts], size: str
     full.mkdir()
     ended = run.start("--output", "full/run", mounts=[["tmpfs", str(full), size]], keep=[(full / "run", kept)])
     assert ended.code == 6, ended.stderr
-    assert re.search(rf"[Tt]he volume {full} has [\d.,]+ MB free", said(ended.stderr)), ended.stderr
+    assert re.search(rf"[Tt]he volume {full} has [\d.,]+ \w+ free", said(ended.stderr)), ended.stderr
     assert (kept / "commits.jsonl").exists() == (size == "8288k")
     assert run.start("--output", "kept").code == 3
     assert parts(kept) == whole["generate"]
@@ -68,6 +68,6 @@ def test_no_room_for_any_file(run: TinyRun, whole: dict[str, Parts]):
         ended = run.start(points=[replace(point, action="full", again=True)])
         assert ended.points[:1] == [point.name]
         assert ended.code == 6, ended.stderr
-        assert re.search(r"No space left on device\. The volume \S+ has [\d.,]+ MB free", said(ended.stderr)), ended.stderr
+        assert re.search(r"No space left on device\. The volume \S+ has [\d.,]+ \w+ free", said(ended.stderr)), ended.stderr
     assert run.start().code == 3
     assert parts(run.path) == whole["generate"]

@@ -96,7 +96,7 @@ def test_a_failed_append_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: 
         return real(descriptor, piece[:3])
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OutOfRoom, match=r"volume .+ has [\d.,]+ MB free"), disk_space.room_on(tmp_path):
+    with pytest.raises(OutOfRoom, match=r"volume .+ has [\d.,]+ \w+ free"), disk_space.room_on(tmp_path):
         checked_lines.append_line(path, {"shard": 3})
     assert calls
     assert path.read_bytes() == content

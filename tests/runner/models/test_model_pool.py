@@ -108,7 +108,7 @@ def test_two_models_that_memory_cannot_hold_are_refused_with_their_sizes(pair: t
     size = sum(file.stat().st_size for file in pair[0].glob("*.safetensors"))
     models = ModelPool()
     models.get([wanted(pair[0])], size)
-    with pytest.raises(OutOfRoom, match=r"the weights take at least .* GB \(.*/a .* GB and .*/b .* GB\), batch.memory leaves"):
+    with pytest.raises(OutOfRoom, match=r"the weights take at least .* MB \(.*/a .* MB and .*/b .* MB\), batch.memory leaves"):
         models.get([wanted(pair[0]), wanted(pair[1])], size)
 
 

@@ -68,4 +68,4 @@ def test_where_there_is_no_room_full_weights_are_refused_and_adapters_taken(
     refused = write is write_full
     assert versions(outcomes)[3] == {0 if refused else 3}
     assert run.updater.refused == refused
-    assert ("GB beside the base's, more than half of the room for KV caches; raise batch.memory" in caplog.text) == refused
+    assert ("kB beside the base's, more than half of the room for KV caches; raise batch.memory" in caplog.text) == refused

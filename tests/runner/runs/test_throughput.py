@@ -1,7 +1,7 @@
 """How fast a run is said to go, how long it still takes, and what of it fits on a line."""
 
 import pytest
-from mlx_bulk.runner.runs.throughput import Counts, Pace, duration, short
+from mlx_bulk.runner.runs.throughput import Counts, Pace, duration
 
 
 def walked(seconds: int, tokens: int, rows: float = 1.0, of: int = 10_000) -> Pace:
@@ -72,23 +72,6 @@ def test_a_narrow_terminal_gets_what_matters_most():
     assert pace.line(60) == "1,000 of 1,319 rows (75.8 %), 1,000 tok/s, 19 s left"
     assert pace.line(40) == "1,000 of 1,319 rows (75.8 %), 19 s left"
     assert all(len(pace.line(width)) <= width for width in range(28, 100))
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (1_000, "1.00k"),
-        (9_994, "9.99k"),
-        (12_340, "12.3k"),
-        (999_499, "999k"),
-        (999_500, "1.00M"),
-        (10**12, "1,000G"),
-    ],
-)
-def test_counts_have_three_digits(count: int, text: str):
-    assert short(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.6, "1 min"), (3_600, "1 h"), (7_500, "2 h 5 min"), (273_600, "3 d 4 h")])
