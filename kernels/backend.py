@@ -1,8 +1,8 @@
 """Finds out which device computes, and makes it fast: a BLAS opened before mlx, the allocator, a compiler.
 
 On Linux without CUDA the mlx wheel carries a reference BLAS some 35 times slower than OpenBLAS or MKL. Symbols of a
-library opened globally before mlx win over the wheel's own, so ``prepare`` must run before ``import mlx.core``.
-On macOS and CUDA it does nothing. Knows no models.
+library opened globally before mlx win over the wheel's own, so ``prepare`` must run before ``import mlx.core``. It opens
+the system's OpenBLAS or MKL, else the OpenBLAS inside NumPy's wheel. On macOS and CUDA it does nothing. Knows no models.
 """
 
 import ctypes
@@ -16,37 +16,51 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
+from .cpu.numpy_blas import open_adapted
+from .cpu.vector_units import UnknownUnits, compiler_options, limit_blas
+
 log = logging.getLogger("mlx_bulk")
 
 OPENBLAS = ("libopenblas.so.0", "libopenblas.so", "libopenblaso.so.0", "libopenblasp.so.0")
 MKL = ("libmkl_rt.so.3", "libmkl_rt.so.2")
+NUMPY = "numpy"  # a value of MLX_BULK_BLAS
 KEEP_BYTES = 32 << 20  # glibc's upper limit for M_MMAP_THRESHOLD: larger buffers go back to the kernel each time
 
 
 class BackendError(RuntimeError):
-    """mlx is missing, or installed in two builds that write the same library."""
+    """mlx is missing, or installed in two builds that write the same library; or ``MLX_BULK_CPU`` names no units."""
 
 
 @dataclass(slots=True, frozen=True)
 class Blas:
-    """The library that multiplies matrices on a Linux CPU. ``core``: OpenBLAS's core type; ``note`` tells the user what to do."""
+    """The library that multiplies matrices on a Linux CPU. ``core``: OpenBLAS's core type; ``note`` tells the user what to do.
+
+    ``origin``: who brought the library, where it is not the system.
+    """
 
     library: str | None
     core: str | None = None
     note: str | None = None
+    origin: str | None = None
+
+    @property
+    def slow(self) -> bool:
+        """True where mlx multiplies with the reference BLAS of its wheel."""
+        return self.library is None and self.note is not None
 
     def __str__(self) -> str:
         if self.library is None:
             return self.note or "the system's own"
         core = f" ({self.core})" if self.core else ""
-        return f"{Path(self.library).name}{core}" + (f"; {self.note}" if self.note else "")
+        return f"{self.origin or Path(self.library).name}{core}" + (f"; {self.note}" if self.note else "")
 
 
 _blas: Blas | None = None
+_library: ctypes.CDLL | None = None  # the BLAS, while it is ours to ask
 
 
 def prepare() -> Blas:
-    """Opens the fast BLAS once and returns it, also in later calls. ``MLX_BULK_BLAS`` is ``off`` or a library's path."""
+    """Opens the fast BLAS once and returns it, also in later calls. ``MLX_BULK_BLAS`` is ``off``, ``numpy`` or a library's path."""
     global _blas
     if _blas is None:
         _blas = _choose()
@@ -54,6 +68,7 @@ def prepare() -> Blas:
 
 
 def _choose() -> Blas:
+    global _library
     os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA float32 means float32, unless the user says otherwise
     if sys.platform != "linux" or _installed("mlx-cuda-12") or _installed("mlx-cuda-13") or _installed("mlx-cuda"):
         return Blas(None)
@@ -65,16 +80,21 @@ def _choose() -> Blas:
         log.warning("mlx was imported first, so that its own BLAS computes, some 35 times slower in matrix products: %s", cure)
         return Blas(None, note=f"the slow one inside mlx, which was imported before mlx_bulk: {cure}")
     _keep_buffers()
-    for name in [wish] if wish else [*OPENBLAS, *_mkl_paths(), *MKL]:
+    limit_blas()
+    for name in [] if wish == NUMPY else [wish] if wish else [*OPENBLAS, *_mkl_paths(), *MKL]:
         try:
-            library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
+            _library = ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             if wish:
                 return Blas(None, note=f"MLX_BULK_BLAS={wish} cannot be opened ({error}); the slow one inside mlx is used")
             continue
-        return Blas(name, _core(library))
-    cure = "`apt install libopenblas0-pthread` or `pip install 'mlx-bulk[mkl]'`"
-    return Blas(None, note=f"the slow one inside mlx; {cure} makes matrix products some 35 times faster")
+        return Blas(name, _core(_library))
+    if (found := open_adapted(cache_folder("kernels"))) is not None:
+        path, _library = found
+        return Blas(str(path), _core(_library), origin="NumPy's OpenBLAS")
+    missing = "g++" if not compiles() else "NumPy's wheel"
+    cure = "`apt install libopenblas0-pthread`, `pip install 'mlx-bulk[mkl]'`, or g++ with NumPy from PyPI"
+    return Blas(None, note=f"the slow one inside mlx, as {missing} is not here; {cure} makes matrix products some 35 times faster")
 
 
 def _installed(name: str) -> bool:
@@ -92,9 +112,9 @@ def _mkl_paths() -> list[str]:
 
 def threads() -> int:
     """Counts the threads of matrix products: as many as the BLAS is set to, else one per core."""
-    for name in ("openblas_get_num_threads", "MKL_Get_Max_Threads"):
+    for name in ("openblas_get_num_threads", "scipy_openblas_get_num_threads64_", "MKL_Get_Max_Threads"):
         with suppress(AttributeError):
-            return int(getattr(ctypes.CDLL(None), name)())  # the BLAS is opened globally
+            return int(getattr(_library or ctypes.CDLL(None), name)())
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -107,12 +127,12 @@ def cache_folder(kind: str) -> Path:
 
 
 def _core(library: ctypes.CDLL) -> str | None:
-    try:
-        corename = library.openblas_get_corename
-    except AttributeError:
-        return None
-    corename.restype = ctypes.c_char_p
-    return corename().decode()
+    for name in ("openblas_get_corename", "scipy_openblas_get_corename64_"):
+        with suppress(AttributeError):
+            corename = getattr(library, name)
+            corename.restype = ctypes.c_char_p
+            return corename().decode()
+    return None
 
 
 def _keep_buffers() -> None:
@@ -130,9 +150,13 @@ def _keep_buffers() -> None:
 def load_mlx() -> Any:
     """Imports mlx with everything in place.
 
-    Raises ``BackendError`` where mlx is missing, or where its CPU and CUDA builds lie over each other.
+    Raises ``BackendError`` where mlx is missing, where its CPU and CUDA builds lie over each other, or where ``MLX_BULK_CPU`` is wrong.
     """
     prepare()
+    try:
+        compiler_options()
+    except UnknownUnits as error:
+        raise BackendError(str(error)) from error
     cuda = [n for n in ("mlx-cuda-12", "mlx-cuda-13", "mlx-cuda") if _installed(n)]
     if cuda and _installed("mlx-cpu"):
         both = f"both mlx-cpu and {cuda[0]} are installed and overwrite each other's library"

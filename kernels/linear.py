@@ -2,12 +2,13 @@
 
 A BLAS reorders the weight in memory in each call. For few rows that takes longer than the product. The library reorders only as much as
 the caches hold, and fetches the next part meanwhile. Where the processor multiplies in tiles (``matmul_amx.h``) it is faster for any
-number of rows.
+number of rows. Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy multiplies.
 """
 
 import mlx.core as mx
+import numpy as np
 
-from . import native
+from . import backend, native
 
 MOST = 256  # rows: with more, a BLAS is as fast as the library's vectors
 
@@ -18,22 +19,36 @@ def reference(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx
     return product if bias is None else product + bias
 
 
+def numpy_serves() -> bool:
+    """Returns True where NumPy is the fastest there is: on a CPU without the library, whose mlx multiplies with its own slow BLAS."""
+    return backend.device_name() == "cpu" and backend.prepare().slow and native.library() is None
+
+
 def suits(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
-    """Returns True when the library serves a product: float32 on the CPU, shapes that fit, and few rows if there are no tiles."""
+    """Returns True when ``on_cpu`` serves a product: float32 on the CPU, shapes that fit; few rows for the library without tiles."""
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         return False
-    if bias is not None and not (bias.shape == (weight.shape[0],) and native.suits(bias)):
+    if bias is not None and bias.shape != (weight.shape[0],):
         return False
-    return native.suits(x, weight) and (x.size <= MOST * x.shape[-1] or native.tiles())
+    arrays = (x, weight) if bias is None else (x, weight, bias)
+    if numpy_serves():
+        return all(array.dtype == mx.float32 and array.size for array in arrays)
+    return native.suits(*arrays) and (x.size <= MOST * x.shape[-1] or native.tiles())
 
 
 def on_cpu(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
-    """Computes ``reference`` now, by the library.
+    """Computes ``reference`` now, by the library, or by NumPy where there is none.
 
-    A row's bits do not depend on the other rows. Without tiles, calls of up to 4 rows sum in another order than larger ones.
+    By the library a row's bits do not depend on the other rows. Without tiles, calls of up to 4 rows sum in another order than larger ones.
     """
     x, weight = native.dense(x), native.dense(weight)
-    out = native.empty((*x.shape[:-1], weight.shape[0]))
     bias = None if bias is None else native.dense(bias)
-    native.library().linear(x, weight, None if bias is None else id(bias), out)
+    out = native.empty((*x.shape[:-1], weight.shape[0]))
+    if native.library() is None:
+        made = native.view(out).reshape(-1, weight.shape[0])
+        np.matmul(native.view(x).reshape(-1, x.shape[-1]), native.view(weight).T, out=made)
+        if bias is not None:
+            made += native.view(bias)
+    else:
+        native.library().linear(x, weight, None if bias is None else id(bias), out)
     return out

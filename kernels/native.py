@@ -5,12 +5,8 @@
 
 import copy
 import ctypes
-import hashlib
 import logging
-import os
-import platform
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -22,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import backend
+from .cpu.compilation import build_key, compiler_message, shared_library
+from .cpu.vector_units import compiler_options
 
 log = logging.getLogger("mlx_bulk")
 
@@ -53,10 +51,10 @@ def library() -> Any:
         return None
     try:
         with ExitStack() as opening:
-            found = ctypes.PyDLL(str(_compiled(opening)))
+            found = ctypes.PyDLL(str(shared_library(_sources(), _command(), backend.cache_folder("kernels"), opening)))
     except (OSError, subprocess.CalledProcessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
-        log.warning("the kernels for this CPU cannot be compiled or opened, mlx's own are used, which are slower: %s", said[0])
+        said = compiler_message(error)
+        log.warning("the kernels for this CPU cannot be compiled or opened, mlx's own are used, which are slower: %s", said)
         return None
     for name, arguments in _ENTRIES.items():
         entry = getattr(found, name)
@@ -81,7 +79,7 @@ def tiles() -> bool:
 
 def name() -> str:
     """Names all that decides the bits which the library computes; "none" without a library."""
-    return "none" if library() is None else _key() + (" in tiles" if tiles() else "")
+    return "none" if library() is None else build_key(_sources(), _command()) + (" in tiles" if tiles() else "")
 
 
 class Traced(Exception):
@@ -145,46 +143,9 @@ def empty(shape: Sequence[int]) -> mx.array:
     return mx.array(np.empty(tuple(shape), np.float32))
 
 
-def _key() -> str:
-    """Returns a hash of the sources, the compiler and the processor."""
-    version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
-    sources = [path.read_text() for path in (SOURCE, *HEADERS)]
-    return hashlib.sha256("\n".join([*sources, *COMMAND, version, _processor()]).encode()).hexdigest()[:32]
+def _sources() -> list[Path]:
+    return [SOURCE, *HEADERS]
 
 
-def _compiled(opening: ExitStack) -> Path:
-    """Returns the library's file. Open it before ``opening`` ends: a file that could not be cached is removed then.
-
-    Raises CalledProcessError with what the compiler says, OSError where nothing can be written.
-    """
-    key = _key()
-    kept = backend.cache_folder("kernels").absolute() / f"{key}.so"
-    if kept.is_file() and kept.stat().st_size:
-        return kept
-    log.debug("compiling kernels for this CPU, once")
-    try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
-    except OSError as error:  # no home, or one that cannot be written
-        log.warning(
-            "kernels for this CPU are compiled anew at each start, some seconds: %s cannot be written (%s)", kept.parent, error.strerror
-        )
-        kept = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="mlx-bulk-", ignore_cleanup_errors=True))) / kept.name
-        handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
-    with os.fdopen(handle, "rb") as file:
-        try:
-            subprocess.run([*COMMAND, f"-I{HEADERS[0].parent}", "-o", new, str(SOURCE)], capture_output=True, text=True, check=True)
-            os.fsync(file.fileno())
-            Path(new).replace(kept)  # whole or not at all: others may compile it too
-        finally:
-            Path(new).unlink(missing_ok=True)
-    return kept
-
-
-def _processor() -> str:
-    """Returns what ``-march=native`` depends on, as machines may share the folder."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
-    except OSError:
-        return platform.processor()
-    return "\n".join(line for line in lines if line.startswith(("flags", "Features", "model", "CPU part", "cpu family")))
+def _command() -> list[str]:
+    return [*COMMAND, *compiler_options()]

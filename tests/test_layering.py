@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = """
-    configs kernels
+    configs kernels/cpu kernels
     runner runner/core runner/files runner/formats runner/data runner/text runner/scheduler runner/layers runner/models runner/engine
     runner/checks runner/store runner/runs runner/policies runner/pipeline runner/estimate
     jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/export jobs/sweep jobs/status

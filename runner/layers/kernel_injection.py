@@ -22,7 +22,7 @@ from mlx_lm.models import base
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
-from ...kernels import attention, elementwise, native
+from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
 from .call_context import context_of
 from .cpu_layers import run_kernel
@@ -82,7 +82,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. Where logits differ or a call crashes,
     the originals are put back and one warning says so.
     """
-    if get_total_parameters(network) < LEAST or native.library() is None:
+    if not linear.numpy_serves() and (get_total_parameters(network) < LEAST or native.library() is None):
         return ()
     restore(network)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]

@@ -22,14 +22,15 @@ _MAY_DIFFER: list[tuple[str, str]] = [  # what a page shows, and what may stand 
     (r"\d+\.\d% padding", r"\d+\.\d% padding"),
 ]
 # Tests draw no reports at the end of runs, and say each time that they would; when one is drawn is tests/jobs/test_report.py's.
-_REPORT = re.compile(r"^mlx-bulk: report: .*\n?", re.MULTILINE)
+# The first command of a new machine compiles kernels; which command that is, nobody knows.
+_ONCE = re.compile(r"^mlx-bulk: (?:report: |compiling kernels ).*\n?", re.MULTILINE)
 _DECIMAL = re.compile(r"-?\d[\d,]*\.\d+(?:e-?\d+)?")
 _PARTS = re.compile("|".join([*(f"(?P<p{n}>{shown})" for n, (shown, _) in enumerate(_MAY_DIFFER)), f"(?P<decimal>{_DECIMAL.pattern})"]))
 
 
 def difference(shown: str, printed: str, folder: str) -> str | None:
     """None where ``printed`` in ``folder`` is what the page shows, else both texts. A line `…` stands for any number of lines."""
-    shown, printed = (_REPORT.sub("", text).rstrip() for text in (shown, printed.replace(folder, HOME)))
+    shown, printed = (_ONCE.sub("", text).rstrip() for text in (shown, printed.replace(folder, HOME)))
     printed = "\n".join(line.rstrip() for line in printed.splitlines())
     pattern, decimals = _pattern(shown)
     found = re.fullmatch(pattern, printed)

@@ -67,6 +67,45 @@ print(address(ctypes.CDLL(None)) == address(mine), float(mx.abs(mx.ones((64, 48)
     assert python(code, tmp_path).split() == ["True", "0.0"]
 
 
+@linux_cpu
+def test_mlx_multiplies_with_numpys_openblas_where_the_system_has_none(tmp_path: Path):
+    """The product of each type that mlx knows is right, and mlx finds the adapter's functions first."""
+    code = """
+import ctypes
+from mlx_bulk.kernels import backend
+backend.OPENBLAS, backend.MKL, backend._blas = (), (), None
+blas = backend._choose()
+mx = backend.load_mlx()
+address = lambda name: ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+others = [float(mx.abs(mx.ones((6, 4), t) @ mx.full((4, 3), 2, t) - 8).max().item().real) for t in (mx.float32, mx.complex64)]
+with mx.stream(mx.cpu):
+    double = (mx.ones((6, 4), mx.float64) @ mx.full((4, 3), 2, mx.float64)).sum().item()
+print(str(blas).startswith("NumPy's OpenBLAS ("), blas.library.split("/")[-2], backend.threads(), others, double)
+"""
+    # MLX_BULK_BLAS=off: importing the package must not open the system's first.
+    off = "import os; os.environ['MLX_BULK_BLAS'] = 'off'; import mlx_bulk.kernels; del os.environ['MLX_BULK_BLAS']\n"
+    out = python(off + code, tmp_path, OPENBLAS_NUM_THREADS="2")
+    assert out.split(maxsplit=3) == ["True", "numpy.libs", "2", "[0.0, 0.0] 144.0\n"]
+
+
+@linux_cpu
+def test_numpys_openblas_can_be_asked_for(tmp_path: Path):
+    out = python("from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path, MLX_BULK_BLAS="numpy")
+    assert out.startswith("NumPy's OpenBLAS (")
+
+
+@linux_cpu
+@pytest.mark.parametrize(("hidden", "named"), [("wheel_library", "as NumPy's wheel is not here"), ("g++", "as g++ is not here")])
+def test_without_a_piece_of_it_the_slow_one_is_used_and_said(tmp_path: Path, hidden: str, named: str):
+    hide = "from mlx_bulk.kernels.cpu import numpy_blas; numpy_blas.wheel_library = lambda: None\n" if hidden == "wheel_library" else ""
+    start = "import os; os.environ['MLX_BULK_BLAS'] = 'off'; import mlx_bulk.kernels; del os.environ['MLX_BULK_BLAS']\n"
+    code = "from mlx_bulk.kernels import backend; backend.OPENBLAS, backend.MKL, backend._blas = (), (), None; print(backend.prepare())"
+    out = python(start + hide + code, tmp_path, **({} if hide else {"PATH": str(tmp_path)}))
+    assert out.startswith("the slow one inside mlx, ")
+    assert named in out
+    assert "apt install libopenblas0-pthread" in out
+
+
 def test_two_builds_of_mlx_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backend, "_installed", lambda name: name in ("mlx-cpu", "mlx-cuda-12"))
     with pytest.raises(backend.BackendError, match=r"both mlx-cpu and mlx-cuda-12 .* pip uninstall"):

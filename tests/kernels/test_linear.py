@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import linear, native
+from mlx_bulk.kernels import backend, linear, native
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
+with_library = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
 RTOL = 3e-6  # of the sum of absolute terms: float32's rounding of some thousand sums
 
@@ -24,29 +24,34 @@ def check(rows: int, depth: int, columns: int, biased: bool, seed: int = 0) -> N
     assert (np.abs(found - np.array(reference)) / scale).max() < 2 * RTOL
 
 
+@with_library
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, 70), st.integers(1, 200), st.integers(1, 200), st.booleans(), st.integers(0, 99))
 def test_any_shape(rows: int, depth: int, columns: int, biased: bool, seed: int):
     check(rows, depth, columns, biased, seed)
 
 
+@with_library
 @pytest.mark.parametrize("rows", [1, 3, 4, 5, 8, 9, 33, 256])
 def test_shapes_of_models(rows: int):
     check(rows, 576, 1536, biased=False)
     check(rows, 4099, 50, biased=True)  # a row of more than a panel takes at once
 
 
+@with_library
 def test_leading_axes_stay():
     x, weight = mx.random.normal((3, 1, 2, 40)), mx.random.normal((7, 40))
     np.testing.assert_allclose(linear.on_cpu(x, weight), linear.reference(x, weight), rtol=0, atol=1e-4)
 
 
+@with_library
 def test_views_give_the_same_as_copies():
     x, weight = mx.random.normal((6, 2, 32))[:, 1], mx.random.normal((32, 24)).T
     found = linear.on_cpu(x, weight)
     assert mx.array_equal(found, linear.on_cpu(mx.contiguous(x), mx.contiguous(weight)))
 
 
+@with_library
 def test_a_row_does_not_depend_on_what_its_mates_hold():
     """Deterministic mode's promise, to the bit."""
     x, weight = mx.random.normal((9, 100)), mx.random.normal((70, 100))
@@ -54,6 +59,7 @@ def test_a_row_does_not_depend_on_what_its_mates_hold():
     assert mx.array_equal(linear.on_cpu(x, weight)[0], linear.on_cpu(other, weight)[0])
 
 
+@with_library
 def test_nan_stays_in_its_row():
     x = mx.random.normal((9, 100))
     x[4, 7] = mx.nan
@@ -74,11 +80,39 @@ def test_few_rows_of_float32_suit_and_any_number_with_tiles(x: mx.array, suited:
     assert linear.suits(x, mx.zeros((3, 8))) == suited
 
 
+@with_library
 @pytest.mark.parametrize("bias", [mx.zeros(3, mx.bfloat16), mx.array(0.5), mx.zeros(4)])
 def test_a_bias_of_another_kind_does_not_suit(bias: mx.array):
     assert not linear.suits(mx.zeros((2, 8)), mx.zeros((3, 8)), bias)
     assert linear.suits(mx.zeros((2, 8)), mx.zeros((3, 8)), mx.zeros(3))
 
 
+@with_library
 def test_a_weight_of_another_width_does_not_suit():
     assert not linear.suits(mx.zeros((2, 64)), mx.zeros((3, 32)))
+
+
+@pytest.fixture
+def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without g++ and without a fast BLAS for mlx."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(backend, "prepare", lambda: backend.Blas(None, note="the slow one inside mlx"))
+
+
+@pytest.mark.skipif(backend.device_name() != "cpu", reason="it serves the CPU")
+@pytest.mark.usefixtures("numpy_alone")
+def test_numpy_multiplies_where_there_is_nothing_else():
+    check(300, 70, 50, biased=True)
+    check(1, 200, 9, biased=False)
+    x, weight = mx.random.normal((3, 2, 40)), mx.random.normal((7, 40))
+    assert linear.suits(x, weight)
+    np.testing.assert_allclose(linear.on_cpu(x, weight), linear.reference(x, weight), rtol=0, atol=1e-4)
+    assert not linear.suits(x.astype(mx.float16), weight)
+    assert not linear.suits(x, weight, mx.zeros(8))
+
+
+@pytest.mark.skipif(backend.device_name() != "cpu", reason="it serves the CPU")
+def test_numpy_stays_away_from_a_fast_blas(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(backend, "prepare", lambda: backend.Blas("/usr/lib/libopenblas.so.0"))
+    assert not linear.suits(mx.ones((3, 40)), mx.ones((7, 40)))

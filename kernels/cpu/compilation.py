@@ -1,0 +1,75 @@
+"""Compiles C++ once for this machine's processor and keeps the library. Knows nothing of what the library computes."""
+
+import hashlib
+import logging
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+log = logging.getLogger("mlx_bulk")
+
+
+def build_key(sources: Sequence[Path], command: Sequence[str]) -> str:
+    """Returns a hash of the sources, the command, the compiler and the processor.
+
+    Raises OSError where there is no compiler, CalledProcessError where it does not run.
+    """
+    texts = [path.read_text() for path in sources]
+    return hashlib.sha256("\n".join([*texts, *command, _version(command[0]), _processor()]).encode()).hexdigest()[:32]
+
+
+def shared_library(sources: Sequence[Path], command: Sequence[str], folder: Path, opening: ExitStack) -> Path:
+    """Returns the library that ``command`` makes of ``sources[0]``, compiled unless ``folder`` holds it. The other sources are its headers.
+
+    Open it before ``opening`` ends: a file that could not be kept in ``folder`` is removed then. Raises CalledProcessError with what the
+    compiler says, OSError where nothing can be written.
+    """
+    key = build_key(sources, command)
+    kept = folder.absolute() / f"{key}.so"
+    if kept.is_file() and kept.stat().st_size:
+        return kept
+    log.info("compiling kernels for this CPU, once: some seconds")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
+    except OSError as error:  # no home, or one that cannot be written
+        log.warning(
+            "kernels for this CPU are compiled anew at each start, some seconds: %s cannot be written (%s)", kept.parent, error.strerror
+        )
+        kept = Path(opening.enter_context(tempfile.TemporaryDirectory(prefix="mlx-bulk-", ignore_cleanup_errors=True))) / kept.name
+        handle, new = tempfile.mkstemp(dir=kept.parent, prefix=f"{key}.")
+    with os.fdopen(handle, "rb") as file:
+        try:
+            include = [f"-I{folder}" for folder in {path.parent for path in sources[1:]}]
+            subprocess.run([*command, *include, "-o", new, str(sources[0])], capture_output=True, text=True, check=True)
+            os.fsync(file.fileno())
+            Path(new).replace(kept)  # whole or not at all: others may compile it too
+        finally:
+            Path(new).unlink(missing_ok=True)
+    return kept
+
+
+def compiler_message(error: OSError | subprocess.CalledProcessError) -> str:
+    """Returns the first line of what the compiler or the system says."""
+    said = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [type(error).__name__]
+    return said[0]
+
+
+@cache
+def _version(compiler: str) -> str:
+    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+
+
+@cache
+def _processor() -> str:
+    """Returns what ``-march=native`` depends on, as machines may share the folder."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(line for line in lines if line.startswith(("flags", "Features", "model", "CPU part", "cpu family")))

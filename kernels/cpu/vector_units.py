@@ -1,0 +1,49 @@
+"""The vector units of an x86-64 processor that products may use. ``MLX_BULK_CPU`` leaves out the wider ones; unset, all are used.
+
+So the results and the speed of a weaker machine can be had on a stronger one. Other processors have one kind of units, and no choice.
+"""
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VARIABLE = "MLX_BULK_CPU"
+
+
+@dataclass(slots=True, frozen=True)
+class Units:
+    """g++'s options that leave out all wider units, and environment variables that limit a BLAS alike."""
+
+    options: tuple[str, ...]
+    blas: dict[str, str]
+
+
+_NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+UNITS = {
+    "avx2": Units((*_NO_TILES, "-mno-avx512f"), {"OPENBLAS_CORETYPE": "Haswell", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
+    "avx512": Units(_NO_TILES, {"MKL_ENABLE_INSTRUCTIONS": "AVX512"}),
+    "amx": Units((), {}),
+}
+
+
+class UnknownUnits(ValueError):
+    """``MLX_BULK_CPU`` names no units."""
+
+
+def compiler_options() -> Sequence[str]:
+    """Returns g++'s options for the units allowed. Raises UnknownUnits."""
+    wish = os.environ.get(VARIABLE)
+    if not wish or platform.machine() != "x86_64":
+        return ()
+    if wish not in UNITS:
+        raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join(UNITS)}; unset it for the widest units of this processor")
+    return UNITS[wish].options
+
+
+def limit_blas() -> None:
+    """Limits the BLAS that is opened next to the units allowed. Variables of the BLAS that are set already win. Ignores unknown units."""
+    units = UNITS.get(os.environ.get(VARIABLE, ""))
+    if units is not None and platform.machine() == "x86_64":
+        for name, value in units.blas.items():
+            os.environ.setdefault(name, value)

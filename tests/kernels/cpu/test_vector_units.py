@@ -1,0 +1,57 @@
+"""``MLX_BULK_CPU`` limits the kernels and the BLAS; each case in an interpreter of its own."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlx_bulk.kernels import backend
+from mlx_bulk.kernels.cpu import vector_units
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one kind of units")
+CODE = "from mlx_bulk.kernels import backend, native; backend.load_mlx(); print(backend.prepare().core, native.name(), native.tiles())"
+
+
+def python(code: str, folder: Path, **env: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MLX_BULK_", "OPENBLAS_CORETYPE"))}
+    return subprocess.run([sys.executable, "-c", code], env=kept | env, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@x86
+@pytest.mark.skipif(sys.platform != "linux" or not backend.compiles(), reason="the kernels are compiled with g++")
+def test_avx2_limits_kernels_and_blas(tmp_path: Path):
+    core, name, tiles = python(CODE, tmp_path, MLX_BULK_CPU="avx2", MLX_BULK_BLAS="numpy").split()
+    assert core == "Haswell"
+    assert tiles == "False"
+    all_units, *_ = python(CODE.replace("backend.prepare().core, ", ""), tmp_path).split()
+    assert name != all_units  # so that records of one are not taken for the other's
+
+
+@x86
+@pytest.mark.parametrize("units", ["avx2", "avx512"])
+def test_the_compiler_leaves_out_what_is_wider(units: str):
+    wider = {"avx2": ["__AVX512F__", "__AMX_BF16__"], "avx512": ["__AMX_BF16__"]}[units]
+    options = ["-march=sapphirerapids", *vector_units.UNITS[units].options]
+    if not backend.compiles():
+        pytest.skip("no g++")
+    macros = subprocess.run(["g++", *options, "-dM", "-E", "-x", "c++", os.devnull], check=True, capture_output=True, text=True).stdout
+    assert "__AVX2__" in macros
+    assert not [name for name in wider if name in macros]
+
+
+@x86
+def test_a_variable_of_the_blas_that_is_set_wins(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Zen")
+    monkeypatch.setenv("MLX_BULK_CPU", "avx2")
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "SSE4_2")
+    vector_units.limit_blas()
+    assert (os.environ["OPENBLAS_CORETYPE"], os.environ["MKL_ENABLE_INSTRUCTIONS"]) == ("Zen", "SSE4_2")
+
+
+@x86
+def test_a_wrong_name_is_refused_with_the_right_ones(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MLX_BULK_CPU", "sse")
+    with pytest.raises(backend.BackendError, match="MLX_BULK_CPU=sse: expected avx2, avx512, amx; unset it"):
+        backend.load_mlx()
