@@ -75,6 +75,14 @@ def _token_ids(value: object) -> object:
     return ids
 
 
+def _delimiter(value: str) -> str:
+    """Returns the one character that is meant: a tab may be written as its name, or as its escape."""
+    character = {"tab": "\t", "\\t": "\t"}.get(value, value)
+    if len(character) != 1 or character in '"\r\n\0':
+        raise ValueError("no single character, or one that CSV needs itself")
+    return character
+
+
 def _not_tiny(value: float) -> float:
     # Logits of some hundreds, divided by less than this, leave float32's exact range; the user means greedy.
     if 0.0 < value < 1e-4:
@@ -135,6 +143,9 @@ LogitBias = Annotated[
     dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]],
     BeforeValidator(_token_ids, json_schema_input_type=dict[str, float]),
     Expected("a mapping of token ids to numbers from -100 to 100, each id once"),
+]
+Delimiter = Annotated[
+    Annotated[str, AfterValidator(_delimiter)] | None, Expected("one character such as ';', or tab; null is found out from the file")
 ]
 JsonMapping = Annotated[dict[str, JsonValue], AfterValidator(_json), Expected("a mapping of names to JSON values")]
 FolderOrNull = Annotated[_Name | None, Expected("a folder, or null")]

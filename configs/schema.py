@@ -16,6 +16,7 @@ from .fields import (
     CountOrAuto,
     CountOrNull,
     CountOrZero,
+    Delimiter,
     Expected,
     Flag,
     FolderOrNull,
@@ -68,8 +69,13 @@ class DataConfig(Section):
     format: Literal["auto", "jsonl", "parquet", "arrow", "csv", "text"] = Field(
         default="auto", description="File format; auto goes by the name. Files ending in .gz, .zst or .bz2 are read as they are."
     )
-    split: Name = Field(default="train", description="Split of a hub dataset.")
-    config: NameOrNull = Field(default=None, description="Configuration of a hub dataset.")
+    delimiter: Annotated[Delimiter, FREE] = Field(
+        default=None, description="What stands between the cells of a CSV: one character, or tab; null is found out from its first lines."
+    )
+    split: NameOrNull = Field(
+        default=None, description="Split to read, by README.md, folders or file names; null is all, and train of a hub dataset."
+    )
+    config: NameOrNull = Field(default=None, description="Configuration of a hub dataset, or of a folder whose README.md names several.")
     revision: Annotated[NameOrNull, FREE] = Field(default=None, description="Branch, tag or commit of a hub dataset.")
     key: NameOrNull = Field(
         default=None, description="Column with your own id for a row; null is the row's position. Duplicates stop the job."
@@ -78,12 +84,10 @@ class DataConfig(Section):
     limit: Annotated[CountOrNull, FREE] = Field(default=None, description="Read only so many rows; raising it later extends the run.")
 
     @model_validator(mode="after")
-    def _hub_settings_have_a_hub_dataset(self) -> Self:
+    def _revision_has_a_hub_dataset(self) -> Self:
         paths = [self.path] if isinstance(self.path, str) else self.path
-        if not any(path.startswith("hf:") for path in paths):
-            for key, value in (("config", self.config), ("revision", self.revision)):
-                if value is not None:
-                    raise contradiction(key, "expected null, since data.path is no hub dataset (hf:owner/name); remove it")
+        if self.revision is not None and not any(path.startswith("hf:") for path in paths):
+            raise contradiction("revision", "expected null, since data.path is no hub dataset (hf:owner/name); remove it")
         return self
 
 
@@ -259,7 +263,9 @@ def identity(config: JobConfig) -> dict[str, JsonValue]:
     It leaves out settings that don't change results (memory, durability), and paths of files that a run fingerprints itself (weights,
     adapter, input).
     """
-    return {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if shapes}
+    settings = {key: value for key, (value, shapes) in _settings(config, "", config.batch.deterministic).items() if shapes}
+    # Runs have always stored train for a split that is not set. Which files are read is in the inputs, by content.
+    return settings | {"data.split": config.data.split or "train"}
 
 
 def free(config: JobConfig) -> dict[str, JsonValue]:

@@ -36,6 +36,14 @@ def current_fingerprint(data: DataConfig, run: Path) -> dict[str, Any]:
     return scan.fingerprint()
 
 
+def stored_data(run: dict[str, Any]) -> DataConfig:
+    """Returns the input's settings in ``run``, the contents of a run.json."""
+    data = run["config"]["data"]
+    if "delimiter" not in data and not str(data["path"]).startswith("hf:"):  # older runs read all local files, whatever data.split said
+        data = {**data, "split": None}
+    return DataConfig.model_validate(data)
+
+
 def without_stdin(data: DataConfig, run: Path) -> DataConfig:
     """Returns the same input, with the copy in the run directory ``run`` in place of stdin."""
     paths = [data.path] if isinstance(data.path, str) else list(data.path)

@@ -75,7 +75,7 @@ class Scan:
         sources = [
             {
                 "path": one.source.path,
-                "format": "tsv" if one.source.format == "csv" and one.source.separator == "\t" else one.source.format,
+                "format": _format(one.source),
                 "codec": one.source.codec,
                 "bytes": one.bytes,
                 "sha256": one.sha256,
@@ -117,6 +117,12 @@ class Scan:
             return Scan(sources, kept["rows"], kept["bad"], schema, present, kept["config"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise DataError(f"{path}: cannot be read as a saved scan: {error}. Delete it; the input is then scanned again.") from error
+
+
+def _format(source: Source) -> str:
+    """Names the format with all that decides how the file's bytes are read."""
+    names = {",": "csv", "\t": "tsv"}
+    return names.get(source.separator, f"csv with {source.separator}") if source.format == "csv" else source.format
 
 
 def _scanned(source: dict[str, Any], stamp: list[int] | None, **values: Any) -> ScannedSource:

@@ -5,15 +5,20 @@ Knows file names and bytes, and no rows.
 
 import glob
 import logging
-import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 
 from ...configs.schema import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
+from ..formats.csv_format import other_delimiter
 from ..formats.source import CODECS, EXTENSIONS, Source, by_extension
+from .input_folder import InputFolder, files_of_runs, glob_folder, is_run_directory
+from .saved_dataset import is_metadata
+from .splits import Listing, names_in_words, readme_configs, split_sources, splits_of
 from .spooled_stdin import spooled
 
 log = logging.getLogger("mlx_bulk")
@@ -22,34 +27,99 @@ log = logging.getLogger("mlx_bulk")
 def find_sources(data: DataConfig, spool: Path, afresh: bool = False) -> list[Source]:
     """Returns the input's sources in reading order: a list in its own order, a folder or glob by name.
 
-    stdin ("-") is copied into ``spool`` and waits there. If nothing new is piped in, the rows kept there are the source. ``afresh``:
-    the rows kept there are another run's. Raises DataError for a path that is missing, no regular file, or of unknown format.
+    ``spool``: the run directory, which is never input. stdin ("-") is copied into it and waits there. If nothing new is piped in, the
+    rows kept there are the source. ``afresh``: the rows kept there are another run's. Raises DataError for a path that is missing, no
+    regular file, or of unknown format, and for a split that no file has.
     """
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
-    return [source for path in paths for source in _find(path, data, spool, afresh)]
+    found = [_find(path, data, spool, afresh) for path in paths]
+    local = [listing for listing in found if isinstance(listing, Listing)]
+    of_hub = any(path.startswith("hf:") for path in paths)  # then split and config are the hub dataset's
+    chosen = set[Source]() if of_hub else _chosen(local, data)
+    return [
+        _with_delimiter(source, data.delimiter)
+        for listing in found
+        for source in (listing.sources if isinstance(listing, Listing) else listing)
+        if of_hub or not isinstance(listing, Listing) or source in chosen
+    ]
 
 
-def _find(path: str, data: DataConfig, spool: Path, afresh: bool) -> list[Source]:
+def _with_delimiter(source: Source, delimiter: str | None) -> Source:
+    """Returns a csv source with the delimiter that is set, or that its first lines have; others as they are."""
+    if source.format != "csv":
+        if delimiter is not None:
+            raise DataError(f"data.delimiter: found {delimiter!r}, but {source.path} is read as {source.format}, not as csv. Remove it.")
+        return source
+    found = delimiter or other_delimiter(source)
+    if found is None or found == source.separator:
+        return source
+    if delimiter is None:
+        name = "tabs stand" if found == "\t" else f"{found!r} stands"
+        _say(f"{source.path}: {name} between the cells, by its first lines. data.delimiter sets another.")
+    return replace(source, delimiter=found)
+
+
+def _chosen(listings: Sequence[Listing], data: DataConfig) -> set[Source]:
+    """Returns the local files of ``data.config`` and ``data.split``. Says where files of several are read as one input."""
+    if data.split is not None and listings:
+        return split_sources(listings, data.split, data.config)
+    chosen: set[Source] = set()
+    for listing in listings:
+        configs = readme_configs(listing.folder) if listing.whole and data.config is None else {}
+        splits = splits_of(listing, data.config) if len(configs) <= 1 else {}
+        if len(configs) > 1:
+            _say(f"data.path: {listing.folder} holds {names_in_words(configs)}, and all are read. data.config picks one of them.")
+        elif len(splits) > 1:
+            _say(f"data.path: {listing.folder} holds the splits {names_in_words(splits)}, and all are read. data.split picks one.")
+        if data.config is None:
+            chosen.update(listing.sources)
+        else:
+            chosen.update(source for split in splits.values() for source in split)
+    return chosen
+
+
+@cache
+def _say(text: str) -> None:
+    """Logs a line about the input, once a process: a sweep reads one input for each of its runs."""
+    log.info("%s", text)
+
+
+def _find(path: str, data: DataConfig, spool: Path, afresh: bool) -> Listing | list[Source]:
     if path == "-":
         return [spooled(data.format, spool, afresh)]
     if path.startswith("hf:"):
         return [Source(path, "hub")]
     named = Path(path)
     if named.is_dir():
-        return _in_folder(named, data.format)
+        return Listing(named, _in_folder(named, data.format, spool), whole=True)
     if named.exists() or named.is_symlink():
-        return [_file(named, data.format)]
+        return Listing(named.parent, [_file(named, data.format)])
     if not glob.has_magic(path):
         raise _missing(named)
-    names = [Path(name) for name in sorted(glob.glob(path, recursive=True))]  # noqa: PTH207 - Path.glob takes no absolute pattern
+    return Listing(glob_folder(path), _matches(path, data.format, spool))
+
+
+def _matches(pattern: str, form: str, run: Path) -> list[Source]:
+    names = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207 - Path.glob takes no absolute pattern
     files = [name for name in names if name.is_file()]
-    root = _root(path)
+    root = _root(pattern)
     outside = {name for name in files if root is not None and not name.parent.resolve().is_relative_to(root)}
-    _warn_of_links(path, outside)
-    sources = [_file(name, data.format) for name in files if name not in outside]
+    _warn_of_links(pattern, outside)
+    of_runs = files_of_runs(files, pattern, run)
+    _tell_runs(set(of_runs.values()))
+    sources = [_file(name, form) for name in files if name not in outside and name not in of_runs and not is_metadata(name)]
     if not sources:
-        raise DataError(f"data.path: no file matches {path!r} (looked from {Path.cwd()}).")
+        raise DataError(f"data.path: no file matches {pattern!r} (looked from {Path.cwd()}){_but_runs(of_runs)}.")
     return sources
+
+
+def _tell_runs(skipped: Collection[Path]) -> None:
+    if skipped:
+        _say(f"data.path: leaves out {names_in_words(map(str, sorted(skipped)))}, as run directories are not input.")
+
+
+def _but_runs(skipped: Collection[Path]) -> str:
+    return ", besides those in run directories, which are not input; name their results/ to read the records" if skipped else ""
 
 
 def _root(pattern: str) -> Path | None:
@@ -79,26 +149,18 @@ def _file(path: Path, form: str) -> Source:
     return Source(str(path), form_of_file, codec)
 
 
-def _in_folder(folder: Path, form: str) -> list[Source]:
+def _in_folder(folder: Path, form: str, run: Path) -> list[Source]:
     """Returns all files below ``folder`` with an extension of format ``form``, or of any format for "auto". Skips hidden files."""
-    root = folder.resolve()
-    sources: list[Source] = []
-    outside: list[Path] = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-        outside += [path for path in (Path(parent, name) for name in folders) if path.is_symlink()]
-        for path in (Path(parent, name) for name in files if not name.startswith((".", "_"))):
-            by_name, _ = by_extension(path)
-            if by_name is None or form not in ("auto", by_name):
-                continue
-            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
-                outside.append(path)
-            else:
-                sources.append(_file(path, form))
-    _warn_of_links(str(folder), outside)
+    listed = InputFolder(folder, run)
+    if is_run_directory(folder):
+        raise DataError(f"data.path: {folder} is a run directory, which is not input. Name its results/ to read the records.")
+    sources = [_file(file, form) for file in listed.files() if (by_name := by_extension(file)[0]) and form in ("auto", by_name)]
+    _warn_of_links(str(folder), listed.outside)
+    _tell_runs(listed.skipped)
     if not sources:
         kinds = " ".join(name for name, by_name in EXTENSIONS.items() if form in ("auto", by_name))
-        raise DataError(f"data.path: the folder {folder} holds no file to read (looked for {kinds}, also with {' '.join(CODECS)}).")
+        looked = f"looked for {kinds}, also with {' '.join(CODECS)}"
+        raise DataError(f"data.path: the folder {folder} holds no file to read ({looked}){_but_runs(listed.skipped)}.")
     return sorted(sources, key=lambda source: source.path)
 
 

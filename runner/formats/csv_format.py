@@ -6,6 +6,7 @@ Every value is a string, and an empty cell is null. Knows no positions, keys or 
 import csv
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 from ...configs.visible import visible
 from ..core.errors import DataError
 from .entry import ALL_ROWS, Entry, UnreadableError
-from .line_formats import raw_lines
+from .line_formats import BOM, raw_lines
 from .source import Source, open_stream, source_errors
 
 MAX_CELL = 1 << 26  # csv's own limit of 131072 characters is too short for long documents; without a limit one quote swallows the file
+
+SNIFFED_ROWS, SNIFFED_BYTES = 20, 1 << 16
+OTHER_DELIMITERS = (";", "\t", "|")
 
 _Cells = list[str] | csv.Error
 
@@ -34,6 +38,32 @@ def csv_entries(source: Source, ranges: Sequence[range] = ALL_ROWS) -> Iterator[
             for line, cells, text in islice(records, len(span)):
                 yield Entry(line, partial(_parse, names, cells, text))
             at = span.stop
+
+
+def other_delimiter(source: Source) -> str | None:
+    """Returns the delimiter of a csv source by its first lines, where that is not the one of its file name; None elsewhere.
+
+    The usual one holds where it divides the header and fits a row. Another must divide the header, and all rows alike.
+    """
+    with source_errors(source), open_stream(source) as stream:
+        head = stream.read(SNIFFED_BYTES).removeprefix(BOM).decode(errors="replace")
+    lines = head.splitlines(keepends=True)
+    whole = lines if len(head) < SNIFFED_BYTES else lines[:-1]
+    width, fits = _fit(whole, source.separator)
+    if width > 1 and fits:
+        return None
+    fitting = [(width, other) for other in OTHER_DELIMITERS if (width := _fit(whole, other)[0]) > 1 and _fit(whole, other)[1] == 1]
+    return max(fitting)[1] if fitting else None
+
+
+def _fit(lines: Sequence[str], delimiter: str) -> tuple[int, float]:
+    """Returns how many columns the header has, and the share of the rows after it that have as many; 1 where there are none."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    widths: list[int] = []
+    with suppress(csv.Error):  # an odd quote, or a record that goes on after these lines
+        widths.extend(map(len, islice(filter(None, reader), SNIFFED_ROWS)))
+    header, *rows = widths or [0]
+    return header, sum(width == header for width in rows) / len(rows) if rows else 1
 
 
 def _records(source: Source) -> Iterator[tuple[int, _Cells, str]]:

@@ -30,13 +30,15 @@ class Source:
     """One file of the input, or one hub dataset (``format`` "hub", ``path`` as in the config).
 
     ``format`` is jsonl, parquet, arrow, csv, text or hub. ``codec`` is pyarrow's name of the compression, or None. ``waiting``: rows
-    just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``).
+    just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``). ``delimiter``: of a csv source, where it
+    is not the one of its file name.
     """
 
     path: str
     format: str
     codec: str | None = None
     waiting: bool = False
+    delimiter: str | None = None
 
     @property
     def file(self) -> Path:
@@ -45,8 +47,8 @@ class Source:
 
     @property
     def separator(self) -> str:
-        """The separator between the cells of a csv source, by its file name."""
-        return "\t" if ".tsv" in Path(self.path.lower()).suffixes[-2:] else ","
+        """The separator between the cells of a csv source: ``delimiter``, or by its file name."""
+        return self.delimiter or ("\t" if ".tsv" in Path(self.path.lower()).suffixes[-2:] else ",")
 
 
 def by_extension(path: Path) -> tuple[str | None, str | None]:

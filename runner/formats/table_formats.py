@@ -161,12 +161,12 @@ def _seekable(source: Source) -> pa.NativeFile:
 def _open_hub(source: Source, data: DataConfig) -> Table:
     import datasets
 
-    name = source.path.removeprefix("hf:")
+    name, split = source.path.removeprefix("hf:"), data.split or "train"
     try:
-        loaded = datasets.load_dataset(name, name=data.config, split=data.split, revision=data.revision)
+        loaded = datasets.load_dataset(name, name=data.config, split=split, revision=data.revision)
     except Exception as error:  # datasets raises what its loaders, the hub and the network raise
         raise DataError(
-            f"data.path: the dataset {name!r} cannot be loaded (data.split {data.split!r}, data.config {data.config!r}): {error}"
+            f"data.path: the dataset {name!r} cannot be loaded (data.split {split!r}, data.config {data.config!r}): {error}"
         ) from error
     tables = cast(Iterator[pa.Table], loaded.with_format("arrow").iter(BATCH_ROWS))
     return loaded.features.arrow_schema, (batch for table in tables for batch in table.combine_chunks().to_batches())

@@ -14,7 +14,7 @@ from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest, BadRow, Row
 from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
-from ..data.rescan import without_stdin
+from ..data.rescan import stored_data, without_stdin
 from ..engine.setup import Setup
 from ..models import checkpoint as checkpoints
 from ..models.checkpoint import Checkpoint
@@ -42,7 +42,7 @@ class RunModel:
 
     def input(self, kind: Kind) -> "StoredInput":
         """Finds the run's input. Raises RunDirError where it has fewer rows than the run, DataError where it is not there."""
-        config = self.config.model_copy(update={"data": without_stdin(self.config.data, self.run)})
+        config = self.config.model_copy(update={"data": without_stdin(stored_data(self.stored), self.run)})
         if isinstance(config, RolloutConfig):  # rewards change no token, and the adapter of each policy is kept with the run
             policy = config.policy.model_copy(update={"adapter": None, "reference": None})
             config = config.model_copy(update={"rewards": [], "policy": policy})

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...configs.schema import DataConfig
 from ..core.errors import BulkError
 from ..core.shard_layout import Layout, covered_rows
-from ..data.rescan import current_fingerprint
+from ..data.rescan import current_fingerprint, stored_data
 from ..files.checked_json import read_document
 from ..files.checked_lines import damaged_lines, read_lines
 from ..files.file_stamp import sha256
@@ -103,7 +102,7 @@ def audit_run(run: Path, counting: Callable[[range], Iterable[int]] = iter) -> A
 
 def _check_input(audit: Audit, run_json: dict[str, Any]) -> None:
     inputs = run_json["inputs"]
-    data = DataConfig.model_validate(run_json["config"]["data"]).model_copy(update={"limit": inputs["limit"]})
+    data = stored_data(run_json).model_copy(update={"limit": inputs["limit"]})
     try:
         now = current_fingerprint(data, audit.run)
         changed = inputs_drift(inputs, now)

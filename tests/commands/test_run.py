@@ -107,6 +107,7 @@ ELSEWHERE: dict[str, str] = {
     "data.path": "test_inputs_of_many_files",
     "data.format": "test_formats",
     "data.split": "test_a_hub_dataset",
+    "data.delimiter": "tests/runner/formats/test_csv_delimiter.py",
     "data.config": "test_a_hub_dataset",
     "data.revision": "tests/configs/test_load.py: refused without a hub dataset",
     "prompt.messages": "test_messages",

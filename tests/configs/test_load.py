@@ -131,9 +131,9 @@ def test_prompt_contradictions(tmp_path: Path, prompt: str, line: str) -> None:
 
 
 def test_hub_settings_need_a_hub_dataset(tmp_path: Path) -> None:
-    text = LEAST.replace("rows.jsonl", "rows.jsonl, config: main")
-    assert lines(tmp_path, text) == ["job.yaml: data.config: expected null, since data.path is no hub dataset (hf:owner/name); remove it"]
-    assert generation(written(tmp_path, text), "data.path=hf:owner/name").data.config == "main"
+    text = LEAST.replace("rows.jsonl", "rows.jsonl, revision: main")
+    assert lines(tmp_path, text) == ["job.yaml: data.revision: expected null, since data.path is no hub dataset (hf:owner/name); remove it"]
+    assert generation(written(tmp_path, text), "data.path=hf:owner/name").data.revision == "main"
 
 
 def test_all_problems_are_shown_at_once_with_their_sources(tmp_path: Path) -> None:

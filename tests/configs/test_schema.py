@@ -42,7 +42,7 @@ def test_the_defaults_are_the_contracts() -> None:
     )
     assert (job.logprobs.tokens, job.logprobs.prompt, job.logprobs.top, job.logprobs.stats) == (True, False, 0, False)
     assert (job.batch.rows, job.batch.tokens, job.batch.memory, job.batch.rows_per_shard) == ("auto", "auto", 0.8, 1024)
-    assert (job.data.format, job.data.split, job.data.keep, job.data.limit) == ("auto", "train", "all", None)
+    assert (job.data.format, job.data.split, job.data.keep, job.data.limit) == ("auto", None, "all", None)
     assert (job.on_error, job.output.fsync_seconds, job.model.dtype, job.prompt.too_long) == ("quarantine", 5, "auto", "error")
 
 
@@ -116,6 +116,7 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "model.revision",
         "model.adapter",
         "data.path",
+        "data.delimiter",
         "data.revision",
         "data.limit",
         "batch.rows",
@@ -207,3 +208,10 @@ def test_the_json_schema_accepts_a_single_stop_string_and_knows_every_setting() 
     assert set(definitions["BatchConfig"]["properties"]) == {
         key.split(".")[1] for key in settings(GenerateConfig) if key.startswith("batch.")
     }
+
+
+def test_a_split_that_is_not_set_is_the_split_of_older_runs() -> None:
+    """Runs begun when data.split had the default train go on: which files are read is held by their content."""
+    assert identity(config())["data.split"] == identity(config(data={"path": "a", "split": "train"}))["data.split"] == "train"
+    assert identity(config(data={"path": "a", "split": "test"}))["data.split"] == "test"
+    assert "data.delimiter" not in identity(config(data={"path": "a", "delimiter": ";"}))  # it is part of the input's format

@@ -1,13 +1,17 @@
-"""The files that are read: links don't lead out of a folder, and names with control characters are refused."""
+"""The files that are read: links don't lead out of a folder, run directories are no input, and some names are refused."""
 
 import json
+import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlx_bulk.configs.schema import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.sources import find_sources
+
+from ...jobs.support.bench import Bench
 
 
 def found(path: Path | str, folder: Path) -> list[str]:
@@ -79,3 +83,49 @@ def test_names_that_a_terminal_would_obey_are_refused(folder: Path, name: str) -
 def test_names_in_all_scripts_are_read(folder: Path) -> None:
     (folder / "データ　1 – naïve.jsonl").write_text("{}\n")
     assert found(folder / "*.jsonl", folder) == ["データ　1 – naïve.jsonl"]
+
+
+def run_directory(path: Path) -> None:
+    """What of a run directory marks it, with records in it."""
+    for folder in ("results", "errors"):
+        (path / folder).mkdir(parents=True)
+        (path / folder / "part-00000000.arrow").write_bytes(b"")
+    (path / "run.json").write_text(json.dumps({"schema_version": 2, "identity": {}, "inputs": {}}))
+    (path / "summary.json").write_text("{}")
+
+
+def test_run_directories_below_a_folder_are_no_input(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    run_directory(folder / "older")
+    (folder / "sweep").mkdir()
+    (folder / "sweep" / "sweep.json").write_text(json.dumps({"schema_version": 2, "cells": []}))
+    (folder / "run").mkdir()  # where this run writes
+    (folder / "run" / "stdin.jsonl").write_text("{}\n")
+    for path in (folder, folder / "**"):
+        assert found(path, folder) == ["sub/rows.jsonl"]
+    left_out = f"{folder}/older, {folder}/run, {folder}/sweep"
+    assert [record.message for record in caplog.records] == [f"data.path: leaves out {left_out}, as run directories are not input."]
+    (folder / "run.json").write_text('{"q": 1}\n')  # rows that are merely called so
+    assert found(folder, folder) == ["run.json", "sub/rows.jsonl"]
+
+
+def test_the_records_of_other_runs_can_be_named(folder: Path) -> None:
+    run_directory(folder / "a")
+    run_directory(folder / "b")
+    assert found(folder / "a" / "results", folder) == ["a/results/part-00000000.arrow"]
+    assert found(folder / "*" / "results" / "*.arrow", folder) == ["a/results/part-00000000.arrow", "b/results/part-00000000.arrow"]
+    with pytest.raises(DataError, match=r"a is a run directory, which is not input\. Name its results/ to read the records"):
+        found(folder / "a", folder)
+    with pytest.raises(DataError, match=r"no file matches .*besides those in run directories"):
+        found(folder / "*" / "*.json", folder)
+
+
+def test_a_run_writes_below_its_input_and_is_continued(bench: Bench) -> None:
+    (bench.root / "in").mkdir()
+    bench.write_rows([{"q": "a"}], "in/rows.jsonl")
+    sections: dict[str, Any] = {"data": {"path": str(bench.root / "in")}, "output": {"path": str(bench.root / "in" / "out")}}
+    options = ("--output", str(bench.root / "in" / "out"))
+    assert bench.run(*options, **sections).code == 0
+    bench.write_rows([{"q": "a"}, {"q": "b"}], "in/rows.jsonl")
+    again = bench.run(*options, **sections)
+    assert (again.code, len(again.records), again.errors) == (0, 2, [])
