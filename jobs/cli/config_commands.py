@@ -48,7 +48,8 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS
     from ..plan.sweep import plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
-    from ..plan.text import plan_as_json, plan_as_text
+    from ..plan.text import plan_as_text
+    from ..plan.values import plan_as_json
 
     if isinstance(config, SweepConfig):
         plans = plan_sweep(sweep_cells, KINDS, calibrate)

@@ -5,7 +5,8 @@ from pathlib import Path
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from .files import export_files
-from .source import ExportedRun, ExportResult
+from .result import ExportResult
+from .source import ExportedRun
 from .table_writers import WRITERS
 from .trainer_columns import TRAINERS
 

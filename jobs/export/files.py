@@ -19,7 +19,8 @@ from ...runner.core.errors import OutOfRoom
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
 from ...runner.store.results import read_errors, read_results
-from .source import ExportedRun, ExportResult, batches_with_progress, show_progress
+from .result import ExportResult
+from .source import ExportedRun, batches_with_progress, show_progress
 from .table_writers import WRITERS, Notes, write_parquet
 from .trainer_columns import TRAINERS, TrainerBatches
 

@@ -18,7 +18,8 @@ from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.results import read_results
 from .hub_card import dataset_card
-from .source import ExportedRun, ExportResult, batches_with_progress
+from .result import ExportResult
+from .source import ExportedRun, batches_with_progress
 from .table_writers import portions, write_parquet
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Reads a run for export: how much of it is done, and its records with their schema. Holds the result of an export.
+"""Reads a run for export: how much of it is done, and its records with their schema.
 
 Takes no lock and changes nothing in the run. Knows no format and no target.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -23,17 +23,6 @@ from ..terminal.tables import count_text
 from .table_writers import Notes
 
 _Item = TypeVar("_Item")
-
-
-@dataclass(slots=True)
-class ExportResult:
-    """The result of an export. failures: those that it holds; files: (sha256 in hex, path) of each; notes: remarks for its reader."""
-
-    to: str
-    records: int
-    failures: int = 0
-    files: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    notes: Notes = field(default_factory=Notes)
 
 
 @dataclass(slots=True, frozen=True)

@@ -18,7 +18,7 @@ from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
 from ..sweep.sweep import in_loading_order, missing_paths
 from ..terminal.tables import align_columns, shorten
-from .text import plan_values
+from .values import plan_values
 
 log = logging.getLogger("mlx_bulk")
 

@@ -27,9 +27,10 @@ from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
 from ..scheduler.limits import Limits
 from .capabilities import Capabilities, capabilities_of, code_digest
-from .padding_probe import LENGTHS, PADDED, BatchingMode, probe, slots_independent
+from .padding_probe import LENGTHS, PADDED, BatchingMode, probe
 from .prefix_check import refused_by_weights
 from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
+from .slot_independence import slots_independent
 
 log = logging.getLogger("mlx_bulk")
 

@@ -19,6 +19,7 @@ from ..engine.scorer import Scorer
 from ..engine.setup import BatchFeatures, Setup
 from ..layers.kv_cache import fresh
 from ..layers.lm_head import Head
+from ..layers.logit_scores import score_logits
 from ..layers.network import Network
 from ..scheduler.limits import Limits
 from .padding_probe import allowed_difference
@@ -145,7 +146,7 @@ def _alone(network: Any, requests: list[ScoreRequest]) -> list[NDArray[np.float3
     for passage in (passage for request in requests for passage in request.passages):
         logits = row_logits(network, passage.ids)
         at = mx.array(passage.positions) - 1
-        logprobs.append(LogprobOptions().scores(logits[at], passage.ids[passage.positions]).logprobs)
+        logprobs.append(score_logits(LogprobOptions(), logits[at], passage.ids[passage.positions]).logprobs)
     return logprobs
 
 

@@ -24,10 +24,11 @@ from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.request_queue import RequestQueue
-from .interface import FixedWeights, Progress
+from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
 from .prefix_kv import PrefixKV
+from .progress import Progress
 from .setup import Setup
 from .slots import Active, Slots, Stopper
 

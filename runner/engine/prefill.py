@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ...kernels.logprobs import Scores, join_scores
 from ..core.requests import Request, Sample
 from ..layers.kv_cache import Caches, evaluate_caches, finish_padding, forked, fresh, joined, merged, prepare_padding, select
+from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
 from ..scheduler.prefill_calls import call_width, prefill_calls
 from .prefix_disk_cache import ComputedPrefix
@@ -141,7 +142,7 @@ def _run(setup: Setup, tokens: NDArray[np.int32], rows: list[_PrefillRow], cache
 
 def _prefix_echoes(setup: Setup, rows: list[_PrefillRow]) -> list[list[Scores]]:
     """Returns what each row's prefix says: the scores of its own tokens, and that of the first token after it."""
-    echoes = [[setup.wanted.nothing] if row.prefix is None or row.prefix.echo is None else [row.prefix.echo] for row in rows]
+    echoes = [[no_scores(setup.wanted)] if row.prefix is None or row.prefix.echo is None else [row.prefix.echo] for row in rows]
     last = [(i, row.prefix.last) for i, row in enumerate(rows) if row.prefix is not None and row.prefix.last is not None]
     if last:
         states = mx.concatenate([state for _, state in last])

@@ -20,15 +20,17 @@ from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
 from ..core.requests import Failure, Ids, Outcome, ScoreRequest
+from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.prefix_tree import Owner, PassageRead, Segment, bucket_length, forest, passage_input
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
 from .batch_caches import BatchCaches, batch_caches
-from .interface import FixedWeights, Progress
+from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
 from .prefill import call_tokens
+from .progress import Progress
 from .setup import Setup
 
 
@@ -261,7 +263,7 @@ class Scorer(FixedWeights):
             yield self._outcome(row)
 
     def _outcome(self, row: PartialScores) -> Outcome:
-        outcome = row.outcome(self._wanted.nothing, len(self._models) > 1)
+        outcome = row.outcome(no_scores(self._wanted), len(self._models) > 1)
         self.progress.prompt += sum(len(passage.ids) for passage in row.request.passages)
         self._room.done()
         return outcome

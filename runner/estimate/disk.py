@@ -17,6 +17,7 @@ from ..core.logprob_options import LogprobOptions
 from ..core.policy import Policy
 from ..core.requests import AnyRequest, Failure, Generated, Outcome, Request, Row, Sample, Scored, ScoreRequest
 from ..engine.partial_scores import NO_DIVERGENCE
+from ..layers.logit_scores import no_scores
 from ..pipeline.job import Grouping, Job, Ratings
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import ERRORS_SCHEMA
@@ -117,7 +118,7 @@ def _completion(request: Request, sample: Sample, length: CompletionLength) -> I
 
 
 def _scores(wanted: LogprobOptions, n: int) -> Scores:
-    return _with_tokens(wanted.nothing, n)
+    return _with_tokens(no_scores(wanted), n)
 
 
 def _divergence(n: int) -> Divergence:

@@ -14,7 +14,8 @@ from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
 from ..core.requests import AnyRequest, Failure, Generated, Request, Row, Sample
 from ..data.reader import read_rows
-from ..engine.interface import Progress, Runs
+from ..engine.interface import Runs
+from ..engine.progress import Progress
 from ..engine.setup import Setup
 from ..models.model_pool import ModelPool
 from ..pipeline.loading import load_models

@@ -10,6 +10,7 @@ from ...kernels import divergence, logprobs
 from ...kernels.divergence import Divergence, diverge
 from ...kernels.logprobs import Scores
 from ..core.logprob_options import LogprobOptions
+from .logit_scores import score_logits, score_product
 from .network import Network
 
 TILES = 32  # rows that a processor with tiles multiplies at a time: fewer cost as much
@@ -41,7 +42,7 @@ def read_scores(
     for number, chunk in enumerate(chunks):
         logits = ahead
         ahead = _logits(networks, states, at[chunks[number + 1]]) if number + 1 < len(chunks) else []
-        scores.append(wanted.scores(logits[0], targets[chunk]))
+        scores.append(score_logits(wanted, logits[0], targets[chunk]))
         if len(logits) > 1:
             width = min(part.shape[-1] for part in logits)  # ids beyond are padding of the vocabulary, not tokens
             divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk]))
@@ -54,7 +55,7 @@ def _fused_scores(
     """Returns scores of ``targets`` at the ascending rows ``at`` without an array of logits; None where that is impossible."""
     rows, counts = np.unique(at, return_counts=True)
     product = network.product(states[mx.array(rows)])
-    return None if product is None else wanted.of_product(product, counts, targets)
+    return None if product is None else score_product(wanted, product, counts, targets)
 
 
 def _logits(networks: Sequence[Network], states: Sequence[mx.array], at: NDArray[np.intp]) -> list[mx.array]:

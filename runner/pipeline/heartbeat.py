@@ -7,7 +7,7 @@ import logging
 import threading
 from time import monotonic
 
-from ..engine.interface import Activity
+from ..engine.progress import Activity
 
 log = logging.getLogger("mlx_bulk")
 

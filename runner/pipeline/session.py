@@ -24,7 +24,8 @@ from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, accept_stdin
 from ..data.spooled_stdin import drop_spooled, reads_stdin
-from ..engine.interface import Progress, Runs
+from ..engine.interface import Runs
+from ..engine.progress import Progress
 from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256

@@ -17,7 +17,8 @@ from ...configs.schema import JobConfig
 from ..core.requests import Failure, Generated, Outcome, Request
 from ..core.shard_layout import Layout
 from ..engine.engine import Engine
-from ..engine.interface import Progress, Runs
+from ..engine.interface import Runs
+from ..engine.progress import Progress
 from ..engine.reference_logprobs import SHARE, Finished, Reference
 from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint

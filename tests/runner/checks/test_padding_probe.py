@@ -5,7 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_bulk.runner.checks.padding_probe import probe, slots_independent
+from mlx_bulk.runner.checks.padding_probe import probe
+from mlx_bulk.runner.checks.slot_independence import slots_independent
 
 from ..support.tiny import (
     EXACT,

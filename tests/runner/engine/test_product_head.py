@@ -13,6 +13,7 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.layer_patching import patch_layers
 from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.layers.logit_scores import score_logits, score_product
 from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
 
@@ -122,12 +123,12 @@ def test_figures_that_take_all_logits_get_them(wanted: LogprobOptions, taken: bo
     product = Head(kernel_models.put("llama")).product(mx.array(STATES))
     assert product is not None
     targets = np.arange(5, dtype=np.int32)
-    found = wanted.of_product(product, np.ones(5, np.intp), targets)
+    found = score_product(wanted, product, np.ones(5, np.intp), targets)
     if not taken:
         assert found is None
         return
     assert found is not None
-    truth = wanted.scores(fused_logprobs.linear.on_cpu(product.x, product.weight), targets)
+    truth = score_logits(wanted, fused_logprobs.linear.on_cpu(product.x, product.weight), targets)
     for name in Scores.__slots__:
         np.testing.assert_array_equal(getattr(found, name), getattr(truth, name))
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.interface import Progress
+from mlx_bulk.runner.engine.progress import Progress
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.estimate.forecast import Work, decoding_work, scoring_work, separate_tokens

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.requests import BadRow, Generated, Row, Sample
-from mlx_bulk.runner.engine.interface import FixedWeights, Progress
+from mlx_bulk.runner.engine.interface import FixedWeights
+from mlx_bulk.runner.engine.progress import Progress
 from mlx_bulk.runner.pipeline.crash_isolation import isolated_outcomes, suspect_rows
 
 from ..support.made_up_jobs import Written, outcome, rows_of, threads_of
