@@ -69,7 +69,7 @@ def _texts(ids: Sequence[int], offsets: Sequence[int] | None, text: str | None, 
     """Returns each token's part of the text, or a special token's name; empty for a part of a character that later tokens end."""
     if text is None or offsets is None:
         return [spell(token) for token in ids]
-    ends = [*offsets[1:], len(text)]
+    ends = [*offsets, len(text)][1:]
     return [text[start:end] or _PART.sub("", spell(token)) for token, start, end in zip(ids, offsets, ends, strict=True)]
 
 

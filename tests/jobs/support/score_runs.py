@@ -78,14 +78,19 @@ def write_run(root: Path, config: ScoreConfig, records: Sequence[Record], *, per
     kinds = CHOICES if score.kind == "choices" else text_columns(score.kind, top=False, stats=False, reference=score.reference is not None)
     group = [("group", pa.large_string())] if score.group_by is not None else []
     schema = pa.schema([("row", pa.int64()), *group, *kinds])
+    numbered = [{"row": row, **{name: record.get(name) for name in schema.names if name != "row"}} for row, record in enumerate(records)]
+    return write_parts(root, schema, numbered, per_part=per_part, per_batch=per_batch)
+
+
+def write_parts(root: Path, schema: pa.Schema, records: Sequence[Record], *, per_part: int = 1000, per_batch: int = 1000) -> Path:
+    """Writes records of any job as committed parts of the run directory ``root``."""
     paths = RunPaths(root)
-    paths.results.mkdir(parents=True)
+    paths.results.mkdir(parents=True, exist_ok=True)
     for shard, start in enumerate(range(0, len(records), per_part)):
         part = records[start : start + per_part]
         with pa.ipc.new_file(str(paths.results_part(shard, 1)), schema) as sink:
             for at in range(0, len(part), per_batch):
-                rows = [{"row": start + at + i, **record} for i, record in enumerate(part[at : at + per_batch])]
-                sink.write_batch(pa.RecordBatch.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema))
+                sink.write_batch(pa.RecordBatch.from_pylist(list(part[at : at + per_batch]), schema))
         results = paths.results_part(shard, 1)
         append_commit(paths, Commit.of(shard, 1, len(part), (len(part), 0), PartFile.at(results, sha256(results)), None))
     return root
