@@ -6,7 +6,7 @@ from typing import Any
 
 from ...configs.cells import plain
 from ...runner.files.checked_json import json_number
-from ..terminal.tables import align_columns, figure, shorten
+from ..terminal.tables import align_columns, count_text, figure, shorten
 from .compare import RunComparison, Side
 from .paired_records import Figures, Paired
 
@@ -60,9 +60,9 @@ def shown_as_text(comparison: RunComparison) -> str:
 
 def run_cells(side: Side) -> list[str]:
     """Returns a run's path, and its kind, records and state."""
-    state = "complete" if side.complete else f"{side.done:,} of {side.of:,} rows"
+    state = "complete" if side.complete else f"{side.done:,} of {count_text(side.of, 'row')}"
     errors = f", {side.errors:,} quarantined" if side.errors else ""
-    return [str(side.path), f"{side.kind}, {side.records:,} records, {state}{errors}"]
+    return [str(side.path), f"{side.kind}, {count_text(side.records, 'record')}, {state}{errors}"]
 
 
 def _settings(comparison: RunComparison) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
+from ..terminal.tables import count_text
 from .files import export_files
 from .result import ExportResult
 from .source import ExportedRun
@@ -26,7 +27,10 @@ def export_run(run: Path, kind: str, to: str, *, partial: bool, overwrite: bool,
             raise ConfigError(f"--public: goes with --to hf:owner/name, and this is --to {to}; remove it")
         return export_files(source, kind, to, overwrite=overwrite)
     if kind != "parquet":
-        raise ConfigError(f"--format {kind}: a dataset on the hub takes --format parquet, which it shows and others read from there")
+        raise ConfigError(
+            f"--format {kind}: --to {to} is a dataset on the hub, which takes --format parquet alone; say --format parquet, or "
+            "name a file or a folder"
+        )
     from .hub import upload
 
     return upload(source, to, to.removeprefix(_HUB), overwrite=overwrite, public=public)
@@ -36,5 +40,8 @@ def export_as_text(result: ExportResult) -> str:
     """Returns a line for each note on the export, and one for what was written."""
     failures = f" and {result.failures:,} failure{'s' * (result.failures != 1)}" if result.failures else ""
     return "\n".join(
-        [*(f"note: {visible(note)}" for note in result.notes), f"exported {result.records:,} records{failures} -> {visible(result.to)}"]
+        [
+            *(f"note: {visible(note)}" for note in result.notes),
+            f"exported {count_text(result.records, 'record')}{failures} -> {visible(result.to)}",
+        ]
     )

@@ -32,14 +32,15 @@ _ENDINGS = {"openai": "jsonl", **dict.fromkeys(TRAINERS, "parquet")}
 def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) -> ExportResult:
     """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (an existing one, or a name that ends in /).
 
-    A folder gets ``results``, ``errors`` where rows are quarantined, and SHA256SUMS last. Raises ConfigError for an existing target
+    A folder gets ``results``, ``errors`` where rows are quarantined, and last their lines in SHA256SUMS, where those of other exports
+    stay. Raises ConfigError for an existing target
     without ``overwrite``, for one in the run directory, and for a job that the format cannot hold.
     """
     _require_format(source, kind)
     folder = to.endswith(os.sep) or Path(to).is_dir()
     target, ending = Path(to), _ENDINGS.get(kind, kind)
     results, errors, sums = (target / f"results.{ending}", target / f"errors.{ending}", target / SUMS) if folder else (target, None, None)
-    _require_place(source, to, [path for path in (results, errors, sums) if path is not None], overwrite)
+    _require_place(source, to, [path for path in (results, errors) if path is not None], sums, overwrite)
     if kind == "openai":
         write = _openai(source)
     elif kind in TRAINERS:
@@ -50,15 +51,16 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
     failures = errors if source.errors and kind in WRITERS else None
     with _write_errors(to):
         _link_target(results).parent.mkdir(parents=True, exist_ok=True)
-        for old in (sums, errors):  # those of an earlier export would not fit the new results
-            if old is not None:
-                _link_target(old).unlink(missing_ok=True)
+        own = [path.name for path in (results, errors) if path is not None]
+        if sums is not None:  # what an earlier export said would not fit the new results
+            _write_sums(sums, _other_sums(sums, own))
+        if errors is not None:
+            _link_target(errors).unlink(missing_ok=True)
         _write(result, results, write)
         if failures is not None:
             _write(result, failures, _table(kind, source, read_errors(source.run), source.errors))
         if sums is not None:
-            with replacing(_link_target(sums)) as file:
-                file.writelines(f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files)
+            _write_sums(sums, _other_sums(sums, own) + [f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files])
     if failures is not None or kind == "openai":
         result.failures = source.errors
     result.notes += source.notes(with_errors=result.failures > 0)
@@ -116,6 +118,28 @@ def _write(result: ExportResult, path: Path, write: Callable[[BinaryIO], Notes])
     result.files.append((sha256(path), str(path)))
 
 
+def _other_sums(sums: Path, own: list[str]) -> list[bytes]:
+    """Returns the lines of SHA256SUMS on files that are not ``own``."""
+    if not sums.exists():
+        return []
+    lines = [line + b"\n" for line in sums.read_bytes().splitlines() if line]
+    return [line for line in lines if _name_of(line) not in {name.encode() for name in own}]
+
+
+def _name_of(line: bytes) -> bytes:
+    """Returns the file name in a line of sha256sum: the digest, a space, a space or an asterisk, the name."""
+    return line.rstrip(b"\n").partition(b" ")[2][1:]
+
+
+def _write_sums(sums: Path, lines: list[bytes]) -> None:
+    """Replaces SHA256SUMS; without lines there is none."""
+    if not lines:
+        _link_target(sums).unlink(missing_ok=True)
+        return
+    with replacing(_link_target(sums)) as file:
+        file.writelines(lines)
+
+
 def _link_target(path: Path) -> Path:
     """Resolves links: an existing link stays, and its target is replaced."""
     return Path(os.path.realpath(path))
@@ -129,10 +153,12 @@ def _require_format(source: ExportedRun, kind: str) -> None:
         raise ConfigError(f"--format {kind}: holds {content}, and this is a run of job: {source.job}; use one of {choices}")
 
 
-def _require_place(source: ExportedRun, to: str, paths: list[Path], overwrite: bool) -> None:
+def _require_place(source: ExportedRun, to: str, paths: list[Path], sums: Path | None, overwrite: bool) -> None:
+    """Refuses a place that holds other things. ``sums`` may be there: lines are added to it."""
     if to == "-":
         raise ConfigError("--to -: an export appears whole or not at all, which a stream cannot; name a file (./- is one of that name)")
-    if any(_link_target(path).is_relative_to(source.run.resolve()) for path in (Path(to), *paths)):
+    written = [*paths, *([] if sums is None else [sums])]
+    if any(_link_target(path).is_relative_to(source.run.resolve()) for path in (Path(to), *written)):
         raise ConfigError(f"--to {to}: lies in the run directory, which holds the run's own files alone; choose another place")
     if other := [path for path in paths if path.exists() and not path.is_file()]:
         raise ConfigError(f"--to {to}: {other[0]} is there and is no regular file (a folder, a device, a pipe); name another file")

@@ -17,6 +17,7 @@ from ...runner.core.errors import first_line
 from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.results import read_results
+from ..terminal.tables import count_text
 from .hub_card import dataset_card
 from .result import ExportResult
 from .source import ExportedRun, batches_with_progress
@@ -53,7 +54,7 @@ def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: 
             names = {operation.path_in_repo for operation in added}
             deleted = [CommitOperationDelete(name) for name in old if name.startswith("data/") and name not in names]
             readme = CommitOperationAdd("README.md", _card(source, repo, statistics).encode())
-            message = f"{source.records:,} records of mlx-bulk"
+            message = f"{count_text(source.records, 'record')} of mlx-bulk"
             api.create_commit(repo, [*added, *deleted, readme], commit_message=message, repo_type="dataset")
     result.notes += source.notes(with_errors=False)
     if source.complete and statistics is None:
@@ -98,7 +99,7 @@ def _upload_files(
 
 
 def _card(source: ExportedRun, repo: str, statistics: pa.Table | None) -> str:
-    counts = f"{source.records:,} records of {source.rows:,} rows"
+    counts = f"{count_text(source.records, 'record')} of {count_text(source.rows, 'row')}"
     counts += "" if source.complete else f" (the run is not complete: its input has {source.of:,})"
     counts += f"; {source.errors:,} that could not be done are not among them." if source.errors else "."
     return dataset_card(repo, source.stored, counts, source.records, statistics)

@@ -17,7 +17,7 @@ from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
 from ..sweep.sweep import in_loading_order, missing_paths
-from ..terminal.tables import align_columns, shorten
+from ..terminal.tables import align_columns, count_text, shorten
 from .values import plan_values
 
 log = logging.getLogger("mlx_bulk")
@@ -75,7 +75,9 @@ def sweep_plan_as_text(cell_plans: Sequence[CellPlan]) -> str:
         seconds = [plan.seconds_left for plan in plans]
         time = f", {duration(sum(s or 0.0 for s in seconds))}" if None not in seconds else ""
         free = size_as_text(min(plan.free_bytes for plan in plans))
-        lines.append(f"{len(plans):,} cells: {size_as_text(sum(plan.disk_bytes for plan in plans))} of results ({free} are free){time}")
+        lines.append(
+            f"{count_text(len(plans), 'cell')}: {size_as_text(sum(plan.disk_bytes for plan in plans))} of results ({free} are free){time}"
+        )
     return "\n".join(lines)
 
 

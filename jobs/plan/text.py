@@ -111,7 +111,7 @@ def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _completions(plan: Plan) -> Iterator[tuple[str, str]]:
-    measured, most = plan.calibration, f"at most {plan.work.generated:,} tokens in {plan.completions:,} completions"
+    measured, most = plan.calibration, f"at most {plan.work.generated:,} tokens in {count_text(plan.completions, 'completion')}"
     if measured is None or plan.expected is None:
         yield "generated", f"{most}; how many it will be shows only a trial (--calibrate)"
         return

@@ -11,7 +11,7 @@ from ..report_data.record_pass import Pass
 from ..report_data.rollout_figures import RolloutFigures
 from ..statistics.advantages import DEGENERATE
 from ..statistics.rollout_sums import RewardError
-from ..terminal.tables import figure
+from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, bars, histogram_chart, lines
 from .page import PageSection, Table, table
 
@@ -76,7 +76,7 @@ def rewards(found: Pass, dropped: Mapping[str, int]) -> PageSection | None:
         charts.append(_versions(rollout))
     degenerate, unrated = rollout.sums.counts["degenerate"], rollout.sums.counts["unrated"]
     words = f"{degenerate:,} of {groups:,} groups ({100 * degenerate / groups:.1f} %) have nothing to compare: equal rewards, or one."
-    words += f" {unrated:,} samples have no reward and are in no figure here." if unrated else ""
+    words += f" Without a reward and in no figure here: {count_text(unrated, 'sample')}." if unrated else ""
     tables = [_not_rated(rollout.sums.not_rated)] if rollout.sums.not_rated else []
     if versions := [
         [version or "–", f"{sums.reward.count:,}", figure(sums.reward.mean, sums.reward_error)]
@@ -108,7 +108,7 @@ def _pass_at_k(rollout: RolloutFigures) -> Chart | None:
     if not curves:
         return None
     points = [
-        ChartPoint(k, value, f"{name}: pass@{k} {value:.4f} ({groups:,} groups)", name)
+        ChartPoint(k, value, f"{name}: pass@{k} {value:.4f} ({count_text(groups, 'group')})", name)
         for name, curve in curves.items()
         for k, value, groups in curve
     ]
@@ -127,7 +127,7 @@ def _versions(rollout: RolloutFigures) -> Chart:
     for place, (name, sums) in enumerate(rollout.versions.items(), start=1):
         if (mean := sums.reward.mean) is not None:
             error = sums.reward_error or 0.0
-            label = f"version {name}: {mean:.4g} ± {error:.2g} ({sums.reward.count:,} samples)"
+            label = f"version {name}: {mean:.4g} ± {error:.2g} ({count_text(sums.reward.count, 'sample')})"
             points.append(ChartPoint(int(name) if numbered else place, mean, label, "", mean - error, mean + error))
     points.sort(key=lambda point: point.x)
     heading = "policy version" if numbered else "policy version, in order of appearance"

@@ -17,7 +17,7 @@ from ...runner.core.errors import RunDirError
 from ...runner.runs.run_files import cells_of
 from ...runner.runs.throughput import duration
 from ..sweep.results_table import TABLE_FILE
-from ..terminal.tables import figure
+from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
 from .page import Card, Page, PageSection, Table, TableCell
 
@@ -50,7 +50,7 @@ def sweep_page(folder: Path) -> Page:
     done = [row for row in whole if row["state"] == "complete"]
     page = Page(
         title=folder.absolute().name,
-        subtitle=f"sweep of {len(whole):,} cells over {', '.join(settings)}",
+        subtitle=f"sweep of {count_text(len(whole), 'cell')} over {', '.join(settings)}",
         footer=f"Drawn on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} from {folder.absolute()}. Each cell is a run of its own there; "
         "mlx-bulk report CELL draws it.",
     )

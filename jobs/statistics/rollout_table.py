@@ -32,7 +32,7 @@ def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
 
 def _heading(whole: dict[str, Any]) -> str:
     parts = [
-        f"{whole['groups']:,} groups, {whole['samples']:,} samples",
+        f"{count_text(whole['groups'], 'group')}, {count_text(whole['samples'], 'sample')}",
         f"{_share(whole['truncated'], whole['samples'])} of them truncated",
     ]
     if "rewards" in whole:

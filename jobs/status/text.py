@@ -107,7 +107,7 @@ def _lines(status: Status) -> Iterator[tuple[str, str]]:
     if (left := status.seconds_left) is not None and status.of is not None and status.rows < status.of:
         at = f", until {_clock(datetime.now(UTC).timestamp() + left)}" if status.state == "running" else " at the speed it had"
         about = f"about {duration(60 * round(left / 60))}" if left >= 60 else "less than a minute"
-        yield "left", f"{status.of - status.rows:,} rows, {about}{at}"
+        yield "left", f"{count_text(status.of - status.rows, 'row')}, {about}{at}"
     if (status.run / "report.html").is_file():
         yield "report", str(status.run / "report.html")
     for number, note in enumerate(status.notes):

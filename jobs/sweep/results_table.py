@@ -17,7 +17,7 @@ from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import stored_statistics
 from ...runner.store.paths import RunPaths
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
-from ..terminal.tables import align_columns, figure, shorten, width_of
+from ..terminal.tables import align_columns, count_text, figure, shorten, width_of
 from .sweep import CellOutcome
 
 TABLE_FILE = "sweep.arrow"
@@ -188,7 +188,7 @@ def _state(outcome: CellOutcome, reasons: list[str]) -> str:
     if outcome.state == "failed":
         return f"failed [{reasons.index(_reason(outcome)) + 1}]"
     if outcome.state == "stopped" and outcome.summary is not None:
-        return f"stopped at {outcome.summary.rows:,} of {outcome.summary.of:,} rows"
+        return f"stopped at {outcome.summary.rows:,} of {count_text(outcome.summary.of, 'row')}"
     if _is_damaged(outcome):
         return "figures damaged"
     return "not begun" if outcome.state == "waiting" else ""

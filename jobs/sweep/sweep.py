@@ -122,7 +122,7 @@ def missing_paths(cells: Sequence[Cell]) -> list[str]:
         for key_and_path in dict.fromkeys(_local_paths(cell.config)):
             needed[key_and_path] = needed.get(key_and_path, 0) + 1
     return [
-        f"{key}: {path} does not exist; {count:,} of {len(cells):,} cells will fail"
+        f"{key}: {path} does not exist; {count:,} of {count_text(len(cells), 'cell')} will fail"
         for (key, path), count in needed.items()
         if not Path(path).exists()
     ]
@@ -159,7 +159,7 @@ def sweep_exit_code(outcomes: Sequence[CellOutcome]) -> int | None:
 def closing_line(outcomes: Sequence[CellOutcome], folder: Path, command: str) -> str:
     """Returns the last line of a sweep: how many cells are in which state. ``command`` continues the rest."""
     count = {state: sum(outcome.state == state for outcome in outcomes) for state in ("complete", "failed", "stopped", "waiting")}
-    parts = [f"{count['complete']:,} of {len(outcomes):,} cells complete"]
+    parts = [f"{count['complete']:,} of {count_text(len(outcomes), 'cell')} complete"]
     if errors := sum(outcome.summary.errors for outcome in outcomes if outcome.summary):
         parts.append(f"{count_text(errors, 'row')} quarantined")
     if count["failed"]:

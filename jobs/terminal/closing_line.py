@@ -31,7 +31,7 @@ def last_line(summary: "Summary", command: str) -> str:
     errors += f", {count_text(summary.dropped, 'group')} dropped" if summary.dropped else ""
     errors += f", {count_text(summary.refused, 'policy', 'policies')} refused" if summary.refused else ""
     if summary.of and not summary.worked:
-        return f"complete already: {summary.rows:,} of {summary.of:,} rows{errors} -> {summary.output}"
+        return f"complete already: {summary.rows:,} of {count_text(summary.of, 'row')}{errors} -> {summary.output}"
     tokens = summary.prompt_tokens + summary.generated_tokens
     shared = summary.prefilled_tokens <= _SHARED * summary.prompt_tokens
     computed = f" ({summary.prefilled_tokens:,} computed)" if shared and summary.prompt_tokens else ""
@@ -41,6 +41,6 @@ def last_line(summary: "Summary", command: str) -> str:
     rate = tokens / summary.seconds if summary.seconds else 0.0
     state = "complete" if summary.complete else f"stopped; {command} continues"
     return (
-        f"{state}: {summary.rows:,} of {summary.of:,} rows{errors}; "
+        f"{state}: {summary.rows:,} of {count_text(summary.of, 'row')}{errors}; "
         f"{work} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
     )

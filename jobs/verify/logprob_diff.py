@@ -12,6 +12,7 @@ import numpy as np
 
 from ...runner.core.arrays import Floats
 from ...runner.files.checked_json import json_number
+from ..terminal.tables import count_text
 
 LARGEST, MEAN = 2e-4, 3e-5  # float32's promises for the same tokens in other shapes
 ALL = "all"
@@ -114,7 +115,7 @@ def comparison_as_json(comparison: LogprobComparison) -> Mapping[str, object]:
 
 def comparison_as_text(comparison: LogprobComparison) -> str:
     """Returns the comparison as a line for each policy and figure, and the verdict."""
-    lines = [f"{comparison.how:<9}{comparison.records:,} records"]
+    lines = [f"{comparison.how:<9}{count_text(comparison.records, 'record')}"]
     policies = {policy for policy, _ in comparison.differences}
     for (policy, figure), each in sorted(comparison.differences.items(), key=_by_version):
         if policy == ALL and len(policies) == 2:  # the one policy's lines show the same
@@ -123,9 +124,9 @@ def comparison_as_text(comparison: LogprobComparison) -> str:
         lines.append(
             f"{'':<9}{policy:<16} {figure:<18}{each.tokens:>10,} tokens  mean |Δ| {mean:.1e}  max |Δ| {each.largest:.1e}  k3 {k3:.1e}"
         )
-    lines += [f"{'':<9}left out: {count:,} records: {reason}" for reason, count in sorted(comparison.left_out.items())]
+    lines += [f"{'':<9}left out: {count_text(count, 'record')}: {reason}" for reason, count in sorted(comparison.left_out.items())]
     if comparison.diverged:
-        lines.append(f"{'':<9}{comparison.diverged:,} records came to other tokens; they are compared up to there")
+        lines.append(f"{'':<9}{count_text(comparison.diverged, 'record')} came to other tokens; they are compared up to there")
     return "\n".join([*lines, _verdict(comparison)])
 
 

@@ -87,15 +87,26 @@ def lock(folder: Path, mark: str) -> int:
     The kernel gives the lock back when the process ends, however it ends. Processes that it started do not inherit it.
     Raises RunDirError where another process holds it or the volume knows no locks, OSError where the file cannot be made.
     """
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        _take(folder, descriptor)
-        _sign(folder, descriptor, mark)
-    except BaseException:
+    while True:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _take(folder, descriptor)
+            if current := _is_current(folder, descriptor):
+                _sign(folder, descriptor, mark)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if current:
+            _descriptors.add(descriptor)
+            return descriptor
         os.close(descriptor)
-        raise
-    _descriptors.add(descriptor)
-    return descriptor
+
+
+def _is_current(folder: Path, descriptor: int) -> bool:
+    """Returns True when the locked file is still the one of that name: ``discard`` may have removed it before the lock was taken."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), (folder / LOCK).stat())
+    return False
 
 
 def _take(folder: Path, descriptor: int) -> None:
@@ -147,8 +158,26 @@ def holder(folder: Path) -> Holder | None:
         return None
 
 
+def missing_folders(folder: Path) -> tuple[Path, ...]:
+    """Returns ``folder`` and the folders above it that do not exist yet, from the inside."""
+    absolute = folder.absolute()
+    return tuple(path for path in (absolute, *absolute.parents) if not path.exists())
+
+
+def discard(folder: Path, descriptor: int, inside: Collection[str], made: Collection[Path]) -> None:
+    """Gives a lock back that led to nothing: removes its file, the folders ``inside`` and those ``made`` for it, if they are empty."""
+    with suppress(OSError):
+        for name in inside:
+            (folder / name).rmdir()
+        if {entry.name for entry in folder.iterdir()} == {LOCK}:
+            (folder / LOCK).unlink()  # under the lock: who waits for it sees that its file is another
+            for path in made:
+                path.rmdir()
+    unlock(descriptor)
+
+
 def unlock(descriptor: int) -> None:
-    """Gives a lock back. Its file stays: if it were removed, two processes could lock two files of one name."""
+    """Gives a lock back. Its file stays for who may wait for it; only ``discard`` removes it."""
     if descriptor in _descriptors:  # a forked child holds none
         _descriptors.remove(descriptor)
         os.close(descriptor)

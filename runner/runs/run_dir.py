@@ -21,7 +21,7 @@ from ..data.spooled_stdin import SPOOL_NAMES
 from ..files.atomic import atomic_write, fsync_folder
 from ..files.checked_json import digest, read_document, write_document
 from ..files.checked_lines import append_line, read_lines, salvage_lines
-from ..files.folder_lock import hold, now, unlock
+from ..files.folder_lock import LOCK, discard, hold, missing_folders, now, unlock
 from ..formats.source import WAITING
 from ..store.commit_log import read_commits
 from ..store.open_journals import journal_files
@@ -53,13 +53,14 @@ class Start:
 
 @dataclass(slots=True)
 class RunDir(RunPaths):
-    """An open run directory. As a context manager it gives its lock back at the end.
+    """An open run directory. As a context manager it gives its lock back at the end, and removes a new folder that no run was bound to.
 
-    identity, input_content: hex digests of the run's identity and of its inputs' content, "" until ``bind``. rounds: passes over the
-    inputs.
+    made: the folders that ``open`` made for it; None where a run was begun here before. identity, input_content: hex digests of the
+    run's identity and of its inputs' content, "" until ``bind``. rounds: passes over the inputs.
     """
 
     descriptor: int
+    made: tuple[Path, ...] | None = None
     identity: str = ""
     input_content: str = ""
     rounds: int = 1
@@ -71,8 +72,8 @@ class RunDir(RunPaths):
         Raises RunDirError where another process has it open, where the folder holds something that is not a run (it is then
         left as it is), or where it cannot be made.
         """
-        paths = RunPaths(path)
-        return cls(path, hold(path, MARK, _is_run, OWN_FOLDERS, prepare=lambda: _prepare(paths)))
+        paths, made = RunPaths(path), None if (path / LOCK).exists() else missing_folders(path)
+        return cls(path, hold(path, MARK, _is_run, OWN_FOLDERS, prepare=lambda: _prepare(paths)), made)
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -82,7 +83,10 @@ class RunDir(RunPaths):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if error is not None and self.made is not None and not self.run.exists():
+            discard(self.root, self.descriptor, OWN_FOLDERS, self.made)
+        else:
+            self.close()
 
     def bind(self, run: dict[str, Any], adopt: tuple[str, ...] = (), accepted: Callable[[], None] = lambda: None) -> None:
         """Writes ``run`` to run.json where nothing is finished yet; else compares it with what is stored.

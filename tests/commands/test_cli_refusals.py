@@ -223,3 +223,34 @@ def test_another_model_or_input_is_refused(bench: Bench, model: Path):
     done = bench.run(rows=[{"id": "z", "q": "other"}])
     assert done.code == 4
     assert "data.path: source 1 was " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"path": "gone.jsonl"}},
+        {"prompt": {"text": "{{ gone }}"}},
+        {"model": {"path": "./gone"}},
+        {"data": {"key": "gone"}},
+    ],
+)
+def test_a_refused_start_leaves_no_folder(bench: Bench, sections: dict[str, Any]):
+    output = bench.root / "new" / "deep" / "run"
+    assert bench.run(**sections, output={"path": str(output)}).code > 0
+    assert not (bench.root / "new").exists()
+
+
+def test_a_refused_start_leaves_what_was_there(bench: Bench):
+    output = bench.root / "run"
+    output.mkdir()
+    assert bench.run(prompt={"text": "{{ gone }}"}).code > 0
+    assert list(output.iterdir()) == []
+    assert bench.run().code == 0
+    before = sorted(path.name for path in output.iterdir())
+    assert bench.run(prompt={"text": "{{ gone }}"}).code > 0
+    assert sorted(path.name for path in output.iterdir()) == before
+
+
+def test_rows_from_stdin_are_refused_without_a_trace(bench: Bench):
+    assert bench.run(data={"path": "-"}, prompt={"text": "{{ gone }}"}, stdin='{"q": "a"}\n').code > 0
+    assert not (bench.root / "run").exists()

@@ -15,7 +15,8 @@ from click import Choice
 from datasets import load_dataset
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.export import table_writers
-from mlx_bulk.jobs.export.export import FORMATS
+from mlx_bulk.jobs.export.export import FORMATS, export_as_text
+from mlx_bulk.jobs.export.source import ExportResult
 from mlx_bulk.runner.store.commit_log import read_commits
 from mlx_bulk.runner.store.paths import RunPaths
 
@@ -197,6 +198,17 @@ def test_an_overwritten_folder_keeps_no_failures_of_an_earlier_export(generated:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["SHA256SUMS", "notes.txt", "results.jsonl"]
 
 
+def test_two_exports_share_a_folder_and_its_sums(generated: Done, scored: dict[str, Done], tmp_path: Path):
+    sums = tmp_path / "SHA256SUMS"
+    sums.write_text(f"{'0' * 64} *binary.bin\n")  # as sha256sum -b writes it
+    export(generated.output, "jsonl", tmp_path)
+    export(scored["text"].output, "parquet", tmp_path)
+    export(scored["text"].output, "jsonl", tmp_path, "--overwrite")
+    lines = sums.read_text().splitlines()
+    assert [line[66:] for line in lines] == ["binary.bin", "results.parquet", "results.jsonl"]
+    assert [line[:64] for line in lines[1:]] == [hashlib.sha256((tmp_path / line[66:]).read_bytes()).hexdigest() for line in lines[1:]]
+
+
 def test_a_failed_export_leaves_what_was_there(generated: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(file: Any, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> list[str]:
         file.write(b"half")
@@ -271,3 +283,8 @@ def test_what_is_no_run(tmp_path: Path):
 
 def test_public_is_for_the_hub(generated: Done, tmp_path: Path):
     assert "--public: goes with --to hf:owner/name" in export(generated.output, "parquet", tmp_path / "x", "--public", code=2).stderr
+
+
+def test_one_record_is_not_called_records():
+    assert export_as_text(ExportResult("there", 1)) == "exported 1 record -> there"
+    assert export_as_text(ExportResult("there", 2_000, 1)) == "exported 2,000 records and 1 failure -> there"

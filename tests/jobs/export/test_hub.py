@@ -172,7 +172,11 @@ def test_what_the_hub_refuses_is_said_in_one_line(done: Done, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("kind", "to", "said"), [("csv", TO, "takes --format parquet"), ("parquet", "hf:answers", "expected hf:owner/name")]
+    ("kind", "to", "said"),
+    [
+        ("csv", TO, "takes --format parquet alone; say --format parquet, or name a file"),
+        ("parquet", "hf:answers", "expected hf:owner/name"),
+    ],
 )
 def test_other_formats_and_names_are_refused(done: Done, kind: str, to: str, said: str):
     assert said in export(done.output, kind, to, code=2).stderr

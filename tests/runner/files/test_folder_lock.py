@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.files import folder_lock
-from mlx_bulk.runner.files.folder_lock import holder, lock, refuse_strangers, unlock
+from mlx_bulk.runner.files.folder_lock import discard, holder, lock, missing_folders, refuse_strangers, unlock
 
 MARK = "mlx-bulk run"
 HOLD = (
@@ -159,3 +159,33 @@ def test_a_folder_of_another_kind_is_not_taken_over(tmp_path: Path):
     refuse_strangers(tmp_path, "mlx-bulk sweep", known=False)
     with pytest.raises(RunDirError, match=r"is not an mlx-bulk run, it holds sweep\.json"):
         refuse_strangers(tmp_path, MARK, known=False)
+
+
+def test_a_lock_that_waited_for_a_removed_file_is_taken_on_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, flock, opened = lock(tmp_path, MARK), fcntl.flock, list[int]()
+
+    def discarded_before(descriptor: int, operation: int) -> None:
+        opened.append(descriptor)
+        if len(opened) == 1:  # the other process gives up between our opening of the file and our lock
+            discard(tmp_path, first, (), ())
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", discarded_before)
+    second = lock(tmp_path, MARK)
+    monkeypatch.undo()
+    assert len(opened) == 2
+    assert os.path.samestat(os.fstat(second), (tmp_path / ".lock").stat())
+    with pytest.raises(RunDirError, match="is working here"):
+        lock(tmp_path, MARK)
+    unlock(second)
+
+
+def test_what_is_not_empty_is_not_discarded(tmp_path: Path):
+    folder = tmp_path / "a" / "b"
+    made = missing_folders(folder)
+    (folder / "results").mkdir(parents=True)
+    descriptor = lock(folder, MARK)
+    (folder / "mine.txt").write_text("mine")
+    discard(folder, descriptor, ("results",), made)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "mine.txt"]
+    assert holder(folder) is None
