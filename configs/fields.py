@@ -129,6 +129,10 @@ ShareBelowOne = Annotated[float, Field(ge=0, lt=1), Expected("a number of at lea
 Ratio = Annotated[float, Field(ge=0.01, le=100), Expected("a number from 0.01 to 100 (1 is off)")]
 Penalty = Annotated[float, Field(ge=-2, le=2), Expected("a number from -2 to 2 (0 is off)")]
 Seconds = Annotated[float, Field(ge=0), Expected("a number of seconds of at least 0")]
+GigabytesOrNull = Annotated[Annotated[float, Field(gt=0)] | None, Expected("a number of GB above 0, or null")]
+FailOrShare = Annotated[
+    Literal["fail"] | Annotated[float, Field(gt=0, lt=1)] | None, Expected("null, fail, or a share of groups above 0 and below 1")
+]
 SomeSeconds = Annotated[float, Field(gt=0), Expected("a number of seconds above 0")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Expected("a whole number from 0 to 2**63 - 1")]
 TopK = Annotated[int, Field(ge=0, le=20), Expected("a whole number from 0 to 20")]

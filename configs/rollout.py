@@ -13,7 +13,9 @@ from .fields import (
     Count,
     CountOrZero,
     Expected,
+    FailOrShare,
     Flag,
+    GigabytesOrNull,
     JsonMapping,
     Name,
     NameOrNull,
@@ -41,6 +43,14 @@ class RewardConfig(Section):
     name: NameOrNull = Field(default=None, description="Its field in the records' rewards; null is the function's name.")
     args: JsonMapping = Field(default={}, description="Further keyword arguments of the function.")
     timeout: SomeSeconds = Field(default=60, description="Seconds for a group; a function that takes longer gives no reward.")
+    memory: Annotated[GigabytesOrNull, FREE] = Field(
+        default=None, description="Most GB of memory for its process and all that it starts; a function that takes more gives no reward."
+    )
+    on_error: Annotated[FailOrShare, FREE] = Field(
+        default=None,
+        description="Null: where it fails there is no reward, and the run goes on. fail: its first failure ends the run. A number: the run "
+        "ends when it fails for more than that share of the groups, counted as at least 20.",
+    )
 
     @property
     def label(self) -> str:
@@ -136,8 +146,10 @@ class RolloutConfig(GenerateConfig):
     logprobs: RolloutLogprobs = Field(  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
         default=RolloutLogprobs(), description="Which logprobs the records hold."
     )
-    rewards: Annotated[list[RewardConfig], Expected("a list of mappings with fn, weight, name, args, timeout: [{fn: length}]")] = Field(
-        default=[], description="Reward functions, in TRL's signature: fn, weight (1), name, args, timeout (60 seconds)."
+    rewards: Annotated[
+        list[RewardConfig], Expected("a list of mappings with fn, weight, name, args, timeout, memory, on_error: [{fn: length}]")
+    ] = Field(
+        default=[], description="Reward functions, in TRL's signature: fn, weight (1), name, args, timeout (60 seconds), memory, on_error."
     )
     advantages: Literal["grpo", "centered", "rloo", "none"] = Field(
         default="grpo", description="How rewards become advantages: grpo is (r - mean) / (std + 1e-4) in the group."

@@ -281,7 +281,18 @@ def _settings(section: Section, prefix: str, deterministic: bool) -> dict[str, t
         value = getattr(section, name)
         if isinstance(value, Section):
             values |= _settings(value, f"{prefix}{name}.", deterministic)
+        elif sections := _sections(value):
+            inner = [_settings(each, "", deterministic) for each in sections]
+            shaping = [{key: setting for key, (setting, shapes) in each.items() if shapes} for each in inner]
+            values[f"{prefix}{name}"] = list[JsonValue](shaping), True
+            free = {f"[{index}].{key}": setting for index, each in enumerate(inner) for key, setting in each.items() if not setting[1]}
+            values |= {f"{prefix}{name}{key}": setting for key, setting in free.items()}
         else:
             marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
             values[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and deterministic)
     return values
+
+
+def _sections(value: object) -> list[Section]:
+    """Returns the sections of a list of them; empty for any other value."""
+    return [each for each in value if isinstance(each, Section)] if isinstance(value, list) else []

@@ -137,7 +137,9 @@ class _Child:
             while piece := self._connection.recv(1 << 16):
                 *lines, self._half = (self._half + piece).split(b"\n")
                 for line in lines:
-                    message = json.loads(line)
+                    message = _message(line)
+                    if message.get("process") != self._process.pid:  # a copy that it has forked, or what one has written there
+                        continue
                     self._suspects.receive(message)
                     reported = next((each for each in self._pending if each[1] == message.get("signal")), None)
                     if reported is not None:
@@ -156,6 +158,15 @@ class _Child:
         if self._end_at is not None and now >= self._end_at:
             self._process.kill()
             self._end_at = now + END_SECONDS
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    """Returns the message in a line; empty where there is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}
 
 
 def _holds_input(stdin: Any) -> bool:

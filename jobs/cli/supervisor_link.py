@@ -1,6 +1,7 @@
 """Connects a supervised process to its supervisor: it reports the rows in the model and gets orders from earlier deaths.
 
-Messages are JSON lines on an inherited socket. When the supervisor is gone, the process ends as on SIGTERM.
+Messages are JSON lines on an inherited socket, each with the number of its process: a copy that code of a model or task has forked is
+another one. When the supervisor is gone, the process ends as on SIGTERM.
 """
 
 import json
@@ -64,7 +65,7 @@ class Link(Supervisor):
 
     def _send(self, message: dict[str, Any]) -> None:
         with suppress(OSError), self._lock:  # the supervisor is gone
-            self._connection.sendall(json.dumps(message).encode() + b"\n")
+            self._connection.sendall(json.dumps({"process": os.getpid(), **message}).encode() + b"\n")
 
     def _outlive(self) -> None:
         with suppress(OSError):

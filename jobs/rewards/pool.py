@@ -8,22 +8,26 @@ import logging
 import os
 import pickle
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from ...configs.rollout import RewardConfig
 from ...configs.visible import visible
 from ...runner.core.errors import DataError
 from ...runner.pipeline.job import Ratings
+from .function_files import FunctionFiles, changed
 from .functions import RESERVED, RewardFunction
-from .worker_process import Worker, WorkerDied, WorkerHangs
+from .worker_process import Worker, WorkerDied, WorkerHangs, WorkerStrayed, WorkerTooLarge
 
 log = logging.getLogger("mlx_bulk")
 
 MOST_PROCESSES = 8
 START_PAUSES = (1.0, 4.0)  # seconds between attempts to start a process: a lack of files or processes often passes
-_REASON_CHARACTERS = 500
+FEWEST_GROUPS = 20  # that a share of failed groups is counted in
+_REASON_CHARACTERS = 600
 
 Message = Mapping[str, Any]
 
@@ -69,6 +73,9 @@ class RewardPool:
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self._closed = threading.Event()
+        self._groups: Counter[str] = Counter()  # by function: rated, and failed
+        self._failed: Counter[str] = Counter()
+        self._files = FunctionFiles(functions)
         self._warned: set[tuple[str, str]] = set()  # function, kind: the first of each is logged at once
 
     def rate(self, group: Group) -> "Future[Ratings]":
@@ -104,6 +111,7 @@ class RewardPool:
             ratings.set_exception(error)
 
     def _rated(self, content: bytes, count: int) -> Ratings:
+        self._files.require_unchanged()
         rewards: dict[str, list[float | None]] = {}
         errors: dict[str, list[str | None]] = {}
         for number, function in enumerate(self._functions):
@@ -112,7 +120,28 @@ class RewardPool:
             rewards[function.label] = [None] * count if failed else answer["rewards"]
             errors[function.label] = [_storable(error) for error in ([failed] * count if failed else answer["errors"])]
             self._warn(function.label, errors[function.label])
+            self._require_few_failures(number, function.config, errors[function.label])
         return Ratings(rewards, errors)
+
+    def _require_few_failures(self, number: int, config: RewardConfig, errors: Sequence[str | None]) -> None:
+        """Counts a group of a function. Raises DataError where it has failed for more groups than its ``on_error`` allows."""
+        reason = next(filter(None, errors), None)
+        with self._lock:
+            self._groups[config.label] += 1
+            self._failed[config.label] += reason is not None
+            groups, failed = self._groups[config.label], self._failed[config.label]
+        if reason is None or config.on_error is None:
+            return
+        if config.on_error == "fail":
+            found = "and on_error is fail"
+        elif failed > config.on_error * max(groups, FEWEST_GROUPS):
+            found = f"as for {failed} of {groups} groups of this start, and on_error is {config.on_error:g}"
+        else:
+            return
+        raise DataError(
+            f"rewards[{number}]: {config.label} failed, {found}: {visible(reason)}. What was finished is safe: mend that, then "
+            "continue with the same command; or set its on_error to null, which leaves such rewards out"
+        )
 
     def _warn(self, label: str, errors: Sequence[str | None]) -> None:
         for error in filter(None, errors):
@@ -124,13 +153,30 @@ class RewardPool:
             log.warning("reward %s: %s (no reward there; more of kind %s are counted at the end)", label, visible(error), kind)
 
     def _call(self, number: int, function: RewardFunction, content: bytes) -> dict[str, Any]:
-        seconds = function.config.timeout
+        """Calls a function, a second time in another process where an answer was not its own: an earlier function may have written it."""
+        try:
+            return self._answer(number, function, content)
+        except WorkerStrayed as strayed:
+            log.debug("reward %s is called again: %s", function.label, strayed)
+        try:
+            return self._answer(number, function, content)
+        except WorkerStrayed as strayed:
+            return {"failed": f"died: {strayed}"}
+
+    def _answer(self, number: int, function: RewardFunction, content: bytes) -> dict[str, Any]:
+        config = function.config
         worker = self._take_worker()
         try:
-            return worker.call(number, function.config.args, content, seconds)
+            return worker.call(number, config.args, content, config.timeout, config.memory)
         except WorkerHangs:
             worker.kill()
-            return {"failed": f"timeout: no answer within {seconds:g} seconds"}
+            return {"failed": f"timeout: no answer within {config.timeout:g} seconds"}
+        except WorkerTooLarge as large:
+            worker.kill()
+            return {"failed": f"memory: {large}"}
+        except WorkerStrayed:
+            worker.kill()
+            raise
         except WorkerDied as died:
             worker.kill()
             return {"failed": f"died: {died}"}
@@ -142,7 +188,7 @@ class RewardPool:
         with self._lock:
             if self._closed.is_set():
                 raise _ClosedError
-            dead = [worker for worker in self._idle if not worker.alive]
+            dead = [worker for worker in self._idle if not worker.usable]
             self._idle = [worker for worker in self._idle if worker not in dead]
             idle = self._idle.pop() if self._idle else None
             if idle is not None:
@@ -188,17 +234,13 @@ class RewardPool:
             if "refused" in about:
                 raise _RefusedError(about["refused"])
             if about["sha256"] != function.sha256:
-                raise DataError(
-                    f"{function.path}: changed while the run worked, and {function.label} is to give all rewards of a run as it was when "
-                    "that began. What was finished is safe: put the file back, then continue with the same command; or rate with the "
-                    "new one in another --output"
-                )
+                raise changed(function)
 
     def _put_back(self, worker: Worker) -> None:
         with self._lock:
             self._busy.discard(worker)
             closed = self._closed.is_set()
-            keep = not closed and worker.alive
+            keep = not closed and worker.usable
             if keep:
                 self._idle.append(worker)
         if not keep:

@@ -1,10 +1,12 @@
 """Runs reward functions in a process of its own: reads calls from one pipe and writes answers to another.
 
-It is run as a script by its path and imports the standard library alone, so it starts in milliseconds. It knows no config and no
-group, only functions, keyword arguments and lists of numbers. The calling side is ``worker_process.py``.
+``process_guard.py`` runs it as a script, by its path. It imports the standard library alone, so it starts in milliseconds. It knows no
+config and no group, only functions, keyword arguments and lists of numbers. The calling side is ``worker_process.py``.
 
-    in:  length (8 bytes), pickle of the functions' names      then   length, pickle of (function, its args, pickle of the group)
-    out: a line of JSON: about each, or why it is refused      then   {"rewards": […], "errors": […]} or {"failed": "kind: text"}
+    in:  length (8 bytes), pickle of [number, request]: the functions' names; then (function, its args, pickle of the group)
+    out: a line of JSON, [number, answer]: about each, or why it is refused; {"rewards": […], "errors": […]} or {"failed": "kind: text"}
+
+An answer has its request's number. A child that a function has forked, and that comes back here, ends without an answer.
 """
 
 import asyncio
@@ -13,19 +15,26 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import pickle
-import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from decimal import Decimal
+from itertools import islice
+from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
 LARGEST = 3.4028234663852886e38  # float32's: rewards are stored as float32
+MESSAGE_CHARACTERS = 450  # of an error's message
 # Arguments that TRL's trainer gives a function besides the columns, with their stand-ins here.
 OFFERED: dict[str, Any] = {"log_extra": lambda *_: None, "log_metric": lambda *_: None, "trainer_state": None}
+
+_WORKER = os.getpid()
 
 Inputs = dict[str, Any]
 Answer = dict[str, Any]
@@ -35,51 +44,46 @@ class FunctionRefused(Exception):
     """A function cannot be loaded; the message says why."""
 
 
-def serve(tasks: int, answers: int, life: int) -> None:
-    """Answers calls from the file descriptor ``tasks`` until it is closed. The run holds ``life`` open as long as it lives."""
-    _guard(life, (0, 1, 2, tasks, answers))
+def serve(tasks: int, answers: int) -> None:
+    """Answers requests from the file descriptor ``tasks`` until it is closed."""
     with os.fdopen(tasks, "rb") as file, os.fdopen(answers, "w", encoding="utf-8") as out, asyncio.Runner() as runner:
-        messages = _messages(file)
         sys.path.insert(0, str(Path.cwd()))
-        functions = [_loaded(fn) for fn in next(messages, [])]
-        _send(out, [about for about, _ in functions])
-        for number, args, group in messages:
-            function = functions[number][1]
-            assert function is not None, "a function that is refused is not called"
-            _send(out, _call(function, pickle.loads(group) | args, runner))
+        functions: list[Callable[..., Any] | None] = []
+        for number, request in _requests(file):
+            if isinstance(request, list):
+                loaded = [_loaded(fn) for fn in request]
+                answer, functions = [about for about, _ in loaded], [function for _, function in loaded]
+            else:
+                which, args, group = request
+                function = functions[which]
+                assert function is not None, "a function that is refused is not called"
+                answer = _call(function, pickle.loads(group) | args, runner)
+            _end_fork()
+            out.write(json.dumps([number, answer]) + "\n")
+            out.flush()
 
 
-def _messages(file: BinaryIO) -> Iterator[Any]:
+def _requests(file: BinaryIO) -> Iterator[Any]:
     while len(head := file.read(8)) == 8:
         yield pickle.loads(file.read(int.from_bytes(head, "big")))
 
 
-def _guard(life: int, others: Sequence[int]) -> None:
-    """Starts a guard process. When the run ends, it kills this process and all that its functions have started.
+def _end_fork(error: BaseException | None = None) -> None:
+    """Ends this process where a function has forked it: the answer of a copy of the worker would be taken for another's.
 
-    A thread could not do it: a function may hold the interpreter's lock (re.match does). The guard is forked twice, so that a function
-    that waits for its children does not wait for the guard. others: file descriptors that the guard must close.
+    Its exit code after ``error`` is Python's.
     """
-    if child := os.fork():
-        os.waitpid(child, 0)
-        os.close(life)
+    if os.getpid() == _WORKER:
         return
-    try:
-        if os.fork():
-            return
-        for end in others:
-            os.close(end)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # a function may send these to its group
-        os.read(life, 1)
-        os.killpg(0, signal.SIGKILL)
-    finally:
-        os._exit(0)
-
-
-def _send(out: Any, answer: object) -> None:
-    out.write(json.dumps(answer) + "\n")
-    out.flush()
+    code = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        traceback.print_exception(error)
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code & 255)
 
 
 # --------------------------------------------------------------------------------------------------------- functions
@@ -112,6 +116,7 @@ def _module(place: str) -> ModuleType:
         try:
             return importlib.import_module(place)
         except BaseException as error:
+            _end_fork(error)
             raise FunctionRefused(_where(error)) from error
     path = Path(place).expanduser().resolve()
     if not path.is_file():
@@ -128,13 +133,14 @@ def _module(place: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
+        _end_fork(error)
         raise FunctionRefused(_where(error)) from error
     return module
 
 
 def _where(error: BaseException) -> str:
     """Describes an error in loading a module, with the file and line that raised it."""
-    text = f"{type(error).__name__}: {error}"
+    text = _said(error)
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
     frames = [
@@ -167,9 +173,29 @@ def _call(function: Callable[..., Any], inputs: Inputs, runner: "asyncio.Runner"
         result = function(**_accepted(function, inputs))
         if inspect.isawaitable(result):
             result = runner.run(_awaited(result))
+        if isinstance(result, AsyncIterable):
+            result = runner.run(_listed(result))
+        return _checked(result, count)
     except BaseException as error:  # sys.exit in a function must not end this process
-        return {"failed": f"exception: {type(error).__name__}: {error}{_line(error, function)}"}
-    return _checked(result, count)
+        _end_fork(error)
+        return {"failed": f"exception: {_said(error)}{_line(error, function)}"}
+
+
+def _said(error: BaseException) -> str:
+    """Returns an error's class and message; of a long message the first lines, or the beginning of the first."""
+    message = _text(str, error)
+    if len(message) > MESSAGE_CHARACTERS:
+        message = (message[:MESSAGE_CHARACTERS].rpartition("\n")[0] or message[:MESSAGE_CHARACTERS]) + " …"
+    return f"{type(error).__name__}: {message}"
+
+
+def _text(write: Callable[[Any], str], value: Any) -> str:
+    """Returns ``str`` or ``repr`` of a value of a user's class, where these may raise."""
+    try:
+        return write(value)
+    except BaseException as error:
+        _end_fork(error)
+        return f"(its {write.__name__} raises {type(error).__name__})"
 
 
 def _line(error: BaseException, function: Callable[..., Any]) -> str:
@@ -183,6 +209,10 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
+async def _listed(values: AsyncIterable[Any]) -> list[Any]:
+    return [value async for value in values]
+
+
 def _accepted(function: Callable[..., Any], inputs: Inputs) -> Inputs:
     signature = _signature(function)
     offered = {name: value for name, value in OFFERED.items() if name in signature["takes"]}
@@ -193,10 +223,13 @@ def _checked(result: Any, count: int) -> Answer:
     """Turns a function's result into a number or None for each sample, with the reason for each value that is refused."""
     if hasattr(result, "tolist"):  # an array or a tensor
         result = result.tolist()
-    if not isinstance(result, Sequence) or isinstance(result, str | bytes):
+    if not isinstance(result, Iterable) or isinstance(result, str | bytes | Mapping | Set):
         return {"failed": f"type: returned {_kind(result)}; expected a list with a number or None for each completion"}
+    if not isinstance(result, Sequence):  # a generator may have no end
+        result = list(islice(result, count + 1))
     if len(result) != count:
-        return {"failed": f"length: returned {len(result)} rewards for {count} completions"}
+        found = f"more than {count}" if len(result) == count + 1 else len(result)
+        return {"failed": f"length: returned {found} rewards for {count} completions"}
     pairs = [_number(value) for value in result]
     return {"rewards": [value for value, _ in pairs], "errors": [error for _, error in pairs]}
 
@@ -209,18 +242,24 @@ def _number(value: Any) -> tuple[float | None, str | None]:
             value = value.item()
         except (TypeError, ValueError, RuntimeError):
             return None, f"type: {_kind(value)} among the rewards; expected a number or None"
-    if not isinstance(value, int | float):
+    if not isinstance(value, Real | Decimal):
         return None, f"type: {_kind(value)} among the rewards; expected a number or None"
-    if value != value:
+    try:
+        number = float(value)
+    except OverflowError:  # an int or a Fraction
+        number = math.inf
+    except ValueError:  # a signalling NaN
+        number = math.nan
+    if number != number:
         return None, "nan: the reward is not a number"
-    if not -LARGEST <= value <= LARGEST:
+    if not -LARGEST <= number <= LARGEST:
         return None, "infinite: the reward is infinite, or beyond what float32 holds"
-    return float(value), None
+    return number, None
 
 
 def _kind(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"[:80]
+    return f"{type(value).__name__} {_text(repr, value)}"[:80]
 
 
 if __name__ == "__main__":
-    serve(*map(int, sys.argv[1:4]))
+    serve(*map(int, sys.argv[1:3]))

@@ -169,7 +169,7 @@ class Ratings:
     """The rewards of a group by the functions' names, in the config's order. Each list has one entry a sample, in their order.
 
     rewards: None where the function left the sample out, or could not rate it. errors: in the second case the reason as
-    "kind: text", else None. Kinds are exception, timeout, length, type, nan, infinite, died, start.
+    "kind: text", else None. Kinds are exception, timeout, memory, died, length, type, nan and infinite.
     """
 
     rewards: dict[str, list[float | None]]

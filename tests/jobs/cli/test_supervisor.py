@@ -91,6 +91,32 @@ def test_what_happens_once_costs_one_start(tmp_path: Path):
     assert len(starts(tmp_path)) == 2
 
 
+FORKED = """
+import os, signal, sys
+from pathlib import Path
+from mlx_bulk.jobs.cli.supervisor_link import Link
+
+link = Link.inherited()
+orders = link.orders(Path("run"))
+if orders.begun:
+    sys.exit(0 if orders.apart == ((1, 2), (3,)) else 9)
+link.begin(Path("run"), False, 10)
+link.flight([1, 2, 3])
+if os.fork() == 0:
+    link.flight([7])
+    link.ending(5)
+    os.write(link._connection.fileno(), b"no message\\n[1]\\n")
+    os._exit(0)
+os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_copy_of_the_process_says_nothing_for_it():
+    """It neither ends the command with its own exit code, nor changes which rows are suspected."""
+    assert supervise([sys.executable, "-c", FORKED]) == 0
+
+
 def test_dying_before_the_first_row_twice_is_given_up(tmp_path: Path):
     with pytest.raises(ModelError, match="died of SIGSEGV 2 times before the model had any row"):
         supervise(simulated(tmp_path, idle=True, signal=int(signal.SIGSEGV)))
