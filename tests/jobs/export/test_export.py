@@ -16,7 +16,7 @@ from datasets import load_dataset
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.export import table_writers
 from mlx_bulk.jobs.export.export import FORMATS, export_as_text
-from mlx_bulk.jobs.export.source import ExportResult
+from mlx_bulk.jobs.export.result import ExportResult
 from mlx_bulk.runner.store.commit_log import read_commits
 from mlx_bulk.runner.store.paths import RunPaths
 
