@@ -75,11 +75,20 @@ def _targets(columns: Mapping[str, Sequence[Any]], path: str) -> Sequence[Any]:
     """The values of a column, or of a dotted path in one."""
     if path in columns:
         return columns[path]
-    head, *rest = path.split(".")
-    values = columns[head]
-    for name in rest:
-        values = [value.get(name) if isinstance(value, dict) else None for value in values]
-    return values
+    begun = [name for name in columns if path.startswith(f"{name}.")]
+    rows = zip(*(columns[name] for name in begun), strict=True)
+    return [_value_at(dict(zip(begun, row, strict=True)), path) for row in rows]
+
+
+def _value_at(value: object, path: str) -> Any:
+    """The value at a dotted path in nested mappings, whose names may hold dots too, or None; as for every setting that names a column."""
+    if not isinstance(value, dict):
+        return None
+    if path in value:
+        return value[path]
+    begun = sorted((name for name in value if path.startswith(f"{name}.")), key=len)
+    found = (_value_at(value[name], path[len(name) + 1 :]) for name in begun)
+    return next((inner for inner in found if inner is not None), None)
 
 
 def _last_number(text: str) -> Decimal | None:

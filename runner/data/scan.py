@@ -17,7 +17,7 @@ from ..formats.entry import UnreadableError
 from ..formats.row_entries import TABLES, entries
 from ..formats.source import Source, source_errors
 from ..formats.table_formats import batch_rows, hub_sha256, open_table
-from .column_paths import column_of, require_column
+from .column_paths import columns_on, require_column
 from .row_key import row_key, row_place
 from .scan_result import Scan, ScannedSource, is_surely_unchanged, source_stamp
 from .sources import find_sources
@@ -154,7 +154,7 @@ def _scan_table(source: Source, tally: _Tally) -> None:
     schema, batches = open_table(source, tally.config)
     for declared in schema:
         tally.column(declared.name).declare(declared.type)
-    key = tally.config.key and column_of(schema.names, tally.config.key)
+    keys = columns_on(schema.names, tally.config.key) if tally.config.key else []
     for whole in batches:
         batch = whole.slice(0, tally.rows_left)
         for name in schema.names:
@@ -165,7 +165,7 @@ def _scan_table(source: Source, tally: _Tally) -> None:
         if tally.config.key is None:
             tally.rows += batch.num_rows
         else:
-            _scan_keys(batch.select([key] if key else []), tally)
+            _scan_keys(batch.select(keys), tally)
         if tally.rows_left == 0:
             return
 

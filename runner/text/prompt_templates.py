@@ -1,6 +1,7 @@
 """Renders a row's columns into a prompt: text by a Jinja template, or chat messages.
 
 Templates run in a sandbox. Columns are only values in them, never templates. A null column counts as undefined, like an absent one.
+``row`` holds all columns by name.
 Knows no tokens; the tokenizer applies the chat template.
 """
 
@@ -18,6 +19,7 @@ from ...configs.schema import PromptConfig
 from ..core.errors import DataError, RowError
 from ..data.column_paths import lookup, missing_column, require_column
 from .jinja_sandbox import BoundedEnvironment, render
+from .template_columns import ROW, columns_in_row, spelling_of_column, spelling_of_known
 
 Columns = dict[str, Any]
 Message = dict[str, Any]
@@ -85,23 +87,28 @@ def _compiled(
     environment = _Environment()
     try:
         evaluate = compile_(environment)
-        names = meta.find_undeclared_variables(environment.parse(template)) - environment.globals.keys()
+        tree = environment.parse(template)
     except TemplateSyntaxError as error:
         at, why = f"{option}, line {error.lineno}", (error.message or "").rstrip(".")
-        raise ConfigError(f"{at}: the template cannot be parsed: {why}. A column is written {{{{ name }}}}.") from None
+        raise ConfigError(f"{at}: the template cannot be parsed: {why}. {spelling_of_column(template)}") from None
     except (RecursionError, SyntaxError) as error:  # Jinja may parse a template that is too deep for it to compile, or for Python
         reason = "nested too deeply" if isinstance(error, RecursionError) else error.msg
         raise ConfigError(f"{option}: the template cannot be compiled: {reason}; write it simpler") from None
+    names = meta.find_undeclared_variables(tree) - environment.globals.keys()
+    takes_row = ROW in names and ROW not in columns
+    in_row = columns_in_row(tree) if takes_row else frozenset[str]()
+    names = (names - {ROW} if takes_row else names) | in_row
     for name in sorted(names) if columns else []:
         if name not in columns:
-            raise missing_column(columns, name, option)
+            raise missing_column(columns, name, option, spelling_of_known(template, columns))
     if is_constant(template) and template in columns:
         cure = f"a template writes it {{{{ {template} }}}}, and the word itself {{{{ '{template}' }}}}"
         raise DataError(f"{option}: found {_shown(template)}, which is a column's name; {cure}")
 
     def render(row: Columns) -> Any:
         try:
-            return evaluate({name: value for name, value in row.items() if value is not None})
+            values = {name: value for name, value in row.items() if value is not None}
+            return evaluate({ROW: values, **values} if takes_row else values)
         except Exception as error:  # a template can raise any Python error; it costs only this row
             raise RowError("template", f"{option}: {_reason(error, names, row, option)}") from error
 
@@ -233,7 +240,7 @@ def _reason(error: Exception, names: set[str], row: Columns, option: str) -> str
     """Says why a template failed on this row, and names the columns that are the likely cause."""
     if isinstance(error, UndefinedError):
         missing = [name for name in sorted(names) if row.get(name) is None]
-        if any(f"'{name}' is undefined" in str(error) for name in missing):
+        if any(f"'{name}' is undefined" in str(error) or f"'dict object' has no attribute {name!r}" == str(error) for name in missing):
             return f"null or missing in this row: {', '.join(missing)}. Use {{% if column %}} or column | default('') where that is allowed"
     if isinstance(error, _UnprintableError) and (kind := _container(error.value)):
         its = next((name for name in sorted(names) if row.get(name) is error.value), "value")

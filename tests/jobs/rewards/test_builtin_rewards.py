@@ -67,6 +67,8 @@ def test_a_dotted_path_reaches_into_a_column_and_a_name_with_a_dot_wins():
     assert exact_match(["7", "7"], column="meta.gold.value", meta=meta) == [1.0, None]
     dotted: dict[str, Any] = {"a.b": ["7"], "a": [{"b": "8"}]}
     assert exact_match(["7"], column="a.b", **dotted) == [1.0]
+    within: dict[str, Any] = {"the a.b": [{"c": "7"}], "the a": [None]}
+    assert exact_match(["7"], column="the a.b.c", **within) == [1.0]
 
 
 def test_exact_match():

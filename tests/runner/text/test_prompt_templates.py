@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import DataError, RowError
-from mlx_bulk.runner.data.column_paths import lookup
+from mlx_bulk.runner.data.column_paths import columns_on, lookup
 from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value
 
 
@@ -31,6 +31,63 @@ def test_lookup_prefers_the_name_as_it_stands() -> None:
     assert lookup(row, "a.b") == {"c": 3}
     assert lookup(row, "a.b.c") == 2
     assert [lookup(row, path) for path in ("x", "x.y", "a.z", "a.b.c.d", "")] == [None] * 5
+
+
+def test_lookup_reads_names_that_hold_dots_as_a_whole_before_it_parts_them() -> None:
+    assert lookup({"a.b": {"c.d": {"e": 1}}}, "a.b.c.d.e") == 1
+    assert lookup({"a.b": {"c": 1}, "a": {"b": {"c": 2}}}, "a.b.c") == 2
+    assert columns_on(["a.b", "a"], "a.b.c") == ["a", "a.b"]
+    assert columns_on(["a.b", "a"], "a.b") == ["a.b"]
+    assert columns_on(["x"], "a.b") == []
+
+
+ODD = {"Question Text": "What?", "a.b": 1, "Unnamed: 0": 7, 'say "x"': "hi", "in": "within", "plain": "p", "gone": None, "keys": "k"}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ('{{ row["Question Text"] }} {{ row["a.b"] }} {{ row["Unnamed: 0"] }} {{ row["in"] }}', "What? 1 7 within"),
+        ("{{ row['say \"x\"'] }} {{ row.plain }} {{ row.keys }} {{ row['plain'] }} {{ plain }}", "hi p k p p"),
+        ('{% if row["gone"] %}yes{% else %}no{% endif %} {{ row["gone"] | default("none") }}', "no none"),
+        ('{% for name in ["a.b", "plain"] %}{{ row[name] }}{% endfor %}', "1p"),
+        ('{% set row = {"x": "own"} %}{{ row["x"] }}', "own"),
+        ("{{ row | length }}", "7"),
+    ],
+)
+def test_any_column_is_reached_through_row(template: str, expected: str) -> None:
+    assert _text(template, ODD) == expected
+    assert compile_value('{{ row["Unnamed: 0"] }}', "score.label", list(ODD))(ODD) == 7
+
+
+def test_a_column_called_row_is_that_column() -> None:
+    assert _text("{{ row.x }}{{ row['y'] }}", {"row": {"x": 1, "y": 2}, "z z": 3}) == "12"
+
+
+def test_columns_of_row_are_checked_like_others() -> None:
+    with pytest.raises(DataError, match=r"prompt\.text: no row has a column 'Question Txt'\. Did you mean 'Question Text'\?"):
+        _text('{{ row["Question Txt"] }}', ODD)
+    with pytest.raises(RowError, match=r"prompt\.text: null or missing in this row: gone\. Use"):
+        _text('{{ row["gone"] }}', ODD)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ Question Text }}", r"""cannot be parsed: .* Where 'Question Text' is a column, write {{ row\["Question Text"\] }}\."""),
+        ("Q: {{ Question Text | trim }}", r"""Where 'Question Text' is a column, write {{ row\["Question Text"\] }}\."""),
+        ("{{ Unnamed: 0 }}", r"""Where 'Unnamed: 0' is a column, write {{ row\["Unnamed: 0"\] }}\."""),
+        ("{{ not }}", r"""Where 'not' is a column, write {{ row\["not"\] }}\."""),
+        ("{{ col1 }}", r"""no row has a column 'col1'\. The columns are:"""),
+        ("{{ q", r"""A column is written {{ name }}, or {{ row\["any name"\] }}\."""),
+        ("{{ 1 + }}", r"""A column is written {{ name }}, or {{ row\["any name"\] }}\."""),
+        ("{{ a.b }}", r"""no row has a column 'a'\. The column 'a\.b' is written {{ row\["a\.b"\] }}\. The columns are:"""),
+        ("{{ top-p }}", r"""no row has a column 'p'\. The column 'top-p' is written {{ row\["top-p"\] }}\."""),
+    ],
+)
+def test_an_error_says_how_a_column_with_such_a_name_is_written(template: str, message: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        compile_template(template, "prompt.text", [*ODD, "top-p", "1"])
 
 
 @pytest.mark.parametrize(
