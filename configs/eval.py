@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from .fields import (
     FREE,
+    Count,
     CountOrAuto,
     CountOrNull,
     CountOrZero,
@@ -17,6 +18,7 @@ from .fields import (
     JsonMapping,
     Name,
     NameOrNull,
+    Seconds,
     Section,
     Seed,
     Share,
@@ -59,9 +61,10 @@ class EvalModelConfig(ModelConfig):
 class EvalBatchConfig(Section):
     """How requests share the device."""
 
-    rows: CountOrAuto = Field(default="auto", description="Rows decoding or scored at once.")
-    tokens: CountOrAuto = Field(default="auto", description="Padded tokens in one prefill.")
-    memory: Share = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
+    rows: Annotated[CountOrAuto, FREE] = Field(default="auto", description="Rows decoding or scored at once.")
+    tokens: Annotated[CountOrAuto, FREE] = Field(default="auto", description="Padded tokens in one prefill.")
+    memory: Annotated[Share, FREE] = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
+    rows_per_shard: Count = Field(default=1024, description="Requests in one file of answers; frozen at the run's start.")
 
 
 class SeedsConfig(Section):
@@ -79,8 +82,9 @@ class EvalOutputConfig(Section):
     """Where results go."""
 
     path: Annotated[Name, FREE, Expected("a folder for the results; --output gives it too")] = Field(
-        description="Folder of results.json and, with log_samples, a samples_TASK.jsonl for each task."
+        description="Run directory, with results.json and, with log_samples, a samples_TASK.jsonl for each task."
     )
+    fsync_seconds: Annotated[Seconds, FREE] = Field(default=5, description="A kill or a power cut costs at most this much finished work.")
 
 
 class EvalConfig(Section):
@@ -89,9 +93,9 @@ class EvalConfig(Section):
     job: Literal["eval"] = Field(description="What the job does.")
     model: EvalModelConfig = Field(description="The model, and how it is loaded.")
     tasks: Annotated[
-        _Names, Field(min_length=1), Expected("a task's name, or a list of them (groups, tags, mmlu_*, paths of YAML files)")
+        _Names, FREE, Field(min_length=1), Expected("a task's name, or a list of them (groups, tags, mmlu_*, paths of YAML files)")
     ] = Field(description="Tasks, groups and tags by lm-eval's names, patterns such as mmlu_*, or paths of task files.")
-    include_path: Annotated[_Names, Expected("a folder, or a list of them")] = Field(
+    include_path: Annotated[_Names, FREE, Expected("a folder, or a list of them")] = Field(
         default=[], description="Folders with task files of your own."
     )
     num_fewshot: Annotated[CountOrZero | None, Expected("a whole number of at least 0, or null")] = Field(
@@ -109,7 +113,9 @@ class EvalConfig(Section):
     gen_kwargs: JsonMapping = Field(
         default={}, description="Over a task's generation_kwargs: until, max_gen_toks, do_sample, temperature, top_p, top_k, …"
     )
-    log_samples: Flag = Field(default=False, description="Write each document's prompts and outcomes to samples_TASK.jsonl.")
+    log_samples: Annotated[Flag, FREE] = Field(
+        default=False, description="Write each document's prompts and outcomes to samples_TASK.jsonl."
+    )
     batch: EvalBatchConfig = Field(default=EvalBatchConfig(), description="How requests share the device.")
     seeds: SeedsConfig = Field(default=SeedsConfig(), description="Seeds of everything that is drawn.")
     output: EvalOutputConfig = Field(description="Where results go.")

@@ -1,10 +1,8 @@
-"""Commands about configs: ``plan`` forecasts one, ``eval`` runs one of lm-evaluation-harness, ``init`` prints an example.
+"""Commands about configs: ``plan`` forecasts one, ``init`` prints an example.
 
 Each command states its options and imports heavy libraries when it needs them; other rooms compute.
 """
 
-import logging
-import os
 import shutil
 import signal
 import sys
@@ -12,7 +10,7 @@ import sys
 import click
 
 from ..terminal.console import one_line_errors, prepare_mlx, set_log
-from .options import ConfigSource, config_source, json_option, log_level_option, quiet_option
+from .options import ConfigSource, config_source, json_option, log_level_option
 
 
 @click.command()
@@ -56,33 +54,6 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
         return plan_exit_code(plans), sweep_plan_as_json(plans) if as_json else sweep_plan_as_text(plans)
     forecast = plan_run(config, KINDS[config.job], ModelPool() if calibrate else None)
     return 0, plan_as_json(forecast) if as_json else plan_as_text(forecast, shutil.get_terminal_size((100, 0)).columns)
-
-
-@click.command("eval")
-@config_source("model", "output", example="limit=100")
-@log_level_option
-@quiet_option
-def eval_(source: ConfigSource, log_level: str, quiet: bool) -> None:
-    """Runs the tasks of lm-evaluation-harness that CONFIG names, and prints their table."""
-    set_log(log_level, quiet)
-    with one_line_errors():
-        from ...configs.load import load_eval
-
-        config = load_eval(source.file, source.overrides, source.paths)
-        if quiet:
-            os.environ["TQDM_DISABLE"] = "1"  # lm-eval's bars have no other switch
-            logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        prepare_mlx()
-        from .evaluation import run_evaluation
-
-        try:
-            evaluation = run_evaluation(config)
-        except KeyboardInterrupt:
-            click.echo("mlx-bulk: interrupted; nothing was written, the same command starts again", err=True)
-            sys.exit(128 + signal.SIGINT)
-        click.echo(evaluation.tables)
-        if not quiet:
-            click.echo(f"complete -> {evaluation.results}", err=True)
 
 
 @click.command()

@@ -8,7 +8,8 @@ import sys
 
 import click
 
-from .config_commands import eval_, init, plan
+from .config_commands import init, plan
+from .eval_command import eval_
 from .run_command import run_command
 from .run_folder_commands import compare, export, report, status, verify
 from .signals import SIGNALS

@@ -23,6 +23,34 @@ json_option: Option = click.option("--json", "as_json", is_flag=True, help="Prin
 log_level_option: Option = click.option("--log-level", type=click.Choice(LEVELS, case_sensitive=False), default="info", show_default=True)
 quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Errors only: no progress, no log.")
 
+_WORDS = "mlx_bulk.words"
+
+
+def start_options(command: Command) -> Command:
+    """Adds the options of a start beside its config: ``--overwrite``, ``--retry-errors``, ``--adopt``."""
+    options: list[Option] = [
+        click.option("--overwrite", is_flag=True, help="Removes the run that the output folder holds, and starts over."),
+        click.option("--retry-errors", is_flag=True, help="Does the rows in errors/ again; those that succeed move to the results."),
+        click.option("--adopt", multiple=True, metavar="KEY", help="Goes on although KEY has changed, as you vouch for it. Repeatable."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+class RepeatableCommand(click.Command):
+    """A command that keeps its command line, so that it can be run again."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses as click does."""
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+def typed_words() -> tuple[str, ...]:
+    """Returns the command line of the ``RepeatableCommand`` that is at work, after the command's name."""
+    return tuple(click.get_current_context().meta[_WORDS])
+
 
 @dataclass(slots=True, frozen=True)
 class ConfigSource:

@@ -15,22 +15,12 @@ from ...runner.core.host_process import HostProcess, Supervisor
 from ..terminal.closing_line import continue_command
 from ..terminal.console import one_line_errors, print_message, set_log
 from .execution import RunOutcome, draw_report, run_config
-from .options import ConfigSource, config_source, log_level_option, quiet_option
+from .options import ConfigSource, RepeatableCommand, config_source, log_level_option, quiet_option, start_options, typed_words
 from .signals import Stop, interrupted
 from .supervisor_link import Link, report_exit
 
 if TYPE_CHECKING:
     from ...runner.pipeline.progress_display import Show
-
-_WORDS = "mlx_bulk.words"
-
-
-class _Repeatable(click.Command):
-    """A command that keeps its command line, so that it can be run again."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_WORDS] = list(args)
-        return super().parse_args(ctx, args)
 
 
 @dataclass(slots=True, frozen=True)
@@ -63,11 +53,9 @@ class RunOptions:
         return continue_command(self.overwrite)
 
 
-@click.command("run", cls=_Repeatable)
+@click.command("run", cls=RepeatableCommand)
 @config_source("model", "data", "output", example="sampling.n=4")
-@click.option("--overwrite", is_flag=True, help="Removes the run that the output folder holds, and starts over.")
-@click.option("--retry-errors", is_flag=True, help="Does the rows in errors/ again; those that succeed move to the results.")
-@click.option("--adopt", multiple=True, metavar="KEY", help="Goes on although KEY has changed, as you vouch for it. Repeatable.")
+@start_options
 @click.option(
     "--supervised/--no-supervised",
     default=sys.platform == "darwin",
@@ -79,7 +67,7 @@ class RunOptions:
 @quiet_option
 def run_command(source: ConfigSource, **values: Any) -> None:
     """Runs the job or the sweep in CONFIG, or continues it where its run directory left off."""
-    options = RunOptions(**values, words=tuple(click.get_current_context().meta[_WORDS]))
+    options = RunOptions(**values, words=typed_words())
     if options.quiet and options.json_progress:
         raise click.UsageError("--json-progress and --quiet exclude each other: the one tells progress, the other nothing.")
     set_log(options.log_level, options.quiet)

@@ -51,6 +51,11 @@ class Stop:
         self._ends = -1, -1
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
 
+    @property
+    def begun(self) -> bool:
+        """True while the run does its steps: what was finished is kept."""
+        return self._stepping
+
     def requested(self) -> bool:
         """Returns whether a signal has come. The first call marks that the run begins its steps."""
         self._stepping = True

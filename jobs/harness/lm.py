@@ -35,9 +35,11 @@ from ...runner.core.requests import (
     ScoreRequest,
 )
 from ...runner.engine.engine import Engine
+from ...runner.engine.interface import Progress
 from ...runner.engine.scorer import Scorer
 from ..generate.generate import sample_seed
-from .model import EvalModel, load_for_eval
+from .answers import Answers, NoAnswers
+from .model import EvalModel, prepare_for_eval
 from .requests import MAX_GEN_TOKS, Continuation, continuation, passage, postprocess, rolling_windows
 
 if TYPE_CHECKING:
@@ -56,12 +58,19 @@ class BulkLM(TemplateLM):
 
     model_args: pretrained (demo, a local folder or a repo id), batch_size (rows; auto), batch_tokens, memory, seed, and the
     settings of ``EvalModelConfig`` by their names. Raises ConfigError for others, ModelError where the model cannot be loaded.
+    answers: keeps answers across calls and processes; the weights are then loaded with the first request that is to be computed.
     """
 
-    def __init__(self, **model_args: Any):
+    def __init__(self, answers: Answers | None = None, **model_args: Any):
         super().__init__()
-        self._eval_model: EvalModel = load_for_eval(model_args)
+        self._eval_model: EvalModel = prepare_for_eval(model_args)
         self._config = self._eval_model.config
+        self._answers = NoAnswers() if answers is None else answers
+        self._known: Mapping[int, Any] = {}  # answers of the call that is served now
+        self.progress = Progress()  # of all calls together
+        self._is_loaded = False
+        if answers is None:
+            self._load()
         self.tokenizer = self._eval_model.hf
         self.batch_size = self._eval_model.batch_size
 
@@ -95,9 +104,20 @@ class BulkLM(TemplateLM):
                 return int(token)
         raise ConfigError("prefix_token_id: missing; expected a token id, since the tokenizer has neither BOS nor EOS")
 
+    @property
+    def eval_model(self) -> EvalModel:
+        """The model that answers."""
+        return self._eval_model
+
     def get_model_info(self) -> dict[str, Any]:
-        """Returns the facts about the model that lm-eval writes beside the results."""
-        return self._eval_model.info
+        """Returns the facts about the model that lm-eval writes beside the results, of an earlier session where none is loaded."""
+        info = None if self._is_loaded else self._answers.model_info()
+        return self._eval_model.info if info is None else info
+
+    def _load(self) -> None:
+        if not self._is_loaded:
+            self._is_loaded = True
+            self._answers.loaded(self._eval_model.info)
 
     # ---------------------------------------------------------------------------------------------------- text to tokens
 
@@ -139,6 +159,9 @@ class BulkLM(TemplateLM):
             raise ConfigError("enable_thinking: found true; expected it off for tasks that score continuations")
         if any(request.args == ("", "") for request in requests):
             raise DataError("lm-eval asks for the loglikelihood of an empty continuation behind an empty context")
+        self._known = self._answers.begin(requests)
+        if len(self._known) == len(requests):
+            return [self._known[place] for place in range(len(requests))]
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def _loglikelihood_tokens(
@@ -146,55 +169,94 @@ class BulkLM(TemplateLM):
     ) -> list[Answer]:
         answers: list[Answer] = [(0.0, False)] * len(requests)
         passages = [(passage(context, continuation, self.max_length),) for _, context, continuation in requests]
+        for place, answer in self._known.items():
+            answers[place] = answer
         for outcome in self._score(passages, disable_tqdm):
             answers[outcome.row] = answer = _answer(outcome)
+            self._answers.add(outcome.row, outcome, answer)
             self.cache_hook.add_partial("loglikelihood", requests[outcome.row][0], answer)
         return answers
 
     def loglikelihood_rolling(self, requests: list["Instance"], disable_tqdm: bool = False) -> list[float]:
         """Returns the sum of logprobs of all tokens of each document, in windows of ``max_length`` with one token of overlap."""
+        self._known = self._answers.begin(requests)
         texts: list[str] = [request.args[0] for request in requests]
-        passages = [rolling_windows(self.tok_encode(text), self.prefix_token_id, self.max_length) for text in texts]
-        totals = [0.0] * len(requests)
+        totals: list[float] = [self._known.get(place, 0.0) for place in range(len(requests))]
+        passages = [
+            () if place in self._known else rolling_windows(self.tok_encode(text), self.prefix_token_id, self.max_length)
+            for place, text in enumerate(texts)
+        ]
         for outcome in self._score(passages, disable_tqdm):
-            totals[outcome.row] = _answer(outcome)[0]
+            totals[outcome.row] = total = _answer(outcome)[0]
+            self._answers.add(outcome.row, outcome, total)
         for text, total in zip(texts, totals, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
         return totals
 
     def _score(self, passages: Sequence[tuple[Passage, ...]], quiet: bool) -> Iterator[Scored | Failure]:
-        """Scores each request that has passages; yields outcomes as they finish."""
-        requests = [ScoreRequest(row, each) for row, each in enumerate(passages) if each]
+        """Scores each request without a known answer; yields outcomes as they finish. One without passages scores nothing: 0."""
+        requests: list[ScoreRequest] = []
+        for row, each in enumerate(passages):
+            if each and row not in self._known:
+                requests.append(ScoreRequest(row, each))
+            elif row not in self._known:
+                yield Scored(row, ())
+        if not requests:
+            return
+        self._load()
         scorer = Scorer(self._eval_model.setup, None)
-        with tqdm(total=len(requests), disable=quiet or None, desc="Running loglikelihood requests") as bar:
-            for outcome in scorer.run(self._windows(requests), lambda: False):
+        scorer.progress = self.progress
+        with tqdm(total=len(passages), initial=len(self._known), disable=quiet or None, desc="Running loglikelihood requests") as bar:
+            for outcome in scorer.run(self._windows(requests), self._answers.stopped):
                 bar.update()
                 assert not isinstance(outcome, Generated)
                 yield outcome
+        self._require_all()
+
+    def _require_all(self) -> None:
+        """Raises KeyboardInterrupt where an engine ended early because a stop was asked for."""
+        if self._answers.stopped():
+            raise KeyboardInterrupt
 
     # -------------------------------------------------------------------------------------------------------- generation
 
     def generate_until(self, requests: list["Instance"], disable_tqdm: bool = False) -> list[str]:
         """Returns the text generated after each request's context, up to the first stop string."""
+        self._known = self._answers.begin(requests)
         arguments: list[Any] = [request.args for request in requests]  # (context, generation_kwargs)
-        continuations = [self._continuation(*pair) for pair in arguments]
+        texts: list[str] = [self._known.get(place, "") for place in range(len(requests))]
+        untils: dict[int, list[str]] = {}
         repeats: Counter[str] = Counter()
         engine_requests: list[Request] = []
-        for row, ((context, _), continued) in enumerate(zip(arguments, continuations, strict=True)):
-            ids = np.array(continued.ids, np.int32)
+        for row, (context, settings) in enumerate(arguments):
             sample = Sample(0, sample_seed(self._eval_model.seed, context, repeats[context]))  # a task's repeats are samples of their own
             repeats[context] += 1
+            if row in self._known:
+                continue
+            continued = self._continuation(context, settings)
+            untils[row] = continued.until
+            ids = np.array(continued.ids, np.int32)
             engine_requests.append(Request(row, Prompt(context, ids, np.zeros_like(ids)), Generate(continued.sampling, (sample,))))
-        texts = [""] * len(requests)
+        for outcome in self._generate(engine_requests, len(requests), disable_tqdm):
+            texts[outcome.row] = text = self._text(outcome, untils[outcome.row])
+            self._answers.add(outcome.row, outcome, text)
+            self.cache_hook.add_partial("generate_until", arguments[outcome.row], text)
+        return texts
+
+    def _generate(self, requests: Sequence[Request], of: int, quiet: bool) -> Iterator[Outcome]:
+        """Continues the prompts of ``requests``, which are among ``of``; yields outcomes as they finish."""
+        if not requests:
+            return
+        self._load()
         engine = Engine(
             replace(self._eval_model.setup, wanted=LogprobOptions(logprobs=False)), self._eval_model.eos, self._eval_model.tokenizer.stopper
         )
-        with tqdm(total=len(engine_requests), disable=disable_tqdm or None, desc="Running generate_until requests") as bar:
-            for outcome in engine.run(self._windows(engine_requests)):
+        engine.progress = self.progress
+        with tqdm(total=of, initial=of - len(requests), disable=quiet or None, desc="Running generate_until requests") as bar:
+            for outcome in engine.run(self._windows(requests), self._answers.stopped):
                 bar.update()
-                texts[outcome.row] = text = self._text(outcome, continuations[outcome.row].until)
-                self.cache_hook.add_partial("generate_until", arguments[outcome.row], text)
-        return texts
+                yield outcome
+        self._require_all()
 
     def _continuation(self, context: str, gen_kwargs: Mapping[str, Any]) -> Continuation:
         eos = None if self.eot_token_id is None else self.tokenizer.decode(self.eot_token_id, skip_special_tokens=False)
@@ -213,8 +275,7 @@ class BulkLM(TemplateLM):
 
     def _windows(self, requests: Sequence[AnyRequestT]) -> Callable[[bool], list[AnyRequestT] | None]:
         """Returns a source of requests for an engine, a window at a time. Raises ModelError for one too large for memory."""
-        for request in requests:
-            self._eval_model.refuse(request)
+        self._eval_model.refuse(requests)
         parts = iter([list(requests[at : at + WINDOW]) for at in range(0, len(requests), WINDOW)])
         return lambda wait: next(parts, None)
 

@@ -5,8 +5,10 @@ Arguments have the names of lm-eval's HF backend, where it has them. Knows nothi
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -24,7 +26,7 @@ from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
 from ...runner.models.checkpoint import Checkpoint, find_checkpoint
-from ...runner.pipeline.loading import load_models
+from ...runner.pipeline.loading import LoadedModels, load_models
 from ...runner.text.tokenizer import Tokenizer
 
 log = logging.getLogger("mlx_bulk")
@@ -46,27 +48,28 @@ NOT_FOLLOWED = {
 SectionT = TypeVar("SectionT", bound=Section)
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True)
 class EvalModel:
-    """A loaded model for lm-eval.
+    """A model for lm-eval: what turns text into tokens at once, and the weights when they are first asked for.
 
-    hf: the checkpoint's tokenizer of transformers; hf_config: its config likewise. setup: for scoring, with greedy flags.
-    special: the id of each special token by its text. generation: the content of generation_config.json. refuse raises ModelError
-    for a request too large for memory. info: facts that lm-eval writes beside the results.
+    hf: the checkpoint's tokenizer of transformers; hf_config: its config likewise. special: the id of each special token by its text.
+    generation: the content of generation_config.json.
     """
 
     config: EvalModelConfig
+    batch: EvalBatchConfig
     seed: int
-    batch_size: int | str
+    checkpoint: Checkpoint
     hf: Any
     hf_config: Any
     tokenizer: Tokenizer
-    setup: Setup
-    eos: frozenset[int]
     special: dict[str, int]
     generation: dict[str, Any]
-    refuse: Callable[[AnyRequest], None]
-    info: dict[str, Any]
+
+    @property
+    def batch_size(self) -> int | str:
+        """The most rows at once, or auto."""
+        return self.batch.rows
 
     @property
     def template_args(self) -> dict[str, Any]:
@@ -80,35 +83,70 @@ class EvalModel:
         token = self.config.think_end_token
         return int(token) if isinstance(token, str) and token.isdigit() else token
 
+    @property
+    def tokenizer_fingerprint(self) -> str:
+        """The sha256 of the tokenizer that is used, by its contents."""
+        backend_of = getattr(self.hf, "backend_tokenizer", None)
+        content = json.dumps(sorted(self.hf.get_vocab().items())) if backend_of is None else backend_of.to_str()
+        return f"sha256 {sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+    @cached_property
+    def loaded(self) -> LoadedModels:
+        """The weights and their setup, loaded at the first use. Raises ModelError, and OutOfRoom."""
+        share = BatchConfig(rows=self.batch.rows, tokens=self.batch.tokens, memory=self.batch.memory)
+        return load_models([(self.config, self.checkpoint)], share, LogprobOptions(echo=True, greedy=True))
+
+    @property
+    def setup(self) -> Setup:
+        """The setup for scoring, with greedy flags."""
+        return self.loaded.setup
+
+    @cached_property
+    def eos(self) -> frozenset[int]:
+        """The token ids that end a completion."""
+        return frozenset(i for i in self.tokenizer.eos | self.checkpoint.eos if 0 <= i < self.setup.vocabulary)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Facts that lm-eval writes beside the results."""
+        return {
+            "model_dtype": self.loaded.model.dtype,
+            "model_revision": self.config.revision or "main",
+            "mlx_bulk": self.loaded.about,
+        }
+
+    def refuse(self, requests: Sequence[AnyRequest]) -> None:
+        """Raises ModelError for a request too large for memory."""
+        check = self.loaded.row_check()
+        for request in requests:
+            if (problem := check(request)) is not None:
+                raise ModelError(f"a request of lm-eval cannot be run: {problem}")
+
 
 def load_for_eval(model_args: dict[str, Any]) -> EvalModel:
     """Checks the arguments and loads the model that they name. Raises ConfigError or ModelError."""
+    model = prepare_for_eval(model_args)
+    _ = model.loaded
+    return model
+
+
+def prepare_for_eval(model_args: dict[str, Any]) -> EvalModel:
+    """Checks the arguments, and finds the model and its tokenizer without weights. Raises ConfigError or ModelError."""
     config, batch, seed = _arguments(model_args)
     if (note := backend.prepare().note) is not None:
         log.warning("BLAS: %s", note)
     checkpoint = find_checkpoint(config)
     hf = _tokenizer(config, checkpoint)
-    share = BatchConfig(rows=batch.rows, tokens=batch.tokens, memory=batch.memory)
-    loaded = load_models([(config, checkpoint)], share, LogprobOptions(echo=True, greedy=True))
-    tokenizer, check = Tokenizer(hf), loaded.row_check()
-
-    def refuse(request: AnyRequest) -> None:
-        if (problem := check(request)) is not None:
-            raise ModelError(f"a request of lm-eval cannot be run: {problem}")
-
     return EvalModel(
         config=config,
+        batch=batch,
         seed=seed,
-        batch_size=batch.rows,
+        checkpoint=checkpoint,
         hf=hf,
         hf_config=_config(checkpoint, config.trust_remote_code),
-        tokenizer=tokenizer,
-        setup=loaded.setup,
-        eos=frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < loaded.setup.vocabulary),
+        tokenizer=Tokenizer(hf),
         special={token.content: i for i, token in hf.added_tokens_decoder.items() if token.special},
         generation=_generation(checkpoint.folder),
-        refuse=refuse,
-        info={"model_dtype": loaded.model.dtype, "model_revision": config.revision or "main", "mlx_bulk": loaded.about},
     )
 
 

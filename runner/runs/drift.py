@@ -126,13 +126,18 @@ def require_adoptable(keys: Collection[str], identity_keys: Collection[str]) -> 
 
 def values_at(key: str, run: dict[str, Any]) -> dict[str, Any]:
     """Returns what ``run`` (``{"identity", "inputs"}``) has at a difference's key, and below it."""
-    if key == INPUTS:
-        return {INPUTS: run["inputs"]}
+    if key == inputs_key(run["inputs"]):
+        return {key: run["inputs"]}
     return {name: value for name, value in run["identity"].items() if f"{name}.".startswith(f"{key}.")}
 
 
 def _why_fixed(key: str) -> str | None:
     return _FIXED_COLUMN if key.startswith(COLUMN) else _FIXED.get(key)
+
+
+def inputs_key(inputs: dict[str, Any]) -> str:
+    """Returns the setting that names the inputs: ``data.path``, or what a run without a ``data`` section says of itself."""
+    return str(inputs.get("key", INPUTS))
 
 
 def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
@@ -147,7 +152,7 @@ def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
     had, has = covered_rows(stored), covered_rows(now)
     if has < had and has == now["limit"]:  # sources after the limit are not listed: they would look changed
         return [KeyDrift("data.limit", f"the run covers {had} rows, the config now says {has}")]
-    return list(_changed_sources(stored["sources"], now["sources"]))
+    return list(_changed_sources(stored["sources"], now["sources"], inputs_key(now)))
 
 
 def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
@@ -174,18 +179,18 @@ def _content(source: dict[str, Any]) -> list[Any]:
     return [source["sha256"], source["bytes"], source["format"], source["codec"]]
 
 
-def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]]) -> Iterator[KeyDrift]:
+def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]], key: str) -> Iterator[KeyDrift]:
     for number, old in enumerate(stored, start=1):
         if number > len(now):
-            yield KeyDrift(INPUTS, f"source {number}, {old['path']}, is gone")
+            yield KeyDrift(key, f"source {number}, {old['path']}, is gone")
             continue
         new = now[number - 1]
         if _content(old) == _content(new):
             continue
         if number < len(stored):
-            yield KeyDrift(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}")
+            yield KeyDrift(key, f"source {number} was {_source(old)}, is now {_source(new)}")
         elif not _grown(old, new):
-            yield KeyDrift(INPUTS, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
+            yield KeyDrift(key, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
 
 
 def _source(source: dict[str, Any]) -> str:

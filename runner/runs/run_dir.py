@@ -27,7 +27,7 @@ from ..store.commit_log import read_commits
 from ..store.open_journals import journal_files
 from ..store.paths import OWN_FILES, OWN_FOLDERS, OWN_JOURNALS, OWN_PARTS, OWN_POLICIES, RunPaths, part_of
 from ..store.recovery import Recovered, recover, require_covered
-from .drift import INPUTS, KeyDrift, identity_drift, inputs_content, inputs_drift, refusal, require_adoptable, rounds_drift, values_at
+from .drift import KeyDrift, identity_drift, inputs_content, inputs_drift, inputs_key, refusal, require_adoptable, rounds_drift, values_at
 from .run_files import SCHEMA_VERSION, read_run, unchecked_run
 
 log = logging.getLogger("mlx_bulk")
@@ -66,14 +66,15 @@ class RunDir(RunPaths):
     rounds: int = 1
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, is_ours: Callable[[Path], bool] | None = None) -> Self:
         """Creates or continues the run directory ``path``, and holds its lock.
 
+        is_ours: whether a folder that was begun without a lock may become a run; by default where it holds a run.json of ours.
         Raises RunDirError where another process has it open, where the folder holds something that is not a run (it is then
         left as it is), or where it cannot be made.
         """
         paths, made = RunPaths(path), None if (path / LOCK).exists() else missing_folders(path)
-        return cls(path, hold(path, MARK, _is_run, OWN_FOLDERS, prepare=lambda: _prepare(paths)), made)
+        return cls(path, hold(path, MARK, is_ours or _is_run, OWN_FOLDERS, prepare=lambda: _prepare(paths)), made)
 
     def close(self) -> None:
         """Gives the lock back."""
@@ -106,7 +107,8 @@ class RunDir(RunPaths):
         parts = (file for folder in (self.results, self.errors) for file in folder.iterdir() if part_of(file.name))
         finished = self.commits.exists() or any(self.journal.iterdir()) or any(parts)
         stored = self._stored(run, finished)
-        require_adoptable(adopt, run["identity"].keys() | (stored["identity"].keys() if stored else ()))
+        identity_keys = run["identity"].keys() | (stored["identity"].keys() if stored else ())
+        require_adoptable(adopt, {*identity_keys, inputs_key(run["inputs"])})
         if stored is None or not finished:  # nothing is done yet: a first start that failed binds no later one
             accepted()
             self._remove_policies()  # nothing was recorded of them: they may be of another training
@@ -181,7 +183,9 @@ class RunDir(RunPaths):
         if rounds_of(run) > rounds_of(stored):
             log.info("%s: the run had %d rounds and has %d now; it is extended", self.root, rounds_of(stored), rounds_of(run))
             self._note("extended", {"old_rounds": rounds_of(stored), "new_rounds": rounds_of(run)})
-        if inputs_content(stored["inputs"]) != inputs_content(run["inputs"]) and all(difference.key != INPUTS for difference in adopted):
+        if inputs_content(stored["inputs"]) != inputs_content(run["inputs"]) and all(
+            difference.key != inputs_key(run["inputs"]) for difference in adopted
+        ):
             self._note("extended", {"old_rows": had, "new_rows": has})
 
     def _store(self, run: dict[str, Any]) -> None:

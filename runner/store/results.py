@@ -13,6 +13,8 @@ import pyarrow as pa
 from ..core.errors import RunDirError
 from ..files.file_stamp import Stamp, sha256, stamp_of
 from .commit_log import Commit, PartFile, read_commits
+from .journal import Journal
+from .open_journals import journal_files, uncommitted_journals
 from .part_file import part_batches
 from .paths import RunPaths
 
@@ -36,6 +38,30 @@ def read_errors(run: Path, columns: list[str] | None = None, without: Collection
     without: shards that are left out.
     """
     return _committed(RunPaths(run), _errors_of, columns, without)
+
+
+def finished_results(run: Path) -> Iterator[pa.RecordBatch]:
+    """Yields all finished results of the run directory ``run``: the committed ones, then those in journals, in no order.
+
+    Otherwise as ``read_results``. The caller holds the run's lock: a shard that is committed meanwhile could be read twice.
+    """
+    journals = _journals(run)
+    yield from read_results(run)
+    for journal in journals:
+        yield from journal.results
+
+
+def finished_errors(run: Path) -> Iterator[pa.RecordBatch]:
+    """Yields all failures that count as done, as ``finished_results`` does; those that a retry does again are left out."""
+    journals = _journals(run)
+    yield from read_errors(run, without={journal.header.shard for journal in journals if journal.header.retry})
+    for journal in journals:
+        yield from journal.errors
+
+
+def _journals(run: Path) -> list[Journal]:
+    paths = RunPaths(run)
+    return [each.journal for each in uncommitted_journals(journal_files(paths), read_commits(paths)) if each.journal is not None]
 
 
 def checked_parts(run: Path, errors: bool = False) -> list[Path]:

@@ -15,6 +15,11 @@ from click.testing import CliRunner, Result
 from mlx_bulk.configs.load import load_eval
 from mlx_bulk.jobs.cli.main import cli
 
+# What every run directory has, and results.json.
+RUN_FILES = {
+    *(".lock", "run.json", "commits.jsonl", "sessions.jsonl", "metrics.jsonl", "summary.json", "stats.arrow"),
+    *("results", "errors", "journal", "results.json"),
+}
 TASKS = Path(__file__).parents[1] / "support" / "tasks"
 
 oracle = pytest.mark.oracle
@@ -181,12 +186,7 @@ def test_tables_go_to_stdout_and_results_to_the_folder(tmp_path: Path, model: Pa
     assert table.startswith("|  Tasks  |")
     assert "|questions|" in result.stdout
     out = tmp_path / "out"
-    assert sorted(file.name for file in out.iterdir()) == [
-        "results.json",
-        "samples_plays.jsonl",
-        "samples_questions.jsonl",
-        "samples_sums.jsonl",
-    ]
+    assert {file.name for file in out.iterdir()} == {*RUN_FILES, *(f"samples_{task}.jsonl" for task in ("plays", "questions", "sums"))}
     results = json.loads((out / "results.json").read_text())
     assert "samples" not in results
     assert results["config"]["model_args"] == {"pretrained": str(model), "batch_size": 2}
@@ -198,7 +198,7 @@ def test_tables_go_to_stdout_and_results_to_the_folder(tmp_path: Path, model: Pa
     assert results["results"]["questions"]["acc,none"] == pytest.approx(sum(right) / 3)
     (out / "notes.txt").write_text("mine")
     assert evaluated(path, "-q", "--set", "log_samples=false").exit_code == 0  # the same again, over what is there
-    assert sorted(file.name for file in out.iterdir()) == ["notes.txt", "results.json"]
+    assert {file.name for file in out.iterdir()} == {*RUN_FILES, "notes.txt"}
 
 
 @oracle

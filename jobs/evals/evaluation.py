@@ -1,6 +1,7 @@
-"""``mlx-bulk eval``: runs tasks of lm-evaluation-harness on one model by a config, and writes the results to a folder.
+"""``mlx-bulk eval``: runs tasks of lm-evaluation-harness on one model by a config, in a run directory, and writes the results there.
 
-Tasks, prompts and metrics are lm-eval's, the model is jobs/harness's. results.json is written last; once it exists, everything does.
+Tasks, prompts and metrics are lm-eval's, the model is jobs/harness's, and run.py keeps the answers. results.json is written after the
+samples; once it exists, they do.
 """
 
 import json
@@ -12,12 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from ...configs.errors import BulkError, ConfigError
 from ...configs.eval import EvalConfig
 from ...configs.fields import nearest
-from ...runner.core.errors import DataError, OutOfRoom, RunDirError
+from ...runner.core.errors import DataError, OutOfRoom
+from ...runner.core.host_process import HostProcess
 from ...runner.files.atomic import replacing
+from ...runner.files.file_stamp import sha256
 from ...runner.models.device_memory import is_out_of_memory
+from ...runner.runs.run_dir import RunDir, Start
+from .figures import figures_table
+from .run import EvalRun, require_eval_folder
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
@@ -27,16 +35,23 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class Evaluation:
-    """The result of an evaluation: lm-eval's line of settings with its tables, and the path of results.json."""
+    """The result of an evaluation: lm-eval's line of settings with its tables, and the path of results.json.
+
+    requests: of all tasks. known: those that an earlier start had answered. failed: those that have no answer.
+    """
 
     tables: str
     results: Path
+    requests: int
+    known: int
+    failed: int
 
 
-def run_evaluation(config: EvalConfig) -> Evaluation:
-    """Runs the tasks and writes results.json, and the samples if the config asks for them.
+def run_evaluation(config: EvalConfig, start: Start, host: HostProcess) -> Evaluation:
+    """Runs the tasks, or what is left of them, and writes results.json, and the samples if the config asks for them.
 
-    Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is a run's, and the model's errors.
+    Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is another run's, DriftError where the run was
+    started with something else, KeyboardInterrupt where ``host`` stopped it, and the model's errors.
     """
     _require_folders(config)
     try:
@@ -44,7 +59,7 @@ def run_evaluation(config: EvalConfig) -> Evaluation:
         from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
         from lm_eval.utils import make_table  # pyright: ignore[reportMissingImports]
 
-        from .. import harness  # noqa: F401  # pyright: ignore[reportUnusedImport]  (it registers the model)
+        from ..harness import BulkLM
         from ..harness.requests import check_settings
     except ModuleNotFoundError as error:
         raise ConfigError(
@@ -53,26 +68,47 @@ def run_evaluation(config: EvalConfig) -> Evaluation:
     check_settings(config.gen_kwargs)
     arguments = model_args(config)
     manager = TaskManager(include_path=[str(Path(path).expanduser()) for path in config.include_path], metadata=arguments)
-    tasks = match_tasks(config.tasks, manager)
-    results = _evaluate(lm_eval.simple_evaluate, config, arguments, tasks, manager)
-    tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
-    return Evaluation("\n".join([_header(config, arguments), *tables]), _write(Path(config.output.path), results, config.log_samples))
+    tasks = _LoadedTasks(manager)
+    names = match_tasks(config.tasks, manager)
+    with EvalRun(config, start, host, lambda: tasks.tasks) as run:
+        model: Any = BulkLM
+        lm = model(answers=run, **arguments)
+        run.serve(lm.eval_model, lm.progress)
+        results = _evaluate(lm_eval.simple_evaluate, config, {"model": lm, "model_args": arguments}, names, tasks)
+        results["config"]["model"] = "mlx-bulk"
+        tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
+        run.finish(lambda run_dir: _write(run_dir, results, config.log_samples))
+        text = "\n".join([_header(config, arguments), *tables])
+        return Evaluation(text, run.folder / "results.json", run.rows, run.known, run.failed)
+
+
+class _LoadedTasks:
+    """lm-eval's task manager, which keeps the tasks that it loaded last, by name."""
+
+    def __init__(self, manager: "TaskManager"):
+        self._manager = manager
+        self.tasks: dict[str, Any] = {}
+
+    def load(self, names: Any) -> Any:
+        """Loads tasks and groups as lm-eval's manager does."""
+        loaded = self._manager.load(names)
+        self.tasks = loaded["tasks"]
+        return loaded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
 
 
 def _require_folders(config: EvalConfig) -> None:
-    """Raises RunDirError where the output folder holds a run, ConfigError where a folder of include_path is missing."""
-    folder = Path(config.output.path)
-    if (folder / "run.json").exists():
-        raise RunDirError(f"output.path: {folder} holds a run of mlx-bulk run; choose another folder for the results of an evaluation")
+    """Raises RunDirError where the output folder holds another run, ConfigError where a folder of include_path is missing."""
+    require_eval_folder(Path(config.output.path))
     included = [Path(path).expanduser() for path in config.include_path]
     if missing := [path for path in included if not path.is_dir()]:
         kind = "a file" if missing[0].exists() else "no folder"
         raise ConfigError(f"include_path: found {kind} {missing[0]}; expected a folder with task files")
 
 
-def _evaluate(
-    simple_evaluate: Any, config: EvalConfig, arguments: dict[str, Any], tasks: list[str], manager: "TaskManager"
-) -> dict[str, Any]:
+def _evaluate(simple_evaluate: Any, config: EvalConfig, model: dict[str, Any], tasks: list[str], manager: _LoadedTasks) -> dict[str, Any]:
     """Runs the tasks with lm-eval's ``simple_evaluate``, whose decorator hides its parameters; returns lm-eval's results.
 
     Raises OutOfRoom, the model's errors, and DataError for all others.
@@ -81,8 +117,7 @@ def _evaluate(
     try:
         with _quiet_git():
             return simple_evaluate(
-                model="mlx-bulk",
-                model_args=arguments,
+                **model,
                 tasks=tasks,
                 task_manager=manager,
                 num_fewshot=config.num_fewshot,
@@ -109,9 +144,9 @@ def model_args(config: EvalConfig) -> dict[str, Any]:
     """Returns the config's model, batch and seed as arguments of the model ``mlx-bulk``, without those at their defaults."""
     model = config.model.model_dump(mode="json", exclude_defaults=True)
     batch = config.batch.model_dump(mode="json", exclude_defaults=True)
-    named = {"rows": "batch_size", "tokens": "batch_tokens", "memory": "memory"}
+    named = {"rows": "batch_size", "tokens": "batch_tokens", "memory": "memory"}  # rows_per_shard is the run's, not the model's
     seed = {"seed": config.seeds.sampling} if config.seeds.sampling else {}
-    return {"pretrained": model.pop("path"), **model, **{named[key]: value for key, value in batch.items()}, **seed}
+    return {"pretrained": model.pop("path"), **model, **{named[key]: value for key, value in batch.items() if key in named}, **seed}
 
 
 def _header(config: EvalConfig, arguments: dict[str, Any]) -> str:
@@ -156,15 +191,15 @@ def match_tasks(names: Iterable[str], manager: "TaskManager") -> list[str]:
     return list(dict.fromkeys(tasks))
 
 
-def _write(folder: Path, results: dict[str, Any], log_samples: bool) -> Path:
-    """Removes the files of an earlier evaluation, and writes the samples, then results.json, each atomically."""
+def _write(run_dir: RunDir, results: dict[str, Any], log_samples: bool) -> None:
+    """Replaces the files of an earlier evaluation: the samples, then results.json, then the figures; each atomically."""
     from lm_eval.utils import handle_non_serializable  # pyright: ignore[reportMissingImports]
 
     def to_json(value: Any, indent: int | None) -> bytes:
         text = json.dumps(value, indent=indent, default=handle_non_serializable, ensure_ascii=False)
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = run_dir.root
     path = folder / "results.json"
     path.unlink(missing_ok=True)  # first: its presence means that the files beside it are whole
     for old in folder.glob("samples_*.jsonl"):
@@ -175,4 +210,7 @@ def _write(folder: Path, results: dict[str, Any], log_samples: bool) -> Path:
             file.writelines(to_json(row, None) for row in rows)
     with replacing(path) as file:
         file.write(to_json(results, 2))
-    return path
+    table = figures_table(results)
+    with replacing(run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    run_dir.write_summary({"job": "eval", "stats_sha256": sha256(run_dir.stats), "results_sha256": sha256(path)})
