@@ -27,7 +27,7 @@ def write(folder: Path, layout: Layout) -> None:
     """Does all rows but the last hundred."""
     with RunDir.open(folder) as run:
         run.identity = IDENTITY
-        writer = Writer(run, SCHEMA, layout, run.recover(layout, SCHEMA), 3600.0)
+        writer = Writer(run, IDENTITY, SCHEMA, layout, run.recover(layout, SCHEMA), 3600.0)
         for row in range(layout.rows):
             writer.admit(row, 1)
             if row < layout.rows - 100:

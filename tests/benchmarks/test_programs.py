@@ -78,3 +78,10 @@ def test_the_others_end_with_their_figures(command: list[str], keys: set[str], t
 )
 def test_those_of_the_demo_model_end_with_their_figures(program: str, keys: set[str], tmp_path: Path):
     assert last_line([program, "--rows", "6", "--tokens", "3", "--rounds", "1"], tmp_path).keys() == keys
+
+
+@pytest.mark.slow
+def test_recovery_of_a_large_run_is_timed_in_a_process_of_its_own(tmp_path: Path):
+    said = last_line(["resume.py", "--rows", "2500"], tmp_path)
+    assert said.keys() == {"rows", "shards", "recover_seconds", "recover_bytes", "write_seconds"}
+    assert said["shards"] == 3
