@@ -51,9 +51,9 @@ def filled(engine: Engine, requests: list[Request], rows: int) -> tuple[float, f
         assert isinstance(outcome, Generated), outcome
         done += 1
         if done == len(requests) - rows + 1:
-            before = engine.progress.generated / engine.progress.places
+            before = engine.progress.generated / engine.progress.slot_steps
     assert done == len(requests), "some rows failed"
-    return before, engine.progress.generated / engine.progress.places
+    return before, engine.progress.generated / engine.progress.slot_steps
 
 
 def main() -> None:

@@ -28,15 +28,15 @@ FROZEN_DEATHS = 3  # SIGKILLs of one run, each with another frozen batch: the ne
 class Suspects:
     """The suspects after each death. A row is fatal once the process has died with it alone, at its second death at the earliest.
 
-    begun: runs whose start options have had their effect. apart: the groups of each run that run by themselves. fatal: the fatal
-    rows of each run, with the reason. halved: how often each run's batches are halved. reading: runs that have read from stdin.
-    code: the exit code that the process was about to return.
+    started: runs whose start options have had their effect. suspect_groups: the groups of each run that run by themselves.
+    fatal_rows: the fatal rows of each run, with the reason. batch_halvings: how often each run's batches are halved.
+    reading: runs that have read from stdin. code: the exit code that the process was about to return.
     """
 
-    begun: set[str] = field(default_factory=set[str])
-    apart: dict[str, list[Group]] = field(default_factory=dict[str, list[Group]])
-    fatal: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
-    halved: dict[str, int] = field(default_factory=dict[str, int])
+    started: set[str] = field(default_factory=set[str])
+    suspect_groups: dict[str, list[Group]] = field(default_factory=dict[str, list[Group]])
+    fatal_rows: dict[str, dict[int, str]] = field(default_factory=dict[str, dict[int, str]])
+    batch_halvings: dict[str, int] = field(default_factory=dict[str, int])
     reading: set[str] = field(default_factory=set[str])
     code: int | None = None
     _run: str = ""
@@ -56,7 +56,7 @@ class Suspects:
             if message["run"] != self._run:
                 self._frozen_kills = 0
             self._run, self._frozen, self._positions = message["run"], message["frozen"], message["positions"]
-            self.begun.add(self._run)
+            self.started.add(self._run)
         if "rows" in message:
             self._flight = tuple(sorted(message["rows"]))
         self.code = message.get("code", self.code)
@@ -64,8 +64,13 @@ class Suspects:
     @property
     def orders(self) -> dict[str, Any]:
         """The orders for the next process, as JSON values."""
-        fatal = {run: list(rows.items()) for run, rows in self.fatal.items()}
-        return {"begun": sorted(self.begun), "apart": self.apart, "fatal": fatal, "halved": self.halved}
+        fatal = {run: list(rows.items()) for run, rows in self.fatal_rows.items()}
+        return {
+            "started": sorted(self.started),
+            "suspect_groups": self.suspect_groups,
+            "fatal_rows": fatal,
+            "batch_halvings": self.batch_halvings,
+        }
 
     def record_death(self, number: int) -> tuple[str, str]:
         """Updates the suspects after a death by the signal ``number``; returns what happened and what follows, as text.
@@ -78,11 +83,11 @@ class Suspects:
         self._idle = 0
         if self._frozen:
             return self._record_frozen_death(cause, rows, number)
-        groups = self.apart.get(self._run, [])
+        groups = self.suspect_groups.get(self._run, [])
         at = next((i for i, group in enumerate(groups) if set(rows) <= set(group)), None)
         if at is not None and len(rows) == 1:
             event, follows = f"{cause} again with row {rows[0] % self._positions:,} alone in the model", "it goes to errors/"
-            reasons = self.fatal.setdefault(self._run, {})
+            reasons = self.fatal_rows.setdefault(self._run, {})
             reasons[rows[0]] = f"the process {cause} twice with this row in the model, the second time with no other"
             new = []
         else:
@@ -93,16 +98,16 @@ class Suspects:
                 follows += "; as no row of the batch that died before was to blame, batch.rows and batch.tokens are halved from here on"
             new = [group for group in (rows[:half], rows[half:]) if group]
         rest = [] if at is None else [tuple(row for row in groups[at] if row not in rows), *groups[at + 1 :]]
-        self.apart[self._run] = [group for group in (*new, *rest) if group]
+        self.suspect_groups[self._run] = [group for group in (*new, *rest) if group]
         return f"the process {event}", follows
 
     def _again_without_cause(self) -> bool:
         """Records the death of a whole batch, and halves batches if one died before without a fatal row. Returns whether it did."""
-        fatal = len(self.fatal.get(self._run, {}))
+        fatal = len(self.fatal_rows.get(self._run, {}))
         again = self._fatal_before.get(self._run) == fatal
         self._fatal_before[self._run] = fatal
         if again:
-            self.halved[self._run] = self.halved.get(self._run, 0) + 1
+            self.batch_halvings[self._run] = self.batch_halvings.get(self._run, 0) + 1
         return again
 
     def _record_idle_death(self, cause: str) -> tuple[str, str]:

@@ -50,7 +50,7 @@ def supervise(command: Sequence[str]) -> int:
                 return 128 + (signals.first or -code)
             cause, consequence = suspects.record_death(-code)
             # A run that has begun keeps its own copy of stdin.
-            if suspects.reading - suspects.begun and _holds_input(sys.stdin):
+            if suspects.reading - suspects.started and _holds_input(sys.stdin):
                 raise ModelError(f"{cause}; stdin may have been read in part: run the same command again")
             log.warning("%s: %s", cause, consequence)
 

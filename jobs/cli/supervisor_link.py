@@ -40,8 +40,8 @@ class Link(Supervisor):
     def orders(self, run: Path) -> Orders:
         """Returns the orders for the run in the folder ``run``."""
         orders, name = self._orders, str(run)
-        apart = tuple(tuple(group) for group in orders["apart"].get(name, []))
-        return Orders(name in orders["begun"], apart, dict(orders["fatal"].get(name, [])), orders["halved"].get(name, 0))
+        suspects = tuple(tuple(group) for group in orders["suspect_groups"].get(name, []))
+        return Orders(name in orders["started"], suspects, dict(orders["fatal_rows"].get(name, [])), orders["batch_halvings"].get(name, 0))
 
     def reading_stdin(self, run: Path) -> None:
         """Reports that the run in the folder ``run`` is about to read its rows from stdin."""
@@ -51,7 +51,7 @@ class Link(Supervisor):
         """Reports that the run's start options have had their effect; rows reported from now on are its rows."""
         self._send({"run": str(run), "frozen": frozen, "positions": positions, "rows": []})
 
-    def flight(self, rows: Iterable[int]) -> None:
+    def note_in_flight(self, rows: Iterable[int]) -> None:
         """Reports the rows in the model."""
         self._send({"rows": sorted(rows)})
 

@@ -65,7 +65,7 @@ def run_sweep(
     kinds: Mapping[str, Kind],
     folder: Path,
     start: Start,
-    outside: HostProcess,
+    process: HostProcess,
     show: Show,
     tell: Callable[[Sequence[CellOutcome]], None],
     models: ModelPool | None = None,
@@ -73,7 +73,7 @@ def run_sweep(
     """Runs each cell, or the rest of it, and returns the outcomes in the order of ``cells``.
 
     ``start`` and ``show`` (how to display progress) apply to every cell. ``models`` keeps loaded models. ``tell`` is called
-    after each cell with the outcomes so far. ``outside`` says between steps and between cells whether to end early.
+    after each cell with the outcomes so far. ``process`` says between steps and between cells whether to end early.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
     """
@@ -83,18 +83,18 @@ def run_sweep(
     with held(folder, _MARK, _is_sweep_folder):
         _write_list(folder, cells)
         if start.overwrite:
-            _mark_old_runs(cells, kinds, start.adopt, outside)
+            _mark_old_runs(cells, kinds, start.adopt, process)
         outcomes = {cell.name: CellOutcome(cell, "waiting") for cell in cells}
         models = models or ModelPool()
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             outcomes[cell.name] = _run_cell(
                 cell,
-                lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, outside, show, models),
+                lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, process, show, models),
                 continue_command(start.overwrite),
             )
             tell(list(outcomes.values()))
-            if outside.stopped():
+            if process.stopped():
                 break
     return list(outcomes.values())
 
@@ -187,13 +187,13 @@ def _run_cell(cell: Cell, work: Callable[[], Summary], command: str) -> CellOutc
     return CellOutcome(cell, "failed", None, code, message)
 
 
-def _mark_old_runs(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], outside: HostProcess) -> None:
+def _mark_old_runs(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tuple[str, ...], process: HostProcess) -> None:
     """Marks all old runs for removal before the first is removed. An interrupted sweep must not take an old run for a new one.
 
     The old run of a cell that cannot start stays, since the next start may have other settings. Raises RunDirError where
     another process works in one of them; then no run is marked.
     """
-    old = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not outside.supervisor.orders(_path(cell).absolute()).begun]
+    old = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not process.supervisor.orders(_path(cell).absolute()).started]
     for cell in old:
         RunDir.open(_path(cell)).close()
     reasons = why_refused([cell.config for cell in old], kinds, adopt)

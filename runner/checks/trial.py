@@ -14,7 +14,7 @@ from ...kernels.logprobs import score
 from ..core.arrays import Floats, Ids
 from ..core.requests import AnyRequest, Generate, Generated, Outcome, Prompt, Request, Sample, Sampling
 from ..engine.engine import Engine
-from ..engine.interface import Runs, one_window
+from ..engine.interface import EngineInterface, one_window
 from ..engine.setup import Setup
 from ..layers.kv_cache import Caches, fresh
 from ..layers.network import Network
@@ -46,7 +46,7 @@ def trial_engine(setup: Setup) -> Engine:
     return Engine(setup, frozenset(), no_stopper)
 
 
-def outcomes_of(runner: Runs, requests: Sequence[AnyRequest]) -> Iterator[Outcome]:
+def outcomes_of(runner: EngineInterface, requests: Sequence[AnyRequest]) -> Iterator[Outcome]:
     """Runs the requests in one window; yields their outcomes as they finish."""
     return runner.run(one_window(requests), lambda: False)
 

@@ -13,20 +13,21 @@ from pathlib import Path
 class Orders:
     """Instructions for a run after processes have died in it.
 
-    begun: its start options (``--overwrite``, ``--retry-errors``) have had their effect. apart: groups of rows that may have
-    ended the last process; each group runs before all other rows, alone in the model. fatal: rows that are not run any more,
-    with the reason. halved: how many times batches are halved, because full ones have ended processes and no single row did.
+    started: its start options (``--overwrite``, ``--retry-errors``) have had their effect.
+    suspect_groups: groups of rows that may have ended the last process. Each runs before all other rows, alone in the model.
+    fatal_rows: rows that are not run any more, with the reason.
+    batch_halvings: how many times batches are halved, because full ones have ended processes and no single row did.
     """
 
-    begun: bool = False
-    apart: tuple[tuple[int, ...], ...] = ()
-    fatal: Mapping[int, str] = field(default_factory=dict[int, str])
-    halved: int = 0
+    started: bool = False
+    suspect_groups: tuple[tuple[int, ...], ...] = ()
+    fatal_rows: Mapping[int, str] = field(default_factory=dict[int, str])
+    batch_halvings: int = 0
 
     @property
-    def first(self) -> list[tuple[int, ...]]:
+    def first_groups(self) -> list[tuple[int, ...]]:
         """Groups of rows that are done before all others: first those to be quarantined, then those that run alone."""
-        return [group for group in (tuple(self.fatal), *self.apart) if group]
+        return [group for group in (tuple(self.fatal_rows), *self.suspect_groups) if group]
 
 
 class Supervisor:
@@ -45,7 +46,7 @@ class Supervisor:
         frozen: its batches cannot be divided (deterministic mode). positions: row positions of one round.
         """
 
-    def flight(self, rows: Iterable[int]) -> None:
+    def note_in_flight(self, rows: Iterable[int]) -> None:
         """Notes which rows the model has from now on."""
 
 

@@ -101,7 +101,7 @@ class Engine(FixedWeights):
             if not requests:
                 return
             self._entering = requests
-            self.progress.flight({r.row for r in requests} | {self._slots.row(slot).request.row for slot in self._order})
+            self.progress.note_in_flight({r.row for r in requests} | {self._slots.row(slot).request.row for slot in self._order})
             self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
             prefixes, computed_tokens = self._prefixes.for_group(self._setup, requests, queue.prefix_of)
             self._parked = prefill(self._setup, requests, prefixes) if prefixes else prefill(self._setup, requests)
@@ -166,7 +166,7 @@ class Engine(FixedWeights):
         self.progress.steps += 1
         if self.progress.steps % CLEAR_STEPS == 0:
             mx.clear_cache()
-        self.progress.places += self._setup.limits.rows
+        self.progress.slot_steps += self._setup.limits.rows
         bad = np.isnan(scores.logprobs) | np.isnan(drawn.sampled)
         may_end = bad | np.isin(drawn.ids, self._eos) | (slots.count[order] >= slots.limit[order]) | slots.special[order]
         at = np.flatnonzero(may_end & ~self._done)

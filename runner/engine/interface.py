@@ -12,7 +12,7 @@ from .progress import Progress
 Asked = TypeVar("Asked")
 
 
-class Runs(Protocol):
+class EngineInterface(Protocol):
     """Runs requests through a model: the engine for completions, the scorer for logprobs."""
 
     @property
@@ -61,6 +61,6 @@ class FixedWeights:
 
 
 def one_window(requests: Sequence[Asked]) -> Callable[[bool], list[Asked] | None]:
-    """Returns the ``next_window`` of ``Runs.run`` that gives all requests in one window."""
+    """Returns the ``next_window`` of ``EngineInterface.run`` that gives all requests in one window."""
     windows = iter([list(requests)])
     return lambda wait: next(windows, None)

@@ -21,12 +21,12 @@ class Activity:
 class Progress:
     """Counts the work of an engine since its start, and passes on what it does to whoever watches it.
 
-    Counts are tokens, except ``steps`` (of decoding) and ``places`` (rows x steps there was room for). ``prefilled``: tokens that
+    Counts are tokens, except ``steps`` (of decoding) and ``slot_steps`` (rows x steps there was room for). ``prefilled``: tokens that
     went through the model in prefills; ``padded``: those with their pads. ``scored``: tokens of passages that have their logprob.
     A row that starts again after a shortage of memory counts once in ``prompt``, ``generated`` and ``scored``; the other counts
     hold all work, also what was thrown away.
 
-    flight: called with all rows that the model has, before it takes new ones.
+    note_in_flight: called with all rows that the model has, before it takes new ones.
     """
 
     prompt: int = 0
@@ -35,14 +35,14 @@ class Progress:
     generated: int = 0
     scored: int = 0
     steps: int = 0
-    places: int = 0
+    slot_steps: int = 0
     activity: Activity = field(default_factory=Activity)
-    flight: Callable[[Iterable[int]], None] = lambda rows: None
+    note_in_flight: Callable[[Iterable[int]], None] = lambda rows: None
 
     def doing(self, what: str) -> None:
         """Notes the start of a step."""
         self.activity.doing(what)
 
-    def report_to(self, activity: Activity, flight: Callable[[Iterable[int]], None]) -> None:
-        """Notes steps in ``activity``, and the model's rows with ``flight``, from now on. Call it before the engine runs."""
-        self.activity, self.flight = activity, flight
+    def report_to(self, activity: Activity, note_in_flight: Callable[[Iterable[int]], None]) -> None:
+        """Notes steps in ``activity``, and the model's rows with ``note_in_flight``, from now on. Call it before the engine runs."""
+        self.activity, self.note_in_flight = activity, note_in_flight

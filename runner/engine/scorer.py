@@ -212,7 +212,9 @@ class Scorer(FixedWeights):
         """Runs a batch through the models on top of ``caches``, call by call; yields outcomes of the requests that it completes."""
         tokens = _padded_tokens(batch)
         rows, width = tokens.shape
-        self.progress.flight({window.rows[row].request.row for segment in batch for part in segment.reads for row, _ in part.owners})
+        self.progress.note_in_flight(
+            {window.rows[row].request.row for segment in batch for part in segment.reads for row, _ in part.owners}
+        )
         self.progress.doing(f"scoring {rows} rows of up to {max(len(segment.ids) for segment in batch)} tokens")
         at = 0
         while at < width and not window.stopped():

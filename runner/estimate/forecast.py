@@ -36,7 +36,7 @@ class Work:
     padded: int = 0
     steps: int = 0
     generated: int = 0
-    places: int = 0
+    slot_steps: int = 0
     scored: int = 0
     rows: int = 0
     kv_bytes: float = 0.0
@@ -136,7 +136,7 @@ class _DecodingBatch:
         last = max(end for end, _ in self.ends) if static else self.ends[0][0]
         until = last if static or steps is None else min(last, now + steps)
         self.work.generated += sum(min(end, until) - now for end, _ in self.ends)
-        self.work.places += (until - now) * self.setup.limits.rows
+        self.work.slot_steps += (until - now) * self.setup.limits.rows
         self.work.steps = until
         while self.ends and self.ends[0][0] <= until:
             heappop(self.ends)

@@ -14,7 +14,7 @@ from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
 from ..core.requests import AnyRequest, Failure, Generated, Request, Row, Sample
 from ..data.reader import read_rows
-from ..engine.interface import Runs
+from ..engine.interface import EngineInterface
 from ..engine.progress import Progress
 from ..engine.setup import Setup
 from ..models.model_pool import ModelPool
@@ -96,7 +96,7 @@ def _windows(config: JobConfig, spec: RunSpec, survey: Survey, setup: Setup) -> 
 class _Trial:
     """A trial run of ``windows``. ``marks``: the time and the engine's counts at each turn, [turn, 1 + costs]."""
 
-    engine: Runs
+    engine: EngineInterface
     windows: list[list[AnyRequest]]
     requests: list[AnyRequest] = field(default_factory=list[AnyRequest])  # handed to the engine
     marks: list[tuple[float, ...]] = field(default_factory=list[tuple[float, ...]])

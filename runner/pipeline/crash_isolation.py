@@ -7,7 +7,7 @@ other rows run together. Does not know how the groups were formed.
 from collections.abc import Callable, Iterator, Sequence
 
 from ..core.requests import BadRow, Outcome, Row
-from ..engine.interface import Runs, one_window
+from ..engine.interface import EngineInterface, one_window
 from .io_threads import IOThreads
 
 
@@ -25,7 +25,7 @@ def suspect_rows(rows: Iterator[Row | BadRow], groups: Sequence[Sequence[int]]) 
     return [[by_position[position] for position in group if position in by_position] for group in groups]
 
 
-def isolated_outcomes(engine: Runs, threads: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
+def isolated_outcomes(engine: EngineInterface, threads: IOThreads, groups: int, stopped: Callable[[], bool]) -> Iterator[Outcome]:
     """Yields all outcomes. Each of the first ``groups`` windows is run alone and saved before the engine sees the next one."""
     for _ in range(groups):
         yield from engine.run(one_window(threads.next_window(True) or []), stopped)

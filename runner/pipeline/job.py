@@ -2,13 +2,13 @@
 
 A new kind implements ``Kind`` and ``Job``, and is listed in jobs/kinds.py; nothing else in the runner changes. Its life in a run:
 
-    Kind.check(config, [])         before any file is opened
-    Kind.check(config, columns)    after the input is scanned
-    Kind(parts)         -> Job       after the tokenizer is loaded, before the model
-    Job.engine(...)     -> Runs      after the model is loaded; it runs in the model's thread
-    Job.requests(row)   -> requests  once a row, in the reading thread
-    Job.record(...)     -> record    once an outcome, in the recording thread (a job of groups: ``Grouping.group`` once a row)
-    Job.statistics(run) -> table     after the last record, in the model's thread
+    Kind.check(config, [])        before any file is opened
+    Kind.check(config, columns)   after the input is scanned
+    Kind(parts)                   after the tokenizer is loaded, before the model; returns the job
+    Job.engine(...)               after the model is loaded; the engine runs in the model's thread
+    Job.requests(row)             once a row, in the reading thread
+    Job.record(...)               once an outcome, in the recording thread (a job of groups: ``Grouping.group`` once a row)
+    Job.statistics(run)           after the last record, in the model's thread
 
 The threads run at the same time, so what two of them use must not change. A plan, a sweep and ``verify`` make jobs that they do
 not run.
@@ -26,7 +26,7 @@ from ...configs.schema import JobConfig
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import BadRow, Failure, Generated, Outcome, Request, Row
 from ..data.type_inference import json_text
-from ..engine.interface import Runs
+from ..engine.interface import EngineInterface
 from ..engine.setup import Setup
 from ..text.tokenizer import Tokenizer
 
@@ -90,7 +90,7 @@ class Job(Protocol):
         """How a row's samples are recorded together; None where each outcome is a record by itself."""
         ...
 
-    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
+    def engine(self, setup: Setup, reference: Setup | None) -> EngineInterface:
         """Returns the engine that runs the job's requests on a loaded model: ``Engine`` for completions, ``Scorer`` for scores.
 
         reference: the reference model that the config names; None without one. Rollouts get None: the session scores for them.

@@ -130,7 +130,7 @@ class Watch:
             "scored_tokens": p.scored,
         }
         line |= {"tokens_per_second": round(rate, 1), "padding_waste": round(waste, 4)}
-        line |= {"slots_filled": round(p.generated / p.places, 4) if p.places else None, "peak_memory_bytes": peak_bytes()}
+        line |= {"slots_filled": round(p.generated / p.slot_steps, 4) if p.slot_steps else None, "peak_memory_bytes": peak_bytes()}
         try:
             self._metrics(line)
         except OSError as error:

@@ -24,7 +24,7 @@ from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, accept_stdin
 from ..data.spooled_stdin import drop_spooled, reads_stdin
-from ..engine.interface import Runs
+from ..engine.interface import EngineInterface
 from ..engine.progress import Progress
 from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
@@ -52,10 +52,10 @@ _SHORTAGE_CURE = "lower batch.memory, batch.rows or batch.tokens, then continue 
 _LASTING = ("complete", "rows", "records", "errors", "dropped", "stats_sha256")  # summary figures that a start without work keeps
 
 
-def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, show: Show, models: ModelPool) -> Summary:
+def run_job(config: JobConfig, kind: Kind, start: Start, process: HostProcess, show: Show, models: ModelPool) -> Summary:
     """Runs the job, or what is left of it.
 
-    outside: the process around the run, which may end it early. show: see ``Watch``. models: holds the models that an earlier run
+    process: the process around the run, which may end it early. show: see ``Watch``. models: holds the models that an earlier run
     of this process loaded, and those of this run afterwards.
 
     Raises a BulkError for what stops the job; what was finished until then is safe. Raises ValueError for another ``show``.
@@ -63,8 +63,8 @@ def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, s
     if show not in get_args(Show):
         raise ValueError(f"show: found {show!r}; expected one of {', '.join(map(repr, get_args(Show)))}")
     kind.check(config, [])  # errors in the templates come before any file is opened
-    orders = outside.supervisor.orders(Path(config.output.path).absolute())
-    if orders.begun:
+    orders = process.supervisor.orders(Path(config.output.path).absolute())
+    if orders.started:
         start = replace(start, overwrite=False, retry_errors=False)
     with (
         Heartbeat(config.batch.stall_seconds) as heartbeat,
@@ -74,7 +74,7 @@ def run_job(config: JobConfig, kind: Kind, start: Start, outside: HostProcess, s
         if run_dir.doomed.exists():
             log.info("%s: holds an older run, which an earlier --overwrite was to remove; it goes now", run_dir.root)
             start = replace(start, overwrite=True)
-        session = _Session(_Command(config, kind, start, show), outside, orders, heartbeat, run_dir, models)
+        session = _Session(_Command(config, kind, start, show), process, orders, heartbeat, run_dir, models)
         try:
             summary = session.run()
         except BaseException as error:
@@ -192,8 +192,8 @@ class _Session:
         engine = sampling_engine(
             run.spec.job.engine, models.setup, models.reference, self.config, run.spec.checkpoint, self.run_dir, run.layout
         )
-        engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.flight)
-        suspects = suspect_rows(run.rows(self.config.data), [] if models.setup.static else self.orders.first)
+        engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.note_in_flight)
+        suspects = suspect_rows(run.rows(self.config.data), [] if models.setup.static else self.orders.first_groups)
         session = SessionInput(run.spec.job, run.rows(self.config.data), run.layout, run.recovered, suspects)
         threads = self.io_threads = IOThreads(session, self._rules(run, models, engine), run.writer, engine.newest_version)
 
@@ -208,7 +208,7 @@ class _Session:
                 self._record(isolated_outcomes(engine, threads, len(suspects), threads.stopped), threads)
             finally:
                 run.writer.wait()  # the last line of metrics counts every row
-        self.process.supervisor.flight(())
+        self.process.supervisor.note_in_flight(())
         if models.setup.prefix_cache is not None:
             log.info("batch.prefix_cache: %s", models.setup.prefix_cache.account)
         return engine.progress, not self.process.stopped()
@@ -220,7 +220,7 @@ class _Session:
             log.warning("batch.prefix_cache: %s is not used, as only generate jobs keep prefixes", batch.prefix_cache)
             batch = batch.model_copy(update={"prefix_cache": None})
         models = load_models(spec.models(self.config), batch, spec.job.wanted, self.models)
-        if halved := self.orders.halved:
+        if halved := self.orders.batch_halvings:
             models = models.halved(halved)
             limits = models.setup.limits
             log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", limits.rows, limits.tokens)
@@ -228,7 +228,7 @@ class _Session:
         self.noted = True
         return models
 
-    def _rules(self, run: _OpenRun, models: LoadedModels, engine: Runs) -> SessionRules:
+    def _rules(self, run: _OpenRun, models: LoadedModels, engine: EngineInterface) -> SessionRules:
         static = models.setup.static
         return SessionRules(
             check=models.row_check(),
@@ -236,7 +236,7 @@ class _Session:
             window_shards=window_shards(run.layout.rows_per_shard, static or engine.live),
             whole_shards=static,
             fail_fast=self.config.on_error == "fail",
-            fatal=self.orders.fatal,
+            fatal=self.orders.fatal_rows,
         )
 
     def _record(self, outcomes: Iterator[Outcome], threads: IOThreads) -> None:

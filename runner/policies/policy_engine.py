@@ -17,7 +17,7 @@ from ...configs.schema import JobConfig
 from ..core.requests import Failure, Generated, Outcome, Request
 from ..core.shard_layout import Layout
 from ..engine.engine import Engine
-from ..engine.interface import Runs
+from ..engine.interface import EngineInterface
 from ..engine.progress import Progress
 from ..engine.reference_logprobs import SHARE, Finished, Reference
 from ..engine.setup import Setup
@@ -152,14 +152,14 @@ class PolicyEngine:
 
 
 def sampling_engine(
-    engine: Callable[[Setup, Setup | None], Runs],
+    engine: Callable[[Setup, Setup | None], EngineInterface],
     setup: Setup,
     reference: Setup | None,
     config: JobConfig,
     checkpoint: Checkpoint,
     run: RunPaths,
     layout: Layout,
-) -> Runs:
+) -> EngineInterface:
     """Returns the engine of a session: the one that ``engine`` makes, for rollouts inside a ``PolicyEngine``.
 
     Raises ModelError where a policy of the run cannot be kept.
@@ -211,7 +211,7 @@ def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Lim
 
 def policy_engine_of(
     updater: PolicyUpdater,
-    engine: Callable[[Setup, Setup | None], Runs],
+    engine: Callable[[Setup, Setup | None], EngineInterface],
     setup: Setup,
     reference: Setup | None,
     config: RolloutConfig,

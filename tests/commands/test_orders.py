@@ -39,7 +39,7 @@ class Knowing(Supervisor):
     def begin(self, run: Path, frozen: bool, positions: int) -> None:
         self.begun.append((run, frozen, positions))
 
-    def flight(self, rows: Iterable[int]) -> None:
+    def note_in_flight(self, rows: Iterable[int]) -> None:
         self.flights.append(set(rows))
 
 
@@ -54,7 +54,7 @@ def parts(bench: Bench) -> list[bytes]:
 
 
 def test_suspects_are_run_apart_before_all_others(bench: Bench):
-    orders = Orders(apart=((9,), (2, 3, 5)), fatal={4: "the process died of it"})
+    orders = Orders(suspect_groups=((9,), (2, 3, 5)), fatal_rows={4: "the process died of it"})
     summary, supervisor = run(bench, orders, Start(), batch=BATCH)
     assert (summary.complete, summary.rows, summary.errors) == (True, 10, 1)
     assert supervisor.begun == [(bench.root / "run", False, 16)]  # 10 rows, 8 a shard
@@ -67,7 +67,7 @@ def test_suspects_are_run_apart_before_all_others(bench: Bench):
 
 
 def test_batches_are_halved_as_often_as_is_said(bench: Bench):
-    _, supervisor = run(bench, Orders(halved=1), Start(), batch={**BATCH, "rows": 8})
+    _, supervisor = run(bench, Orders(batch_halvings=1), Start(), batch={**BATCH, "rows": 8})
     assert max(map(len, supervisor.flights)) == 4
     assert set().union(*supervisor.flights) == set(range(10))
     (start,) = (line for line in read_lines(bench.root / "run/sessions.jsonl") if line["event"] == "start")
@@ -78,7 +78,7 @@ def test_frozen_batches_are_not_taken_apart(bench: Bench):
     batch = {**BATCH, "deterministic": True}
     _, alone = run(bench, Orders(), Start(), batch=batch)
     whole = parts(bench)
-    _, supervisor = run(bench, Orders(apart=((9,), (8,))), Start(overwrite=True), batch=batch)
+    _, supervisor = run(bench, Orders(suspect_groups=((9,), (8,))), Start(overwrite=True), batch=batch)
     assert supervisor.begun == [(bench.root / "run", True, 16)]
     assert supervisor.flights == alone.flights
     assert parts(bench) == whole
@@ -86,7 +86,7 @@ def test_frozen_batches_are_not_taken_apart(bench: Bench):
 
 def test_start_options_have_their_effect_once(bench: Bench):
     run(bench, Orders(), Start(), batch=BATCH)
-    again, _ = run(bench, Orders(begun=True), Start(overwrite=True, retry_errors=True), batch=BATCH)
+    again, _ = run(bench, Orders(started=True), Start(overwrite=True, retry_errors=True), batch=BATCH)
     assert not again.worked
     again, _ = run(bench, Orders(), Start(overwrite=True), batch=BATCH)
     assert again.worked

@@ -54,7 +54,7 @@ def nothing_piped_in(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 def test_the_exit_code_is_the_process_s(tmp_path: Path):
     assert supervise(simulated(tmp_path, code=3)) == 3
     assert done(tmp_path) == set(range(16))
-    assert starts(tmp_path) == [{"begun": False, "apart": [], "fatal": [], "halved": 0}]
+    assert starts(tmp_path) == [{"started": False, "suspect_groups": [], "fatal_rows": [], "batch_halvings": 0}]
 
 
 def test_the_row_that_kills_is_found_by_halves(tmp_path: Path):
@@ -62,15 +62,15 @@ def test_the_row_that_kills_is_found_by_halves(tmp_path: Path):
         assert supervise(simulated(tmp_path, killers=[10])) == 0
     assert done(tmp_path) == set(range(16)) - {10}
     told = starts(tmp_path)
-    assert [start["apart"] for start in told] == [
+    assert [start["suspect_groups"] for start in told] == [
         [],
         [[8, 9, 10, 11], [12, 13, 14, 15]],
         [[8, 9], [10, 11], [12, 13, 14, 15]],
         [[10], [11], [12, 13, 14, 15]],
         [[11], [12, 13, 14, 15]],
     ]
-    assert told[-1]["fatal"] == [10]
-    assert [start["begun"] for start in told] == [False, True, True, True, True]
+    assert told[-1]["fatal_rows"] == [10]
+    assert [start["started"] for start in told] == [False, True, True, True, True]
     assert handler.messages[-1] == "the process died of SIGABRT again with row 10 alone in the model: it goes to errors/"
 
 
@@ -80,8 +80,8 @@ def test_batches_that_are_too_large_are_halved_until_they_are_not(tmp_path: Path
     assert done(tmp_path) == set(range(64))
     told = starts(tmp_path)
     # 16 rows die, then either half of them; four at a time get through. The next 16 show that no row was to blame, then the next 8.
-    assert [start["halved"] for start in told] == [0, 0, 0, 0, 1, 1, 1, 2]
-    assert all(start["fatal"] == [] for start in told)
+    assert [start["batch_halvings"] for start in told] == [0, 0, 0, 0, 1, 1, 1, 2]
+    assert all(start["fatal_rows"] == [] for start in told)
     assert handler.messages[3].endswith("are halved from here on")
 
 

@@ -19,8 +19,18 @@ link = Link.inherited()
 assert link is not None
 orders = link.orders(folder)
 with (folder / "starts").open("a") as starts:
-    starts.write(json.dumps({"begun": orders.begun, "apart": orders.apart, "fatal": list(orders.fatal), "halved": orders.halved}) + "\n")
-batch >>= orders.halved
+    starts.write(
+        json.dumps(
+            {
+                "started": orders.started,
+                "suspect_groups": orders.suspect_groups,
+                "fatal_rows": list(orders.fatal_rows),
+                "batch_halvings": orders.batch_halvings,
+            }
+        )
+        + "\n"
+    )
+batch >>= orders.batch_halvings
 deaths = len((folder / "starts").read_text().splitlines()) - 1
 
 
@@ -48,11 +58,11 @@ if script.get("stdin"):
 if script.get("idle"):
     die()
 link.begin(folder, frozen=script.get("frozen", False), positions=rows)
-done = {int(path.name) for path in folder.glob("[0-9]*")} | set(orders.fatal)
-apart = [[row for row in group if row not in done] for group in orders.apart]
+done = {int(path.name) for path in folder.glob("[0-9]*")} | set(orders.fatal_rows)
+apart = [[row for row in group if row not in done] for group in orders.suspect_groups]
 left = [row for row in range(rows) if row not in done and not any(row in group for group in apart)]
 for group in [*filter(None, apart), *(left[at : at + batch] for at in range(0, len(left), batch))]:
-    link.flight(group)
+    link.note_in_flight(group)
     while script.get("wait"):
         say("waiting")
         signal.pause()
@@ -60,7 +70,7 @@ for group in [*filter(None, apart), *(left[at : at + batch] for at in range(0, l
         die()
     for row in group:
         (folder / str(row)).touch()
-link.flight(())
+link.note_in_flight(())
 link.ending(script.get("code", 0))
 if script.get("after"):
     die()

@@ -23,7 +23,7 @@ def test_the_engine_tells_all_rows_of_its_batch_before_it_prefills(monkeypatch: 
 
     monkeypatch.setattr(engines, "prefill", prefilled)
     engine = engine_of(setup_of(build("llama"), rows=4))
-    engine.progress.flight = lambda rows: told.append(set(rows))
+    engine.progress.note_in_flight = lambda rows: told.append(set(rows))
     requests = greedy(prompts_of())
     windows = iter([requests, None])
     ended = set[int]()
@@ -47,7 +47,7 @@ def test_the_scorer_tells_the_rows_of_each_batch(monkeypatch: pytest.MonkeyPatch
     called: list[set[int]] = []
     monkeypatch.setattr(scorers, "call_tokens", chunked)
     scorer = Scorer(setup("llama", rows=4, right_padded=True, shared_passages=shared))
-    scorer.progress.flight = lambda rows: told.append(set(rows))
+    scorer.progress.note_in_flight = lambda rows: told.append(set(rows))
     requests = ragged_choices() if shared else documents(prompts_of((9, 4, 30, 12, 7, 5)))
     for outcome in scored_with(scorer, requests):
         assert any(outcome.row in rows for rows in told)

@@ -30,7 +30,7 @@ def generated(setup: Setup, windows: Sequence[list[Request]]) -> dict[str, int]:
     engine, rest = engine_of(setup), iter(windows)
     for _ in engine.run(lambda wait: next(rest, None)):
         pass
-    return counted(engine.progress, "prefilled", "padded", "steps", "generated", "places")
+    return counted(engine.progress, "prefilled", "padded", "steps", "generated", "slot_steps")
 
 
 def to_the_end(asked: Request, _: object) -> int:
@@ -94,7 +94,7 @@ def test_shared_prefixes_count_as_the_engine_prefills_them(
 
 
 def counted_work(work: Work) -> dict[str, int]:
-    return {name: getattr(work, name) for name in ("prefilled", "padded", "steps", "generated", "places")}
+    return {name: getattr(work, name) for name in ("prefilled", "padded", "steps", "generated", "slot_steps")}
 
 
 def test_prompts_of_one_and_two_tokens_are_padded_as_by_the_engine():

@@ -53,7 +53,7 @@ def counts() -> Counts:
     return Counts(rows=3, of=10, errors=1)
 
 
-PROGRESS = Progress(prompt=60, prefilled=60, padded=80, generated=30, places=40)
+PROGRESS = Progress(prompt=60, prefilled=60, padded=80, generated=30, slot_steps=40)
 
 
 def watched(show: Show, lines: int) -> list[dict[str, Any]]:

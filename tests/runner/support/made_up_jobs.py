@@ -11,7 +11,7 @@ from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
-from mlx_bulk.runner.engine.interface import Runs
+from mlx_bulk.runner.engine.interface import EngineInterface
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from mlx_bulk.runner.store.recovery import Recovered
@@ -34,7 +34,7 @@ class OneColumn:
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         return {"row": row.position}
 
-    def engine(self, setup: Setup, reference: Setup | None) -> Runs:
+    def engine(self, setup: Setup, reference: Setup | None) -> EngineInterface:
         raise AssertionError("not asked for here")
 
     def statistics(self, run: Path) -> pa.Table:
