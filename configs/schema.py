@@ -66,8 +66,9 @@ class DataConfig(Section):
     path: Annotated[Inputs, FREE] = Field(
         description="File, glob, folder, or a list; '-' is stdin, hf:owner/name a hub dataset, demo:questions.jsonl a shipped file."
     )
-    format: Literal["auto", "jsonl", "parquet", "arrow", "csv", "text"] = Field(
-        default="auto", description="File format; auto goes by the name. Files ending in .gz, .zst or .bz2 are read as they are."
+    format: Literal["auto", "jsonl", "json", "parquet", "arrow", "csv", "text"] = Field(
+        default="auto",
+        description="File format; auto goes by the name, and json is one array. Files ending in .gz, .zst or .bz2 are read as they are.",
     )
     delimiter: Annotated[Delimiter, FREE] = Field(
         default=None, description="What stands between the cells of a CSV: one character, or tab; null is found out from its first lines."

@@ -15,7 +15,8 @@ from ...configs.schema import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
 from ..formats.csv_format import other_delimiter
-from ..formats.source import CODECS, EXTENSIONS, Source, by_extension
+from ..formats.json_array import holds_array
+from ..formats.source import CODECS, EXTENSIONS, Source, by_extension, has_format
 from .input_folder import InputFolder, files_of_runs, glob_folder, is_run_directory
 from .saved_dataset import is_metadata
 from .splits import Listing, names_in_words, readme_configs, split_sources, splits_of
@@ -37,11 +38,18 @@ def find_sources(data: DataConfig, spool: Path, afresh: bool = False) -> list[So
     of_hub = any(path.startswith("hf:") for path in paths)  # then split and config are the hub dataset's
     chosen = set[Source]() if of_hub else _chosen(local, data)
     return [
-        _with_delimiter(source, data.delimiter)
+        _as_read(source, data)
         for listing in found
         for source in (listing.sources if isinstance(listing, Listing) else listing)
         if of_hub or not isinstance(listing, Listing) or source in chosen
     ]
+
+
+def _as_read(source: Source, data: DataConfig) -> Source:
+    """Returns the source with what its content says of its format: an array of JSON, or a csv's delimiter."""
+    if source.format == "jsonl" and data.format == "auto" and holds_array(source):
+        source = replace(source, format="json")
+    return _with_delimiter(source, data.delimiter)
 
 
 def _with_delimiter(source: Source, delimiter: str | None) -> Source:
@@ -144,7 +152,7 @@ def _file(path: Path, form: str) -> Source:
     by_name, codec = by_extension(path)
     form_of_file = by_name if form == "auto" else form
     if form_of_file is None:
-        formats = ", ".join(sorted(set(EXTENSIONS.values())))
+        formats = ", ".join(sorted({*EXTENSIONS.values(), "json"}))
         raise DataError(f"data.path: the format of {path} cannot be told from its name. Set data.format to one of {formats}.")
     return Source(str(path), form_of_file, codec)
 
@@ -154,11 +162,11 @@ def _in_folder(folder: Path, form: str, run: Path) -> list[Source]:
     listed = InputFolder(folder, run)
     if is_run_directory(folder):
         raise DataError(f"data.path: {folder} is a run directory, which is not input. Name its results/ to read the records.")
-    sources = [_file(file, form) for file in listed.files() if (by_name := by_extension(file)[0]) and form in ("auto", by_name)]
+    sources = [_file(file, form) for file in listed.files() if has_format(file, form)]
     _warn_of_links(str(folder), listed.outside)
     _tell_runs(listed.skipped)
     if not sources:
-        kinds = " ".join(name for name, by_name in EXTENSIONS.items() if form in ("auto", by_name))
+        kinds = " ".join(name for name in EXTENSIONS if has_format(Path(f"rows{name}"), form))
         looked = f"looked for {kinds}, also with {' '.join(CODECS)}"
         raise DataError(f"data.path: the folder {folder} holds no file to read ({looked}){_but_runs(listed.skipped)}.")
     return sorted(sources, key=lambda source: source.path)

@@ -10,7 +10,7 @@ from ..core.errors import DataError, DriftError
 from ..files.atomic import fsync_folder, replacing
 from ..formats.source import BUFFER, WAITING, Source
 
-SPOOL_NAMES = {"jsonl": "stdin.jsonl", "parquet": "stdin.parquet", "arrow": "stdin.arrow", "csv": "stdin.csv", "text": "stdin.txt"}
+SPOOL_NAMES = {form: f"stdin.{'txt' if form == 'text' else form}" for form in ("jsonl", "json", "parquet", "arrow", "csv", "text")}
 
 
 def keep_spooled(source: Source) -> Source:

@@ -30,7 +30,7 @@ def line_entries(source: Source, ranges: Sequence[range] = ALL_ROWS) -> Iterator
     with source_errors(source):
         if source.format == "jsonl":
             _refuse_document(source)
-        parse = _parse_object if source.format == "jsonl" else _parse_text
+        parse = parse_object if source.format == "jsonl" else _parse_text
         with open_stream(source) as stream:
             lines, number, at = raw_lines(stream), 0, 0
             for span in filter(None, ranges):
@@ -69,9 +69,12 @@ def _refuse_document(source: Source) -> None:
         return
     with open_stream(source) as stream:
         first = next((raw.strip() for raw in raw_lines(stream) if raw.strip()), b"")
-    if first.startswith(b"[") or first == b"{":
+    if first.startswith(b"["):
+        raise DataError(f"{source.path} is one JSON array; data.format jsonl is one object a line. Remove data.format, or set it to json.")
+    if first == b"{":
         raise DataError(
-            f"{source.path} is one JSON document; one object a line is expected. Convert it with: jq -c '.[]' {source.path} > rows.jsonl"
+            f"{source.path} is one JSON object; an array of objects, or one object a line, is expected. "
+            f"Where its rows are a list in it, take that out: jq '.rows' {source.path} > rows.json"
         )
 
 
@@ -91,7 +94,8 @@ def _parse_text(raw: bytes) -> dict[str, Any]:
     return {"text": _decode(raw)}
 
 
-def _parse_object(raw: bytes) -> dict[str, Any]:
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """Returns the JSON object in ``raw``. Raises UnreadableError for anything else."""
     text = _decode(raw)
     try:
         value: object = _JSON.decode(text)

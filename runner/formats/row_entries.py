@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from ...configs.schema import DataConfig
 from .csv_format import csv_entries
 from .entry import ALL_ROWS, Entry
+from .json_array import array_entries
 from .line_formats import line_entries
 from .source import Source
 from .table_formats import table_entries
@@ -19,4 +20,5 @@ def entries(source: Source, data: DataConfig, ranges: Sequence[range] = ALL_ROWS
     """
     if source.format in TABLES:
         return table_entries(source, data, ranges)
-    return csv_entries(source, ranges) if source.format == "csv" else line_entries(source, ranges)
+    read = {"csv": csv_entries, "json": array_entries}.get(source.format, line_entries)
+    return read(source, ranges)

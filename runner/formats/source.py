@@ -29,9 +29,9 @@ BUFFER = 1 << 20
 class Source:
     """One file of the input, or one hub dataset (``format`` "hub", ``path`` as in the config).
 
-    ``format`` is jsonl, parquet, arrow, csv, text or hub. ``codec`` is pyarrow's name of the compression, or None. ``waiting``: rows
-    just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``). ``delimiter``: of a csv source, where it
-    is not the one of its file name.
+    ``format`` is jsonl, json (one array), parquet, arrow, csv, text or hub. ``codec`` is pyarrow's name of the compression, or None.
+    ``waiting``: rows just piped in, which lie beside ``path`` until the run accepts them (see ``keep_spooled``). ``delimiter``: of a csv
+    source, where it is not the one of its file name.
     """
 
     path: str
@@ -56,6 +56,14 @@ def by_extension(path: Path) -> tuple[str | None, str | None]:
     codec = CODECS.get(path.suffix.lower())
     bare = path.with_suffix("") if codec else path
     return EXTENSIONS.get(bare.suffix.lower()), codec
+
+
+def has_format(path: Path, form: str) -> bool:
+    """Returns True for a file whose name says the format ``form``; any that it knows, where that is "auto"."""
+    by_name, _ = by_extension(path)
+    if form == "json":
+        return ".json" in path.with_name(path.name.lower()).suffixes[-2:]
+    return by_name is not None and form in ("auto", by_name)
 
 
 def open_stream(source: Source) -> IO[bytes]:

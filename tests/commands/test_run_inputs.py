@@ -91,7 +91,7 @@ def test_formats(bench: Bench):
         assert prompts(bench.run("--overwrite", data={"path": str(bench.root / name)})) == ["x", "yy"]
     unknown = bench.run("--overwrite", data={"path": str(bench.root / "t.dat")})
     assert unknown.code == 5
-    assert "Set data.format to one of arrow, csv, jsonl, parquet, text" in unknown.stderr
+    assert "Set data.format to one of arrow, csv, json, jsonl, parquet, text" in unknown.stderr
     assert prompts(bench.run("--overwrite", data={"path": str(bench.root / "t.dat"), "format": "csv"})) == ["x", "yy"]
 
 
