@@ -69,11 +69,11 @@ def compare(run_a: Path, run_b: Path, top: int, as_json: bool, html: Path | None
 
             click.echo(report_of_pair(run_a, run_b, html))
             return
-        from ..compare.compare import compared
-        from ..compare.text import shown_as_json, shown_as_text
+        from ..compare.compare import compare_runs
+        from ..compare.text import run_comparison_as_json, run_comparison_as_text
 
-        comparison = compared(run_a, run_b, top)
-        click.echo(shown_as_json(comparison) if as_json else shown_as_text(comparison))
+        comparison = compare_runs(run_a, run_b, top)
+        click.echo(run_comparison_as_json(comparison) if as_json else run_comparison_as_text(comparison))
 
 
 @click.command()

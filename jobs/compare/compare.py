@@ -16,14 +16,14 @@ from ...runner.runs.run_files import notes_on, stored_run, stored_statistics
 from ...runner.store.commit_log import read_commits
 from ...runner.store.paths import RunPaths
 from ..statistics import completion_stats, rollout_stats, score_stats
-from .paired_records import Paired, paired
+from .paired_records import PairedRecords, pair_records
 
 _STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
 _REFERENCE_PATH = "score.reference.path"
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class ComparedRun:
     """One of the runs. kind: "generate", or what a score job scores. done: rows committed; of: rows of the input."""
 
     path: Path
@@ -44,21 +44,21 @@ class RunComparison:
     runs of unlike kinds.
     """
 
-    a: Side
-    b: Side
+    a: ComparedRun
+    b: ComparedRun
     notes: list[str]
     settings: dict[str, tuple[Any, Any]]
     statistics: dict[str, tuple[Any, Any]]
-    paired: Paired | None
+    paired: PairedRecords | None
 
 
-def compared(a: Path, b: Path, top: int) -> RunComparison:
+def compare_runs(a: Path, b: Path, top: int) -> RunComparison:
     """Compares the run directories ``a`` and ``b``; ``top``: how many of the most different documents to name.
 
     Raises RunDirError for a folder that is no run, or whose finished parts are missing or damaged.
     """
     stored = [stored_run(path) for path in (a, b)]
-    sides = [_side(path, run) for path, run in zip((a, b), stored, strict=True)]
+    sides = [_compared_run(path, run) for path, run in zip((a, b), stored, strict=True)]
     alike = _family(sides[0].kind) == _family(sides[1].kind)
     by_key = all(run["config"]["data"]["key"] is not None for run in stored)
     statistics = [_statistics(side, run) for side, run in zip(sides, stored, strict=True)]
@@ -68,14 +68,14 @@ def compared(a: Path, b: Path, top: int) -> RunComparison:
         [*notes_on(a), *notes_on(b), *_notes(sides, stored, alike, by_key)],
         _differing(*(_settings(run) for run in stored)),
         {name: (statistics[0].get(name), statistics[1].get(name)) for name in dict.fromkeys([*statistics[0], *statistics[1]])},
-        paired(a, b, sides[0].kind, by_key, top) if alike else None,
+        pair_records(a, b, sides[0].kind, by_key, top) if alike else None,
     )
 
 
-def _side(path: Path, run: dict[str, Any]) -> Side:
+def _compared_run(path: Path, run: dict[str, Any]) -> ComparedRun:
     log = read_commits(RunPaths(path))
     parts, of = log.commits.values(), total_rows(run)
-    return Side(
+    return ComparedRun(
         path,
         ScoreConfig.model_validate(run["config"]).score.kind if run["config"]["job"] == "score" else str(run["config"]["job"]),
         log.is_complete(of),
@@ -125,7 +125,7 @@ def _differing(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any
     return others | {"score.reference": (a.get(_REFERENCE_PATH), b.get(_REFERENCE_PATH))}
 
 
-def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key: bool) -> list[str]:
+def _notes(sides: list[ComparedRun], stored: list[dict[str, Any]], alike: bool, by_key: bool) -> list[str]:
     notes: list[str] = []
     for name, side in zip("AB", sides, strict=True):
         if not side.complete:
@@ -149,7 +149,7 @@ def _notes(sides: list[Side], stored: list[dict[str, Any]], alike: bool, by_key:
 # ------------------------------------------------------------------------------------------------------------ statistics
 
 
-def _statistics(side: Side, run: dict[str, Any]) -> dict[str, Any]:
+def _statistics(side: ComparedRun, run: dict[str, Any]) -> dict[str, Any]:
     """Returns the statistics over all records: the stored ones of a complete run, else computed ones."""
     table = stored_statistics(side.path) if side.complete else None
     row = (_computed(side, run) if table is None else table).slice(0, 1).to_pylist()[0]
@@ -172,7 +172,7 @@ def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
     return flat | _flat(nested, "rewards.")
 
 
-def _computed(side: Side, run: dict[str, Any]) -> pa.Table:
+def _computed(side: ComparedRun, run: dict[str, Any]) -> pa.Table:
     """Computes the statistics of the committed records."""
     if side.kind == "generate":
         return completion_stats.completion_statistics(side.path, None, None)

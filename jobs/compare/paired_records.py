@@ -27,7 +27,7 @@ COMPLETIONS = ("completion_ids", "cumulative_logprob")
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedRecords:
     """The result of comparing documents one by one.
 
     joined_by: "key" or "row"; matched: records in both runs; only_a, only_b: records in one alone. figures: by name, the
@@ -57,7 +57,7 @@ class _Both:
         return float_column(self.a.column(name)), float_column(self.b.column(name))
 
 
-def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
+def pair_records(a: Path, b: Path, kind: str, by_key: bool, top: int) -> PairedRecords:
     """Compares the committed records of two runs of a ``kind``: "generate", "rollout", "choices", or another kind of scoring.
 
     Joins records by the user's keys or by position; completions also by sample, and rollouts also by round. ``top``: how many
@@ -78,7 +78,7 @@ def paired(a: Path, b: Path, kind: str, by_key: bool, top: int) -> Paired:
         figures, measure, values = _texts(both, lambda: _Both(_records(a, list(TOKENS)).take(left), _records(b, list(TOKENS)).take(right)))
     most = [_document(both, identity, values, i) for i in _most_different(values[0], values[1], top)]
     joined_by, matched = "key" if by_key else "row", len(left)
-    return Paired(joined_by, matched, len(table_a) - matched, len(table_b) - matched, figures, measure, most, (values[0], values[1]))
+    return PairedRecords(joined_by, matched, len(table_a) - matched, len(table_b) - matched, figures, measure, most, (values[0], values[1]))
 
 
 def _records(run: Path, columns: list[str]) -> pa.Table:

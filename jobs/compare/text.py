@@ -7,8 +7,8 @@ from typing import Any
 from ...configs.cells import plain
 from ...runner.files.checked_json import json_number
 from ..terminal.tables import align_columns, count_text, figure, shorten
-from .compare import RunComparison, Side
-from .paired_records import Figures, Paired
+from .compare import ComparedRun, RunComparison
+from .paired_records import Figures, PairedRecords
 
 _VALUE_WIDTH, _KEY_WIDTH = 36, 24
 _NAMES = {
@@ -37,7 +37,7 @@ _LEFT_OUT = {
 _PERCENTILES = ("min", "p25", "median", "p75", "max")
 
 
-def shown_as_json(comparison: RunComparison) -> str:
+def run_comparison_as_json(comparison: RunComparison) -> str:
     """Returns the comparison as one JSON object; NaN and infinities are null."""
     values = asdict(comparison)
     if comparison.paired is not None:
@@ -45,7 +45,7 @@ def shown_as_json(comparison: RunComparison) -> str:
     return json.dumps(_json(values), indent=2, ensure_ascii=False, default=str)
 
 
-def shown_as_text(comparison: RunComparison) -> str:
+def run_comparison_as_text(comparison: RunComparison) -> str:
     """Returns the comparison as blocks of aligned lines: the runs, the settings that differ, statistics, and documents.
 
     For runs whose documents cannot be compared it returns the notes alone, since nearly all of their settings differ.
@@ -58,7 +58,7 @@ def shown_as_text(comparison: RunComparison) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def run_cells(side: Side) -> list[str]:
+def run_cells(side: ComparedRun) -> list[str]:
     """Returns a run's path, and its kind, records and state."""
     state = "complete" if side.complete else f"{side.done:,} of {count_text(side.of, 'row')}"
     errors = f", {side.errors:,} quarantined" if side.errors else ""
@@ -101,15 +101,15 @@ def statistic_lines(comparison: RunComparison) -> list[list[str]]:
     return rows
 
 
-def _paired(paired: Paired) -> list[list[str]]:
+def _paired(paired: PairedRecords) -> list[list[str]]:
     """Returns the blocks on single documents."""
-    title, notes = noted(paired)
-    lines = most_lines(paired)
+    title, notes = pairing_notes(paired)
+    lines = largest_differences(paired)
     most = [f"The documents that differ most, by {paired.measure}:", *align_columns(lines, len(lines[0]) - 3)] if lines else []
     return [[title, *notes, *_figures(paired)], most]
 
 
-def noted(paired: Paired) -> tuple[str, list[str]]:
+def pairing_notes(paired: PairedRecords) -> tuple[str, list[str]]:
     """Returns how many documents are compared, and notes on those left out."""
     things = "completions" if "completions" in paired.figures else "documents"
     apart = [f"{count:,} in {name} alone" for name, count in (("A", paired.only_a), ("B", paired.only_b)) if count]
@@ -133,7 +133,7 @@ def _notes(figures: Figures) -> list[str]:
     return [*notes, *(f"tokens that {name.upper()} alone scores are not compared: {count:,}" for name, count in alone.items() if count)]
 
 
-def figure_lines(paired: Paired) -> list[list[str]]:
+def figure_lines(paired: PairedRecords) -> list[list[str]]:
     """Returns name and value, with its error, of each figure."""
     found = paired.figures
     return [
@@ -143,7 +143,7 @@ def figure_lines(paired: Paired) -> list[list[str]]:
     ]
 
 
-def _figures(paired: Paired) -> list[str]:
+def _figures(paired: PairedRecords) -> list[str]:
     found = paired.figures
     lines = align_columns([["", ""], *([f"  {name}", value] for name, value in figure_lines(paired))], 1)[1:]
     if found.get("first_difference_min") is not None:
@@ -152,7 +152,7 @@ def _figures(paired: Paired) -> list[str]:
     return lines
 
 
-def most_lines(paired: Paired) -> list[list[str]]:
+def largest_differences(paired: PairedRecords) -> list[list[str]]:
     """Returns headings, then the documents that differ most: names, A, B and B − A; nothing where none differs."""
     if not paired.most:
         return []

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ...runner.core.arrays import Doubles
-from ..compare.compare import RunComparison, compared
-from ..compare.text import figure_lines, most_lines, noted, run_cells, setting_lines, statistic_lines
+from ..compare.compare import RunComparison, compare_runs
+from ..compare.text import figure_lines, largest_differences, pairing_notes, run_cells, setting_lines, statistic_lines
 from ..report_data.bins import Bins
 from .charts import Chart, ChartPoint, histogram_chart, scatter
 from .page import Card, Page, PageSection, Table, table
@@ -22,7 +22,7 @@ _MOST = 20
 
 def pair_page(a: Path, b: Path) -> Page:
     """Returns the page that compares the run directories ``a`` and ``b``. Raises RunDirError as ``compared``."""
-    found = compared(a, b, _MOST)
+    found = compare_runs(a, b, _MOST)
     page = Page(
         title=f"{a.absolute().name} and {b.absolute().name}",
         subtitle="two runs side by side; differences are B − A",
@@ -40,9 +40,9 @@ def _paired(found: RunComparison) -> PageSection:
     """Shows the figures, a histogram of differences, each document as a dot, and those that differ most."""
     assert found.paired is not None
     paired = found.paired
-    title, notes = noted(paired)
+    title, notes = pairing_notes(paired)
     tables = [Table("Figures", ["", "B − A"], table("", [], figure_lines(paired)).rows)]
-    if lines := most_lines(paired):
+    if lines := largest_differences(paired):
         heading, *rows = lines
         left = len(heading) - 3
         tables.append(table(f"The documents that differ most, by {paired.measure}", heading, rows, left=left))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from ..report_data.bins import Bins
-from ..report_data.record_pass import Pass
+from ..report_data.record_pass import RecordPass
 from ..report_data.rollout_figures import RolloutFigures
 from ..statistics.advantages import DEGENERATE
 from ..statistics.rollout_sums import RewardError
@@ -18,7 +18,7 @@ from .page import PageSection, Table, table
 _TICKS, _MESSAGE = 20, 400
 
 
-def distributions(found: Pass) -> PageSection | None:
+def distributions(found: RecordPass) -> PageSection | None:
     """Shows lengths, logprobs, perplexities, finish reasons and predictions, as far as the records have them."""
     charts: list[Chart] = []
     titles = {"prompt": "Prompt length", "completion": "Completion length", "scored": "Scored tokens"}
@@ -54,7 +54,7 @@ def _chart(name: str, title: str, values: Bins, x: str, y: str, form: str) -> Ch
     return Chart(name, title, words, histogram_chart(found, x, y))
 
 
-def rewards(found: Pass, dropped: Mapping[str, int]) -> PageSection | None:
+def rewards(found: RecordPass, dropped: Mapping[str, int]) -> PageSection | None:
     """Shows rewards by sample and group, pass@k, policy versions and errors of functions; None for a run without rewards.
 
     ``dropped``: groups left out on purpose, by reason. Where their rewards were all equal, pass@k of the others means nothing.

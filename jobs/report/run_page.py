@@ -21,7 +21,7 @@ from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, run_status
 from ...runner.runs.throughput import duration
 from ...runner.text.tokenizer import Tokenizer
-from ..report_data.record_pass import Pass, passed
+from ..report_data.record_pass import RecordPass, pass_over_records
 from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
 from ..statistics.score_table import main_columns, notes
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 def run_page(run: Path) -> Page:
     """Returns the report of the run directory ``run``. Raises RunDirError where it is none or a committed part is damaged."""
     stored = stored_run(run)
-    found, now = passed(run), run_status(run)
+    found, now = pass_over_records(run), run_status(run)
     config = stored["config"]
     page = Page(
         title=run.absolute().name,
@@ -82,7 +82,7 @@ def _banner(now: Status) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------------------- head figures
 
 
-def _cards(now: Status, found: Pass | None, rows: list[Json]) -> Iterator[Card]:
+def _cards(now: Status, found: RecordPass | None, rows: list[Json]) -> Iterator[Card]:
     share = "" if not now.of else f"of {now.of:,}" + ("" if now.rows == now.of else f", {100 * now.rows / now.of:.1f} %")
     yield Card("Rows", f"{now.rows:,}", share)
     if found is not None and found.records != now.rows:
@@ -102,7 +102,7 @@ def _cards(now: Status, found: Pass | None, rows: list[Json]) -> Iterator[Card]:
         yield Card("Time", duration(now.history.seconds), f"{starts:,} starts" if starts > 1 else "of work, model loaded")
 
 
-def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
+def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:
     """Yields the cards for reward, accuracy or perplexity; from the statistics where the run has them."""
     if found is None:
         return
@@ -133,7 +133,7 @@ def _quality(found: Pass | None, row: Json | None) -> Iterator[Card]:
 # --------------------------------------------------------------------------------------------------------------- samples
 
 
-def _browse(page: Page, run: Path, found: Pass, stored: Json) -> None:
+def _browse(page: Page, run: Path, found: RecordPass, stored: Json) -> None:
     """Puts the samples on the page. Without the tokenizer, tokens are shown by their ids."""
     tokenizer: Tokenizer | None = None
     note = ""

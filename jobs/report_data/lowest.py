@@ -40,7 +40,7 @@ class Lowest:
         return [(int(a), int(b), int(c)) for a, b, c in self.records]
 
 
-def shuffled(records: Ints) -> Doubles:
+def hash_uniforms(records: Ints) -> Doubles:
     """Returns a number in [0, 1) for each record [N, 3], spread like a random one but the same each time.
 
     The finalizer of SplitMix64 (Steele, Lea, Flood 2014) over the record's identity.

@@ -17,7 +17,7 @@ from ...runner.store.results import read_results
 from ..statistics.rollout_groups import GROUP_COLUMNS
 from ..statistics.standard_errors import float_column
 from .bins import Bins
-from .lowest import Lowest, shuffled
+from .lowest import Lowest, hash_uniforms
 from .rollout_figures import RolloutFigures
 
 SPAN = 8  # tokens of a span
@@ -28,7 +28,7 @@ _SORTS = {"random": 40, "least likely": 16, "most likely": 8, "longest": 8, "wro
 
 
 @dataclass(slots=True)
-class Pass:
+class RecordPass:
     """The figures of one pass.
 
     lengths: heading -> lengths in tokens. nll: of each token, in nats. documents: mean NLL a token of each record.
@@ -48,7 +48,7 @@ class Pass:
     rollout: RolloutFigures | None = None
 
 
-def passed(run: Path) -> Pass | None:
+def pass_over_records(run: Path) -> RecordPass | None:
     """Reads the committed records of the run directory ``run``. Returns None where there are none.
 
     Raises RunDirError where a committed part is missing or damaged.
@@ -56,7 +56,7 @@ def passed(run: Path) -> Pass | None:
     first = next(read_results(run), None)
     if first is None:
         return None
-    found = Pass(first.schema.names)
+    found = RecordPass(first.schema.names)
     wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_SCORED}]
     if "reward" in wanted:
         found.rollout = RolloutFigures()
@@ -76,10 +76,10 @@ def identities(batch: pa.RecordBatch) -> Ints:
     return np.stack(columns, axis=1)
 
 
-def _add(found: Pass, batch: pa.RecordBatch) -> None:
+def _add(found: RecordPass, batch: pa.RecordBatch) -> None:
     records, names = identities(batch), set(batch.schema.names)
     found.records += len(records)
-    chance = shuffled(records)
+    chance = hash_uniforms(records)
     _pick(found, "random", chance, records)
     for name, heading in (("prompt_tokens", "prompt"), ("completion_tokens", "completion"), ("scored_tokens", "scored")):
         if name in names:
@@ -100,7 +100,7 @@ def _add(found: Pass, batch: pa.RecordBatch) -> None:
         found.rollout.add(batch)
 
 
-def _add_logprobs(found: Pass, batch: pa.RecordBatch, records: Ints, names: set[str]) -> None:
+def _add_logprobs(found: RecordPass, batch: pa.RecordBatch, records: Ints, names: set[str]) -> None:
     sums, counts = ("sum_logprob", "scored_tokens") if "sum_logprob" in names else ("cumulative_logprob", "completion_tokens")
     if sums in names:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -142,7 +142,7 @@ def _add_spans(spans: Lowest, flat: NDArray[np.float32], lengths: Ints, records:
             spans.add(np.array([value]), records[[index]], np.array([int(np.nanargmin(inside))]))
 
 
-def _add_choices(found: Pass, batch: pa.RecordBatch, records: Ints) -> None:
+def _add_choices(found: RecordPass, batch: pa.RecordBatch, records: Ints) -> None:
     right = _doubles(batch, "correct")
     found.accuracy += Counter({"right": int((right == 1).sum()), "wrong": int((right == 0).sum()), "no label": int(np.isnan(right).sum())})
     margins = np.array([_margin(values) for values in batch.column("choice_logprobs").to_pylist()], np.float64)
@@ -156,7 +156,7 @@ def _margin(logprobs: list[float] | None) -> float:
     return ordered[0] - ordered[1] if len(ordered) > 1 and ordered[1] != -np.inf else np.nan
 
 
-def _pick(found: Pass, sort: str, scores: Doubles, records: Ints) -> None:
+def _pick(found: RecordPass, sort: str, scores: Doubles, records: Ints) -> None:
     found.sorts.setdefault(sort, Lowest(_SORTS[sort])).add(scores, records)
 
 

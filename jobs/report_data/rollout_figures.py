@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from ..statistics.rollout_groups import GroupSplitter, RolloutGroup
 from ..statistics.rollout_sums import RolloutSums
 from .bins import Bins
-from .lowest import Lowest, shuffled
+from .lowest import Lowest, hash_uniforms
 
 _SHOWN_GROUPS = 12
 _REWARD_BINS = (-100.0, 1 / 64, 100.0)
@@ -54,6 +54,6 @@ class RolloutFigures:
             return
         self.means.add(rewards.mean(keepdims=True))
         if rewards.min() < rewards.max():
-            chance = shuffled(np.array([[group.round, group.row, 0]]))
+            chance = hash_uniforms(np.array([[group.round, group.row, 0]]))
             for picks, at in ((self.best, rewards.argmax()), (self.worst, rewards.argmin())):
                 picks.add(chance, np.array([[group.round, group.row, rated[int(at)][1]]]))

@@ -15,7 +15,7 @@ from ...runner.store.results import read_results
 from ...runner.text.tokenizer import Tokenizer
 from ..terminal.tables import shorten
 from .lowest import Lowest
-from .record_pass import SPAN, Pass, identities
+from .record_pass import SPAN, RecordPass, identities
 from .token_view import MOST, Spell, decoded, numbered, shown_tokens, token_spelling
 
 Identity = tuple[int, int, int]  # round, row, sample
@@ -48,7 +48,7 @@ class Samples:
     left_out: int
 
 
-def samples(run: Path, found: Pass, tokenizer: Tokenizer | None) -> Samples:
+def samples(run: Path, found: RecordPass, tokenizer: Tokenizer | None) -> Samples:
     """Returns the records that ``found`` picked. Raises RunDirError where a committed part is missing or damaged."""
     tags = _tags(found)
     spans = {who: int(at) for who, at in zip(found.spans.found, found.spans.notes, strict=True)}
@@ -79,7 +79,7 @@ def _rank(sorts: list[str]) -> int:
     return min(1 if sort == "random" else 0 for sort in sorts)
 
 
-def _tags(found: Pass) -> dict[Identity, list[str]]:
+def _tags(found: RecordPass) -> dict[Identity, list[str]]:
     """Returns the sorts of each picked record."""
     sorts: dict[str, Lowest] = {**found.sorts, "least likely spans": found.spans}
     if found.rollout is not None:

@@ -7,7 +7,7 @@ import pytest
 from mlx_bulk.jobs.report.charts import Chart
 from mlx_bulk.jobs.report.distributions import rewards
 from mlx_bulk.jobs.report.sweep_page import shades_of
-from mlx_bulk.jobs.report_data.record_pass import Pass
+from mlx_bulk.jobs.report_data.record_pass import RecordPass
 from mlx_bulk.jobs.report_data.rollout_figures import RolloutFigures
 from mlx_bulk.jobs.statistics.advantages import DEGENERATE
 
@@ -16,7 +16,7 @@ from ..jobs.support.bench import ROWS, Bench
 from ..jobs.support.rollout_batches import batches
 
 
-def found_in(groups: list[tuple[str, list[float | None]]]) -> Pass:
+def found_in(groups: list[tuple[str, list[float | None]]]) -> RecordPass:
     """A pass over groups of a policy version and rewards each, by one function ``right``."""
     rollout = RolloutFigures()
     for row, (version, given) in enumerate(groups):
@@ -24,10 +24,10 @@ def found_in(groups: list[tuple[str, list[float | None]]]) -> Pass:
         for batch in batches(samples, versions=[version] * len(samples)):
             rollout.add(batch)
     rollout.finish()
-    return Pass([], rollout=rollout)
+    return RecordPass([], rollout=rollout)
 
 
-def charts(found: Pass) -> dict[str, Chart]:
+def charts(found: RecordPass) -> dict[str, Chart]:
     section = rewards(found, {})
     assert section is not None
     return {chart.name: chart for chart in section.charts}

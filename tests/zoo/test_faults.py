@@ -25,4 +25,4 @@ def test_what_the_scripts_share_finds_nothing_where_nothing_is_wrong(name: str, 
     scope: dict[str, Any] = {}
     exec(PRELUDE, scope)
     scope["model"] = scope["build"](name, **{key: value for key, value in CONFIGS[name].items() if key != "model_type"})
-    exec(check, scope)
+    exec(check, scope)  # the script asserts

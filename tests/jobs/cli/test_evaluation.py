@@ -146,7 +146,9 @@ def test_wrong_gen_kwargs_are_found_before_the_model_is_loaded(tmp_path: Path, s
 def test_gen_kwargs_that_a_task_may_complete_are_taken(settings: dict[str, Any]):
     from mlx_bulk.jobs.harness.requests import check_settings
 
-    check_settings(settings)
+    given = dict(settings)
+    check_settings(settings)  # raises for settings that no task can complete
+    assert settings == given
 
 
 @oracle

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.jobs.compare.compare import compared
+from mlx_bulk.jobs.compare.compare import compare_runs
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
@@ -57,7 +57,7 @@ def other(bench: Bench) -> Path:
 
 def test_two_models_on_the_same_documents(bench: Bench, model: Path, other: Path):
     a, b = scored(bench, "a"), scored(bench, "b", model={"path": str(other)})
-    found = compared(a, b, 3)
+    found = compare_runs(a, b, 3)
     assert found.notes == []
     assert set(found.settings) == {"model.path", "model.weights (contents)"}
     assert found.settings["model.path"] == (str(model), str(other))
@@ -83,7 +83,7 @@ def test_two_models_on_the_same_documents(bench: Bench, model: Path, other: Path
 
 def test_a_run_without_bos_is_compared_over_the_tokens_that_both_score(bench: Bench):
     a, b = scored(bench, "a"), scored(bench, "b", score={"text": "{{ q }}", "prefix": "none"})
-    found = compared(a, b, 10)
+    found = compare_runs(a, b, 10)
     assert found.notes == ["the runs may score different tokens (score.prefix: bos, none); those that both score are compared"]
     assert found.paired is not None
     figures = found.paired.figures
@@ -97,22 +97,22 @@ def test_a_run_without_bos_is_compared_over_the_tokens_that_both_score(bench: Be
 def test_the_limit_of_an_extended_run_is_the_longer_one(bench: Bench):
     a = scored(bench, "a", data={"limit": 2})
     assert bench.command(bench.root / "a.yaml", "--output", str(a), "--set", "data.limit=3").code == 0
-    assert compared(a, scored(bench, "b", data={"limit": 4}), 1).settings == {"data.limit": (3, 4)}
-    assert compared(a, scored(bench, "c", data={"limit": 3}), 1).settings == {}
+    assert compare_runs(a, scored(bench, "b", data={"limit": 4}), 1).settings == {"data.limit": (3, 4)}
+    assert compare_runs(a, scored(bench, "c", data={"limit": 3}), 1).settings == {}
 
 
 def test_a_reference_that_one_run_has_is_one_line(bench: Bench, other: Path):
     a, b = scored(bench, "a"), scored(bench, "b", score={"text": "{{ q }}", "reference": {"path": str(other)}})
-    assert compared(a, b, 1).settings == {"score.reference": (None, str(other))}
+    assert compare_runs(a, b, 1).settings == {"score.reference": (None, str(other))}
     assert len(re.findall(r"^score.reference +none +/", compare(a, b).stdout, re.MULTILINE)) == 1
     c = scored(bench, "c", score={"text": "{{ q }}", "reference": "demo"})
-    assert {"score.reference.path", "score.reference.model.weights (contents)"} <= compared(b, c, 1).settings.keys()
+    assert {"score.reference.path", "score.reference.model.weights (contents)"} <= compare_runs(b, c, 1).settings.keys()
 
 
 def test_the_same_documents_in_another_order_are_joined_by_key(bench: Bench):
     a = scored(bench, "a", data={"key": "id"})
     b = scored(bench, "b", [*ROWS[:0:-1], {"id": "z", "q": "New."}], data={"key": "id"})
-    found = compared(a, b, 10)
+    found = compare_runs(a, b, 10)
     assert found.notes == ["the inputs' contents differ: keys are taken to name the same document"]
     assert found.paired is not None
     assert (found.paired.joined_by, found.paired.matched, found.paired.only_a, found.paired.only_b) == ("key", 4, 1, 1)
@@ -122,7 +122,7 @@ def test_the_same_documents_in_another_order_are_joined_by_key(bench: Bench):
 
 
 def test_rows_of_other_inputs_are_joined_with_a_warning(bench: Bench):
-    found = compared(scored(bench, "a"), scored(bench, "b", ROWS[1:]), 10)
+    found = compare_runs(scored(bench, "a"), scored(bench, "b", ROWS[1:]), 10)
     assert found.notes == ["the inputs' contents differ: rows are taken to be the same document by their position"]
     assert found.paired is not None
     assert found.paired.matched == 4
@@ -131,7 +131,7 @@ def test_rows_of_other_inputs_are_joined_with_a_warning(bench: Bench):
 def test_choices_side_by_side(bench: Bench, other: Path):
     sections: dict[str, Any] = {"score": {"choices": "a", "label": "y"}, "prompt": {"text": "{{ q }}"}}
     a, b = scored(bench, "a", QUESTIONS, **sections), scored(bench, "b", QUESTIONS, **sections, model={"path": str(other)})
-    found = compared(a, b, 10)
+    found = compare_runs(a, b, 10)
     assert found.paired is not None
     figures = found.paired.figures
     right = [[record["correct"] for record in table_of(run / "results").to_pylist()] for run in (a, b)]
@@ -147,7 +147,7 @@ def test_completions_side_by_side(bench: Bench):
     warm: dict[str, Any] = {"sampling": {"temperature": 1.0, "n": 2}}
     a = bench.run("--output", str(bench.root / "a"), **warm)
     b = bench.run("--output", str(bench.root / "b"), sampling={"temperature": 1.0, "n": 2, "seed": 1})
-    found = compared(a.output, b.output, 10)
+    found = compare_runs(a.output, b.output, 10)
     assert found.settings == {"sampling.seed": (0, 1)}
     assert found.paired is not None
     same = sum(x["completion_ids"] == y["completion_ids"] for x, y in zip(a.records, b.records, strict=True))
@@ -164,7 +164,7 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     config: Any = load_config(bench.root / "config.yaml", [f"output.path={bench.root / 'b'}"])
     summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelPool())
     assert 2 <= summary.rows < 5
-    found = compared(whole.output, bench.root / "b", 10)
+    found = compare_runs(whole.output, bench.root / "b", 10)
     committed = len(table_of(bench.root / "b/results"))
     assert found.notes == [f"B is not complete: {committed} of 5 rows are committed; what both have is compared"]
     assert found.statistics["records"] == (5, committed)  # of what is committed: a stopped run has no stats.arrow
@@ -174,10 +174,10 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
 
 def test_figures_are_computed_anew_where_the_stored_ones_are_damaged(bench: Bench):
     a, b = bench.run().output, scored(bench, "b")
-    stored = compared(a, b, 10).statistics
+    stored = compare_runs(a, b, 10).statistics
     for run in (a, b):
         flip(run / "stats.arrow")
-    found = compared(a, b, 10).statistics
+    found = compare_runs(a, b, 10).statistics
     assert {name: values for name, values in found.items() if values != (None, None)}.items() <= stored.items()
     assert found["completion_perplexity"][0] is not None
     assert found["token_perplexity"][1] is not None
@@ -185,7 +185,7 @@ def test_figures_are_computed_anew_where_the_stored_ones_are_damaged(bench: Benc
 
 def test_runs_of_unlike_jobs_share_no_documents(bench: Bench):
     generated = bench.run()
-    found = compared(generated.output, scored(bench, "b"), 10)
+    found = compare_runs(generated.output, scored(bench, "b"), 10)
     assert found.paired is None
     assert found.notes == ["A is a run of generate, B of text: their documents cannot be held against each other"]
     assert found.settings["job"] == ("generate", "score")
@@ -212,7 +212,7 @@ def test_rollouts_side_by_side(bench: Bench):
         for seed, name in enumerate("ab")
     ]
     a, b = (run.output for run in runs)
-    found = compared(a, b, 3)
+    found = compare_runs(a, b, 3)
     assert not [name for name, values in found.statistics.items() if any(isinstance(value, dict | list) for value in values)]
     means = [np.mean([record["rewards"]["odd"] for record in run.records]) for run in runs]
     assert found.statistics["rewards.odd.mean"] == tuple(pytest.approx(mean) for mean in means)

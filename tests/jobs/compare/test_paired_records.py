@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.jobs.compare.paired_records import Paired, paired
+from mlx_bulk.jobs.compare.paired_records import PairedRecords, pair_records
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
@@ -71,8 +71,8 @@ def text(row: int, ids: list[int], logprobs: list[float | None], size: int) -> R
 
 def held(
     tmp_path: Path, schema: pa.Schema, a: Sequence[Record], b: Sequence[Record], kind: str, by_key: bool = False, top: int = 10
-) -> Paired:
-    return paired(write(tmp_path / "a", schema, a), write(tmp_path / "b", schema, b), kind, by_key, top)
+) -> PairedRecords:
+    return pair_records(write(tmp_path / "a", schema, a), write(tmp_path / "b", schema, b), kind, by_key, top)
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -102,7 +102,7 @@ def test_the_difference_of_two_scorings_by_hand(tmp_path: Path):
 
 def test_a_run_against_itself_differs_in_nothing(tmp_path: Path):
     run = write(tmp_path / "a", TEXT, texts((-2.5, 2, 4), (-6.0, 3, 9), (-1.0, 5, 5)))
-    found = paired(run, run, "text", False, 10)
+    found = pair_records(run, run, "text", False, 10)
     assert (found.figures["nll_difference"], found.figures["nll_difference_stderr"], found.figures["perplexity_ratio"]) == (0.0, 0.0, 1.0)
     assert found.most == []
 
@@ -143,7 +143,7 @@ def test_behind_a_bos_and_without_one_the_tokens_that_both_score_are_compared(tm
     # (1 - 2) / (2 + 1): the logprobs of 8 and 9 alone.
     assert found.figures["nll_difference"] == pytest.approx((-1 + 0 + 2) / 3)
     assert [(each["row"], each["a"], each["b"]) for each in found.most] == [(1, 2.0, 4.0), (0, 3.0, 2.5)]
-    other_way = paired(tmp_path / "b", tmp_path / "a", "text", False, 10)
+    other_way = pair_records(tmp_path / "b", tmp_path / "a", "text", False, 10)
     assert other_way.figures["nll_difference"] == pytest.approx(-1 / 3)
     assert (other_way.figures["tokens_only_a"], other_way.figures["tokens_only_b"]) == (0, 2)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.report_data.lowest import Lowest, shuffled
-from mlx_bulk.jobs.report_data.record_pass import SPAN, Pass, passed
+from mlx_bulk.jobs.report_data.lowest import Lowest, hash_uniforms
+from mlx_bulk.jobs.report_data.record_pass import SPAN, RecordPass, pass_over_records
 from mlx_bulk.jobs.report_data.record_pass import _add_spans as add_spans  # pyright: ignore[reportPrivateUsage]
 
 from ..support.bench import Bench, Done, Record
@@ -22,8 +22,8 @@ def done(bench: Bench) -> Done:
     )
 
 
-def found_in(run: Path) -> Pass:
-    found = passed(run)
+def found_in(run: Path) -> RecordPass:
+    found = pass_over_records(run)
     assert found is not None
     return found
 
@@ -86,8 +86,8 @@ def test_the_lowest_are_the_lowest_however_they_come(values: list[float], size: 
 
 def test_a_shuffled_order_is_even_and_always_the_same():
     records = np.stack([np.zeros(20_000), np.arange(20_000) // 4, np.arange(20_000) % 4], axis=1).astype(np.int64)
-    values = shuffled(records)
-    assert np.array_equal(values, shuffled(records))
+    values = hash_uniforms(records)
+    assert np.array_equal(values, hash_uniforms(records))
     assert len(set(values.tolist())) == len(values)
     counts = np.histogram(values, bins=20, range=(0, 1))[0]
     # Each of the 20 counts is binomial(20,000, 1/20): deviation 31.
@@ -105,4 +105,4 @@ def test_choices_tell_who_is_sure_and_wrong(bench: Bench):
 
 
 def test_a_run_without_records_has_nothing(tmp_path: Path):
-    assert passed(tmp_path) is None
+    assert pass_over_records(tmp_path) is None
