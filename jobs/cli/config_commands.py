@@ -45,7 +45,7 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     from ...runner.estimate.plan import plan_run
     from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS
-    from ..plan.sweep import plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
+    from ..plan.sweep import bad_rows_exit_code, plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
     from ..plan.text import plan_as_text
     from ..plan.values import plan_as_json
 
@@ -53,7 +53,9 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
         plans = plan_sweep(sweep_cells, KINDS, calibrate)
         return plan_exit_code(plans), sweep_plan_as_json(plans) if as_json else sweep_plan_as_text(plans)
     forecast = plan_run(config, KINDS[config.job], ModelPool() if calibrate else None)
-    return 0, plan_as_json(forecast) if as_json else plan_as_text(forecast, shutil.get_terminal_size((100, 0)).columns)
+    return bad_rows_exit_code(forecast), plan_as_json(forecast) if as_json else plan_as_text(
+        forecast, shutil.get_terminal_size((100, 0)).columns
+    )
 
 
 @click.command()

@@ -17,6 +17,7 @@ from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
 from ..sweep.sweep import in_loading_order, missing_paths
+from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import align_columns, count_text, shorten
 from .values import plan_values
 
@@ -57,9 +58,16 @@ def _plan_cell(cell: Cell, plan: Callable[[], Plan]) -> CellPlan:
 
 
 def plan_exit_code(cell_plans: Sequence[CellPlan]) -> int:
-    """Returns 0, or the exit code that a run of a cell without a plan would have, 5 where several differ."""
+    """Returns the exit code that a cell without a plan would have, 5 where several differ; else 3 where one has only bad rows, or 0."""
     codes = {each.code for each in cell_plans if each.plan is None}
-    return 0 if not codes else codes.pop() if len(codes) == 1 else _MIXED
+    if not codes:
+        return max((bad_rows_exit_code(each.plan) for each in cell_plans if each.plan is not None), default=0)
+    return codes.pop() if len(codes) == 1 else _MIXED
+
+
+def bad_rows_exit_code(plan: Plan) -> int:
+    """Returns 3 where no row of the plan can be done, else 0."""
+    return QUARANTINED if plan.survey.rows_read and not plan.survey.lengths else 0
 
 
 def sweep_plan_as_text(cell_plans: Sequence[CellPlan]) -> str:

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from ...configs.visible import visible
 from ...runner.core.units import size_as_text
 from ...runner.estimate.plan import Plan
+from ...runner.pipeline.systematic_failure import systematic_failure
 from ...runner.runs.throughput import duration
 from ..terminal.tables import count_text, fold
 from .histogram import text_histogram
@@ -66,12 +67,7 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", "the input has no rows; a run has nothing to do"
     of = " of those read" if survey.rows_read < survey.rows else ""
     if survey.bad_rows:
-        verb = "goes" if survey.bad_rows == 1 else "go"
-        yield (
-            "bad",
-            f"{survey.bad_rows:,}{of} cannot be done"
-            + (f" and {verb} to errors/:" if plan.config.on_error == "quarantine" else "; on_error: fail ends the run at the first:"),
-        )
+        yield "bad", f"{survey.bad_rows:,}{of} cannot be done{_consequence(plan)}:"
     for problem in sorted(survey.problems.values(), key=lambda each: -each.count):
         yield "", f"{problem.count:,} {problem.stage} ({problem.error}), for example"
         yield from (("", f"  {example}") for example in problem.examples)
@@ -80,6 +76,15 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "", f"{survey.full_rows:,}{of} fill the model's context of {plan.context:,} tokens: {cured}"
     if survey.cut_rows:
         yield "", f"{survey.cut_rows:,}{of} are longer than the context and lose tokens to it (prompt.too_long)"
+
+
+def _consequence(plan: Plan) -> str:
+    """Returns what a run does about the rows that cannot be done."""
+    if plan.config.on_error == "fail":
+        return "; on_error: fail ends the run at the first"
+    if plan.config.on_error == "quarantine" and systematic_failure(plan.survey.failures, plan.survey.rows_read) is not None:
+        return "; a run stops before it loads the model, as the first rows all fail alike (on_error: quarantine_all goes on)"
+    return f" and {'goes' if plan.survey.bad_rows == 1 else 'go'} to errors/"
 
 
 def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:

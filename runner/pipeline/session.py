@@ -45,6 +45,7 @@ from .job import Job, Kind
 from .loading import LoadedModels, load_models
 from .progress_display import Show, Watch
 from .run_spec import RunSpec
+from .systematic_failure import require_sound_rows
 
 log = logging.getLogger("mlx_bulk")
 
@@ -187,6 +188,9 @@ class _Session:
         if backend.device_name() == "cpu" and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(self.run_dir.results)  # a volume that stays full costs no model load
+        if run.writer.rows == 0 and self.config.on_error == "quarantine":
+            self.heartbeat.doing("looking at the first rows")
+            require_sound_rows(run.spec.job, run.rows(self.config.data), run.layout)
         self.heartbeat.doing("loading the model")
         models = self._load(run.spec)
         engine = sampling_engine(

@@ -90,8 +90,8 @@ def test_a_section_left_empty_holds_its_defaults(tmp_path: Path) -> None:
             "sampling: {min_tokens: 9, max_tokens: 8}",
             "job.yaml: sampling.min_tokens: found 9; expected at most sampling.max_tokens, which is 8",
         ),
-        ("on_error: quit", 'job.yaml: on_error: found "quit"; expected quarantine or fail'),
-        ("on_error: failed", 'job.yaml: on_error: found "failed"; expected quarantine or fail; did you mean fail?'),
+        ("on_error: quit", 'job.yaml: on_error: found "quit"; expected quarantine, quarantine_all or fail'),
+        ("on_error: failed", 'job.yaml: on_error: found "failed"; expected quarantine, quarantine_all or fail; did you mean fail?'),
         (
             "batch: {prefix_cache: true}",
             "job.yaml: batch.prefix_cache: found true; expected a folder, or null",

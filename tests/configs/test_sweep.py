@@ -188,7 +188,7 @@ def test_a_mappings_order_and_the_kind_of_its_keys_make_no_other_cell() -> None:
         ),
         (
             {"matrix": {"data.limit": [1, 2]}, "base": {**BASE, "on_error": "stop"}},
-            'sweep.yaml: base.on_error: found "stop"; expected quarantine or fail',
+            'sweep.yaml: base.on_error: found "stop"; expected quarantine, quarantine_all or fail',
         ),
         (
             {"base": {**BASE, "output": {"path": "x"}}},
