@@ -220,9 +220,7 @@ class JobConfig(Section):
     logprobs: LogprobsConfig = Field(default=LogprobsConfig(), description="Which logprobs the records hold.")
     batch: BatchConfig = Field(default=BatchConfig(), description="How rows share the device.")
     on_error: Annotated[Literal["quarantine", "quarantine_all", "fail"], FREE] = Field(
-        default="quarantine",
-        description="A row that cannot be done is set aside with its error, or stops the job (fail). Where the first rows of a run all "
-        "fail alike, quarantine stops too, before the model is loaded; quarantine_all goes on.",
+        default="quarantine", description="A row that cannot be done is set aside, or stops the job; quarantine_all: even if all are alike."
     )
     output: OutputConfig = Field(description="The run directory.")
 

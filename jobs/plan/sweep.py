@@ -9,21 +9,21 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...configs.cells import Cell, plain
+from ...configs.cells import Cell
 from ...configs.errors import BulkError
 from ...runner.core.units import size_as_text
 from ...runner.estimate.plan import Plan, plan_run
 from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.job import Kind
 from ...runner.runs.throughput import duration
+from ..sweep.results_table import setting_columns
 from ..sweep.sweep import in_loading_order, missing_paths
 from ..terminal.closing_line import QUARANTINED
-from ..terminal.tables import align_columns, count_text, shorten
+from ..terminal.tables import align_columns, count_text
 from .values import plan_values
 
 log = logging.getLogger("mlx_bulk")
 
-_LABEL, _VALUE = 40, 16  # columns
 _MIXED = 5  # exit code: cells failed in several ways
 
 
@@ -72,7 +72,9 @@ def bad_rows_exit_code(plan: Plan) -> int:
 
 def sweep_plan_as_text(cell_plans: Sequence[CellPlan]) -> str:
     """Returns a table, a line a cell; below it the errors, and the disk and time that all cells take together."""
-    lines = align_columns([_HEAD, *(_cells(each) for each in cell_plans)], 1)
+    settings = setting_columns([each.cell.settings for each in cell_plans])
+    figures = [_HEAD, *map(_figures, cell_plans)]
+    lines = align_columns([(*cell, *rest) for cell, rest in zip(zip(*settings, strict=True), figures, strict=True)], len(settings))
     for each in cell_plans:
         if each.plan is None:
             lines.append(f"{each.cell.label}: {each.message}")
@@ -103,21 +105,16 @@ def sweep_plan_as_json(cell_plans: Sequence[CellPlan]) -> str:
     return json.dumps({"job": "sweep", "cells": cells}, indent=2, ensure_ascii=False)
 
 
-_HEAD = ("cell", "rows", "left", "bad", "tokens", "memory", "disk", "time left")
+_HEAD = ("rows", "left", "bad", "tokens", "memory", "disk", "time left")
 
 
-def _name(cell: Cell) -> str:
-    """Returns a cell's settings in short: the last words of its keys, the beginnings of its values."""
-    return shorten(", ".join(f"{key.rpartition('.')[2]}={shorten(plain(value), _VALUE)}" for key, value in cell.overrides.items()), _LABEL)
-
-
-def _cells(each: CellPlan) -> tuple[str, ...]:
-    label, plan = _name(each.cell), each.plan
+def _figures(each: CellPlan) -> tuple[str, ...]:
+    plan = each.plan
     if plan is None:
-        return (label, *["–"] * (len(_HEAD) - 1))
+        return tuple("–" for _ in _HEAD)
     bad = round(plan.survey.factor * plan.survey.bad_rows)
     tokens = plan.prompt_tokens + plan.work.generated if plan.survey.generates else plan.work.prefilled
     memory = size_as_text(plan.weight_bytes + plan.work.kv_bytes)
     time = "–" if plan.seconds_left is None else duration(plan.seconds_left)
     left = "refused" if plan.output.state == "refused" else f"{plan.rows_left:,}"
-    return (label, f"{plan.survey.rows:,}", left, f"{bad:,}", f"{tokens:,}", memory, size_as_text(plan.disk_bytes), time)
+    return (f"{plan.survey.rows:,}", left, f"{bad:,}", f"{tokens:,}", memory, size_as_text(plan.disk_bytes), time)

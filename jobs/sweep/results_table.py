@@ -76,7 +76,7 @@ def write_sweep_table(table: pa.Table, folder: Path) -> None:
 def closing_table(outcomes: Sequence[CellOutcome]) -> str:
     """Returns the cells' settings and main statistics over all rows as aligned lines, then notes, and why cells failed."""
     rows = [_over_all(outcome) for outcome in outcomes]
-    columns = _settings([outcome.cell.settings for outcome in outcomes])
+    columns = setting_columns([outcome.cell.settings for outcome in outcomes])
     reasons = list(dict.fromkeys(_reason(outcome) for outcome in outcomes if outcome.state == "failed"))
     states = [_state(outcome, reasons) for outcome in outcomes]
     if any(states):
@@ -160,18 +160,32 @@ def _some_of(labels: Sequence[str]) -> str:
     return labels[0] if len(labels) == 1 else f"{labels[0]} and {len(labels) - 1:,} more"
 
 
-def _settings(cells: Sequence[Overrides]) -> list[list[str]]:
-    """Returns a column for each key. Where room is short, keys are shortened and the widest values cut."""
+def setting_columns(cells: Sequence[Overrides]) -> list[list[str]]:
+    """Returns a column for each key of ``cells``, its heading first. Where room is short, keys and the widest values are cut in front."""
     keys = list(cells[0])
-    values = [[_end_of(plain(cell[key]), _WIDTH) for cell in cells] for key in keys]
+    texts = [[plain(cell[key]) for cell in cells] for key in keys]
+    least = [_telling_width(column) for column in texts]
+    values = [[_end_of(text, max(_WIDTH, width)) for text in column] for width, column in zip(least, texts, strict=True)]
     whole = [[key, *column] for key, column in zip(keys, values, strict=True)]
     if sum(max(map(width_of, column)) for column in whole) <= _SETTINGS_WIDTH:
         return whole
     columns = [[heading, *column] for heading, column in zip(_short(keys), values, strict=True)]
     widths = [max(map(width_of, column)) for column in columns]
-    while sum(widths) > _SETTINGS_WIDTH and max(widths) > _LEAST_WIDTH:
-        widths[widths.index(max(widths))] -= 1
+    while sum(widths) > _SETTINGS_WIDTH:
+        spare = [width - max(_LEAST_WIDTH, needed) for width, needed in zip(widths, least, strict=True)]
+        if max(spare) <= 0:
+            break
+        widths[max(range(len(widths)), key=lambda i: (spare[i] > 0, widths[i]))] -= 1
     return [[heading, *(_end_of(text, width) for text in texts)] for width, (heading, *texts) in zip(widths, columns, strict=True)]
+
+
+def _telling_width(texts: Sequence[str]) -> int:
+    """Returns the least width at which the ends of different texts differ, with the whole name of the folder where paths do."""
+    distinct = set(texts)
+    widest = max(map(width_of, distinct))
+    least = next((width for width in range(1, widest) if len({_end_of(text, width) for text in distinct}) == len(distinct)), widest)
+    starts = [text.rfind("/", 0, max(0, len(text) - least + 1)) for text in distinct]
+    return max(least, *(1 + len(text) - start for text, start in zip(distinct, starts, strict=True) if start >= 0), 0)
 
 
 def _end_of(text: str, width: int) -> str:
