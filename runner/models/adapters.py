@@ -9,7 +9,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from types import NoneType
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -23,6 +25,16 @@ CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
 TRIAL = (0, 1, 0, 0, 1, 1, 0, 1)  # ids that every vocabulary has
 _LEAVES = ("lora_a", "lora_b", "m")
 _NAMED = 3
+_SHOWN = 60  # characters of a value in a message
+_EXPECTED: dict[str, tuple[tuple[type, ...], str]] = {  # the settings of LoRA and DoRA, as mlx-lm writes them
+    "num_layers": ((int,), "a whole number: of the last layers that it is on"),
+    "lora_parameters": ((dict,), "a mapping with rank, scale, and keys for chosen layers"),
+    "lora_parameters.rank": ((int,), "a whole number"),
+    "lora_parameters.scale": ((int, float), "a number"),
+    "lora_parameters.dropout": ((int, float, NoneType), "a number, or nothing"),
+    "lora_parameters.keys": ((list, NoneType), "a list of names of layers, or nothing"),
+}
+_NEEDED = ("num_layers", "lora_parameters", "lora_parameters.rank")  # mlx-lm itself misses the scale, with advice
 
 
 @dataclass(slots=True)
@@ -137,10 +149,7 @@ class Adapters:
 
     def _wrapped(self, folder: Path) -> _Replacement:
         """Lets mlx-lm put an adapter's folder on the base; returns what it has replaced."""
-        from mlx_lm.utils import load_adapters
-
-        settings = _settings(folder)
-        load_adapters(self._network, str(folder))
+        settings = load_adapter(self._network, folder)
         given: dict[str, mx.array] = mx.load(str(folder / TENSORS))  # pyright: ignore[reportAssignmentType]
         if bad := [name for name, array in given.items() if not mx.all(mx.isfinite(array)).item()]:
             raise AdapterRefused(f"{bad[0]} holds NaN or infinite numbers")
@@ -188,6 +197,25 @@ def replaces_weights(folder: Path) -> bool:
     return isinstance(settings, dict) and settings.get("fine_tune_type") == "full"  # pyright: ignore[reportUnknownMemberType]
 
 
+def load_adapter(network: Any, folder: Path) -> dict[str, Any]:
+    """Lets mlx-lm put an adapter's folder on ``network``, and returns its settings. Where these lack dropout it is 0: nothing trains here.
+
+    Raises AdapterRefused where the settings cannot be used; mlx-lm raises in many ways.
+    """
+    from mlx_lm.utils import load_adapters
+
+    settings = _settings(folder)
+    parameters = settings.get("lora_parameters")
+    if parameters is None or parameters.get("dropout") is not None:
+        load_adapters(network, str(folder))
+        return settings
+    with TemporaryDirectory(prefix="mlx-bulk-") as whole:  # mlx-lm reads them from a folder
+        (Path(whole) / CONFIG).write_text(json.dumps({**settings, "lora_parameters": {**parameters, "dropout": 0.0}}), encoding="utf-8")
+        (Path(whole) / TENSORS).symlink_to((folder / TENSORS).absolute())
+        load_adapters(network, whole)
+    return settings
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     """Reads adapter_config.json. Raises AdapterRefused where mlx-lm cannot use it."""
     for name in (CONFIG, TENSORS):
@@ -195,9 +223,33 @@ def _settings(folder: Path) -> dict[str, Any]:
             files = ", ".join(sorted(path.name for path in folder.iterdir())[:_NAMED]) or "nothing"
             raise AdapterRefused(f"holds no {name} (it holds {files}); expected an adapter in mlx-lm's format, or a checkpoint")
     settings = json.loads((folder / CONFIG).read_bytes())
+    if not isinstance(settings, dict):
+        raise AdapterRefused(
+            f"its {CONFIG} holds {_json_text(settings)}; expected a mapping with fine_tune_type, num_layers, lora_parameters"
+        )
     if "peft_type" in settings:
         raise AdapterRefused("is an adapter in PEFT's format; expected mlx-lm's (fine_tune_type, num_layers, lora_parameters)")
-    return settings
+    if settings.get("fine_tune_type") != "full":
+        _require_lora(cast("dict[str, Any]", settings))
+    return cast("dict[str, Any]", settings)
+
+
+def _require_lora(settings: dict[str, Any]) -> None:
+    """Raises AdapterRefused for a setting of LoRA that is missing, or of another type than mlx-lm's."""
+    inner = cast("dict[str, Any]", settings.get("lora_parameters") if isinstance(settings.get("lora_parameters"), dict) else {})
+    found = settings | {f"lora_parameters.{name}": value for name, value in inner.items()}
+    for key, (kinds, words) in _EXPECTED.items():
+        if key not in found and key not in _NEEDED:
+            continue
+        value = found.get(key)
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            problem = f": {key}: found {_json_text(value)}" if key in found else f" has no {key}"
+            raise AdapterRefused(f"its {CONFIG}{problem}; expected {words}")
+
+
+def _json_text(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _Replacement:

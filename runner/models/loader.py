@@ -112,14 +112,19 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int,
 
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
     """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``_whole_bytes``."""
-    from mlx_lm.utils import dequantize_model, load_adapters
+    from mlx_lm.utils import dequantize_model
+
+    from .adapters import AdapterRefused, load_adapter
 
     network, dtype = _opened(config, checkpoint), _dtype(config.dtype)
     need = _whole_bytes(network)
     if need is not None and need <= memory:
         dequantize_model(network)
     if checkpoint.adapter is not None:
-        load_adapters(network, str(checkpoint.adapter))
+        try:
+            load_adapter(network, checkpoint.adapter)
+        except AdapterRefused as error:
+            raise ModelError(f"the adapter {checkpoint.adapter}: {error}") from error
     if dtype is not None:
         network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
     network.eval()

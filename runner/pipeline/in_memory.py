@@ -4,7 +4,6 @@ Job, rows, engine and reward functions are those of a run by the command, but no
 belongs to the thread that makes an ``InMemoryRollouts``: call all of its methods there.
 """
 
-import json
 import logging
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -29,7 +28,7 @@ from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..engine.interface import one_window
 from ..layers.kernel_injection import only_inside
-from ..models.adapters import CONFIG, TENSORS
+from ..policies.given_policy import given_folder, given_step, write_given
 from ..policies.policy_engine import full_weights_fit, policy_engine_of
 from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
@@ -54,7 +53,7 @@ class InMemoryRollouts:
     Groups of a shard (``batch.rows_per_shard`` rows) come in the order in which they finish. All of them come before the model is
     given a row of the next shard. ``errors`` lists the rows that have no group in the last iteration, in the columns of ``errors/*.arrow``.
 
-    Nothing is written to ``output.path``. Raises a BulkError where the command would end with one.
+    Nothing is written to ``output.path``. Raises a BulkError where the command would end with one, RuntimeError after ``close``.
     """
 
     def __init__(self, config: RolloutConfig, kind: Kind):
@@ -62,6 +61,7 @@ class InMemoryRollouts:
             raise ConfigError("policy.watch: expected null, since policies come from update() here; remove it")
         self.config, self._kind = config, kind
         self.errors: list[dict[str, Any]] = []
+        self._closed = False
         self._iteration: ReferenceType[Generator[pa.RecordBatch]] | None = None
         self._scratch = TemporaryDirectory(prefix="mlx-bulk-")
         try:
@@ -97,41 +97,41 @@ class InMemoryRollouts:
         return self._updater.policy
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self._require_open()
         self._end_iteration()
         groups = self._groups()
         self._iteration = ref(groups)  # not the generator: one that nobody holds any more ends by itself
         return groups
 
-    def update(self, version: int, adapter: Path) -> None:
+    def update(self, version: int, adapter: str | Path) -> None:
         """Samples from another policy, beginning with the next shard (or round, see ``policy.update``).
 
         version: the trainer's step, higher than all before it. adapter: a folder with an adapter in mlx-lm's format (LoRA, DoRA,
         ``fine_tune_type: full``) or a whole checkpoint; it must stay until the policy samples.
 
-        Raises ModelError where it cannot be put on the model; the present policy goes on then.
+        Raises ModelError where it cannot be put on the model; the present policy goes on then. Raises ConfigError for a version that
+        is not higher, TypeError for arguments of other types.
         """
-        self._require_newer(version)
-        self._updater.require_room(adapter)
+        step, folder = self._newer_step(version), given_folder(adapter)
+        self._updater.require_room(folder)
         with self._inferring():
-            self._adapters.try_on(adapter)
+            self._adapters.try_on(folder)
         self._remove_old_policies()
-        self._source.add(adapter, version)
+        self._source.add(folder, step)
 
     def update_arrays(self, version: int, settings: Mapping[str, Any], tensors: Mapping[str, mx.array]) -> None:
-        """Samples from another policy, see ``update``, whose adapter is given as arrays.
+        """Samples from another policy whose adapter is given as arrays; raises as ``update`` does.
 
         settings: the values of adapter_config.json: fine_tune_type, num_layers, lora_parameters (rank, scale, dropout, keys).
-        tensors: by name, as ``tree_flatten(model.trainable_parameters())`` gives them: lora_a [in, rank], lora_b [rank, out].
-        """
-        self._require_newer(version)
+        tensors: by name, as ``tree_flatten(model.trainable_parameters())`` gives them: lora_a [in, rank], lora_b [rank, out]."""
+        self._newer_step(version)
         folder = self._arrays_folder / f"{version}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(dict(settings)), encoding="utf-8")
-        mx.save_safetensors(str(folder / TENSORS), dict(tensors))
+        write_given(folder, settings, tensors)
         self.update(version, folder)
 
     def close(self) -> None:
         """Ends the present iteration with its threads and processes, and gives up the model."""
+        self._closed = True
         self._end_iteration()
         self._scratch.cleanup()
 
@@ -144,7 +144,7 @@ class InMemoryRollouts:
     # ---------------------------------------------------------------------------------------------------- one pass
 
     def _groups(self) -> Generator[pa.RecordBatch]:
-        """Yields the groups of one pass over all shards. While the caller has the thread, mlx-lm's model files are as they were."""
+        """Yields the groups of one pass. While the caller has the thread, mlx-lm's model files are as they were."""
         with closing(self._window_groups()) as groups:
             while True:
                 with self._inferring():
@@ -189,12 +189,16 @@ class InMemoryRollouts:
         if groups is not None:
             groups.close()
 
-    def _require_newer(self, version: int) -> None:
-        newest = self._updater.newest_version()
-        if version <= newest:
-            raise ConfigError(
-                f"update: found version {version}, and version {newest} was there before; expected the trainer's step, a higher one"
-            )
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("these rollouts are closed; make others with mlx_bulk.Rollouts(…)")
+
+    def _newer_step(self, version: int) -> int:
+        self._require_open()
+        step, newest = given_step(version), self._updater.newest_version()
+        if step > newest:
+            return step
+        raise ConfigError(f"update: found version {step}, and {newest} was there before; expected the trainer's step, a higher one")
 
     def _remove_old_policies(self) -> None:
         """Removes the files of older policies."""
@@ -209,8 +213,7 @@ class InMemoryRollouts:
 
 
 def _log_errors(errors: list[dict[str, Any]]) -> None:
-    failed = [error for error in errors if error["stage"] != DROP]
-    if failed:
+    if failed := [error for error in errors if error["stage"] != DROP]:
         log.warning("%d rows have no group, the first for: %s", len(failed), failed[0]["message"])
 
 

@@ -18,7 +18,7 @@ from ..data.rescan import stored_data, without_stdin
 from ..engine.setup import Setup
 from ..models import checkpoint as checkpoints
 from ..models.checkpoint import Checkpoint
-from ..policies.policy_store import PolicyStore
+from ..policies.policy_store import PolicyStore, put_policy_on
 from ..policies.recorded_policies import policies_in_records
 from ..runs.run_files import current_run
 from ..store.paths import RunPaths
@@ -64,11 +64,7 @@ class RunModel:
         assert adapters is not None, "a loaded model has them"
         store = PolicyStore(RunPaths(self.run).policies, adapters.weights())
         for name in policies_in_records(self.run):
-            policy = store.policy(name)
-            if policy.adapter is None:
-                adapters.back()
-            else:
-                adapters.put_on(policy.adapter)
+            put_policy_on(adapters, store.policy(name))
             yield name, name, setup.split_anew()
 
 

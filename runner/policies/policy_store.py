@@ -22,7 +22,7 @@ from ..files.checked_json import read_document, write_document
 from ..files.checked_lines import append_line, read_lines
 from ..files.folder_lock import now
 from ..files.hash_cache import folder_sha256
-from ..models.adapters import CONFIG, TENSORS, AdapterRefused, is_full
+from ..models.adapters import CONFIG, TENSORS, AdapterRefused, Adapters, is_full
 from .policy_source import Offer
 
 log = logging.getLogger("mlx_bulk")
@@ -157,6 +157,17 @@ class PolicyStore:
         fsync_folder(folder)
         folder.rename(self.root / policy.name)
         fsync_folder(self.root)
+
+
+def put_policy_on(adapters: Adapters, policy: Policy) -> None:
+    """Puts a kept policy on the network of ``adapters``; for the base what the model was loaded with.
+
+    Raises AdapterRefused where that fails, and then nothing has changed.
+    """
+    if policy.adapter is None:
+        adapters.back()
+    else:
+        adapters.put_on(policy.adapter)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ..core.units import size_as_text
 from ..models.adapters import AdapterRefused, Adapters, replaces_weights
 from ..runs.failures import REFUSED
 from .policy_source import Offer, PolicySource
-from .policy_store import TAKEN, PolicyStore
+from .policy_store import TAKEN, PolicyStore, put_policy_on
 
 log = logging.getLogger("mlx_bulk")
 
@@ -68,11 +68,9 @@ class PolicyUpdater:
         Raises ModelError where it is not whole, or cannot be loaded; then nothing has changed.
         """
         policy = self._store.policy(name)
-        if policy.adapter is None:
-            self._adapters.back()
-        else:
+        if policy.adapter is not None:
             self.require_room(policy.adapter)
-            self._adapters.put_on(policy.adapter)
+        put_policy_on(self._adapters, policy)
         log.info("policy %d samples what is left of the round that it began, in place of policy %d", policy.version, self.policy.version)
         self.policy = policy
 

@@ -58,6 +58,20 @@ def test_what_is_put_on_is_what_mlx_lm_loads_and_off_is_the_base(name: str, kind
     np.testing.assert_array_equal(logits(network), alone(folder, name))
 
 
+@pytest.mark.parametrize("dropout", [None, 0.5])
+def test_an_adapter_without_dropout_samples_as_one_with_it(dropout: float | None, tmp_path: Path):
+    network = fresh()
+    with_it, without = (write_adapter(tmp_path / name, network, keys=("self_attn.q_proj",)) for name in ("with", "without"))
+    settings = json.loads((without / "adapter_config.json").read_text())
+    settings["lora_parameters"]["dropout"] = dropout
+    if dropout is None:
+        del settings["lora_parameters"]["dropout"]
+    (without / "adapter_config.json").write_text(json.dumps(settings))
+    adapters = adapters_of(network)
+    adapters.put_on(without)
+    np.testing.assert_array_equal(logits(network), alone(with_it))
+
+
 def test_scale_zero_would_not_be_the_base_under_dora(tmp_path: Path):
     """What the tests above would miss if the adapter were turned down, not taken off."""
     network = fresh()
@@ -148,6 +162,16 @@ def spoiled(folder: Path, how: str) -> None:
             settings["lora_parameters"]["keys"], given = ["attention.wq"], {}
         case "no scale":
             del settings["lora_parameters"]["scale"]
+        case "no layers":
+            del settings["num_layers"]
+        case "layers as text":
+            settings["num_layers"] = "2"
+        case "no rank":
+            del settings["lora_parameters"]["rank"]
+        case "parameters as a list":
+            settings["lora_parameters"] = [4, 2.0]
+        case "a list":
+            settings = [4]
         case "PEFT":
             settings = {"peft_type": "LORA", "r": 4}
         case _:
@@ -167,6 +191,11 @@ REASONS = {
     "logits overflow": "its logits are NaN or infinite",
     "layers that the model has not": "names no layers that the model has",
     "no scale": "scale",
+    "no layers": "its adapter_config.json has no num_layers; expected a whole number: of the last layers that it is on",
+    "layers as text": 'its adapter_config.json: num_layers: found "2"; expected a whole number',
+    "no rank": "its adapter_config.json has no lora_parameters.rank; expected a whole number",
+    "parameters as a list": "its adapter_config.json: lora_parameters: found [4, 2.0]; expected a mapping with rank, scale",
+    "a list": "its adapter_config.json holds [4]; expected a mapping with fine_tune_type",
     "PEFT": "PEFT's format",
 }
 

@@ -16,6 +16,7 @@ from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.models.checkpoint import checkpoint_fingerprints, find_checkpoint
+from mlx_bulk.runner.models.loader import outline
 from mlx_lm.utils import load as mlx_lm_load
 from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 
@@ -145,3 +146,19 @@ def test_an_adapter_is_applied_as_by_mlx_lm(tmp_path: Path, tiny: Path, kind: st
     assert np.abs(logprobs(ours.network) - logprobs(loaded(tiny, dtype="float32").network)).max() > 0.1
     with_adapter, without = (checkpoint_fingerprints(find_checkpoint(ModelConfig(path=str(tiny), adapter=a))) for a in (str(adapter), None))
     assert {key for key in without if without[key] != with_adapter[key]} == {"model.adapter"}
+
+
+def test_an_adapter_without_dropout_is_loaded_and_one_without_layers_refused(tmp_path: Path, tiny: Path):
+    adapter = write_adapter(tiny, tmp_path / "lora", "lora")
+    expected = logprobs(loaded(tiny, adapter=str(adapter), dtype="float32").network)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    del settings["lora_parameters"]["dropout"]
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    np.testing.assert_array_equal(logprobs(loaded(tiny, adapter=str(adapter), dtype="float32").network), expected)
+    config = ModelConfig(path=str(tiny), adapter=str(adapter))
+    assert outline(config, find_checkpoint(config), 1 << 40).vocabulary == VOCABULARY
+    del settings["num_layers"]
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    for load in (lambda: loaded(tiny, adapter=str(adapter)), lambda: outline(config, find_checkpoint(config), 1 << 40)):
+        with pytest.raises(ModelError, match=r"^the adapter .*/lora: its adapter_config.json has no num_layers; expected a whole number"):
+            load()
