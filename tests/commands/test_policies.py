@@ -16,7 +16,7 @@ from ..checkpoints import loaded
 from ..jobs.support.bench import Bench, Done
 from ..jobs.support.rollout_runs import roll
 from ..jobs.verify.test_verify import verify
-from ..runner.support.tiny import log_probabilities
+from ..runner.support.naive_truth import log_probabilities
 
 
 def watching(bench: Bench, *options: str, **sections: Any) -> Done:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from mlx_bulk.kernels import backend
 
-from ..runner.support.tiny import ECHO_TOLERANCE, documents
+from ..runner.support.naive_truth import ECHO_TOLERANCE
+from ..runner.support.tiny_runs import documents
 from .configs import CANNOT, CONFIGS
 from .counterparts import COUNTERPARTS, DIFFERENT, LACKING, NOT_LOADED, log_softmax, write_counterpart
 from .entries import entry, loaded

@@ -6,7 +6,8 @@ from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.tiny_config import window_lengths
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
-from ..runner.support.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
+from ..runner.support.naive_truth import DECODE_TOLERANCE, ECHO_TOLERANCE
+from ..runner.support.tiny_runs import documents
 from .configs import CONFIGS
 from .entries import DECODES_OTHERWISE, EVERY, entry
 from .ropes import ROPES, WIDE

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ..runner.support.tiny import ECHO_TOLERANCE
+from ..runner.support.naive_truth import ECHO_TOLERANCE
 from .configs import CANNOT, CONFIGS
 from .counterparts import COUNTERPARTS, DIFFERENT, NOT_LOADED
 from .entries import NAMES, entry

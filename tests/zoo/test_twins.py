@@ -4,7 +4,7 @@ import pytest
 from mlx_bulk.runner.checks.capabilities import capabilities_of, try_twin
 from mlx_bulk.runner.checks.tiny_twin import twin
 
-from ..runner.support.tiny import ECHO_TOLERANCE
+from ..runner.support.naive_truth import ECHO_TOLERANCE
 from .configs import CONFIGS
 from .entries import EVERY, NAMES, entry
 from .trial import forced

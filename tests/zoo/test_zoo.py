@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
-from ..runner.support.tiny import DECODE_TOLERANCE, ECHO_TOLERANCE, documents
+from ..runner.support.naive_truth import DECODE_TOLERANCE, ECHO_TOLERANCE
+from ..runner.support.tiny_runs import documents
 from . import networks
 from .configs import CONFIGS
 from .entries import CHANGED_BY_LOADING, CORE, DECODES_OTHERWISE, EVERY, NAMES, NOT_QUANTIZED, QUANTIZED, checkpoint, entry, loaded

@@ -15,7 +15,8 @@ from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import fresh
 from numpy.typing import NDArray
 
-from ..runner.support.tiny import Ids, documents, multiple_choice, request, run, scored
+from ..runner.support.tiny import Ids
+from ..runner.support.tiny_runs import documents, multiple_choice, request, run, scored
 from .configs import VOCABULARY
 
 LENGTHS = (5, 33, 1, 17, 17, 9, 2, 21)  # of prompts; windows are 8, and what is chosen by an index is fewer than 20

@@ -11,7 +11,8 @@ from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
 from ...checkpoints import loaded, write_checkpoint
-from ..support.tiny import documents, greedy, prompts_of
+from ..support.tiny import prompts_of
+from ..support.tiny_runs import documents, greedy
 
 
 @pytest.fixture(scope="module")

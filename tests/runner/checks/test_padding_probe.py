@@ -8,19 +8,9 @@ import pytest
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.checks.slot_independence import slots_independent
 
-from ..support.tiny import (
-    EXACT,
-    JOINED,
-    PADDED,
-    VOCABULARY,
-    assert_decode_is_echo,
-    assert_greedy_as_alone,
-    build,
-    greedy,
-    prompts_of,
-    run,
-    setup_of,
-)
+from ..support.naive_truth import assert_decode_is_echo, assert_greedy_as_alone
+from ..support.tiny import EXACT, JOINED, PADDED, VOCABULARY, build, prompts_of
+from ..support.tiny_runs import greedy, run, setup_of
 
 
 class Mixing:

@@ -12,8 +12,10 @@ from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
 
 from ...checkpoints import DEMO, loaded
+from ..support.naive_truth import assert_scores_are_naive
 from ..support.score_calls import TEXTS, Calls, as_bytes, ragged_choices, setup
-from ..support.tiny import VOCABULARY, Ids, assert_scores_are_naive, build, documents, prompts_of, scored, scored_with, setup_of
+from ..support.tiny import VOCABULARY, Ids, build, prompts_of
+from ..support.tiny_runs import documents, scored, scored_with, setup_of
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])

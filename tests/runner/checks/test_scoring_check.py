@@ -10,19 +10,9 @@ from mlx_bulk.runner.checks.scoring_check import Shortcuts, confirm_shortcuts, f
 from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.layers.lm_head import Head
 
-from ..support.tiny import (
-    CONFIGS,
-    EXACT,
-    VOCABULARY,
-    Network,
-    assert_scores_are_naive,
-    build,
-    documents,
-    multiple_choice,
-    prompts_of,
-    scored,
-    setup_of,
-)
+from ..support.naive_truth import assert_scores_are_naive
+from ..support.tiny import CONFIGS, EXACT, VOCABULARY, Network, build, prompts_of
+from ..support.tiny_runs import documents, multiple_choice, scored, setup_of
 
 
 def found_for(network: Network, way: str = "padded") -> Shortcuts:

@@ -9,7 +9,8 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Generated, Sampling
 from mlx_bulk.runner.engine.engine import Engine
 
-from ..support.tiny import Chain, outcomes_of, random_chain, request, run, setup_of
+from ..support.tiny import Chain, random_chain
+from ..support.tiny_runs import outcomes_of, request, run, setup_of
 
 NEXT = [1, 2, 3, 4, 5, 6, 7, 7]  # a chain that counts to 7
 

@@ -7,27 +7,9 @@ from mlx_bulk.kernels import sampling as sampling_kernel
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Sampling
 
-from ..support.tiny import (
-    CONFIGS,
-    EXACT,
-    LENGTHS,
-    PADDED,
-    VOCABULARY,
-    WINDOW,
-    Chain,
-    assert_decode_is_echo,
-    assert_echo_is_naive,
-    assert_greedy_as_alone,
-    assert_same,
-    build,
-    engine_of,
-    greedy,
-    log_probabilities,
-    prompts_of,
-    request,
-    run,
-    setup_of,
-)
+from ..support.naive_truth import assert_decode_is_echo, assert_echo_is_naive, assert_greedy_as_alone, assert_same, log_probabilities
+from ..support.tiny import CONFIGS, EXACT, LENGTHS, PADDED, VOCABULARY, WINDOW, Chain, build, prompts_of
+from ..support.tiny_runs import engine_of, greedy, request, run, setup_of
 
 WAYS = [
     *((name, "padded") for name in PADDED),

@@ -8,7 +8,8 @@ from mlx_bulk.runner.engine import scorer as scorers
 from mlx_bulk.runner.engine.scorer import Scorer
 
 from ..support.score_calls import ragged_choices, setup
-from ..support.tiny import build, documents, engine_of, greedy, prompts_of, scored_with, setup_of
+from ..support.tiny import build, prompts_of
+from ..support.tiny_runs import documents, engine_of, greedy, scored_with, setup_of
 
 
 def test_the_engine_tells_all_rows_of_its_batch_before_it_prefills(monkeypatch: pytest.MonkeyPatch):

@@ -16,8 +16,10 @@ from mlx_bulk.runner.models.device_memory import is_out_of_memory
 from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_lm.models.cache import BatchKVCache
 
+from ..support.naive_truth import assert_same
 from ..support.small_memory import Refused, Refuses, Tight
-from ..support.tiny import assert_same, build, engine_of, greedy, prompts_of, request, run, setup_of
+from ..support.tiny import build, prompts_of
+from ..support.tiny_runs import engine_of, greedy, request, run, setup_of
 
 PROMPTS = prompts_of((5, 30, 1, 17, 17, 9, 2, 40, 3, 12, 1, 2))
 DRAWN = [request(i, p, Sampling(max_tokens=4 + i, temperature=1.2), seeds=(7 * i, 7 * i + 1, 7 * i + 2)) for i, p in enumerate(PROMPTS[:7])]

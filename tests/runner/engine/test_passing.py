@@ -13,9 +13,9 @@ from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
 
-from ..support import kernel_models, tiny
+from ..support import kernel_models, tiny, tiny_runs
 from ..support.score_calls import TEXTS, setup
-from ..support.tiny import documents
+from ..support.tiny_runs import documents
 
 pytestmark = pytest.mark.skipif(not native.tiles(), reason="without tiles calls of many tokens are mlx's")
 
@@ -88,10 +88,10 @@ def test_a_model_with_such_a_layer_needs_caches(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("static", [False, True])
 def test_documents_are_scored_without_caches(name: str, static: bool, monkeypatch: pytest.MonkeyPatch):
-    truth = tiny.scored(setup(name), documents(TEXTS))
+    truth = tiny_runs.scored(setup(name), documents(TEXTS))
     network = kernel_models.put(name)
     monkeypatch.setattr(cpu_blocks, "_hold", lambda *_: pytest.fail("a cache"))
-    found = tiny.scored(setup(name, tokens=10_000, static=static, head=Head(network)), documents(TEXTS))
+    found = tiny_runs.scored(setup(name, tokens=10_000, static=static, head=Head(network)), documents(TEXTS))
     assert_close(found, truth)
 
 
@@ -99,22 +99,22 @@ def test_documents_are_scored_without_caches(name: str, static: bool, monkeypatc
 def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatch):
     (prefix,), behind = tiny.prompts_of((40,)), tiny.prompts_of((20, 26, 3, 1, 22, 30), seed=1)
     texts = documents([prefix + text for text in behind])
-    truth = tiny.scored(setup(name), texts)
+    truth = tiny_runs.scored(setup(name), texts)
     network = kernel_models.put(name)
     seen: list[int] = []
     right = cpu_blocks._run_unkept  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(cpu_blocks, "_run_unkept", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
     monkeypatch.setattr("mlx_bulk.runner.engine.batch_caches.widened", lambda *_: pytest.fail("a copy"))
-    assert_close(tiny.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
+    assert_close(tiny_runs.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
     assert set(seen) == {40}
 
 
 def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch):
     texts = documents([text for text in TEXTS if len(text) >= 20])
-    truth = tiny.scored(setup("llama"), texts)
+    truth = tiny_runs.scored(setup("llama"), texts)
     network = kernel_models.put("llama")
     monkeypatch.setattr(cpu_blocks, "_run_unkept", lambda *_: pytest.fail("no cache"))
-    assert_close(tiny.scored(setup("llama", tokens=16, head=Head(network)), texts), truth)
+    assert_close(tiny_runs.scored(setup("llama", tokens=16, head=Head(network)), texts), truth)
 
 
 def assert_close(found: list[Any], truth: list[Any]):

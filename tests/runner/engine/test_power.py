@@ -15,18 +15,9 @@ from mlx_bulk.runner.engine import engine
 from mlx_bulk.runner.layers.kv_cache import fresh
 from numpy.typing import NDArray
 
-from ..support.tiny import (
-    Ids,
-    Network,
-    assert_decode_is_echo,
-    assert_echo_is_naive,
-    assert_greedy_as_alone,
-    build,
-    greedy,
-    prompts_of,
-    run,
-    setup_of,
-)
+from ..support.naive_truth import assert_decode_is_echo, assert_echo_is_naive, assert_greedy_as_alone
+from ..support.tiny import Ids, Network, build, prompts_of
+from ..support.tiny_runs import greedy, run, setup_of
 
 Comparison = Callable[[Network, Sequence[Ids], Sequence[Generated]], None]
 COMPARISONS: tuple[Comparison, ...] = (assert_greedy_as_alone, assert_echo_is_naive, assert_decode_is_echo)

@@ -11,7 +11,9 @@ from mlx_bulk.runner.engine.prefill import LEAST_CHUNK, prefill
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..support.tiny import VOCABULARY, build, log_probabilities, prompts_of, request, setup_of
+from ..support.naive_truth import log_probabilities
+from ..support.tiny import VOCABULARY, build, prompts_of
+from ..support.tiny_runs import request, setup_of
 
 
 class Watched:

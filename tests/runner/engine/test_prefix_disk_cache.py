@@ -24,8 +24,10 @@ from mlx_bulk.runner.models.loader import LanguageModel
 from numpy.typing import NDArray
 
 from ...checkpoints import loaded, write_adapter, write_checkpoint
+from ..support.naive_truth import assert_same
 from ..support.shared_prompts import naive, prompts, requests
-from ..support.tiny import JOINED, PADDED, assert_same, build, engine_of, prompts_of, request, setup_of
+from ..support.tiny import JOINED, PADDED, build, prompts_of
+from ..support.tiny_runs import engine_of, request, setup_of
 
 ALL = LogprobOptions(echo=True, top=3, stats=True)
 TEXTS = prompts()

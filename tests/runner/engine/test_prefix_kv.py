@@ -16,22 +16,11 @@ from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_bulk.runner.scheduler.request_queue import SharedPrefix
 
+from ..support.naive_truth import assert_decode_is_echo, assert_echo_is_naive, assert_greedy_as_alone, assert_same
 from ..support.shared_prompts import DOCUMENTS, OTHERS, SYSTEM, TAILS, naive, prompts, requests
 from ..support.small_memory import Refuses, Tight, cached
-from ..support.tiny import (
-    JOINED,
-    PADDED,
-    assert_decode_is_echo,
-    assert_echo_is_naive,
-    assert_greedy_as_alone,
-    assert_same,
-    build,
-    engine_of,
-    prompts_of,
-    request,
-    run,
-    setup_of,
-)
+from ..support.tiny import JOINED, PADDED, build, prompts_of
+from ..support.tiny_runs import engine_of, request, run, setup_of
 
 ALL = LogprobOptions(echo=True, top=3, stats=True)
 ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n in OTHERS) + 2 * (TAILS[2] - 1)  # tokens to be fed

@@ -17,9 +17,9 @@ from mlx_bulk.runner.layers.logit_scores import score_logits, score_product
 from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
 
-from ..support import kernel_models, tiny
+from ..support import kernel_models, tiny, tiny_runs
 from ..support.score_calls import TEXTS, setup
-from ..support.tiny import documents
+from ..support.tiny_runs import documents
 
 pytestmark = pytest.mark.skipif(not native.tiles(), reason="it serves processors that multiply in tiles")
 
@@ -137,7 +137,7 @@ def test_figures_that_take_all_logits_get_them(wanted: LogprobOptions, taken: bo
 
 
 def scored(of: Setup) -> list[NDArray[np.float32]]:
-    return [outcome.scores[0].logprobs for outcome in tiny.scored(of, documents(TEXTS))]
+    return [outcome.scores[0].logprobs for outcome in tiny_runs.scored(of, documents(TEXTS))]
 
 
 @pytest.mark.parametrize("static", [False, True])

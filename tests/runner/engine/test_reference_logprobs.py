@@ -10,8 +10,9 @@ from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 
 from ...adapters import write_adapter
 from ..models.test_adapters import adapters_of, fresh
+from ..support.naive_truth import DECODE_MEAN, DECODE_TOLERANCE, log_probabilities
 from ..support.policies import HOT, PER_SHARD, SAMPLES, SHARDS, WANTED, Run, assert_each_is_its_own_versions, shards, versions, windows_of
-from ..support.tiny import DECODE_MEAN, DECODE_TOLERANCE, engine_of, log_probabilities, setup_of
+from ..support.tiny_runs import engine_of, setup_of
 
 
 def referred(outcomes: list[Generated], network: Any) -> None:

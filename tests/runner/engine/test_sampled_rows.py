@@ -10,20 +10,9 @@ from mlx_bulk.runner.core.requests import Generated, Request, Sampling
 from numpy.typing import NDArray
 
 from ...oracle import distribution, edited
-from ..support.tiny import (
-    Chain,
-    Network,
-    assert_decode_is_echo,
-    assert_same,
-    build,
-    engine_of,
-    log_probabilities,
-    prompts_of,
-    random_chain,
-    request,
-    run,
-    setup_of,
-)
+from ..support.naive_truth import assert_decode_is_echo, assert_same, log_probabilities
+from ..support.tiny import Chain, Network, build, prompts_of, random_chain
+from ..support.tiny_runs import engine_of, request, run, setup_of
 
 MIXED = [
     Sampling(max_tokens=12),

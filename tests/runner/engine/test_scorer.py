@@ -11,22 +11,10 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 
+from ..support.naive_truth import assert_scores_are_naive, log_probabilities
 from ..support.score_calls import TEXTS, Calls, ragged_choices, setup
-from ..support.tiny import (
-    CONFIGS,
-    VOCABULARY,
-    Chain,
-    assert_scores_are_naive,
-    build,
-    documents,
-    log_probabilities,
-    passage,
-    prompts_of,
-    random_chain,
-    scored,
-    scored_with,
-    setup_of,
-)
+from ..support.tiny import CONFIGS, VOCABULARY, Chain, build, prompts_of, random_chain
+from ..support.tiny_runs import documents, passage, scored, scored_with, setup_of
 
 
 @pytest.mark.parametrize("split", [True, False])

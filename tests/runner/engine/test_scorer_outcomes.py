@@ -13,21 +13,10 @@ from mlx_bulk.runner.core.requests import Failure, Scored, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.layers.lm_head import Head
 
+from ..support.naive_truth import assert_scores_are_naive, log_probabilities
 from ..support.score_calls import TEXTS, Calls, ragged_choices, setup
-from ..support.tiny import (
-    VOCABULARY,
-    Chain,
-    assert_scores_are_naive,
-    build,
-    documents,
-    log_probabilities,
-    passage,
-    prompts_of,
-    random_chain,
-    scored,
-    scored_with,
-    setup_of,
-)
+from ..support.tiny import VOCABULARY, Chain, build, prompts_of, random_chain
+from ..support.tiny_runs import documents, passage, scored, scored_with, setup_of
 
 
 def test_a_row_that_is_not_a_number_fails_alone_and_says_where():

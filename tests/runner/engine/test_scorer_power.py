@@ -10,8 +10,10 @@ from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
 from mlx_bulk.runner.engine import scorer as scorers
 from mlx_bulk.runner.engine.scorer import Scorer
 
+from ..support.naive_truth import assert_scores_are_naive, log_probabilities
 from ..support.score_calls import TEXTS, Calls, ragged_choices, setup
-from ..support.tiny import assert_scores_are_naive, build, documents, log_probabilities, scored, scored_with, setup_of
+from ..support.tiny import build
+from ..support.tiny_runs import documents, scored, scored_with, setup_of
 
 
 def test_a_pad_that_is_attended_to_fails():

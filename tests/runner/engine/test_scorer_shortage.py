@@ -10,9 +10,11 @@ from mlx_bulk.runner.core.requests import Failure, Outcome, Scored, ScoreRequest
 from mlx_bulk.runner.engine.oom_backoff import LEAST_TOKENS
 from mlx_bulk.runner.engine.scorer import Scorer
 
+from ..support.naive_truth import assert_scores_are_naive
 from ..support.score_calls import TEXTS, ragged_choices
 from ..support.small_memory import Refuses, Tight
-from ..support.tiny import assert_scores_are_naive, build, documents, multiple_choice, prompts_of, scored_with, setup_of
+from ..support.tiny import build, prompts_of
+from ..support.tiny_runs import documents, multiple_choice, scored_with, setup_of
 
 
 def outcomes_in(

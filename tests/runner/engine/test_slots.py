@@ -6,7 +6,7 @@ from mlx_bulk.kernels.sampling import Drawn
 from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.engine.slots import DRAWS, Active, Slots
 
-from ..support.tiny import request
+from ..support.tiny_runs import request
 
 NO_EOS = np.zeros(0, np.int32)
 

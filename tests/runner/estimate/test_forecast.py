@@ -16,7 +16,8 @@ from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.estimate.forecast import Work, decoding_work, scoring_work, separate_tokens
 
 from ..support.score_calls import ragged_choices
-from ..support.tiny import build, documents, engine_of, multiple_choice, prompts_of, random_chain, request, setup_of
+from ..support.tiny import build, prompts_of, random_chain
+from ..support.tiny_runs import documents, engine_of, multiple_choice, request, setup_of
 
 NETWORK = build("llama")
 SAMPLING = Sampling(temperature=1.0, ignore_eos=True)

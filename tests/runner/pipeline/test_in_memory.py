@@ -29,7 +29,7 @@ from ...adapters import write_adapter
 from ...checkpoints import loaded
 from ...jobs.support.bench import ROWS, Bench, Record
 from ...jobs.support.rollout_runs import SAMPLES, groups, rewards_file, roll
-from ..support.tiny import log_probabilities
+from ..support.naive_truth import log_probabilities
 
 TOLERANCE = 2e-4  # decode against decode, or a full forward, of another shape
 LOGPROBS = ("logprobs", "tempered_logprobs", "sampled_logprobs", "ref_logprobs", "ref_tempered_logprobs", "cumulative_logprob")

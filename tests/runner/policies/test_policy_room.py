@@ -16,7 +16,7 @@ from mlx_bulk.runner.policies.policy_updater import PolicyUpdater
 from ...adapters import write_adapter, write_full
 from ..models.test_adapters import fresh
 from ..support.policies import Run, shards, versions, windows_of
-from ..support.tiny import engine_of
+from ..support.tiny_runs import engine_of
 
 CONFIG = RolloutConfig.model_validate(
     {

@@ -13,7 +13,8 @@ from mlx_bulk.runner.scheduler.limits import Limits
 from mlx_bulk.runner.scheduler.prefix_tree import CALL_TOKENS, MIN_PREFIX, SAVING_SHARE, Segment, bucket_length, forest, passage_input
 from mlx_bulk.runner.scheduler.score_batches import PORTION_BATCHES, child_turns, fixed_batches, scoring_limits, segment_batches
 
-from ..support.tiny import Ids, documents, multiple_choice, passage, prompts_of
+from ..support.tiny import Ids, prompts_of
+from ..support.tiny_runs import documents, multiple_choice, passage
 
 WIDE = Limits(rows=32, tokens=1 << 20, kv_bytes=1e12, token_bytes=1.0, row_bytes=1.0)
 

@@ -13,7 +13,7 @@ from mlx_bulk.runner.scheduler.prompt_prefixes import prefilled_ids, share_prefi
 from mlx_bulk.runner.scheduler.request_queue import RequestQueue, SharedPrefix, longest_first
 
 from ..support import shared_prompts
-from ..support.tiny import request
+from ..support.tiny_runs import request
 
 WIDE = Limits(64, 1 << 30, 1e12, 1.0, 1.0)
 

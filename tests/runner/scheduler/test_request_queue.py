@@ -9,7 +9,7 @@ from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.limits import Limits, Load
 from mlx_bulk.runner.scheduler.request_queue import RequestQueue, longest_first, next_group
 
-from ..support.tiny import request
+from ..support.tiny_runs import request
 
 
 @st.composite

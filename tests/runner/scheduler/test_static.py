@@ -9,7 +9,9 @@ from mlx_bulk.runner.core.requests import Generated, Sampling
 from mlx_bulk.runner.scheduler.limits import Load
 from mlx_bulk.runner.scheduler.request_queue import longest_first, next_group
 
-from ..support.tiny import assert_same, build, greedy, prompts_of, request, run, setup_of
+from ..support.naive_truth import assert_same
+from ..support.tiny import build, prompts_of
+from ..support.tiny_runs import greedy, request, run, setup_of
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])

@@ -8,7 +8,8 @@ from mlx import nn
 from mlx_bulk.runner.core.requests import Scored, ScoreRequest
 from mlx_bulk.runner.engine.setup import Setup
 
-from .tiny import EXACT, LENGTHS, Network, build, multiple_choice, prompts_of, setup_of
+from .tiny import EXACT, LENGTHS, Network, build, prompts_of
+from .tiny_runs import multiple_choice, setup_of
 
 TEXTS = prompts_of([n for n in LENGTHS if n > 1])
 

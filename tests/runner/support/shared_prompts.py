@@ -6,7 +6,8 @@ import numpy as np
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.scheduler.prompt_prefixes import prefilled_ids
 
-from .tiny import VOCABULARY, Ids, prompts_of, request
+from .tiny import VOCABULARY, Ids, prompts_of
+from .tiny_runs import request
 
 SYSTEM, DOCUMENTS = 40, (30, 45, 20)  # tokens of what all begin with, and of what some go on with
 TAILS = (9, 1, 4, 17, 1)  # tokens behind them; the first of these begins alike nowhere, and of one nothing is left to feed
