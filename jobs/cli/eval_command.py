@@ -14,6 +14,7 @@ import click
 from ...runner.core.host_process import HostProcess
 from ..terminal.closing_line import continue_command
 from ..terminal.console import one_line_errors, prepare_mlx, print_message, set_log
+from .execution import draw_report
 from .options import ConfigSource, RepeatableCommand, config_source, log_level_option, quiet_option, start_options, typed_words
 from .signals import Stop, interrupted
 
@@ -44,6 +45,7 @@ def eval_(source: ConfigSource, log_level: str, quiet: bool, **start: Any) -> No
                 host = HostProcess(stop.requested, stop.saving)
                 evaluation = run_evaluation(config, Start(**start, words=("eval", *typed_words())), host)
                 stop.finish(0)
+                draw_report(evaluation.results.parent, stop)
         except KeyboardInterrupt:
             print_message(
                 f"mlx-bulk: {interrupted(command)}" if not stop.begun else f"stopped; {command} continues -> {config.output.path}"

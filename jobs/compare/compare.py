@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.score import ScoreConfig
+from ...runner.core.errors import RunDirError
 from ...runner.core.shard_layout import total_rows
 from ...runner.runs.drift import COLUMN
 from ...runner.runs.run_files import notes_on, stored_run, stored_statistics
@@ -58,6 +59,11 @@ def compare_runs(a: Path, b: Path, top: int) -> RunComparison:
     Raises RunDirError for a folder that is no run, or whose finished parts are missing or damaged.
     """
     stored = [stored_run(path) for path in (a, b)]
+    for path, run in zip((a, b), stored, strict=True):
+        if run["config"]["job"] == "eval":
+            raise RunDirError(
+                f"{path}: is an evaluation, whose records mlx-bulk compare does not read; mlx-bulk status {path} shows its figures"
+            )
     sides = [_compared_run(path, run) for path, run in zip((a, b), stored, strict=True)]
     alike = _family(sides[0].kind) == _family(sides[1].kind)
     by_key = all(run["config"]["data"]["key"] is not None for run in stored)

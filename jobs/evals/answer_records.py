@@ -46,8 +46,8 @@ def answer_record(request: EvalRequest, outcome: Outcome, answer: Any) -> dict[s
         "idx": request.idx,
         "repeat": request.repeat,
         "request_type": request.kind,
-        "prompt": _storable(request.prompt),
-        "continuation": _storable(request.continuation),
+        "prompt": request.prompt,
+        "continuation": request.continuation,
         "generation_kwargs": None if request.generation_kwargs is None else json.dumps(request.generation_kwargs, default=str),
         "tokens": len(outcome.ids) if isinstance(outcome, Generated) else 0,
     }
@@ -55,7 +55,7 @@ def answer_record(request: EvalRequest, outcome: Outcome, answer: Any) -> dict[s
         record["tokens"] = sum(len(part.logprobs) for part in outcome.scores)
     match answer:
         case str():
-            record["text"] = _storable(answer)
+            record["text"] = answer.encode("utf-8", "backslashreplace").decode()
         case (logprob, greedy):
             record |= {"logprob": logprob, "is_greedy": greedy}
         case _:
@@ -85,8 +85,3 @@ def kept_answers(run: Path, kinds: list[str]) -> dict[int, Answer]:
 def _failed(run: Path) -> Iterator[int]:
     for batch in finished_errors(run):
         yield from batch.column("row").to_pylist()
-
-
-def _storable(text: str | None) -> str | None:
-    """Returns the text with lone surrogates as escapes: UTF-8 does not have them."""
-    return None if text is None else text.encode("utf-8", "backslashreplace").decode()

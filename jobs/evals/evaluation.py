@@ -25,6 +25,7 @@ from ...runner.files.file_stamp import sha256
 from ...runner.models.device_memory import is_out_of_memory
 from ...runner.runs.run_dir import RunDir, Start
 from .figures import figures_table
+from .request_audit import RESULT_FILES
 from .run import EvalRun, require_eval_folder
 
 if TYPE_CHECKING:
@@ -213,4 +214,5 @@ def _write(run_dir: RunDir, results: dict[str, Any], log_samples: bool) -> None:
     table = figures_table(results)
     with replacing(run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-    run_dir.write_summary({"job": "eval", "stats_sha256": sha256(run_dir.stats), "results_sha256": sha256(path)})
+    written = {file.name: sha256(file) for file in (path, *sorted(folder.glob("samples_*.jsonl")))}
+    run_dir.write_summary({"job": "eval", "stats_sha256": sha256(run_dir.stats), RESULT_FILES: written})

@@ -31,10 +31,9 @@ class EvalRequest:
     continuation: str | None
     generation_kwargs: dict[str, Any] | None
 
-    @property
-    def content(self) -> bytes:
-        """What decides the answer, as bytes to hash."""
-        values = [self.kind, self.repeat, self.prompt, self.continuation, self.generation_kwargs]
+    def content(self, repeats: int) -> bytes:
+        """What decides the answers to all ``repeats`` of the request, as bytes to hash."""
+        values = [repeats, self.kind, self.prompt, self.continuation, self.generation_kwargs]
         return json.dumps(values, sort_keys=True, default=str).encode() + b"\n"
 
 
@@ -56,7 +55,7 @@ class RequestList:
             self._instances.append(instance)
             self._starts.append(self.rows)
             self.rows += instance.repeats or 1
-            content = b"%d " % (instance.repeats or 1) + _request(instance, 0).content
+            content = _request(instance, 0).content(instance.repeats or 1)
             size += len(content)
             digest.update(content)
         counts = {"bytes": size, "sha256": digest.hexdigest(), "rows": self.rows - first}
@@ -89,9 +88,14 @@ def _request(instance: Any, repeat: int) -> EvalRequest:
     kind, args = str(instance.request_type), instance.args
     prompt, continuation, settings = "", None, None
     if kind == "loglikelihood_rolling":
-        continuation = str(args[0])
+        continuation = _storable(args[0])
     elif kind == "loglikelihood":
-        prompt, continuation = str(args[0]), str(args[1])
+        prompt, continuation = _storable(args[0]), _storable(args[1])
     else:
-        prompt, settings = str(args[0]), dict(args[1])
+        prompt, settings = _storable(args[0]), dict(args[1])
     return EvalRequest(str(instance.task_name), int(instance.doc_id or 0), instance.idx, repeat, kind, prompt, continuation, settings)
+
+
+def _storable(text: object) -> str:
+    """Returns the text with lone surrogates as escapes: records are UTF-8, which does not have them."""
+    return str(text).encode("utf-8", "backslashreplace").decode()

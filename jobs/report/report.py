@@ -1,6 +1,6 @@
 """Writes the HTML page of a run or sweep, on command or at the end of a run (``mlx-bulk report``).
 
-Takes no lock and changes nothing but the page. run_page.py, sweep_page.py and compare_page.py fill it.
+Takes no lock and changes nothing but the page. run_page.py, eval_page.py, sweep_page.py and compare_page.py fill it.
 """
 
 import logging
@@ -13,6 +13,7 @@ from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import is_sweep
 from ...runner.store.paths import RunPaths
 from .compare_page import pair_page
+from .eval_page import eval_page, is_evaluation
 from .page import Page, render_page
 from .run_page import run_page
 from .sweep_page import sweep_page
@@ -25,7 +26,7 @@ def write_report(run: Path, to: Path | None = None) -> Path:
 
     Raises RunDirError where it is neither, where a committed part is missing or damaged, and OutOfRoom.
     """
-    page = sweep_page(run) if is_sweep(run) else run_page(run)
+    page = sweep_page(run) if is_sweep(run) else eval_page(run) if is_evaluation(run) else run_page(run)
     return _written(page, RunPaths(run).report if to is None else to)
 
 

@@ -44,8 +44,8 @@ def run_page(run: Path) -> Page:
     page = Page(
         title=run.absolute().name,
         subtitle=f"{config['job']} with {config['model']['path']} over {_inputs(config)}",
-        banner=list(_banner(now)),
-        footer=_footer(run),
+        banner=list(banner_lines(now)),
+        footer=footer_line(run),
     )
     statistics = stored_statistics(run)
     rows = [] if statistics is None or not statistics.num_rows else statistics.slice(0, 1 + _GROUPS).to_pylist()
@@ -54,8 +54,8 @@ def run_page(run: Path) -> Page:
         dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}
         page.sections += [section for section in (distributions(found), rewards(found, dropped)) if section is not None]
         _browse(page, run, found, stored)
-    page.sections += [section for section in (_speed(now), _groups(rows), _errors(now)) if section is not None]
-    page.sections.append(_settings(stored, rows))
+    page.sections += [section for section in (speed_section(now), _groups(rows), error_section(now)) if section is not None]
+    page.sections.append(settings_section(stored, rows))
     return page
 
 
@@ -64,14 +64,16 @@ def _inputs(config: Json) -> str:
     return path if isinstance(path, str) else f"{path[0]} and {len(path) - 1:,} more" if len(path) > 1 else str(path[0])
 
 
-def _footer(run: Path) -> str:
+def footer_line(run: Path) -> str:
+    """Returns when the page was drawn, and from what."""
     return (
         f"Drawn on {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} from {run.absolute()}. This page is a picture of the run's records, "
         f"not a part of them: mlx-bulk verify does not check it, and mlx-bulk report {run} draws it anew."
     )
 
 
-def _banner(now: Status) -> Iterator[str]:
+def banner_lines(now: Status) -> Iterator[str]:
+    """Yields what a reader of a run's page has to know before any figure."""
     if now.state != "complete":
         of = "" if now.of is None else f" of {now.of:,}"
         open_rows = f", {now.rows - now.committed:,} more are in the journal" if now.rows > now.committed else ""
@@ -89,6 +91,11 @@ def _cards(now: Status, found: RecordPass | None, rows: list[Json]) -> Iterator[
         yield Card("Records", f"{found.records:,}", "results; one a sample")
     yield Card("Errors", f"{now.errors - now.dropped:,}", "quarantined" if now.errors > now.dropped else "no row failed")
     yield from _quality(found, rows[0] if rows else None)
+    yield from work_cards(now)
+
+
+def work_cards(now: Status) -> Iterator[Card]:
+    """Yields the cards for tokens, speed and time."""
     tokens = {name: count for name, count in now.history.tokens.items() if count}
     if "scored_tokens" in tokens:  # the others are the same ones, as they were fed
         tokens = {"scored_tokens": tokens["scored_tokens"]}
@@ -155,7 +162,8 @@ def _browse(page: Page, run: Path, found: RecordPass, stored: Json) -> None:
 # ----------------------------------------------------------------------------------------------------------------- speed
 
 
-def _speed(now: Status) -> PageSection | None:
+def speed_section(now: Status) -> PageSection | None:
+    """Draws throughput and memory over the time of work; None for a run that was over at once."""
     found = intervals(now.history)
     if len(found) < 2:
         return None
@@ -200,7 +208,8 @@ def _named(group: str | None) -> str:
     return "(no value)" if group is None else group
 
 
-def _errors(now: Status) -> PageSection | None:
+def error_section(now: Status) -> PageSection | None:
+    """Lists the kinds of errors; None where there are none."""
     if not now.kinds:
         return None
     cells = [[f"{kind.count:,}", kind.stage, kind.error, f"row {kind.row:,}", kind.message[:400]] for kind in now.kinds[:_KINDS]]
@@ -209,7 +218,8 @@ def _errors(now: Status) -> PageSection | None:
     return PageSection("errors", "Errors", f"Quarantined rows by stage and class; errors/ holds each with its input.{more}", tables=[shown])
 
 
-def _settings(stored: Json, rows: list[Json]) -> PageSection:
+def settings_section(stored: Json, rows: list[Json]) -> PageSection:
+    """Shows the config, the fingerprints, and all statistics over all records (the first of ``rows``)."""
     code = [
         ("Config", yaml.safe_dump(stored["config"], sort_keys=False, allow_unicode=True)),
         ("Fingerprints", yaml.safe_dump(stored["identity"], sort_keys=False, allow_unicode=True)),

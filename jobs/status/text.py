@@ -13,6 +13,7 @@ from ...runner.runs.failures import ErrorKind
 from ...runner.runs.history import TOKENS
 from ...runner.runs.status import Status
 from ...runner.runs.throughput import duration
+from ..evals.figures import figures_closing
 from ..statistics import rollout_table, score_table
 from ..terminal.tables import count_text, fold, shorten, sparkline
 
@@ -50,6 +51,8 @@ def _statistics(status: Status, width: int) -> str:
     match status.config["job"]:
         case "score":
             return score_table.closing_within(status.statistics, width)
+        case "eval":
+            return figures_closing(status.statistics)
         case "rollout":
             return rollout_table.rollout_closing(status.statistics)
         case _:
@@ -194,7 +197,8 @@ def _command(status: Status) -> str | None:
     change_folder = "" if Path.cwd() == Path(status.cwd) else f"cd {shlex.quote(status.cwd)} && "
     if status.last is not None and status.last.words:
         return f"{change_folder}mlx-bulk {shlex.join(_without_start_options(status.last.words))}"
-    return f"{change_folder}mlx-bulk run CONFIG --output {shlex.quote(status.config['output']['path'])}"
+    command = "eval" if status.config["job"] == "eval" else "run"
+    return f"{change_folder}mlx-bulk {command} CONFIG --output {shlex.quote(status.config['output']['path'])}"
 
 
 def _without_start_options(words: Sequence[str]) -> Iterator[str]:

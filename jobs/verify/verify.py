@@ -39,6 +39,10 @@ def verify_run(run: Path) -> Audit:
         from ...runner.policies.policy_audit import policy_problems  # loads mlx
 
         audit.problems += policy_problems(run, run_json["identity"]["model.weights"])
+    if audit.job == "eval":
+        from ..evals.request_audit import audit_requests
+
+        audit_requests(audit, run_json)
     return audit
 
 
