@@ -155,6 +155,8 @@ def _refusing(checkpoint: Checkpoint) -> Generator[None]:
     """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process."""
     try:
         yield
+    except ModelError:  # ours, which says what is wrong
+        raise
     except (Exception, SystemExit) as error:
         raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
 
