@@ -1,4 +1,4 @@
-"""The contract's order of sampling, slowly: plain Python and float64, by sorting. What the kernels are held to."""
+"""Samples slowly, in plain Python and float64, by sorting: the specification that the kernels are tested against."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What pip installs: every package and data file of the repository, under names that shadow nobody else's."""
+"""Tests what pip installs: every package and data file of the repository, under names that shadow nobody else's."""
 
 import os
 import shutil

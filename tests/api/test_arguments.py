@@ -1,4 +1,4 @@
-"""What a caller passes that is no argument of the public API is named, with what is expected."""
+"""Tests that a wrong argument of the public API is named, with what was expected."""
 
 from typing import Any
 

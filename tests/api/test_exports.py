@@ -1,4 +1,4 @@
-"""What ``import mlx_bulk`` offers, and what it takes: nothing large until it is used, and the fast BLAS before mlx."""
+"""Tests what ``import mlx_bulk`` offers. It loads nothing large until it is used, and puts the fast BLAS before mlx."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""A model in this process: its records are those of a run of the same rows, and what cannot be done is said."""
+"""Tests a model in this process: its records are those of a run of the same rows, and errors are clear."""
 
 import threading
 from pathlib import Path

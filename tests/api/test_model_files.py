@@ -1,4 +1,4 @@
-"""mlx-lm's model files are the caller's again between calls: a network that is trained beside ours needs their own functions."""
+"""Tests that mlx-lm's model files are the caller's again between calls: training needs their own functions."""
 
 import json
 

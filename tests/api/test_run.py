@@ -1,4 +1,4 @@
-"""``run``, ``sweep``, ``results`` and ``dataset``: a run as the command makes it, and its records as Arrow."""
+"""Tests ``run``, ``sweep``, ``results`` and ``dataset``: the runs of the command, and their records as Arrow."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What benchmarks take for the same output: a tie may part two completions, anything else may not."""
+"""Tests when benchmarks call two outputs the same: completions may part at a tie and nowhere else."""
 
 from importlib import import_module
 from pathlib import Path

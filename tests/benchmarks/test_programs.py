@@ -1,4 +1,4 @@
-"""Each benchmark runs, at a size that says nothing of speed, and ends with a line of JSON that results.py can read."""
+"""Runs each benchmark at a tiny size. Each ends with a line of JSON that results.py can read."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The table of figures comes from the programs' JSON alone, and stands between its markers."""
+"""Tests the table of figures: it comes from the programs' JSON alone and stands between its markers."""
 
 import json
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What a user can vouch for: a change between two starts of a run that is taken all the same."""
+"""Tests ``--adopt``: a user accepts a change between two starts of a run."""
 
 import pytest
 import yaml

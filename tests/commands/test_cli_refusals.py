@@ -1,4 +1,4 @@
-"""What the command refuses, each time by a line that names the fix and an exit code: configs, inputs, models, folders of others."""
+"""Tests refusals of the command: one line that names the fix, and an exit code, for configs, inputs, models and folders."""
 
 import json
 import re

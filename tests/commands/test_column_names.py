@@ -1,4 +1,4 @@
-"""Columns whose names are no identifiers, in every setting that names a column."""
+"""Tests columns whose names are no identifiers, in every setting that names a column."""
 
 from ..jobs.support.bench import Bench
 

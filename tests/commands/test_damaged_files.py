@@ -1,4 +1,4 @@
-"""A run's small files damaged between two starts: written again, or refused where they say whose the run is."""
+"""Tests small files of a run that are damaged between two starts: they are written again, or the start is refused."""
 
 import json
 from collections.abc import Callable

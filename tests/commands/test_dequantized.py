@@ -1,4 +1,4 @@
-"""Quantized weights on the CPU are float32 where memory allows: that follows from the machine, changes bits, and is written down."""
+"""Tests quantized weights on the CPU. They become float32 where memory allows; that changes bits, so it is recorded."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What may change in model and config between two starts of a run and what may not, through the real command."""
+"""Tests which changes of model and config between two starts of a run are taken, and which are refused."""
 
 import json
 from collections.abc import Callable

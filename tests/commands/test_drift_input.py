@@ -1,4 +1,4 @@
-"""What may change in the input between two starts of a run and what may not, through the real command."""
+"""Tests which changes of the input between two starts of a run are taken, and which are refused."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""``mlx-bulk eval`` through interrupts and kills: it goes on where it was, computes nothing twice, and ends with the same figures."""
+"""Tests ``mlx-bulk eval`` through interrupts and kills: it continues, computes nothing twice, and ends with the same figures."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rows that try to write on the terminal, fake a line of the log, or get into a path: what the command prints stays its own.
+"""Tests rows that try to write on the terminal, fake a line of the log, or get into a path. The command prints only its own text.
 
 And the real command over hundreds of malformed lines among good rows.
 """

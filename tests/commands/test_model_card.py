@@ -1,4 +1,4 @@
-"""What the demo's card says of it is what mlx-bulk finds."""
+"""Tests that the figures in the demo's model card are those that mlx-bulk computes."""
 
 import re
 from pathlib import Path

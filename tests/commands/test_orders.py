@@ -1,4 +1,4 @@
-"""What a run does with what its supervisor knows of processes that died in it, and what it tells the supervisor."""
+"""Tests how a run follows its supervisor's orders after deaths of earlier processes, and what it reports to the supervisor."""
 
 from collections.abc import Iterable
 from pathlib import Path

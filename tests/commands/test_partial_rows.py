@@ -1,4 +1,4 @@
-"""Rows of which some samples are finished when the input changes and they cannot be done any more: nothing is taken back."""
+"""Tests rows that fail after a change of the input, when some of their samples are finished. Finished samples stay."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The room for KV caches that a plan states is what the run then decodes in: less what newer weights and a reference may take."""
+"""Tests that a plan states the KV room of the run: less what newer weights and a reference may take."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Policies of real rollout runs: what a session takes, refuses, notes and keeps, and what may change between two."""
+"""Tests policies in real rollout runs: which a session takes, refuses, notes and keeps, and which may change between sessions."""
 
 from pathlib import Path
 from typing import Any

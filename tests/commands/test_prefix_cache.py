@@ -1,4 +1,4 @@
-"""What prompts begin with, computed once by the real command, and kept for the next one in ``batch.prefix_cache``."""
+"""Tests shared prefixes in the real command: computed once, and kept for later runs in ``batch.prefix_cache``."""
 
 import json
 from itertools import takewhile

@@ -1,4 +1,4 @@
-"""A reference model whose logits are of another width than the model's: padding is left out, missing tokens are refused."""
+"""Tests a reference model with logits of another width: padding is left out, missing tokens are refused."""
 
 from pathlib import Path
 

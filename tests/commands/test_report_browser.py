@@ -1,4 +1,4 @@
-"""The report in a real browser (Chromium, headless): it says nothing in the console, all that can be clicked works, by keyboard too.
+"""Tests the report in a real browser (Chromium, headless): an empty console, and everything works by mouse and keyboard.
 
 Skipped where no Chromium with its driver is found.
 """

@@ -1,4 +1,4 @@
-"""Reports of sweeps, of comparisons, and of rollouts' rewards: their tables, their charts, and what they say of what is missing."""
+"""Tests reports of sweeps, comparisons and rollouts: tables, charts, and notes on missing figures."""
 
 import json
 from datetime import UTC, datetime, timedelta

@@ -1,4 +1,4 @@
-"""The report's part on rewards: its bars, axes and words, what the functions failed to rate, and how samples are named."""
+"""Tests the report's part on rewards: bars, axes, words, failures of functions, and names of samples."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Stopped by a signal, killed at any record, or given more input: each (row, sample) once, as in a run without a break.
+"""Tests runs that a signal stops, that die at any record, or that get more input: each (row, sample) comes once.
 
 The child sends itself the signal when it has recorded so many completions, so nothing here waits for a clock.
 """

@@ -1,4 +1,4 @@
-"""``--retry-errors`` through the real command: rows in quarantine are done again, alone, and move to where they belong.
+"""Tests ``--retry-errors`` in the real command: quarantined rows run again, alone, and move to where they belong.
 
 What fails here is made to fail from outside, once: without a cause that is gone a row fails again.
 """

@@ -1,4 +1,4 @@
-"""Rights: what a run writes has the user's umask, and a place that may not be written is one clear line."""
+"""Tests file rights: files have the user's umask, and a place without write access gives one clear line."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Reward functions in whole runs of the real command: what goes wrong in one is in the records and at the end, and stops nothing."""
+"""Tests reward functions in whole runs: their faults are in the records and in the last lines, and stop nothing."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The random streams of rollouts: all samples of all groups and rounds are distinct, and each can be drawn again alone by its seed.
+"""Tests the random streams of rollouts: all samples differ, and each can be drawn again alone by its seed.
 
 On a model whose 64 tokens are all as likely as each other, two streams that were one would show at once: their texts are equal.
 """

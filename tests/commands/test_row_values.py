@@ -1,4 +1,4 @@
-"""Sampling settings that come from a row's columns."""
+"""Tests sampling settings that come from a row's columns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Every key of the config has an effect that a test sees: a table of keys to runs, and the tests of those that need more.
+"""Tests every key of the config: each has a visible effect.
 
 ``sampling`` has its own file; ``test_every_key_is_held`` says where each key of the config is tested.
 """

@@ -1,4 +1,4 @@
-"""Inputs of a run through the real command: files of every format, folders, stdin, hub datasets."""
+"""Tests inputs in the real command: files of every format, folders, stdin, hub datasets."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Each setting of ``sampling`` does what the contract says: every token of a run is drawn again, slowly, from the model's logits.
+"""Tests each setting of ``sampling``: every token of a run is drawn again, slowly, from the model's logits.
 
 The slow way is tests/oracle.py over a full forward of prompt and completion, with the stream that the record's seed names.
 """

@@ -1,4 +1,4 @@
-"""What a scoring run gives does not depend on how its rows were batched, and its statistics are a function of its records."""
+"""Tests that scores do not depend on batches, and that statistics are a function of the records."""
 
 import json
 from pathlib import Path

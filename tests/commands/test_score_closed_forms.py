@@ -1,4 +1,4 @@
-"""Scoring from end to end on models whose logprobs are known in closed form: uniform, a bigram model, one that weighs its context."""
+"""Tests scoring end to end on models with logprobs in closed form: uniform, bigram, and one that weighs its context."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The columns of scoring jobs: which there are, their types, and where their figures stand."""
+"""Tests the columns of scoring jobs: names, types, and the places of figures."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Scoring what follows a prompt, from end to end on a tiny model: completions, choices, and the turns of a chat."""
+"""Tests scores of text after a prompt, end to end on a tiny model: completions, choices, chat turns."""
 
 import math
 from typing import Any

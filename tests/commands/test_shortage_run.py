@@ -1,4 +1,4 @@
-"""``mlx-bulk run`` on a device with little memory: it goes on with smaller batches, and says which rows are too large for it."""
+"""Tests ``mlx-bulk run`` with little device memory: batches shrink, and rows that are too large are named."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""A session that does not move says so and what it is doing: in a step, while it loads, and when the disk is stuck."""
+"""Tests that a stalled session names its step: a model call, loading, or a stuck disk."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""What status says continues a run, what lies there to be removed, and what came out: of runs of the real command."""
+"""Tests ``mlx-bulk status`` on runs of the real command: what continues them, what waits for removal, and their results."""
 
 import json
 import shlex

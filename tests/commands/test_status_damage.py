@@ -1,4 +1,4 @@
-"""``mlx-bulk status`` on run directories of which files are damaged or gone."""
+"""Tests ``mlx-bulk status`` on run directories with damaged or missing files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a sweep: what fails stops nothing else, what is stopped goes on."""
+"""Tests failures in a sweep: a failed cell stops no other, and a stopped sweep continues."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""As much of JSON Schema as the shipped schema uses, so that a test can hold configs against it as an editor would."""
+"""Checks values against as much of JSON Schema as the shipped schema uses, as an editor would."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Any content of a config or of ``--set`` gives a config, or one readable block of errors: never a traceback."""
+"""Tests any content of a config or of ``--set``: a config or one readable block of errors, never a traceback."""
 
 import json
 from pathlib import Path

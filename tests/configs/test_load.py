@@ -1,4 +1,4 @@
-"""Loading a config from a file and overrides: round trips, messages, expansion, and mistakes that people make."""
+"""Tests loading a config from a file and overrides: round trips, messages, expansion, common mistakes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Any input gives a config or a ConfigError."""
+"""Tests that any input gives a config or a ConfigError."""
 
 import re
 from pathlib import Path

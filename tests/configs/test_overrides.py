@@ -1,4 +1,4 @@
-"""``--set`` and the short options: YAML values that are laid over a config, and paths that expand."""
+"""Tests ``--set`` and the short options: YAML values laid over a config, and paths that expand."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""YAML by the types of YAML 1.2, and its errors by line and column."""
+"""Tests the YAML reader: types of YAML 1.2, errors with line and column."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The settings of a rollout job: defaults, contradictions, and a run's identity."""
+"""Tests the settings of a rollout job: defaults, contradictions, and a run's identity."""
 
 from pathlib import Path
 from typing import Any

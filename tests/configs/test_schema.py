@@ -1,4 +1,4 @@
-"""The settings themselves: defaults, bounds, contradictions, identity, and the shipped JSON schema."""
+"""Tests the settings: defaults, bounds, contradictions, identity, and the shipped JSON schema."""
 
 import json
 from pathlib import Path

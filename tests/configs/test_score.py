@@ -1,4 +1,4 @@
-"""The settings of a scoring job: accepted values, and contradictions."""
+"""Tests the settings of a scoring job: accepted values, and contradictions."""
 
 from pathlib import Path
 from typing import Any

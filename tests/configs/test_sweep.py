@@ -1,4 +1,4 @@
-"""Sweeps: the cells of a config, their names, and errors before anything starts."""
+"""Tests the config of sweeps: cells, their names, and errors before anything starts."""
 
 import re
 from pathlib import Path

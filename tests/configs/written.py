@@ -1,4 +1,4 @@
-"""Configs in files, and the lines by which they are refused."""
+"""Writes configs into files, and the lines by which they are refused."""
 
 from pathlib import Path
 

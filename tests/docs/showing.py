@@ -1,4 +1,4 @@
-"""What a page shows held against what a command printed. Times, speeds, sizes, digests and the machine's names may differ.
+"""Compares the output that a page shows with the output that a command printed.
 
 Words and whole numbers are compared as they are, decimals within a thousandth: another BLAS gives other last digits.
 """

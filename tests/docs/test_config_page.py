@@ -1,4 +1,4 @@
-"""docs/config.md is what the schema says now, and the configs that ship lead editors to that schema."""
+"""Tests that docs/config.md follows the schema, and that shipped configs name that schema for editors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page on export: what its commands write and its Python prints, and that the options it names are there."""
+"""Tests the page on export: the output of its commands and its Python, and the options that it names."""
 
 import re
 from contextlib import chdir

@@ -1,4 +1,4 @@
-"""The GRPO example: a step beside a real run, in its own words; and the loss in closed form."""
+"""Tests the GRPO example: one step of it beside a real run, and its loss in closed form."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What a page tells to import, in its order, ends with the fast BLAS, where there is one: mlx that is there first cannot take it."""
+"""Tests imports as pages show them, in their order: each ends with the fast BLAS where there is one."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Every command, file and snippet on every page, as it stands, in the page's order; what cannot be run is counted with its reason."""
+"""Tests every command, file and snippet on every page, in the page's order. Exceptions are counted with their reason."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""README keeps its promise to be short: two commands, one config, one picture of a terminal that is a real recording."""
+"""Tests that the README is short: two commands, one config, one real recording of a terminal."""
 
 from xml.etree import ElementTree
 

@@ -1,4 +1,4 @@
-"""The page on reports: its picture is there and small. Its commands are run by test_pages.py."""
+"""Tests the page on reports: its picture exists and is small. test_pages.py runs its commands."""
 
 import re
 from pathlib import Path

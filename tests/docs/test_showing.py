@@ -1,4 +1,4 @@
-"""What a page shows is held against what is printed: words and counts exactly, what another machine changes not."""
+"""Tests the comparison of shown with printed output: words and counts exactly, machine-dependent parts not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a run can be made to die: names, and what they mean in the code, as data that a child of ``child.py`` installs.
+"""Names the points at which a run can be made to die, as data that a child of ``child.py`` installs.
 
 A point is a call of a function ("module:attribute"), told from others by a pattern that its arguments match: paths, paths of
 open files, bytes, a row's position. It is named here alone; the code that runs knows nothing of it.

@@ -1,4 +1,4 @@
-"""What may change between two starts of a killed run, and what may not: input, weights, stdin, a second process."""
+"""Tests changes between two starts of a killed run: of input, weights, stdin, and a second process."""
 
 import os
 import shutil

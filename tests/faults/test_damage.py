@@ -1,4 +1,4 @@
-"""A bit flipped, or a tail cut off, in any file of a run directory: mended by doing work again, or refused; never believed.
+"""Tests a flipped bit or a cut tail in any file of a run directory: work is done again, or the start is refused.
 
 One directory is of a complete run, one of a run that was killed. Each case is a process of its own: a parser that is given damaged
 bytes may take its process with it.

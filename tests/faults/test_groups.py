@@ -1,4 +1,4 @@
-"""Killed in the middle of a group: what is on the disk then is whole groups, and the end is that of a run that nothing broke off."""
+"""Tests kills in the middle of a group: only whole groups are on the disk, and the end is that of an unbroken run."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Killed at named points, one after another, resumed with the same command each time: the bytes of a run that nothing broke off.
+"""Tests kills at named points, each followed by the same command: the bytes are those of an unbroken run.
 
 A run dies once in each of its phases. With MLX_BULK_FAULTS=all there is also a run for each point, which dies there twice.
 """

@@ -1,4 +1,4 @@
-"""Killed while a policy is kept, or between that and its first record: each record's policy is kept, and the run goes on under it."""
+"""Tests kills while a policy is stored, or before its first record: each record's policy is kept."""
 
 from collections.abc import Iterator
 from dataclasses import replace

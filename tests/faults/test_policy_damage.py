@@ -1,4 +1,4 @@
-"""A bit flipped, or a tail cut off, in what is kept of a policy: told by ``verify``, and no record's policy is taken for another."""
+"""Tests a flipped bit or a cut tail in a stored policy: ``verify`` tells it, and no record gets another policy."""
 
 from pathlib import Path
 

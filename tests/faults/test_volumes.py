@@ -1,4 +1,4 @@
-"""A volume that fills up, or that nobody may write to: exit 6 in one line, and what was finished is continued elsewhere."""
+"""Tests a full volume and one without write access: exit 6 in one line; finished work continues elsewhere."""
 
 import re
 import sys

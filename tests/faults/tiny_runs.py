@@ -1,4 +1,4 @@
-"""Tiny jobs to be broken off: their inputs, and what two runs of one are compared by.
+"""Makes tiny jobs to interrupt: their inputs, and how two runs of one are compared.
 
 Eighteen rows in five shards; a line that is not JSON, a row without its column, and (where texts have a limit) one that is too
 long, so that there are errors beside the results. The mode is deterministic: a run's bytes do not depend on how often it broke.

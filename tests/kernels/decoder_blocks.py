@@ -1,4 +1,4 @@
-"""Blocks of a decoder to call the kernel with: random weights, inputs, caches and masks."""
+"""Makes decoder blocks for tests of the kernel: random weights, inputs, caches and masks."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The CPU's attention against its specification and mx's own, over the shapes and masks that mlx-lm's models pass."""
+"""Tests the CPU's attention against its specification and mx's own, over the shapes and masks of mlx-lm's models."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""The fast BLAS goes in before mlx or says why not; each case in an interpreter of its own, as it can happen once."""
+"""Tests that the fast BLAS goes in before mlx, or a line says why not. Each case has its own interpreter."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""A decoder's block in one call against its specification: shapes, rotations, norms, masks, and what it writes to a cache."""
+"""Tests a decoder block in one call against its specification: shapes, RoPE, norms, masks, and what it appends to a cache."""
 
 import threading
 from dataclasses import fields, replace

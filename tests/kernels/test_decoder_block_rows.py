@@ -1,4 +1,4 @@
-"""Rows of a block that are unlike: pads behind some, and what stands before their own keys, which may be another's too."""
+"""Tests a decoder block on rows that differ: pads after some, and prefixes of their own or shared."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

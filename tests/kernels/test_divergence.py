@@ -1,4 +1,4 @@
-"""Both ways of measuring divergence, the specification and the CPU's, against float64 and closed forms."""
+"""Tests both ways to compute divergence, the specification and the CPU's, against float64 and closed forms."""
 
 import math
 from collections.abc import Callable

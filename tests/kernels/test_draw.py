@@ -1,4 +1,4 @@
-"""Draws by the library against NumPy's: the ids that are left, to the id, and the same tokens of them."""
+"""Tests the library's draws against NumPy's: the same ids pass the filters, and the same tokens are drawn."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The CPU's activations and norm against their specifications."""
+"""Tests the CPU's activations and norm against their specifications."""
 
 from collections.abc import Callable
 

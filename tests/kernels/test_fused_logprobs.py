@@ -1,4 +1,4 @@
-"""Logprobs of a product that is not kept: those of its logits to the bit, wherever parts end, with numbers that are none too."""
+"""Tests logprobs of a product that is never stored: the bits are those from its logits, NaN and infinities too."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Products of few rows against mx's and float64, for shapes that fill no panel."""
+"""Tests products of few rows against mx's and float64, for shapes that fill no panel."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""Both ways of scoring, the specification and the CPU's, against float64 and sorting."""
+"""Tests both ways to score, the specification and the CPU's, against float64 and sorting."""
 
 from collections.abc import Callable
 

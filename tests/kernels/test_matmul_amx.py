@@ -1,4 +1,4 @@
-"""Products in tiles: how far they are from exact, what a row's bits depend on, and what numbers without parts become."""
+"""Tests products in tiles: their error, what a row's bits depend on, and numbers that cannot be split."""
 
 from typing import Any
 

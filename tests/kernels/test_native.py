@@ -1,4 +1,4 @@
-"""The compiled library: where it is kept, and what happens where it cannot be made."""
+"""Tests the compiled library: its place in the cache, and the fallback where it cannot be compiled."""
 
 import logging
 import subprocess

@@ -1,4 +1,4 @@
-"""Rotations of the CPU against their specification and mx's own, at far positions too."""
+"""Tests the CPU's RoPE against its specification and mx's own, also at far positions."""
 
 from typing import Any
 

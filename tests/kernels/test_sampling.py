@@ -1,4 +1,4 @@
-"""Both samplers, the specification and the CPU's, against a slow oracle of the contract's order of sampling."""
+"""Tests both samplers, the specification and the CPU's, against a slow oracle of the order of sampling."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tempered logprobs and kept ids: closed forms, both versions against each other and against the slow oracle."""
+"""Tests tempered logprobs and kept ids: closed forms, both versions against each other and against the slow oracle."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Architectures of the zoo that transformers has too: how their tiny configurations are said there.
+"""Maps architectures of the zoo to transformers: how their tiny configurations are written there.
 
 Where transformers knows a setting by another name, or mlx-lm takes one for granted, both are given the same. Weights go the way of
 a user's: saved by transformers, loaded by the runner.

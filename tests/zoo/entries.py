@@ -1,4 +1,4 @@
-"""An architecture of the zoo as a run has it: built, saved, loaded and fitted to this device; each once.
+"""Holds an architecture of the zoo as a run has it: built, saved, loaded and fitted to this device, each once.
 
 Knows which of them are tried by default, and where an architecture differs from all others for a reason.
 """

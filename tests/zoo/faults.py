@@ -1,4 +1,4 @@
-"""What is wrong in mlx-lm, as far as the zoo shows it: in padded batches, in any call, in loading; each with a script that shows it.
+"""Lists what is wrong in mlx-lm, as far as the zoo shows it, each with a script that shows it.
 
 A script fails where the fault is, so that a newer mlx-lm without it is noticed. Knows nothing of ours but what it does about each.
 """

@@ -1,4 +1,4 @@
-"""Whether an architecture can decode on keys and values of eight bits: tried with mlx-lm's own caches, on a wider tiny network.
+"""Tries whether an architecture can decode on keys and values of eight bits, with mlx-lm's own caches on a wider tiny network.
 
 Wider, as a group of weights that share a scale is as wide as a tiny head, or wider. Knows nothing of ours.
 """

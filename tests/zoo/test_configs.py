@@ -1,4 +1,4 @@
-"""Every model file of the installed mlx-lm is in the zoo, or on the list of those that cannot be, with the reason."""
+"""Tests that every model file of the installed mlx-lm is in the zoo, or on the list of exceptions with its reason."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A checkpoint that transformers has saved gives its logprobs: parameters and settings come to mlx-lm by the loader itself."""
+"""Tests that a checkpoint saved by transformers gives transformers' logprobs through our loader."""
 
 from pathlib import Path
 

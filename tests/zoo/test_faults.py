@@ -1,4 +1,4 @@
-"""Each fault of mlx-lm's that the docs name is still there: the script beside it fails, as it says. A newer mlx-lm shortens the list."""
+"""Tests that each fault of mlx-lm that the docs name is still there: the script beside it fails. A newer mlx-lm shortens the list."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows longer than a sliding window, or than what a scaling of positions begins at: a batch gives what each row gets alone."""
+"""Tests rows longer than a sliding window or a RoPE scaling: a batch gives what each row gives alone."""
 
 import pytest
 from mlx_bulk.configs.schema import BatchConfig

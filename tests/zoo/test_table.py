@@ -1,4 +1,4 @@
-"""docs/models.md: its lines are what the zoo finds, its totals those of its lines; it names every architecture and every fault."""
+"""Tests docs/models.md: its lines are the zoo's findings, its totals add up, and no architecture or fault is missing."""
 
 import re
 from collections import Counter

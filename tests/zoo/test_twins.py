@@ -1,4 +1,4 @@
-"""The probe's power: a small random twin of a model shows by itself whatever goes wrong with the model in a batch."""
+"""Tests that a small random twin of a model shows every fault of the model in a batch."""
 
 import pytest
 from mlx_bulk.runner.checks.capabilities import capabilities_of, try_twin

@@ -1,4 +1,4 @@
-"""A sliding window that a config asks for: whether a model has it is found by trying, whatever keeps it, caches or masks."""
+"""Tests how a sliding window is found: by trying, whether caches or masks implement it."""
 
 import pytest
 from mlx_bulk.runner.checks.tiny_twin import TEXT

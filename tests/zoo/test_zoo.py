@@ -1,4 +1,4 @@
-"""Every architecture: what a batch gives a row is what the row gets alone, in the way that the probes have found for it.
+"""Tests every architecture: a batch gives each row what the row gives alone, in the way that the probes chose.
 
 By default a core of architectures is tried; MLX_BULK_ZOO=1 tries all. Bounds are the contract's for float32.
 """

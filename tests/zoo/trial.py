@@ -1,4 +1,4 @@
-"""One architecture through the engine and the scorer, held against each row alone: how far logprobs are from where they should be.
+"""Runs one architecture through the engine and the scorer, and measures how far logprobs are from each row alone.
 
 The truth is the network itself on one row, without pads and without mates: a call of the whole row, or token by token on plain
 caches. Knows nothing of which architecture it is, and asserts nothing.

@@ -1,4 +1,4 @@
-"""Tiny configurations of models with sliding or chunked attention, in every pattern of layers that they come in.
+"""Tiny configurations of models with sliding or chunked attention, in every pattern of layers.
 
 Plain dicts, as a config.json of each would say it. The window is shorter than a test's rows.
 """

@@ -1,4 +1,4 @@
-"""``mlx-bulk eval``: its config, its files, its messages."""
+"""Tests ``mlx-bulk eval``: config, files, messages."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""``mlx-bulk init``: each printed config runs, agrees with the schema that it names, and holds every setting."""
+"""Tests ``mlx-bulk init``: each printed config runs, agrees with its schema, and holds every setting."""
 
 import json
 import re

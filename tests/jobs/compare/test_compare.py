@@ -1,4 +1,4 @@
-"""``mlx-bulk compare`` on real runs: what differs in their configs, figures and documents, as text and as JSON."""
+"""Tests ``mlx-bulk compare`` on real runs: differences of configs, figures and documents, as text and as JSON."""
 
 import json
 import math

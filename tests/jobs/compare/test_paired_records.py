@@ -1,4 +1,4 @@
-"""Documents of two runs held against each other: joins and figures in closed form, on records written by hand."""
+"""Tests joins of two runs' documents and their figures: closed forms on records written by hand."""
 
 import math
 from collections.abc import Sequence

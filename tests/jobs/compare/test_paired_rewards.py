@@ -1,4 +1,4 @@
-"""Rewards of the same samples in two rollouts, in closed form, on records written by hand."""
+"""Tests rewards of the same samples in two rollouts: closed forms on records written by hand."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The plan of a sweep: rows that differ read differently, and bad rows alone make its exit code."""
+"""Tests the plan of a sweep: differing rows read differently, and bad rows alone set the exit code."""
 
 from pathlib import Path
 

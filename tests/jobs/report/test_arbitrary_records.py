@@ -1,4 +1,4 @@
-"""Whatever records may hold, their statistics are computed and their report is drawn."""
+"""Tests statistics and reports of arbitrary records: all are computed and drawn."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""``mlx-bulk report``: the page of a run, complete or not; what others wrote stays text in it; what hinders it hinders no run."""
+"""Tests ``mlx-bulk report``: pages of finished and unfinished runs, text that must not act as HTML, and failures."""
 
 import json
 import os

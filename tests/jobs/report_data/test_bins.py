@@ -1,4 +1,4 @@
-"""Bins of the report: counts are exact, whatever the batches; histograms leave nothing out without saying so."""
+"""Tests the report's bins: exact counts for any batches, and histograms that state what they leave out."""
 
 import math
 from collections import Counter

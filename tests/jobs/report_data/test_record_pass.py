@@ -1,4 +1,4 @@
-"""The pass over a run's records: what it finds is what a plain loop over the same records finds."""
+"""Tests the pass over a run's records against a plain loop over the same records."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Rollouts by group: pass@k against its definition, groups over batch borders, samples without a reward."""
+"""Tests rollouts by group: pass@k against its definition, groups over batch borders, samples without a reward."""
 
 from itertools import combinations
 

@@ -1,4 +1,4 @@
-"""The rewards that ship with the package: what they take for right, wrong, and not theirs to say."""
+"""Tests the built-in rewards: answers that are right, wrong, or not theirs to judge."""
 
 import json
 from typing import Any

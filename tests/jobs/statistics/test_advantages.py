@@ -1,4 +1,4 @@
-"""Advantages in closed form, and what is left out of them."""
+"""Tests advantages in closed form, and which samples they leave out."""
 
 import doctest
 import math

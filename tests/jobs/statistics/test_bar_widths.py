@@ -1,4 +1,4 @@
-"""Bars of a histogram have round widths, and there are not many of them."""
+"""Tests that bars of a histogram have round widths and are few."""
 
 import pytest
 from mlx_bulk.jobs.statistics.bar_widths import bins_in_a_bar

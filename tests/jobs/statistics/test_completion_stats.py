@@ -1,4 +1,4 @@
-"""Statistics are sums over records: closed forms on records written by hand, through the real writer."""
+"""Tests statistics of completions: closed forms on records written by hand, through the real writer."""
 
 import math
 from pathlib import Path

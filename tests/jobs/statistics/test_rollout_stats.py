@@ -1,4 +1,4 @@
-"""Statistics of rollouts in closed form, on records written by hand through the real writer."""
+"""Tests statistics of rollouts: closed forms on records written by hand, through the real writer."""
 
 import doctest
 import math

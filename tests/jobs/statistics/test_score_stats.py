@@ -1,4 +1,4 @@
-"""Statistics of scoring jobs' records: closed forms, groups, every normalization, the reference."""
+"""Tests statistics of scoring jobs: closed forms, groups, every normalization, the reference."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Statistics of scoring jobs hold to an independent account and to lm-eval's, and do not depend on how records are read."""
+"""Tests statistics of scoring jobs against an independent account and lm-eval's, for any way to read the records."""
 
 import math
 from pathlib import Path

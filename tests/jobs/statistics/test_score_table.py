@@ -1,4 +1,4 @@
-"""The table that a scoring job prints at its end, as a reader sees it."""
+"""Tests the table that a scoring job prints at its end."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Statistics in closed form, and against slow loops that follow the formulas' letters."""
+"""Tests statistics in closed form, and against slow loops that follow the formulas literally."""
 
 import math
 from statistics import mean, stdev

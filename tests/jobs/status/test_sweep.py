@@ -1,4 +1,4 @@
-"""``mlx-bulk status`` on a sweep's folder: a line a cell, also for cells that no start has reached."""
+"""Tests ``mlx-bulk status`` on a sweep's folder: one line for each cell, also for cells that never started."""
 
 import json
 import shutil

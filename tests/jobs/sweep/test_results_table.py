@@ -1,4 +1,4 @@
-"""What a sweep's cells came to: sweep.arrow, and the table at its end."""
+"""Tests the results of a sweep's cells: sweep.arrow, and the table at its end."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sweeps through the real command: cells are ordinary runs, and models load once."""
+"""Tests sweeps in the real command: cells are ordinary runs, and models load once."""
 
 import itertools
 import json

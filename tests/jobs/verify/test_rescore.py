@@ -1,4 +1,4 @@
-"""``verify --rescore`` and ``--replay`` on real runs: correct runs pass, logprobs of another policy fail."""
+"""Tests ``verify --rescore`` and ``--replay`` on real runs: correct runs pass, logprobs of another policy fail."""
 
 import json
 import shutil

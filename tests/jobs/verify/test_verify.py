@@ -1,4 +1,4 @@
-"""``mlx-bulk verify`` on real runs: its text, its exit codes, and that it changes nothing."""
+"""Tests ``mlx-bulk verify`` on real runs: text, exit codes, and that nothing changes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A twin shows what short rows on a model's own weights cannot, and what it has shown is remembered; without one nothing is guessed."""
+"""Tests what a twin shows beyond short rows on a model's own weights, and that the verdict is remembered."""
 
 import functools
 from collections.abc import Callable

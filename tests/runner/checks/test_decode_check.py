@@ -1,4 +1,4 @@
-"""Rows that the engine runs together are held against each alone, in all that a run does with them."""
+"""Tests rows that the engine runs together against each alone, in all that a run does with them."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a session notes of its models, and what the setup takes over from the probes."""
+"""Tests what a session notes of its models, and what the setup takes over from the probes."""
 
 from dataclasses import replace
 from pathlib import Path

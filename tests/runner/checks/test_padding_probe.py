@@ -1,4 +1,4 @@
-"""The probe lets through what is right in a batch, and nothing else."""
+"""Tests that the probe accepts batches that are right, and no others."""
 
 import math
 from typing import Any

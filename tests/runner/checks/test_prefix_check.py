@@ -1,4 +1,4 @@
-"""What prompts share is prefilled once where a twin and short rows on the weights show that it is right, and only there."""
+"""Tests that shared prefixes are used only where a twin and short rows on the weights show that they are right."""
 
 from pathlib import Path
 from typing import Any

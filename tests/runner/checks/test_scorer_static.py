@@ -1,4 +1,4 @@
-"""Deterministic mode: a row's bytes depend neither on the order of rows nor on what the others contain."""
+"""Tests deterministic scoring: a row's bytes do not depend on the order or the contents of other rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A shortcut of scoring is taken where it is right, and nowhere else; what is left of them still scores right."""
+"""Tests that each shortcut of scoring is used only where it is right, and that scores stay right without it."""
 
 from dataclasses import replace
 from typing import Any

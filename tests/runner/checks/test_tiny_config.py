@@ -1,4 +1,4 @@
-"""A config is made small without losing what its settings say about each other."""
+"""Tests that a config made small keeps the relations between its settings."""
 
 import copy
 from typing import Any

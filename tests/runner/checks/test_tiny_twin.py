@@ -1,4 +1,4 @@
-"""A twin is small, has every kind of layer that the model has, and is the same each time; what cannot have one says why."""
+"""Tests twins: small, with every kind of layer of the model, the same each time; or a reason why there is none."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Rounds, shards and positions: every row of every round has one place, and shards keep to one round."""
+"""Tests rounds, shards and positions: every row of every round has one place, and a shard keeps to one round."""
 
 import pytest
 from hypothesis import given

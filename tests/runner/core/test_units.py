@@ -1,4 +1,4 @@
-"""Sizes and counts have few digits and a unit."""
+"""Tests that sizes and counts have few digits and a unit."""
 
 import pytest
 from mlx_bulk.runner.core.units import short_count, size_as_text

@@ -1,4 +1,4 @@
-"""How a row ends in the engine: length, EOS, stop ids, stop strings, and logits that are no numbers."""
+"""Tests how a row ends in the engine: length, EOS, stop ids, stop strings, and logits that are not finite."""
 
 from collections.abc import Sequence
 from dataclasses import replace

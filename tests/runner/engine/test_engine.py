@@ -1,4 +1,4 @@
-"""A batch gives what each row gives alone: tokens as mlx-lm, logprobs as a naive full forward, whatever the batch's size."""
+"""Tests that a batch gives what each row gives alone: mlx-lm's tokens, and logprobs of a naive full forward."""
 
 import numpy as np
 import pytest

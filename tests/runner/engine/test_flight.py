@@ -1,4 +1,4 @@
-"""Which rows the model has is told before it takes new ones: a supervisor has to know when the process dies in that step."""
+"""Tests that the engine reports its rows before it takes new ones, so that the supervisor knows them at a crash."""
 
 from typing import Any
 

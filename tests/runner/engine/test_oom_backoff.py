@@ -1,4 +1,4 @@
-"""Out of device memory in the middle of a run: batches shrink, rows start again, and the results are as if nothing had been."""
+"""Tests a lack of device memory during a run: batches shrink, rows start again, and results do not change."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Calls of which nothing is kept, behind nothing and on top of what all rows begin with: the same numbers as with caches, and no caches."""
+"""Tests calls that keep no keys and values, with and without a shared prefix: the numbers are those with caches."""
 
 from collections.abc import Iterator
 from typing import Any

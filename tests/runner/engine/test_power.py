@@ -1,4 +1,4 @@
-"""The comparisons of ``tiny`` notice what they are for: with pads attended, context dropped or targets shifted, each fails."""
+"""Tests that the assertions of ``naive_truth`` fail on faults: attended pads, dropped context, shifted targets."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The prefill of a group: chunks within the bound on logits, no logits of a prompt's last token, the echo row by row."""
+"""Tests the prefill of a group: chunks within the bound on logits, no logits of a prompt's last token, the echo of each row."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Prefixes of earlier runs: found again with the same figures, refused where anything differs, and never too many."""
+"""Tests prefixes on disk: earlier ones give the same figures, unfit ones are refused, and their number is bounded."""
 
 import os
 from collections.abc import Sequence

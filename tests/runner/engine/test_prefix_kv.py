@@ -1,4 +1,4 @@
-"""Rows on top of what their prompts share give what they give alone: tokens, logprobs, echo; and no token is prefilled twice."""
+"""Tests rows with a shared prefix: tokens, logprobs and echo are those of the row alone; no token is prefilled twice."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A head whose logits are a product is scored without them; one that does more, or is none of ours, is not taken for one."""
+"""Tests an LM head that is one product: it is scored without logits. Heads that do more are not taken for one."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

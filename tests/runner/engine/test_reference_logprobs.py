@@ -1,4 +1,4 @@
-"""Logprobs under a reference, while others decode: the base with the adapter off, the policy itself, a second model."""
+"""Tests logprobs under a reference while others decode: the base without its adapter, the policy itself, a second model."""
 
 import copy
 from pathlib import Path

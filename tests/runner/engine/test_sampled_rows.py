@@ -1,4 +1,4 @@
-"""What the engine does with a row's own sampling: its random stream, its samples, its filters."""
+"""Tests a row's own sampling in the engine: random stream, samples, filters."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The scorer gives each token its logprob behind all that stands before it, however rows are batched, cut and shared."""
+"""Tests that the scorer gives each token its logprob after all tokens before it, however rows are batched, cut and shared."""
 
 from dataclasses import replace
 from typing import Any

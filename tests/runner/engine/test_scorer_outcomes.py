@@ -1,4 +1,4 @@
-"""What becomes of rows: failures that stay their own, a reference model beside, progress, stops, and the bound on logits."""
+"""Tests outcomes of the scorer: failures of single rows, a reference model, progress, stops, and the bound on logits."""
 
 import tracemalloc
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The comparisons of the scorer's tests notice what they are for: each fault makes them fail."""
+"""Tests that the comparisons in the scorer's tests fail on each fault that they are for."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Out of device memory while scoring: batches shrink, what a window has not finished begins anew, and the scores are the same."""
+"""Tests a lack of device memory while scoring: batches shrink, an unfinished window starts again, and scores do not change."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The tables of the rows that decode: streams of their own, edits as flat arrays, tables that grow."""
+"""Tests the tables of the decoding rows: own random streams, edits as flat arrays, growth."""
 
 import numpy as np
 from mlx_bulk.kernels.logprobs import Scores

@@ -1,4 +1,4 @@
-"""The costs that a trial gives: the true ones where turns show them, none negative, and together the time of the trial."""
+"""Tests costs fitted to a trial: the true ones where known, never negative, and their sum is the trial's time."""
 
 import numpy as np
 import pytest

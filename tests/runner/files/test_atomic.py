@@ -1,4 +1,4 @@
-"""Lines with checksums, appends that leave nothing torn, whole files by rename."""
+"""Tests checked lines, appends that leave nothing torn, and whole files by rename."""
 
 import errno
 import logging

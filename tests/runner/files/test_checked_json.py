@@ -1,4 +1,4 @@
-"""Small JSON files: what is read is what was written, or an error."""
+"""Tests small JSON files: a read gives what was written, or an error."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One writer: a lock that lives and dies with its process, and with no other."""
+"""Tests the lock of a folder: one writer, and the lock ends with its process."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""What is remembered of large files, and what is not: a hash must be of the bytes that are there."""
+"""Tests remembered hashes of large files: a hash is always that of the present bytes."""
 
 import os
 from collections.abc import Callable

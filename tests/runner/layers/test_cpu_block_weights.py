@@ -1,4 +1,4 @@
-"""Blocks with the CPU's kernel against mlx-lm's own: weights that change, are adapted, quantized, trained, or of other precisions."""
+"""Tests blocks with the CPU's kernel against mlx-lm's own: weights that change, are adapted, quantized or trained."""
 
 import copy
 from typing import Any

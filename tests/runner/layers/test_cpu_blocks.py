@@ -1,4 +1,4 @@
-"""Blocks with the CPU's kernel against mlx-lm's own: caches that grow, are cut, joined and copied."""
+"""Tests blocks with the CPU's kernel against mlx-lm's own: caches that grow, are cut, joined and copied."""
 
 import copy
 import threading

@@ -1,4 +1,4 @@
-"""Layers with the CPU's kernels: what they are besides their output, which is ``test_substitutes``'s to hold."""
+"""Tests layers with the CPU's kernels beyond their output, which test_kernel_injection.py tests."""
 
 from collections.abc import Iterator
 from typing import Any

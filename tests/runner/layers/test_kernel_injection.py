@@ -1,4 +1,4 @@
-"""Fast kernels in mlx-lm's models: the same logits before and after, and the originals wherever ours are not made for it."""
+"""Tests fast kernels in mlx-lm's models: the same logits, and the original functions wherever ours do not fit."""
 
 import contextlib
 import importlib

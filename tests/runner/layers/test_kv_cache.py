@@ -1,4 +1,4 @@
-"""Caches of a batch: forks share nothing, rows are kept in the order asked for, and their cost is what arrays hold."""
+"""Tests caches of a batch: forks share nothing, rows keep the order asked for, and sizes are those of the arrays."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A network in two parts gives the network's own logits, of the positions asked for, and no more of them at once than told."""
+"""Tests a network cut into body and head: the network's own logits, for chosen positions, with a bound on their number."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A network's call shows all its arguments: our layers see them during the call, and nothing of them afterwards."""
+"""Tests a network's call: our layers see all its arguments during the call, and nothing of them afterwards."""
 
 import copy
 from typing import Any

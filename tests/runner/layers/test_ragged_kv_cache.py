@@ -1,4 +1,4 @@
-"""Rows that lie apart: what a network makes of them against mlx-lm's own batches, whatever joins, leaves, forks or grows."""
+"""Tests caches in which each row has its own memory, against mlx-lm's own batches: rows join, leave, fork and grow."""
 
 import copy
 from collections.abc import Callable, Iterator

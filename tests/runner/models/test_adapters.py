@@ -1,4 +1,4 @@
-"""Adapters on a network and off it: the base comes back to the bit, whatever was on, and what does not fit is refused."""
+"""Tests adapters put on a network and taken off: the base returns to the bit, and unfit adapters are refused."""
 
 import json
 from pathlib import Path

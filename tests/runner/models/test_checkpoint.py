@@ -1,4 +1,4 @@
-"""Checkpoints looked for: where they may lie, messages, what config.json says, fingerprints."""
+"""Tests the search for checkpoints: places, messages, config.json, fingerprints."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checkpoints as transformers 5 saves them: position settings under new names, which mlx-lm reads under the old."""
+"""Tests checkpoints as transformers 5 saves them: position settings under new names that mlx-lm does not read."""
 
 import json
 from importlib import import_module

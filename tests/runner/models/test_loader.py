@@ -1,4 +1,4 @@
-"""Checkpoints loaded: messages, precision, quantization, adapters."""
+"""Tests loading of checkpoints: messages, precision, quantization, adapters."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""Models that a process keeps from one run to the next."""
+"""Tests models that a process keeps from one run to the next."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The tokenizer of a finished run, found again: at its relative path, without the weights, and only if it is the same."""
+"""Tests the tokenizer of a finished run: found at its relative path, without the weights, and only if it is the same."""
 
 import shutil
 from pathlib import Path

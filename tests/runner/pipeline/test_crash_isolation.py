@@ -1,4 +1,4 @@
-"""Groups of rows that are run before all others, each with no other row in the model and on the disk before the next begins."""
+"""Tests suspect rows: each group runs before all others, alone in the model, and is on the disk before the next."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

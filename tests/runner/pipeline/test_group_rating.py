@@ -1,4 +1,4 @@
-"""Groups in the I/O threads: rated when their last sample is there, recorded whole or not at all, and nobody waits for ever."""
+"""Tests groups in the I/O threads: rated at their last sample, recorded whole or not at all, and never waited for without end."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""The heartbeat beside a session: a line when it stalls, with what it stalls at, and none when it moves."""
+"""Tests the heartbeat: a line that names the step when a session stalls, and none while it moves."""
 
 from time import monotonic
 

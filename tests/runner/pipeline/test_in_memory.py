@@ -1,4 +1,4 @@
-"""Groups from Python: what a run of the command records, policies that change between shards, and nothing left running."""
+"""Tests rollouts from Python: the records of the command, policies that change between shards, and no threads left."""
 
 import logging
 import multiprocessing

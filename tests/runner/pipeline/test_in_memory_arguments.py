@@ -1,4 +1,4 @@
-"""What Python code may hand over to rollouts in its process, and what it is told where that cannot be used."""
+"""Tests arguments of rollouts from Python, and the errors for those that cannot be used."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rows to windows of requests and outcomes to the writer, on a job that needs neither model nor tokenizer."""
+"""Tests the I/O threads: rows to windows of requests, outcomes to the writer. The job needs no model and no tokenizer."""
 
 import json
 import threading

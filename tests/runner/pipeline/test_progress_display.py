@@ -1,4 +1,4 @@
-"""The watch beside a run: a bar on a terminal, elsewhere plain lines, JSON where that is asked for, and metrics an interval."""
+"""Tests the display of progress: a bar on a terminal, plain lines elsewhere, JSON on request, and metrics."""
 
 import io
 import json

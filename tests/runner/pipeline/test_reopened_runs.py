@@ -1,4 +1,4 @@
-"""I/O threads in a run that continues: what is recorded is not asked for again, and a row that fails now keeps its records."""
+"""Tests the I/O threads in a run that continues: recorded samples are not requested again, and a row that fails keeps them."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""A row's requests: what is recorded already is not asked for again, and a row that cannot be run fails once."""
+"""Tests a row's requests: recorded samples are not requested again, and a row that cannot run fails once."""
 
 from hypothesis import given
 from hypothesis import strategies as st

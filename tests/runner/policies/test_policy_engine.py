@@ -1,4 +1,4 @@
-"""Policies that change in the middle of a job: each outcome's logprobs are those of its own policy, by a full forward."""
+"""Tests policies that change during a job: each outcome's logprobs are those of its own policy, by a full forward."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Room for full weights beside the base's: set aside of what KV caches may take, or full weights are refused and adapters are not."""
+"""Tests room for full weights beside the base's: it is taken from the KV caches, or full weights are refused."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Policies that cannot be kept, read or found again: what samples bears its own name, and no run goes back to an older one unsaid."""
+"""Tests policies that cannot be stored, read or found again: records name the right one, and a run never goes back unsaid."""
 
 import errno
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The policy of a round by its records: those of the round alone, the last of them, in parts and in journals."""
+"""Tests the policy that the records of a round name: the last one of that round, in parts and in journals."""
 
 from pathlib import Path
 

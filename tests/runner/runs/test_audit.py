@@ -1,4 +1,4 @@
-"""The account of made-up runs: complete, open, extended, retried, at work, damaged in each of their files."""
+"""Tests the audit of made-up runs: complete, open, extended, retried, at work, and damaged in each of their files."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""What counts as the same run, and what as the same input grown."""
+"""Tests which starts count as the same run, and which inputs as the same input grown."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Why rows failed, in few lines: like reasons are counted together, the most frequent come first."""
+"""Tests reasons of failures: like ones are counted together, and the most frequent come first."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run's history from lines written by hand: sessions, their ends, speeds by the lengths of intervals, tokens of all sessions."""
+"""Tests a run's history from lines written by hand: sessions, their ends, speeds, tokens of all sessions."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a power cut may take: a step begins when what it relies on is on the medium. No kill shows this, so the calls are recorded."""
+"""Tests the order of syncs against power cuts: each step begins when what it relies on is on the disk."""
 
 import fcntl
 import os

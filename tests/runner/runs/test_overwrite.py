@@ -1,4 +1,4 @@
-"""What ``--overwrite`` removes of a run directory, and what it leaves."""
+"""Tests which files of a run directory ``--overwrite`` removes, and which it leaves."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whose folder it is: strangers, identity, what is adopted, what damage is mended, overwriting."""
+"""Tests the ownership of a folder: strangers, identity, adopted changes, mended damage, overwriting."""
 
 import json
 import logging

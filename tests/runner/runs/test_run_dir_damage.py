@@ -1,4 +1,4 @@
-"""Damage to what says whose a run is and what it has been through: rebuilt where that is certain, else refused."""
+"""Tests damage to a run's identity and history: rebuilt where that is certain, else refused."""
 
 import logging
 from collections.abc import Callable

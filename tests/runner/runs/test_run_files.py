@@ -1,4 +1,4 @@
-"""Statistics as a run has stored them: those that its summary vouches for, or none."""
+"""Tests a run's stored statistics: those that its summary vouches for, or none."""
 
 from collections.abc import Callable
 from pathlib import Path

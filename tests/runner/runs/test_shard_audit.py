@@ -1,4 +1,4 @@
-"""Shards made by hand, right and wrong: what is counted, and which wrong is named."""
+"""Tests the audit of shards made by hand: counts of right ones, and the fault of wrong ones."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``mlx-bulk status`` on run directories in every state: what it says of rows, errors, speed, and of files that are damaged."""
+"""Tests ``mlx-bulk status`` on run directories in every state: rows, errors, speed, and damaged files."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How fast a run is said to go, how long it still takes, and what of it fits on a line."""
+"""Tests the speed of a run, the time that is left, and the pieces that fit on a line."""
 
 import pytest
 from mlx_bulk.runner.runs.throughput import Counts, Pace, duration

@@ -1,4 +1,4 @@
-"""Groups and rounds in the writer: a group is in one frame of the journal, and what is written says the row's round."""
+"""Tests groups and rounds in the writer: a group is one frame of the journal, and each record names its round."""
 
 from pathlib import Path
 from typing import Any

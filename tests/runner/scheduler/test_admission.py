@@ -1,4 +1,4 @@
-"""Admission: an empty batch is always joined, another when an eighth of its slots are free; the KV budget bounds how many enter."""
+"""Tests admission: an empty batch is always filled, another when an eighth of its slots is free, within the KV budget."""
 
 import pytest
 from hypothesis import given

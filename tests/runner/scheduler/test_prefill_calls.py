@@ -1,4 +1,4 @@
-"""The calls of a prefill, as properties: every row once, equal or similar lengths, and pads that cost less than another call."""
+"""Tests the calls of a prefill, as properties: every row once, similar lengths, and pads that cost less than another call."""
 
 from itertools import pairwise
 

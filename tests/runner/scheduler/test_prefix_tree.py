@@ -1,4 +1,4 @@
-"""Trees of shared prefixes and their batches: each position is read once, limits hold, and shared tokens are computed once."""
+"""Tests trees of shared prefixes and their batches: each position is read once, and limits hold."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Shared prefixes of prompts, as properties: each request comes once, prefixes are right and pay, and the KV budget holds."""
+"""Tests shared prefixes of prompts, as properties: each request comes once, prefixes are right and pay, and the KV budget holds."""
 
 from collections.abc import Iterator
 from dataclasses import replace

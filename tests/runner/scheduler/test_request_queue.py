@@ -1,4 +1,4 @@
-"""Groups of a prefill, as properties: each request comes once, longest first, within the limits, and none that fits is left out."""
+"""Tests the groups of a prefill, as properties: each request comes once, longest first, within the limits."""
 
 from collections import deque
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Batches of deterministic mode stay together until the last row is done, so that a row's bytes don't depend on other rows."""
+"""Tests deterministic batches: they stay together until the last row is done, so that a row's bytes don't depend on others."""
 
 from collections import deque
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every column type, there and back through Arrow files and `datasets`."""
+"""Tests every column type, written and read back through Arrow files and `datasets`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The commit log: what is in force, and what damage to it does."""
+"""Tests the commit log: which commits are in force, and the effect of damage."""
 
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A run goes on with fewer samples a row than it began with, as its user vouched for: what is finished stays and is in nobody's way."""
+"""Tests a run that continues with fewer samples a row, as its user accepted: finished samples stay."""
 
 from pathlib import Path
 

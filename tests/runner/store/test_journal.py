@@ -1,4 +1,4 @@
-"""Whatever happens to a journal's bytes, what is read back is a beginning of what was written."""
+"""Tests damage to a journal: the records read back are always the first ones that were written."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Committed shards that are reopened, for more input or for errors to be done again. Their parts stand until new ones are there."""
+"""Tests committed shards that are reopened for more input or a retry: their parts stand until new ones exist."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Parts that the log does not declare: whole ones of this run are adopted, others set aside; none is removed, none is believed."""
+"""Tests parts that the log does not declare: whole ones of this run are adopted, others set aside, none removed."""
 
 import logging
 from pathlib import Path

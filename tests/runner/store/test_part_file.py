@@ -1,4 +1,4 @@
-"""A part says whose it is and that it is whole; what has another byte anywhere does not."""
+"""Tests parts: each names its run and is whole, and one changed byte is noticed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A made-up job, interrupted, killed, and damaged: every (row, sample) once, and the same bytes as without."""
+"""Tests a made-up job, interrupted, killed and damaged: every (row, sample) once, and the bytes of an unbroken run."""
 
 import errno
 import logging

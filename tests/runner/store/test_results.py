@@ -1,4 +1,4 @@
-"""Committed parts as files: each is checked, and one is open at a time."""
+"""Tests reading of committed parts: each is checked, and one is open at a time."""
 
 import resource
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Errors that are done again: they move to the results, or stay; broken off, any start goes on with it."""
+"""Tests a retry of errors: they move to the results or stay, and any start continues an interrupted retry."""
 
 from pathlib import Path
 

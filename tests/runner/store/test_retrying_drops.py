@@ -1,4 +1,4 @@
-"""A retry of errors leaves what was dropped on purpose where it is, and the two are never taken for one another."""
+"""Tests that a retry of errors leaves groups that the config dropped where they are."""
 
 from pathlib import Path
 

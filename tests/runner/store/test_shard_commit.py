@@ -1,4 +1,4 @@
-"""A finished shard becomes parts: what is checked before, and what is refused."""
+"""Tests how a finished shard becomes parts: what is checked before, and what is refused."""
 
 import errno
 import re

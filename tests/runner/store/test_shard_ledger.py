@@ -1,4 +1,4 @@
-"""The account of an open shard: the same as sets would say, in a few bytes a row."""
+"""Tests the ledger of an open shard against sets; it takes a few bytes for each row."""
 
 import tracemalloc
 

@@ -1,4 +1,4 @@
-"""The writer's thread: what it keeps, how it bounds batches, and how what goes wrong in it reaches the caller."""
+"""Tests the writer's thread: what it keeps, how it bounds batches, and how its errors reach the caller."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Inputs that tests of the scan share."""
+"""Holds inputs that tests of the scan share."""
 
 import json
 from pathlib import Path

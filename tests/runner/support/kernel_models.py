@@ -1,4 +1,4 @@
-"""Models that a test puts fast kernels into, and takes them out of again; llama's attention as its layers call it."""
+"""Puts fast kernels into models for a test, and takes them out again; calls llama's attention as its layers do."""
 
 import importlib
 from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""A network of mlx-lm's and the same with the kernel, to which the same is done."""
+"""Pairs a network of mlx-lm's with the same one on our kernel, and does the same to both."""
 
 import importlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A job of groups, a judge whose ratings come when a test says so, and a writer that tells what it is given."""
+"""Makes a job of groups, a judge that answers when a test says so, and a writer that tells what it gets."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""I/O threads over made-up rows of a job with one column, and a writer that keeps what it is given."""
+"""Makes I/O threads over made-up rows of a job with one column, and a writer that keeps what it gets."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

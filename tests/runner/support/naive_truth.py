@@ -1,4 +1,4 @@
-"""What is right for a tiny model, by mlx-lm alone: full forwards without caches, and assertions that hold outcomes to them.
+"""Computes what is right for a tiny model by mlx-lm alone, with full forwards, and compares outcomes with it.
 
 Tolerances are the contract's for float32.
 """

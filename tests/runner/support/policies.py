@@ -1,4 +1,4 @@
-"""An engine whose policy changes between windows of a made-up job, and what its outcomes must come to, by a full forward."""
+"""Makes an engine whose policy changes between windows, and checks its outcomes by a full forward."""
 
 from collections.abc import Callable
 from dataclasses import replace

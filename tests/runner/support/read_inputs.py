@@ -1,4 +1,4 @@
-"""Inputs in every format, and what a reader makes of them."""
+"""Writes inputs in every format, and reads them with a reader."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Configs of the size that models are released in: what their config.json says that mlx-lm reads.
+"""Holds configs of the size of released models: the settings of their config.json that mlx-lm reads.
 
 Networks of them are built without a parameter ever being computed.
 """

@@ -1,4 +1,4 @@
-"""Runs that are extended or retried, and the records that they must come to."""
+"""Makes runs that are extended or retried, and lists the records that they must end with."""
 
 from pathlib import Path
 

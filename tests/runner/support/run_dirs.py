@@ -1,4 +1,4 @@
-"""Run directories that are bound to an identity and hold finished work."""
+"""Makes run directories that are bound to an identity and hold finished work."""
 
 from pathlib import Path
 from typing import Any

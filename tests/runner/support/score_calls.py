@@ -1,4 +1,4 @@
-"""Requests of the scorer's tests, and setups in which the tiny models score them."""
+"""Makes requests for the scorer's tests, and setups in which the tiny models score them."""
 
 from collections.abc import Sequence
 from typing import Any

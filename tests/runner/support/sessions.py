@@ -1,4 +1,4 @@
-"""A made-up job whose sessions can be interrupted, killed, extended, retried and damaged, and the records that it must come to."""
+"""Makes a job whose sessions can be interrupted, killed, extended, retried and damaged, and lists its right records."""
 
 import os
 import random

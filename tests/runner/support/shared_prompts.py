@@ -1,4 +1,4 @@
-"""Prompts that begin alike, as tests of what is shared need them."""
+"""Makes prompts that begin alike, for tests of shared prefixes."""
 
 from collections.abc import Sequence
 

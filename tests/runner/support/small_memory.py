@@ -1,4 +1,4 @@
-"""A model on a device with little memory: calls that ask for too much raise what mlx raises."""
+"""Makes a model on a device with little memory: calls that ask for too much raise what mlx raises."""
 
 import weakref
 from collections.abc import Callable

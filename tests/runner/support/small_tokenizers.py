@@ -1,4 +1,4 @@
-"""Tokenizers to test on: the demo's byte-level one, and small ones of other kinds, built here."""
+"""Makes tokenizers to test on: the demo's byte-level one, and small ones of other kinds."""
 
 import functools
 

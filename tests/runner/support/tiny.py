@@ -1,4 +1,4 @@
-"""Tiny random models of many families, and prompts for them.
+"""Makes tiny random models of many families, and prompts for them.
 
 Weights are scaled so that log-probabilities spread by more than 1: an error in attention then shows.
 """

@@ -1,4 +1,4 @@
-"""Requests for tiny models, and ways to run them through the engine and the scorer."""
+"""Makes requests for tiny models, and runs them through the engine and the scorer."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace

@@ -1,4 +1,4 @@
-"""The assistant's turns of a chat: their spans in the text and in the tokens, and what is refused."""
+"""Tests the assistant's turns of a chat: their spans in the text and in the tokens, and refusals."""
 
 from typing import Any
 

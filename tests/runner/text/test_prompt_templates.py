@@ -1,4 +1,4 @@
-"""Prompts and messages from a row's columns: templates, their errors, and columns that are missing."""
+"""Tests prompts and messages from a row's columns: templates, their errors, and missing columns."""
 
 import json
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Stop strings, matched on text while it is generated: across tokens, characters, and what does not count."""
+"""Tests stop strings, matched on text while it is generated: across tokens and characters."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Text to ids and back, on the demo's byte-level tokenizer and on small ones built here: offsets, BOS, EOS, templates."""
+"""Tests text to ids and back, on the demo's byte-level tokenizer and on small ones: offsets, BOS, EOS, templates."""
 
 import json
 from collections.abc import Callable

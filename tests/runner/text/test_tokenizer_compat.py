@@ -1,4 +1,4 @@
-"""The first difference of a second model's tokenizer is named. Tokens that scoring does not use may differ."""
+"""Tests the comparison of two tokenizers: the first difference is named; tokens that scoring does not use may differ."""
 
 import json
 from collections.abc import Callable

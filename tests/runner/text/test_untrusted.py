@@ -1,4 +1,4 @@
-"""Data and models are not trusted: templates stay in a sandbox, rows are no templates, no code runs, no pickle is read."""
+"""Tests that data and models are not trusted: a sandbox for templates, no code, no pickle."""
 
 import json
 import shutil
