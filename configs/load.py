@@ -3,7 +3,6 @@
 It reads only the config. It does not check that a model or an input exists.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,20 +12,22 @@ from typing import TypeVar, cast
 from pydantic import JsonValue, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
+from .config_file import Values, read_config
 from .errors import ConfigError
 from .eval import EvalConfig
 from .explain import SettingProblem, holds_keys, problems, section_of, shown, unknown
 from .fields import Section, nearest
 from .jobs import JOBS
 from .parse import Scalar, Value, parse
-from .schema import GenerateConfig, JobConfig, names_a_file
+from .schema import JobConfig, names_a_file
+from .short_forms import Options, allow_short_forms, option_overrides, spell_out
 from .sweep import SweepConfig
 
-Values = dict[Scalar, Value]
 Checked = TypeVar("Checked", bound=Section)
+Sources = dict[str, str]  # where a setting was overridden: its key, and the argument of the command line
 
 _DEMO = Path(__file__).parent / "demo"
-_EXAMPLE = f"{Path(__file__).parent / 'demo.yaml'} is an example"
+_LONG = 120  # characters of an override in messages
 _MAPPING = Path("the config")  # where the settings of a mapping are, in messages
 _PATHS = (
     *("model.path", "model.adapter", "data.path", "prompt.chat_template"),
@@ -36,25 +37,26 @@ _PATHS = (
 
 
 def load_config(
-    source: Path | str | Mapping[str, object], overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None
+    source: Path | str | Mapping[str, object], overrides: Sequence[str] = (), options: Options | None = None
 ) -> JobConfig | SweepConfig:
-    """Returns the config in ``source`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``paths``.
+    """Returns the config in ``source`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``options``.
 
     source: the path of a YAML file, or a mapping of the same keys (its values may be ``Path`` objects; it is not changed).
-    overrides: one string is one override. paths: model.path, data.path and output.path as they are; in a sweep the first two are
-    its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path of a shipped file.
+    overrides: one string is one override. options: values by their keys (model.path, data.path, data.limit, output.path); in a
+    sweep all but the last are its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path
+    of a shipped file.
     Raises ConfigError, with one line for each problem. A sweep's base is opened where it is a path; its cells are not checked.
     """
     path = _MAPPING if isinstance(source, Mapping) else Path(source)
-    values: Values = {key: _plain(value) for key, value in source.items()} if isinstance(source, Mapping) else _read(path)
+    values: Values = {key: _plain(value) for key, value in source.items()} if isinstance(source, Mapping) else read_config(path)
     overrides = [overrides] if isinstance(overrides, str) else overrides
     model = _kind(values, overrides, path)
     sweeps = issubclass(model, SweepConfig)
-    overridden: list[str] = []
-    for text in [*overrides, *_short(paths or {}, sweeps)]:
+    overridden: Sources = {}
+    for text, source in [*_given(overrides), *option_overrides(options or {}, sweeps)]:
         if sweeps:  # the next override may reach into it
             _open_base(values, path)
-        overridden.append(_override(values, text, model))
+        overridden |= _override(values, text, source, model)
     if sweeps:
         _open_base(values, path)
     return _whole(values, model, overridden, path)
@@ -69,17 +71,24 @@ def _plain(value: object) -> Value:
     return str(value) if isinstance(value, Path) else cast(Value, value)
 
 
-def load_eval(path: Path, overrides: Sequence[str] = (), paths: Mapping[str, str] | None = None) -> EvalConfig:
+def load_eval(path: Path, overrides: Sequence[str] = (), options: Options | None = None) -> EvalConfig:
     """Returns the config of an evaluation, which ``mlx-bulk eval`` runs. Otherwise like ``load_config``."""
-    values = _read(path)
+    values = read_config(path)
     if values.get("job") != "eval":
         found = f"found {shown(values['job'])}" if "job" in values else "missing"
         raise ConfigError(f"{path}: job: {found}; expected eval, which mlx-bulk eval runs; {either(JOBS)} is for mlx-bulk run")
-    overridden = [_override(values, text, EvalConfig) for text in [*overrides, *_short(paths or {}, sweeps=False)]]
+    overridden: Sources = {}
+    for text, source in [*_given(overrides), *option_overrides(options or {}, sweeps=False)]:
+        overridden |= _override(values, text, source, EvalConfig)
     return _whole(values, EvalConfig, overridden, path)
 
 
-def _whole(values: Values, model: type[Checked], overridden: Sequence[str], path: Path) -> Checked:
+def _given(overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns each ``--set`` with its source for messages."""
+    return [(text, f"--set {text}") for text in overrides]
+
+
+def _whole(values: Values, model: type[Checked], overridden: Sources, path: Path) -> Checked:
     config = checked(values, model)
     if isinstance(config, list):
         raise ConfigError("\n".join(f"{_source(problem.key, overridden, path)}: {line(problem)}" for problem in config))
@@ -88,6 +97,7 @@ def _whole(values: Values, model: type[Checked], overridden: Sequence[str], path
 
 def checked(values: Values, model: type[Checked]) -> Checked | list[SettingProblem]:
     """Returns ``values`` as a config of the kind ``model``, or all problems in them. Expands paths in ``values`` in place."""
+    spell_out(values)
     for name, field in model.model_fields.items():
         # A missing or empty section gets its defaults, and errors name its required keys.
         if section_of(field) and values.get(name) is None:
@@ -104,7 +114,9 @@ def json_schema() -> dict[str, JsonValue]:
     """Returns the JSON schema of a config file, which configs/schema.json ships for editors."""
     every: dict[str, type[Section]] = {**JOBS, "eval": EvalConfig}
     kinds, definitions = models_json_schema([(model, "validation") for model in every.values()], title="mlx-bulk job")
-    named = {model: reference["$ref"] for (model, _), reference in kinds.items()}
+    named = {model: str(reference["$ref"]) for (model, _), reference in kinds.items()}
+    for model in every.values():
+        allow_short_forms(definitions["$defs"][named[model].rpartition("/")[2]], model)
     rules: list[JsonValue] = [
         {"if": {"properties": {"job": {"const": job}}}, "then": {"$ref": named[model]}} for job, model in every.items()
     ]
@@ -119,28 +131,10 @@ def json_schema() -> dict[str, JsonValue]:
     }
 
 
-def _read(path: Path) -> Values:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; expected a job config ({_EXAMPLE})") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}; expected a YAML file") from None
-    values = parse(text, str(path))
-    if values is None:
-        raise ConfigError(f"{path}: empty; expected a job config ({_EXAMPLE})")
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: found {shown(values)}; expected a mapping with {', '.join(GenerateConfig.model_fields)} ({_EXAMPLE})")
-    return values
-
-
 def _kind(values: Values, overrides: Sequence[str], path: Path) -> type[JobConfig | SweepConfig]:
     """Returns the model of the job that the last override of ``job`` names, or else the file."""
-    jobs = [parse(text[4:], f"--set {text}") for text in overrides if text.startswith("job=")]
-    job, source = (jobs[-1], "--set") if jobs else (values.get("job"), str(path))
+    jobs = [(parse(text[4:], f"--set {text}"), f"--set {text}") for text in overrides if text.startswith("job=")]
+    job, source = jobs[-1] if jobs else (values.get("job"), str(path))
     if job == "eval":
         raise ConfigError(f"{source}: job: found eval, which mlx-bulk run does not run; use mlx-bulk eval {path}")
     if isinstance(job, str) and job in JOBS:
@@ -157,11 +151,6 @@ def either(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _short(paths: Mapping[str, str], sweeps: bool) -> list[str]:
-    """Returns ``paths`` as overrides."""
-    return [f"{'base.' if sweeps and key != 'output.path' else ''}{key}={json.dumps(value)}" for key, value in paths.items()]
-
-
 def _open_base(values: Values, path: Path) -> None:
     """Replaces a path in ``base`` by the settings of its file, without the file's own output."""
     base = values.get("base")
@@ -171,13 +160,12 @@ def _open_base(values: Values, path: Path) -> None:
         file = _expand("base", base)
     except ConfigError as error:
         raise ConfigError(f"{path}: base: {error}") from None
-    values["base"] = {key: value for key, value in _read(Path(str(file))).items() if key != "output"}
+    values["base"] = {key: value for key, value in read_config(Path(str(file))).items() if key != "output"}
 
 
-def _override(values: Values, text: str, model: type[Section]) -> str:
-    """Writes one KEY=VALUE into ``values`` and returns KEY."""
+def _override(values: Values, text: str, source: str, model: type[Section]) -> Sources:
+    """Writes one KEY=VALUE into ``values`` and returns KEY with its ``source``."""
     key, equals, written = text.partition("=")
-    source = f"--set {text}"
     names = key.split(".")
     if not equals or not all(names):
         raise ConfigError(f"{source}: expected KEY=VALUE, for example sampling.temperature=0")
@@ -185,8 +173,9 @@ def _override(values: Values, text: str, model: type[Section]) -> str:
         names[1:] = [".".join(names[1:])] if names[1:] else []
     refuse_unknown(names, source, model)
     # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
+    spell_out(values)
     put(values, names, written if written.lstrip().startswith(("{{", "{%")) else parse(written, source), source)
-    return key
+    return {key: source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
 
 
 def put(values: Values, names: Sequence[str], value: Value, source: str) -> None:
@@ -272,9 +261,10 @@ def _shipped(value: str) -> str:
     return str(_DEMO / name)
 
 
-def _source(key: str, overridden: Sequence[str], path: Path) -> str:
-    """Names the source of a setting's value: --set for an override of it, of a part of it or of its section, else the file."""
-    return "--set" if any(f"{key}.".startswith(f"{name}.") or f"{key}[".startswith(f"{name}[") for name in overridden) else str(path)
+def _source(key: str, overridden: Sources, path: Path) -> str:
+    """Names the source of a setting's value: the last override of it, of a part of it or of its section, else the file."""
+    given = [source for name, source in overridden.items() if f"{key}.".startswith(f"{name}.") or f"{key}[".startswith(f"{name}[")]
+    return given[-1] if given else str(path)
 
 
 def line(problem: SettingProblem) -> str:

@@ -14,7 +14,7 @@ from .options import ConfigSource, config_source, json_option, log_level_option
 
 
 @click.command()
-@config_source("model", "data", "output", example="sampling.n=4")
+@config_source("model", "data", "limit", "output", example="sampling.n=4")
 @click.option(
     "--calibrate", is_flag=True, help="Loads the model and times some of the rows, some 20 seconds: hours, tokens/s, finish time."
 )
@@ -39,7 +39,7 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     from ...configs.load import load_config
     from ...configs.sweep import SweepConfig
 
-    config = load_config(source.file, source.overrides, source.paths)
+    config = load_config(source.file, source.overrides, source.options)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
     prepare_mlx()
     from ...runner.estimate.plan import plan_run

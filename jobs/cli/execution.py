@@ -37,7 +37,7 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     from ...configs.load import load_config
     from ...configs.sweep import SweepConfig
 
-    config = load_config(source.file, source.overrides, source.paths)
+    config = load_config(source.file, source.overrides, source.options)
     if isinstance(config, SweepConfig):
         return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
     prepare_mlx()

@@ -16,7 +16,7 @@ from ..terminal.console import LEVELS
 Command = Callable[..., None]
 Option = Callable[[Command], Command]
 
-_SHORTHANDS = {"model": "model.path", "data": "data.path", "output": "output.path"}
+_SHORTHANDS = {"model": "model.path", "data": "data.path", "limit": "data.limit", "output": "output.path"}
 
 run_folder_argument: Option = click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
 json_option: Option = click.option("--json", "as_json", is_flag=True, help="Prints one JSON object in place of text.")
@@ -56,23 +56,24 @@ def typed_words() -> tuple[str, ...]:
 class ConfigSource:
     """A config file and the changes that the command line makes to it.
 
-    overrides: the values of ``--set``, as KEY=VALUE. paths: values of ``--model``, ``--data`` and ``--output`` by their config keys.
+    overrides: the values of ``--set``, as KEY=VALUE. options: values of ``--model``, ``--data``, ``--limit`` and ``--output`` by their
+    config keys.
     """
 
     file: Path
     overrides: tuple[str, ...]
-    paths: dict[str, str]
+    options: dict[str, str | int]
 
 
 def config_source(*shorthands: str, example: str) -> Option:
     """Adds the argument CONFIG, the options of ``shorthands`` and ``--set``; the command takes them as ``source``, a ``ConfigSource``.
 
-    shorthands: of "model", "data" and "output". example: an override that the help text shows.
+    shorthands: of "model", "data", "limit" and "output". example: an override that the help text shows.
     """
     help_text = f"Overrides a key, for example {example}. Repeatable."
     parameters: list[Option] = [
         click.argument("config", type=click.Path(path_type=Path)),
-        *(click.option(f"--{name}", help=f"Short for --set {_SHORTHANDS[name]}=…") for name in shorthands),
+        *(_shorthand(name) for name in shorthands),
         click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help=help_text),
     ]
 
@@ -80,8 +81,8 @@ def config_source(*shorthands: str, example: str) -> Option:
         @wraps(command)
         def with_source(config: Path, overrides: tuple[str, ...], **options: Any) -> None:
             values = {_SHORTHANDS[name]: options.pop(name) for name in shorthands}
-            paths = {key: value for key, value in values.items() if value is not None}
-            command(ConfigSource(config, overrides, paths), **options)
+            given = {key: value for key, value in values.items() if value is not None}
+            command(ConfigSource(config, overrides, given), **options)
 
         decorated: Command = with_source
         for parameter in reversed(parameters):
@@ -89,3 +90,8 @@ def config_source(*shorthands: str, example: str) -> Option:
         return decorated
 
     return decorate
+
+
+def _shorthand(name: str) -> Option:
+    kind = int if name == "limit" else str
+    return click.option(f"--{name}", type=kind, help=f"Short for --set {_SHORTHANDS[name]}=…")

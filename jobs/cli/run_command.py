@@ -54,7 +54,7 @@ class RunOptions:
 
 
 @click.command("run", cls=RepeatableCommand)
-@config_source("model", "data", "output", example="sampling.n=4")
+@config_source("model", "data", "limit", "output", example="sampling.n=4")
 @start_options
 @click.option(
     "--supervised/--no-supervised",

@@ -226,13 +226,17 @@ def _printable(value: Any) -> Any:
 
 
 def _container(value: object) -> str | None:
-    """Names the kind of a value that holds several values, or returns None for a single value."""
-    kinds = ((dict, "a mapping"), ((list, tuple, set, frozenset), "a list"), (Iterator, "a sequence"))
+    """Names the kind of a value that is no text: one that holds several values, or bytes. Returns None for a single value."""
+    kinds = ((dict, "a mapping"), ((list, tuple, set, frozenset), "a list"), (Iterator, "a sequence"), ((bytes, bytearray), "binary"))
     return next((words for kind, words in kinds if isinstance(value, kind)), None)
 
 
 def _cure(name: str, kind: str) -> str:
-    ways = {"a mapping": f"{{{{ {name}.key }}}} or {{{{ {name} | tojson }}}}", "a sequence": f"{{{{ {name} | join }}}}"}
+    ways = {
+        "a mapping": f"{{{{ {name}.key }}}} or {{{{ {name} | tojson }}}}",
+        "a sequence": f"{{{{ {name} | join }}}}",
+        "binary": f"{{{{ {name}.decode() }}}} where it is text in UTF-8",
+    }
     return f"write {ways.get(kind, f'{{{{ {name} | join }}}} or {{{{ {name} | tojson }}}}')}"
 
 

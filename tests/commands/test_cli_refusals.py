@@ -33,10 +33,18 @@ def changed(bench: Bench, model: Path, **config: Any) -> Path:
         ),
         ((), {"sampling": {"temprature": 1}}, "config.yaml: sampling.temprature: no such key; did you mean sampling.temperature?"),
         ((), {"sampling": {"max_tokens": 0}}, "config.yaml: sampling.max_tokens: found 0; expected a whole number of at least 1"),
-        (("--set", "batch.rows=none"), {}, '--set: batch.rows: found "none"; expected auto, or a whole number of at least 1'),
+        (
+            ("--set", "batch.rows=none"),
+            {},
+            '--set batch.rows=none: batch.rows: found "none"; expected auto, or a whole number of at least 1',
+        ),
         ((), {"prompt": {"text": "a\n{% if %}"}}, "prompt.text, line 2: the template cannot be parsed: Expected an expression"),
         ((), {"prompt": {"user": "{{ q", "system": "x"}}, "prompt.user, line 1: the template cannot be parsed: "),
-        ((), {"prompt": {"text": "{% foo %}"}}, "cannot be parsed: Encountered unknown tag 'foo'. A column is written {{ name }}."),
+        (
+            (),
+            {"prompt": {"text": "{% foo %}"}},
+            "cannot be parsed: Encountered unknown tag 'foo'. A column is written {{ name }}, or",
+        ),
         ((), {"prompt": {"text": "x", "user": "y"}}, "prompt: found text and user; expected exactly one of text, messages, user"),
     ],
 )

@@ -143,7 +143,7 @@ def test_all_problems_are_shown_at_once_with_their_sources(tmp_path: Path) -> No
         "job.yaml: model.path: missing; expected demo, a local folder, or a Hugging Face repo id; --model gives it too",
         "job.yaml: data.path: missing; expected a file, glob or folder, a list of them, '-', or hf:owner/name; --data gives it too",
         "job.yaml: output.path: missing; expected a folder for the run; --output gives it too",
-        "--set: sampling.top_p: found 3; expected a number above 0 and at most 1",
+        "--set sampling.top_p=3: sampling.top_p: found 3; expected a number above 0 and at most 1",
         "job.yaml: sampling.n: found 0; expected a whole number of at least 1",
     ]
 
@@ -154,7 +154,7 @@ def test_all_problems_are_shown_at_once_with_their_sources(tmp_path: Path) -> No
         ("scores", [], 'job.yaml: job: found "scores"; expected generate, score, rollout or sweep; did you mean score?'),
         ("[score]", [], 'job.yaml: job: found ["score"]; expected generate, score, rollout or sweep'),
         ("null", [], "job.yaml: job: found null; expected generate, score, rollout or sweep"),
-        ("score", ["job=sweeps"], '--set: job: found "sweeps"; expected generate, score, rollout or sweep; did you mean sweep?'),
+        ("score", ["job=sweeps"], '--set job=sweeps: job: found "sweeps"; expected generate, score, rollout or sweep; did you mean sweep?'),
     ],
 )
 def test_a_wrong_job_is_told_alone(tmp_path: Path, job: str, overrides: list[str], line: str) -> None:

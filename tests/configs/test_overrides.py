@@ -93,7 +93,5 @@ def test_shipped_data_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest
     assert set(json.loads(Path(path).read_text(encoding="utf-8").splitlines()[0])) == {"question", "answer"}
     for name in ("nothing.jsonl", "../demo.yaml"):
         found = message(written(tmp_path, LEAST), f"data.path=demo:{name}")
-        assert (
-            found
-            == f'--set: data.path: found "demo:{name}"; expected one of demo:choices.jsonl, demo:documents.jsonl, demo:questions.jsonl'
-        )
+        shipped = "demo:choices.jsonl, demo:documents.jsonl, demo:questions.jsonl"
+        assert found == f'--set data.path=demo:{name}: data.path: found "demo:{name}"; expected one of {shipped}'

@@ -178,6 +178,9 @@ def test_the_json_schema_tells_each_jobs_keys_apart(job: str) -> None:
     for name in LEAST[job].keys() - {"prompt", "matrix", "rounds"}:  # which have defaults
         assert breaches({key: value for key, value in least.items() if key != name}, schema, schema) == [f".{name}: required"]
     assert breaches(least | {"output": {"path": "x", "pth": "y"}}, schema, schema) == [".output.pth: unknown"]
+    short = dict.fromkeys(LEAST[job].keys() & {"model", "data", "output"}, "x")
+    assert breaches(least | short, schema, schema) == []
+    assert breaches(least | {"output": 5}, schema, schema) == [".output: anyOf"]
 
 
 def test_the_json_schema_needs_a_job_that_there_is() -> None:

@@ -26,8 +26,9 @@ _HEAD = """\
 A config is one YAML file, one job a file. Only the keys marked *required* must be given. A key that is not listed here, a value of
 another type and two settings that contradict each other are refused before anything starts, with the nearest key that exists.
 
-- `--set KEY=VALUE` overrides a key, by its dotted name: `--set sampling.n=4`. `--model`, `--data` and `--output` are short for
-  `model.path`, `data.path` and `output.path`.
+- `--set KEY=VALUE` overrides a key, by its dotted name: `--set sampling.n=4`. `--model`, `--data`, `--output` and `--limit` are short for
+  `model.path`, `data.path`, `output.path` and `data.limit`.
+- `model: demo` is short for `model: {path: demo}`. So are `data: rows.jsonl` and `output: outputs/mine`.
 - Relative paths start at the working directory. `~` and `${VARIABLE}` in paths are expanded.
 - The same settings as a JSON schema: [configs/schema.json](../configs/schema.json), installed beside the package's example configs. An
   editor with a YAML language server checks and completes a config whose first line is `# yaml-language-server: $schema=` and the path or

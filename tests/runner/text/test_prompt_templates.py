@@ -60,6 +60,10 @@ def test_any_column_is_reached_through_row(template: str, expected: str) -> None
     assert compile_value('{{ row["Unnamed: 0"] }}', "score.label", list(ODD))(ODD) == 7
 
 
+def test_binary_text_is_decoded_where_it_is_said() -> None:
+    assert _text("{{ b.decode() }}", {"b": "säy".encode()}) == "säy"
+
+
 def test_a_column_called_row_is_that_column() -> None:
     assert _text("{{ row.x }}{{ row['y'] }}", {"row": {"x": 1, "y": 2}, "z z": 3}) == "12"
 
@@ -130,11 +134,13 @@ def test_what_columns_hold_is_never_run(value: str) -> None:
         ("{{ m }}", r"'m' is a mapping; write {{ m.key }} or {{ m \| tojson }}"),
         ("{{ l[:1] }}", r"a value is a list; write {{ value \| join }}"),
         ("{{ l | map('upper') }}", r"a value is a sequence; write {{ value \| join }}"),
+        ("{{ b }}", r"prompt.text: 'b' is binary; write {{ b.decode\(\) }} where it is text in UTF-8$"),
+        ("{{ b[:1] }}", r"a value is binary; write {{ value.decode\(\) }}"),
     ],
 )
 def test_a_template_that_fails_costs_its_row(template: str, message: str) -> None:
     with pytest.raises(RowError, match=message) as caught:
-        _text(template, {"q": None, "m": {"x": None}, "s": "x", "l": ["B", "C"]})
+        _text(template, {"q": None, "m": {"x": None}, "s": "x", "l": ["B", "C"], "b": b"\xff\x00"})
     assert caught.value.stage == "template"
     assert "prompt.text" in str(caught.value)
 
