@@ -1,7 +1,7 @@
 """Logprobs of hidden states times an LM head, [N, K] with [V, K], without an array of logits.
 
-Writing and reading an array of logits takes longer than its softmax. Where the processor multiplies in tiles (``matmul_amx.h``), each part
-of a row is reduced as soon as it is computed. Logits have the bits of ``linear``, sums those of ``logprobs.softmax_sums``.
+Writing and reading an array of logits takes longer than its softmax. Here each part of a row is reduced as soon as it is computed. Logits
+have the bits of ``linear``, sums those of ``logprobs.softmax_sums``.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ def reference(product: Product, targets: NDArray[np.int32], greedy: bool = False
 
 
 def suits(product: Product) -> bool:
-    """Returns True when the library serves a product: float32 on a CPU with tiles."""
-    return native.tiles() and linear.suits(product.x, product.weight, product.bias)
+    """Returns True when the library serves a product: float32 on a CPU."""
+    return native.library() is not None and linear.suits(product.x, product.weight, product.bias)
 
 
 def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32], greedy: bool = False) -> Scores:

@@ -1,16 +1,15 @@
 """Products of rows with a weight: [..., K] with [N, K]. Knows no layers.
 
 A BLAS reorders the weight in memory in each call. For few rows that takes longer than the product. The library reorders only as much as
-the caches hold, and fetches the next part meanwhile. Where the processor multiplies in tiles (``matmul_amx.h``) it is faster for any
-number of rows. Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy multiplies.
+the caches hold, and fetches the next part meanwhile. For many rows it is as fast as a BLAS in vectors, and faster where the processor
+multiplies in tiles (``matmul_amx.h``). A BLAS has threads of its own, and these wait awake and hinder the library's.
+Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy multiplies.
 """
 
 import mlx.core as mx
 import numpy as np
 
 from . import backend, native
-
-MOST = 256  # rows: with more, a BLAS is as fast as the library's vectors
 
 
 def reference(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
@@ -25,7 +24,7 @@ def numpy_serves() -> bool:
 
 
 def suits(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
-    """Returns True when ``on_cpu`` serves a product: float32 on the CPU, shapes that fit; few rows for the library without tiles."""
+    """Returns True when ``on_cpu`` serves a product: float32 on the CPU, and shapes that fit."""
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         return False
     if bias is not None and bias.shape != (weight.shape[0],):
@@ -33,7 +32,7 @@ def suits(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
     arrays = (x, weight) if bias is None else (x, weight, bias)
     if numpy_serves():
         return all(array.dtype == mx.float32 and array.size for array in arrays)
-    return native.suits(*arrays) and (x.size <= MOST * x.shape[-1] or native.tiles())
+    return native.suits(*arrays)
 
 
 def on_cpu(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:

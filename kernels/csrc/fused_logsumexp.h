@@ -1,12 +1,11 @@
-// LM head and softmax in one pass, in tiles: the sums of each row's softmax, and the logits of some ids. The whole row of logits is never
-// stored. Knows nothing of layers.
+// LM head and softmax in one pass: the sums of each row's softmax, and the logits of some ids. The whole row of logits is never stored.
+// Knows nothing of layers.
 
 #pragma once
 
 #include "matmul.h"
 #include "softmax.h"
 
-#if TILES
 namespace {
 
 // The logits are x [m, depth] wᵀ + bias, with w [n, depth] and bias [n] or null. best, peak and total [m] take each row's softmax sums.
@@ -21,20 +20,51 @@ struct Score {
   float *peak, *total;
 
   void run() const {
-    long count = (n + Part::SIZE - 1) / Part::SIZE;
-    std::vector<Part> parts(MANY * count);
-    each_packed(m, depth, [&](long row, float*) { return x + row * depth; }, [&](const uint16_t* packed, long row, long rows) {
-      pool.run(count, [&](long part) { columns(packed, row, rows, part, parts.data() + part * MANY); });
-      pool.run(rows, [&](long i) {
-        Part found = whole_of(parts.data() + i, count, MANY);
-        best[row + i] = found.best, peak[row + i] = found.peak, total[row + i] = found.sum;
+    auto of = [&](long row, float*) { return x + row * depth; };
+#if TILES
+    if (tiles_allowed())
+      return each_packed(m, depth, of, [&](const uint16_t* packed, long row, long rows) {
+        gather(row, rows, [&](long part, Part* to) { columns_in_tiles(packed, row, rows, part, to); });
       });
+#endif
+    each_gathered(m, depth, of, [&](const float* gathered, long row, long rows) {
+      gather(row, rows, [&](long part, Part* to) { columns(gathered, row, rows, part, to); });
     });
   }
 
  private:
-  // Computes one part of the columns, for some rows.
-  void columns(const uint16_t* packed, long row, long rows, long part, Part* to) const {
+  // Writes the results of some rows. f(part, to) computes one part of the columns of each, to [rows].
+  template <typename F>
+  void gather(long row, long rows, F f) const {
+    long count = (n + Part::SIZE - 1) / Part::SIZE;
+    std::vector<Part> parts(rows * count);
+    pool.run(count, [&](long part) { f(part, parts.data() + part * rows); });
+    pool.run(rows, [&](long i) {
+      Part found = whole_of(parts.data() + i, count, rows);
+      best[row + i] = found.best, peak[row + i] = found.peak, total[row + i] = found.sum;
+    });
+  }
+
+  // Takes from a row's logits, those from column `from` on in `made` [Part::SIZE], the figures and the logits of its ids.
+  Part taken(const float* made, long row, long from, long end) const {
+    for (long id = first[row]; id < first[row + 1]; id++)
+      if (ids[id] >= from && ids[id] < end) at_ids[id] = made[ids[id] - from];
+    return part_of(made, from);
+  }
+
+  // Computes one part of the columns, for some rows, in vectors.
+  void columns(const float* gathered, long row, long rows, long part, Part* to) const {
+    long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE);
+    float* made = spare(MADE, rows * Part::SIZE);
+    for (long i = 0; end < from + Part::SIZE && i < rows; i++) std::fill_n(made + i * Part::SIZE, Part::SIZE, -INFINITE);
+    Target target{w + from * depth, end - from, made, Part::SIZE, bias ? bias + from : nullptr};
+    columns_in_vectors(rows, gathered, depth, target, 0, end - from, m <= FEW_ROWS);
+    for (long i = 0; i < rows; i++) to[i] = taken(made + i * Part::SIZE, row + i, from, end);
+  }
+
+#if TILES
+  // Computes one part of the columns, for some rows, in tiles.
+  void columns_in_tiles(const uint16_t* packed, long row, long rows, long part, Part* to) const {
     long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE), blocks = (rows + 2 * T - 1) / (2 * T);
     const float* sums = tile_sums(packed, rows, w, from, end, depth);
     float* made = spare(MADE, 2 * T * Part::SIZE);
@@ -44,15 +74,10 @@ struct Score {
       long some = std::min(2 * T, rows - b * 2 * T);
       for (long column = 0; from + column < end; column += 2 * T)
         give(sums + (column / (2 * T) * blocks + b) * SUMS, 0, some, column, std::min(2 * T, end - from - column), target);
-      for (long i = 0; i < some; i++) {
-        long at = row + b * 2 * T + i;
-        for (long id = first[at]; id < first[at + 1]; id++)
-          if (ids[id] >= from && ids[id] < end) at_ids[id] = made[i * Part::SIZE + ids[id] - from];
-        to[b * 2 * T + i] = part_of(made + i * Part::SIZE, from);
-      }
+      for (long i = 0; i < some; i++) to[b * 2 * T + i] = taken(made + i * Part::SIZE, row + b * 2 * T + i, from, end);
     }
   }
+#endif
 };
 
 }  // namespace
-#endif

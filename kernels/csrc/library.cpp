@@ -224,19 +224,14 @@ int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyO
 }
 
 // softmax_sums of x [N, K] weightᵀ + bias, which is never stored as a whole; weight [V, K], bias [V] or null. `at` [M] takes the logits of
-// the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64. Serves only with tiles.
+// the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64.
 int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best,
                  PyObject* peak, PyObject* total) try {
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
-#if TILES
-  if (!tiles_allowed()) return -2;
   Score{arrays.data(0), arrays.data(1), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
         arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7)}.run();
   return 0;
-#else
-  return -2;
-#endif
 } catch (...) {
   return -2;
 }

@@ -19,27 +19,46 @@ using RowOf = std::function<const float*(long row, float* room)>;  // returns a 
 
 constexpr long FEW_ROWS = 4;  // with at most so many rows the weight is not transposed; its numbers are then added in another order
 
-void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
-  float* x = spare(INPUT, m * depth);
-  pool.run(m, [&](long row) {
-    float* to = x + row * depth;
-    const float* from = of(row, to);
-    if (from != to) std::copy(from, from + depth, to);
-  });
-  for (const Target& target : targets) {
-    long panels = (target.n + PANEL - 1) / PANEL, some = PANEL * std::max(1l, std::min(4l, panels / (2 * pool.threads())));
-    pool.run((target.n + some - 1) / some, [&](long part) {
-      long end = std::min(target.n, (part + 1) * some);
-      for (long n = part * some; n < end; n += PANEL) {
-        long columns = std::min<long>(PANEL, end - n);
-        const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
-        if (few) dots(m, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
-        else panel(m, columns, x, w, depth, target.c + n, target.ldc, bias);
-        for (long row = 0; target.plus && row < m; row++)
-          for (long i = row * target.ldc + n; i < row * target.ldc + n + columns; i++) target.c[i] += target.plus[i];
-      }
+// Calls f(x, row, rows) for MANY_ROWS rows at a time at most, from `row` on; x [rows, depth] lies in the second cache.
+template <typename F>
+void each_gathered(long m, long depth, const RowOf& of, F f) {
+  constexpr long MANY_ROWS = 192;
+  float* x = spare(INPUT, std::min(m, MANY_ROWS) * depth);
+  for (long row = 0; row < m; row += MANY_ROWS) {
+    long rows = std::min(MANY_ROWS, m - row);
+    pool.run(rows, [&](long i) {
+      float* to = x + i * depth;
+      const float* from = of(row + i, to);
+      if (from != to) std::copy(from, from + depth, to);
     });
+    f(x, row, rows);
   }
+}
+
+// Columns from ... end - 1 of x wᵀ + bias for some rows of x, to c + from.
+void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, bool few) {
+  for (long n = from; n < end; n += PANEL) {
+    long columns = std::min<long>(PANEL, end - n);
+    const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
+    if (few) dots(rows, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
+    else panel(rows, columns, x, w, depth, target.c + n, target.ldc, bias);
+  }
+}
+
+void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
+  each_gathered(m, depth, of, [&](const float* x, long first, long rows) {
+    for (Target target : targets) {
+      target.c += first * target.ldc;
+      if (target.plus) target.plus += first * target.ldc;
+      long panels = (target.n + PANEL - 1) / PANEL, some = PANEL * std::max(1l, std::min(4l, panels / (2 * pool.threads())));
+      pool.run((target.n + some - 1) / some, [&](long part) {
+        long from = part * some, end = std::min(target.n, from + some);
+        columns_in_vectors(rows, x, depth, target, from, end, few);
+        for (long row = 0; target.plus && row < rows; row++)
+          for (long i = row * target.ldc + from; i < row * target.ldc + end; i++) target.c[i] += target.plus[i];
+      });
+    }
+  });
 }
 
 #if TILES

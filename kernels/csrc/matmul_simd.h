@@ -150,22 +150,31 @@ void turn(long rows, long columns, const float* from, long ldf, float* to, long 
     for (long j = row; j < wide; j++) to[i * wide + j] = j < rows ? from[j * ldf + i] : 0.0f;
 }
 
-// c [rows, columns] = a wᵀ + bias for one panel: at most PANEL rows of w [columns, depth], transposed first. Prefetches the next panel.
-void panel(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
-  bool whole = columns == PANEL;
-  float* to = whole ? c : spare(PRODUCT, rows * PANEL);
-  long ldt = whole ? ldc : PANEL;
+// `panel` below, for at most N vectors of columns.
+template <int N>
+void panel_of(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
+  if constexpr (N > 1)
+    if (columns <= (N - 1) * W) return panel_of<N - 1>(rows, columns, a, w, depth, c, ldc, bias);
+  constexpr long WIDTH = N * W;
+  bool whole = columns == WIDTH;
+  float* to = whole ? c : spare(PRODUCT, rows * WIDTH);
+  long ldt = whole ? ldc : WIDTH;
   for (long k = 0; k < depth; k += DEEP) {
     long deep = std::min(DEEP, depth - k);
-    float* turned = spare(WEIGHT, deep * PANEL);
-    turn(columns, deep, w + k, depth, turned, PANEL);
+    float* turned = spare(WEIGHT, deep * WIDTH);
+    turn(columns, deep, w + k, depth, turned, WIDTH);
     bool last = k + DEEP >= depth;
-    outer_of_rows<PANEL_ROWS, PANEL / W>(rows, a + k, depth, turned, PANEL, deep, to, ldt, k > 0, last ? w + columns * depth : nullptr,
-                                         last ? columns * depth : 0);
+    outer_of_rows<PANEL_ROWS, N>(rows, a + k, depth, turned, WIDTH, deep, to, ldt, k > 0, last ? w + columns * depth : nullptr,
+                                 last ? columns * depth : 0);
   }
   if (!whole || bias)
     for (long m = 0; m < rows; m++)
       for (long n = 0; n < columns; n++) c[m * ldc + n] = to[m * ldt + n] + (bias ? bias[n] : 0.0f);
+}
+
+// c [rows, columns] = a wᵀ + bias for one panel: at most PANEL rows of w [columns, depth], transposed first. Prefetches the next panel.
+void panel(long rows, long columns, const float* a, const float* w, long depth, float* c, long ldc, const float* bias) {
+  panel_of<PANEL / W>(rows, columns, a, w, depth, c, ldc, bias);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ from mlx_lm.models import llama, qwen2, qwen3
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
-from ...kernels import attention, linear, native
+from ...kernels import attention, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
 from .call_context import CallContext, context_of
@@ -225,8 +225,6 @@ def _fast(original: Any) -> Any:
 
             context = self._context
             if not context.whole_blocks or self.training or type(cache) not in CACHES or x.ndim != 3 or not native.suits(x):
-                return slow()
-            if x.shape[0] * x.shape[1] > linear.MOST and not native.tiles():
                 return slow()
             try:
                 block = _block(self)

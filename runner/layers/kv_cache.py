@@ -15,7 +15,6 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from ...kernels import native
 from ...kernels.backend import device_name
 from .cpu_blocks import row_cache, serves
 from .prefix_view import PrefixView
@@ -64,7 +63,7 @@ def read_only_views(base: Caches | None) -> Caches | None:
 
 def needs_no_caches(model: Any) -> bool:
     """Returns True when such calls are possible: the CPU kernel serves every layer, for any number of tokens."""
-    return native.tiles() and _ragged(model, make_prompt_cache(model))
+    return _ragged(model, make_prompt_cache(model))
 
 
 def _ragged(model: Any, plain: list[Any]) -> bool:

@@ -10,7 +10,7 @@ from mlx_bulk.kernels.fused_logprobs import Product
 from mlx_bulk.kernels.logprobs import Scores
 from numpy.typing import NDArray
 
-pytestmark = pytest.mark.skipif(not native.tiles(), reason="it serves processors that multiply in tiles")
+pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -59,7 +59,8 @@ def test_a_large_vocabulary_loses_no_precision():
     truth = logits[np.arange(rows), targets] - np.log(np.exp(logits).sum(axis=1))
     of = product(x, weight)
     found = fused_logprobs.on_cpu(of, np.ones(rows, np.intp), targets, greedy=True)
-    np.testing.assert_allclose(found.logprobs, truth, rtol=0, atol=1e-5)
+    # Sums of 64 products of up to 10. In vectors each is rounded after every product, in tiles after every second one.
+    np.testing.assert_allclose(found.logprobs, truth, rtol=0, atol=1e-5 if native.tiles() else 2e-5)
     np.testing.assert_array_equal(found.greedy, logits.argmax(axis=1) == targets)  # pyright: ignore[reportArgumentType]
     reference = fused_logprobs.reference(of, targets, greedy=True)
     np.testing.assert_allclose(found.logprobs, reference.logprobs, rtol=0, atol=3e-5)

@@ -67,16 +67,17 @@ def test_nan_stays_in_its_row():
     assert np.flatnonzero(found.all(axis=1)).tolist() == np.flatnonzero(found.any(axis=1)).tolist() == [4]
 
 
+@with_library
 @pytest.mark.parametrize(
     ("x", "suited"),
     [
-        (mx.zeros((linear.MOST, 8)), True),
-        (mx.zeros((linear.MOST + 1, 8)), native.tiles()),
+        (mx.zeros((1, 8)), True),
+        (mx.zeros((3000, 8)), True),
         (mx.zeros((0, 8)), False),
         (mx.zeros((2, 8), mx.float16), False),
     ],
 )
-def test_few_rows_of_float32_suit_and_any_number_with_tiles(x: mx.array, suited: bool):
+def test_any_number_of_rows_of_float32_suits(x: mx.array, suited: bool):
     assert linear.suits(x, mx.zeros((3, 8))) == suited
 
 

@@ -6,8 +6,6 @@ import threading
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import linear
-from mlx_bulk.runner.layers import cpu_blocks
 from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.layers.kv_cache import finish_padding, forked, fresh, joined, merged, prepare_padding, select, trim, widened
 from mlx_lm.models.cache import BatchKVCache, KVCache
@@ -178,13 +176,3 @@ def test_threads_share_a_network(both: Both):
     for i, right in enumerate(truth):
         for each in found[i]:
             np.testing.assert_allclose(each, right, rtol=0, atol=1e-5)
-
-
-def test_without_tiles_many_rows_are_mlx_s(both: Both, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_blocks.native, "tiles", lambda: False)
-    monkeypatch.setattr(linear, "MOST", 8)
-    caches = both.caches(2, padded=True)
-    both.call(ids(2, 5), caches, fast=False)
-    both.call(ids(2, 4), caches)
-    both.call(ids(2, 9), caches, fast=False)
-    both.steps(2, 2, caches)
