@@ -9,9 +9,9 @@ import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.kernels.sampling import Drawn, Parameters, draw
-from mlx_bulk.runner.core import logprob_options
 from mlx_bulk.runner.core.requests import Generated
 from mlx_bulk.runner.engine import engine
+from mlx_bulk.runner.layers import logit_scores
 from mlx_bulk.runner.layers.kv_cache import fresh
 from numpy.typing import NDArray
 
@@ -94,7 +94,7 @@ def test_targets_of_the_echo_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch
     def shifted(logits: mx.array, targets: NDArray[np.int32], *figures: Any) -> Scores:
         return logprobs.score(logits, np.roll(targets, 1), *figures)
 
-    monkeypatch.setattr(logprob_options, "score", shifted)
+    monkeypatch.setattr(logit_scores, "score", shifted)
     with pytest.raises(AssertionError):
         assert_echo_is_naive(build("llama"), PROMPTS, outcomes(build("llama")))
 
