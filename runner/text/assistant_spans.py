@@ -8,14 +8,13 @@ tokens                              |..........|         their tokens, whole one
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..core.arrays import Ids
 from ..core.errors import RowError
 from ..core.requests import Prompt
+from .chat_rendering import Span
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-Span = tuple[int, int]
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,24 +33,6 @@ class AssistantTurns:
 def marks_turns(template: str) -> bool:
     """Returns True when a chat template marks the assistant's text."""
     return GENERATION.search(template) is not None
-
-
-def render_chat(hf: Any, template: str, arguments: dict[str, Any], messages: list[dict[str, Any]]) -> tuple[str, tuple[Span, ...]]:
-    """Returns the chat's text, and the spans of the assistant's turns in it without empty ones.
-
-    Raises RowError if the template refuses the messages.
-    """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
-    without_nulls = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    try:
-        texts, chats_spans = render_jinja_template(
-            [without_nulls], chat_template=template, return_assistant_tokens_mask=True, **{**hf.special_tokens_map, **arguments}
-        )
-    except Exception as error:  # templates raise what they like
-        raise RowError("template", f"the chat template refuses the messages: {error}") from error
-    spans: list[Span] = chats_spans[0]  # pyright: ignore[reportAssignmentType] - it is annotated as a str
-    return str(texts[0]), tuple((start, end) for start, end in spans if end > start)
 
 
 def token_spans(text: str, ids: Ids, spans: Sequence[Span], encode: Callable[[str], Ids]) -> tuple[Span, ...]:

@@ -1,19 +1,17 @@
 """Tries a chat template once before rows depend on it. A template is a program, often one that came with a model.
 
 transformers runs it in Jinja's sandbox: it reaches no files, modules or internals of Python objects, but it may compute. This check
-refuses a template that never ends, or that blocks signals. The heartbeat handles one that is slow on some rows only, and the system
-one that takes too much memory: neither loses finished rows.
+refuses a template that never ends, takes all memory, or blocks signals. One that does so on some rows costs only these rows.
 """
 
 import re
-import threading
-from collections.abc import Callable
 from typing import Any
 
 from ...configs.errors import BulkError, ConfigError
 from ..core.errors import ModelError
+from .chat_rendering import chat_within
+from .render_process import SECONDS, TooMuch
 
-SECONDS = 10.0  # for one message; templates take a millisecond
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 _GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # transformers' own tag, which plain Jinja does not know
 
@@ -22,24 +20,33 @@ def try_template(hf: Any, configured: str | None, seconds: float = SECONDS) -> N
     """Renders one message with the template ``configured`` in the config, else with that of the Hugging Face tokenizer ``hf``, if any.
 
     Raises ConfigError if the configured template can't be parsed. Raises ConfigError (configured) or ModelError (the model's own) if a
-    template raises numbers to powers, or takes more than ``seconds``. Other errors are left to the rows.
+    template raises numbers to powers, takes more than ``seconds``, or too much memory. Other errors are left to the rows.
     """
+    from jinja2 import TemplateSyntaxError
+
     template = configured if configured is not None else _own(hf)
     if template is None:
         return
     if has_powers(template):
         raise _refusal(configured, "raises numbers to powers (**), which can take for ever and can not be interrupted")
-    errors: list[BaseException] = []
+    if not uses_jinja(hf):
+        return
+    try:
+        chat_within(template, _MESSAGES, {"add_generation_prompt": True, **hf.special_tokens_map}, seconds)
+    except TooMuch as error:
+        raise _refusal(configured, error.on("one short message")) from None
+    except TemplateSyntaxError as error:
+        if configured is not None:
+            raise ConfigError(f"prompt.chat_template, line {error.lineno}: the template cannot be parsed: {error.message}") from None
+    except Exception:  # it may need what rows have: they tell
+        return
 
-    def render() -> None:
-        try:
-            hf.apply_chat_template(_MESSAGES, tokenize=False, add_generation_prompt=True, chat_template=template)
-        except Exception as error:
-            errors.append(error)
 
-    if not _ends(render, seconds):
-        raise _refusal(configured, f"is not done with one short message after {seconds:g} seconds")
-    _refuse_unparsable(configured, errors)
+def uses_jinja(hf: Any) -> bool:
+    """Returns True when a Hugging Face tokenizer renders chats by a Jinja template, False where it has code of its own."""
+    from transformers import PreTrainedTokenizerBase
+
+    return type(hf).apply_chat_template is PreTrainedTokenizerBase.apply_chat_template
 
 
 def has_powers(template: str) -> bool:
@@ -59,22 +66,6 @@ def _own(hf: Any) -> str | None:
         return hf.get_chat_template() if hf.chat_template is not None else None
     except ValueError:  # several templates, but none for plain chats
         return None
-
-
-def _ends(work: Callable[[], None], seconds: float) -> bool:
-    """Runs ``work`` in a daemon thread. Returns True when it ends in time."""
-    thread = threading.Thread(target=work, name="chat template", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
-def _refuse_unparsable(configured: str | None, errors: list[BaseException]) -> None:
-    from jinja2 import TemplateSyntaxError
-
-    for error in errors:
-        if configured is not None and isinstance(error, TemplateSyntaxError):
-            raise ConfigError(f"prompt.chat_template, line {error.lineno}: the template cannot be parsed: {error.message}") from None
 
 
 def _refusal(configured: str | None, reason: str) -> BulkError:

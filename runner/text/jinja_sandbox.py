@@ -28,11 +28,19 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name in _PADDING_FILTERS:
-            self.filters[name] = _bounded(self.filters[name])
+        self.bound_filters()
+
+    def bound_filters(self) -> None:
+        """Makes the filters that pad refuse large widths."""
+        self.filters.update({name: _bounded(self.filters[name]) for name in _PADDING_FILTERS})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Returns the operator's value. Raises SecurityError if it would be too large."""
+        self.check_binop(operator, left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def check_binop(self, operator: str, left: Any, right: Any) -> None:
+        """Raises SecurityError if the operator's value would be too large."""
         match operator, left, right:
             case "*", int(), int():
                 _require_number(left.bit_length() + right.bit_length())
@@ -46,13 +54,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise SecurityError(f"the format {left[:80]!r} has a width that is too large, or is not known")
             case _:
                 pass
-        return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as Jinja names them
         """Returns the value of a call in a template. Raises SecurityError for a string method with a large width."""
-        if isinstance(getattr(__obj, "__self__", None), str):
-            _require_widths(args, kwargs)
+        __self.check_call(__obj, args, kwargs)
         return super().call(__context, __obj, *args, **kwargs)
+
+    def check_call(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises SecurityError for a string method with a large width."""
+        if isinstance(getattr(function, "__self__", None), str):
+            _require_widths(args, kwargs)
 
 
 def render(template: Template, values: Mapping[str, Any]) -> str:

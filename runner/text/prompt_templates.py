@@ -7,6 +7,7 @@ Knows no tokens; the tokenizer applies the chat template.
 
 import json
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +19,10 @@ from ...configs.errors import ConfigError
 from ...configs.schema import PromptConfig
 from ..core.errors import DataError, RowError
 from ..data.column_paths import lookup, missing_column, require_column
-from .jinja_sandbox import BoundedEnvironment, render
+from .jinja_sandbox import render
+from .metered_sandbox import MeteredEnvironment
+from .render_costs import Unsure, start_budget
+from .render_process import RenderRefused, TooMuch, render_apart
 from .template_columns import ROW, columns_in_row, spelling_of_column, spelling_of_known
 
 Columns = dict[str, Any]
@@ -59,7 +63,7 @@ def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[
 
 def compile_template(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], str]:
     """Returns a function that renders ``template`` over a row's columns. ``option``: its config key. Raises as ``compile_prompt``."""
-    return _compiled(template, option, columns, lambda environment: partial(render, environment.from_string(template)))
+    return _compiled("text", template, option, columns, lambda environment: partial(render, environment.from_string(template)))
 
 
 def compile_value(template: str, option: str, columns: Collection[str]) -> Callable[[Columns], Any]:
@@ -72,7 +76,7 @@ def compile_value(template: str, option: str, columns: Collection[str]) -> Calla
         expression = environment.compile_expression(source[2:-2].strip("-+"), undefined_to_none=False)
         return lambda row: _printable(expression(row))
 
-    return _compiled(template, option, columns, evaluation)
+    return _compiled("value", template, option, columns, evaluation)
 
 
 def is_constant(template: str) -> bool:
@@ -81,12 +85,16 @@ def is_constant(template: str) -> bool:
 
 
 def _compiled(
-    template: str, option: str, columns: Collection[str], compile_: "Callable[[_Environment], Callable[[Columns], Any]]"
+    kind: str, template: str, option: str, columns: Collection[str], compile_: "Callable[[_Environment], Callable[[Columns], Any]]"
 ) -> Callable[[Columns], Any]:
-    """Returns the function that ``compile_`` makes of ``template``. Checks its columns, and turns its errors into RowError."""
-    environment = _Environment()
+    """Returns the function that ``compile_`` makes of ``template``. Checks its columns, and turns its errors into RowError.
+
+    A row on which the template may cost much is left to a process with limits, which makes the same function.
+    """
+    environment, evaluate = _Environment(), None
     try:
-        evaluate = compile_(environment)
+        with suppress(Unsure):
+            evaluate = compile_(environment)
         tree = environment.parse(template)
     except TemplateSyntaxError as error:
         at, why = f"{option}, line {error.lineno}", (error.message or "").rstrip(".")
@@ -107,10 +115,20 @@ def _compiled(
 
     def render(row: Columns) -> Any:
         try:
-            values = {name: value for name, value in row.items() if value is not None}
-            return evaluate({ROW: values, **values} if takes_row else values)
+            start_budget()
+            if evaluate is not None:
+                values = {name: value for name, value in row.items() if value is not None}
+                return evaluate({ROW: values, **values} if takes_row else values)
+        except Unsure:
+            pass
         except Exception as error:  # a template can raise any Python error; it costs only this row
             raise RowError("template", f"{option}: {_reason(error, names, row, option)}") from error
+        try:
+            return render_apart(kind, {"template": template, "option": option, "columns": tuple(columns), "row": row})
+        except RenderRefused as error:
+            raise RowError("template", str(error)) from error
+        except TooMuch as error:
+            raise RowError("template", f"{option}: the template {error.on('this row')}") from error
 
     return render
 
@@ -186,13 +204,14 @@ class _Absent(StrictUndefined):
         return False
 
 
-class _Environment(BoundedEnvironment):
+class _Environment(MeteredEnvironment):
     """The sandbox, with rules that turn mistakes in a template into errors instead of wrong prompts."""
 
     def __init__(self) -> None:
         super().__init__(undefined=_Absent, keep_trailing_newline=True, finalize=_printable)
         self.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
         self.tests["none"] = _is_null
+        self.meter_names()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Returns the value of a key before a method of the same name: ``row.items`` is the column items, if there is one."""

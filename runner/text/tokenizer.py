@@ -20,8 +20,9 @@ from ...configs.visible import visible
 from ..core.arrays import Ids
 from ..core.errors import ModelError, RowError, first_line
 from ..core.requests import Prompt, Sampling
-from .assistant_spans import AssistantTurns, marks_turns, render_chat, token_spans, without_special
-from .chat_template_check import try_template
+from .assistant_spans import AssistantTurns, marks_turns, token_spans, without_special
+from .chat_rendering import render_chat, render_turns
+from .chat_template_check import try_template, uses_jinja
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, piece_starts, token_starts
 from .tokenizer_compat import tokenizer_difference
@@ -96,7 +97,7 @@ class Tokenizer:
 
         Raises RowError if the template refuses the messages, or if a turn begins or ends inside a token.
         """
-        text, spans = render_chat(self._hf, self._hf.get_chat_template(self._template), self._template_args, messages)
+        text, spans = render_turns(self._hf.get_chat_template(self._template), messages, self._variables)
         ids, offsets = self._encode(text, special=False)
         tokens = token_spans(text, ids, spans, lambda part: self._encode(part, special=False)[0])
         prompt = Prompt(text, ids, offsets)
@@ -108,13 +109,30 @@ class Tokenizer:
 
     def chat_text(self, messages: list[dict[str, Any]], prefill: str) -> str:
         """Returns the text of such a prompt. Raises RowError if the template refuses the messages (roles must alternate, say)."""
+        if not self._uses_jinja:
+            return self._own_chat_text(messages) + prefill
+        template = self._hf.get_chat_template(self._template, self._template_args.get("tools"))
+        return render_chat(template, messages, self._prompt_variables) + prefill
+
+    def _own_chat_text(self, messages: list[dict[str, Any]]) -> str:
+        """Returns the text that a tokenizer of another kind makes by code of its own."""
         try:
-            text = self._hf.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, chat_template=self._template, **self._template_args
-            )
-        except Exception as error:  # templates raise what they like
+            return str(self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self._template_args))
+        except Exception as error:
             raise RowError("template", f"the chat template refuses the messages: {error}") from error
-        return str(text) + prefill
+
+    @cached_property
+    def _uses_jinja(self) -> bool:
+        return uses_jinja(self._hf)
+
+    @cached_property
+    def _prompt_variables(self) -> dict[str, Any]:
+        return {"add_generation_prompt": True, **self._variables}
+
+    @cached_property
+    def _variables(self) -> dict[str, Any]:
+        """What a chat template can use beside the messages."""
+        return {**self._hf.special_tokens_map, **self._template_args}
 
     def _encode(self, text: str, special: bool) -> tuple[Ids, Ids]:
         if not self._hf.is_fast:

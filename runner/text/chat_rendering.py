@@ -1,0 +1,112 @@
+"""Renders messages through a chat template as transformers does. A template is a program, often one that came with a model.
+
+What it may cost is counted (``metered_sandbox.py``); where that is too much or unknown, a process with limits renders. Knows no
+tokens.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from types import FunctionType
+from typing import Any
+
+from jinja2 import Template
+
+from ..core.errors import RowError
+from .metered_sandbox import MeteredEnvironment
+from .render_costs import WORDY, Unsure, pay, size_of
+from .render_process import SECONDS, TooMuch, render_apart
+
+Messages = list[dict[str, Any]]
+Span = tuple[int, int]
+
+
+def render_chat(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+    """Returns the chat's text. Raises RowError if the template refuses the messages, or takes too much memory or time."""
+    return _rendered(template, messages, variables, marks=False)[0]
+
+
+def render_turns(template: str, messages: Messages, variables: Mapping[str, Any]) -> tuple[str, tuple[Span, ...]]:
+    """Returns the chat's text, and the spans of the assistant's turns in it without empty ones. Raises as ``render_chat``."""
+    text, spans = _rendered(template, messages, variables, marks=True)
+    return text, tuple((start, end) for start, end in spans if end > start)
+
+
+def chat_within(template: str, messages: Messages, variables: Mapping[str, Any], seconds: float) -> str:
+    """Returns the chat's text. Raises TooMuch after so many seconds or too much memory, and any error of the template."""
+    return _bounded(template, messages, variables, False, seconds)[0]
+
+
+def _rendered(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
+    try:
+        return _bounded(template, messages, variables, marks, SECONDS)
+    except TooMuch as error:
+        raise RowError("template", f"the chat template {error.on('these messages')}") from error
+    except Exception as error:  # templates raise what they like
+        raise RowError("template", f"the chat template refuses the messages: {error}") from error
+
+
+def _bounded(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool, seconds: float) -> tuple[str, list[Span]]:
+    without_nulls = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    try:
+        texts, spans = _metered_render()([without_nulls], chat_template=template, return_assistant_tokens_mask=marks, **variables)
+    except Unsure:
+        arguments = {"template": template, "messages": without_nulls, "variables": dict(variables), "marks": marks}
+        text, found = render_apart("chat", arguments, seconds)
+        return text, [(start, end) for start, end in found]
+    return str(texts[0]), spans[0] if marks else []
+
+
+def unmetered_chat(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
+    """Returns the text and spans without any limit, for a process that has limits."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    texts, spans = render_jinja_template([messages], chat_template=template, return_assistant_tokens_mask=marks, **variables)
+    return str(texts[0]), spans[0] if marks else []  # pyright: ignore[reportReturnType] - it is annotated as a str
+
+
+@cache
+def _metered_render() -> Callable[..., tuple[list[str], list[Any]]]:
+    """Returns transformers' function that renders chats, with our sandbox in place of its own."""
+    from transformers.utils import chat_template_utils
+
+    theirs = chat_template_utils.render_jinja_template
+    names = {**vars(chat_template_utils), "_compile_jinja_template": _metered_template}
+    render = FunctionType(theirs.__code__, names, argdefs=theirs.__defaults__)
+    render.__kwdefaults__ = theirs.__kwdefaults__
+    return render
+
+
+def _metered_template(template: str) -> Template:
+    compiled = _compiled(template)
+    if compiled is None:
+        raise Unsure("the template has parts of unknown cost")
+    return compiled
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template | None:
+    from transformers.utils import chat_template_utils
+
+    compile_template: Callable[[str], Template] | None = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if compile_template is None:  # another version of transformers: a process with limits renders
+        return None
+    theirs = compile_template("").environment
+    ours = MeteredEnvironment(
+        trim_blocks=theirs.trim_blocks,
+        lstrip_blocks=theirs.lstrip_blocks,
+        extensions=[type(extension) for extension in theirs.extensions.values()],
+        finalize=_paid_output,
+    )
+    ours.filters["tojson"] = theirs.filters["tojson"]
+    ours.globals.update(theirs.globals)
+    ours.meter_names()
+    try:
+        return ours.from_string(template)
+    except Unsure:
+        return None
+
+
+def _paid_output(value: Any) -> Any:
+    if not isinstance(value, str):
+        pay(WORDY * size_of(value))
+    return value
