@@ -16,7 +16,7 @@ from ..engine.setup import Setup
 from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind
 from ..pipeline.loading import outline_models
-from ..pipeline.run_spec import RunSpec
+from ..pipeline.run_spec import RunSpec, with_rows_of_run
 from ..policies.policy_engine import sampling_limits
 from ..scheduler.limits import Limits
 from ..scheduler.prefix_tree import MIN_PREFIX
@@ -117,7 +117,7 @@ def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> 
     if reads_stdin(config.data):
         raise ConfigError("data.path: found '-' (stdin), which can be read only once; save the rows to a file, and plan with --data FILE")
     kind.check(config, [])
-    root = Path(config.output.path)
+    root, config = Path(config.output.path), with_rows_of_run(config)
     spec = RunSpec.of(config, root, kind, afresh=False)
     outlines, setups = zip(*outline_models(spec.models(config), config.batch, spec.job.wanted), strict=True)
     limits = sampling_limits(setups[0].limits, config, outlines[0].weight_bytes)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...configs.errors import BulkError
+from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig, identity
 from ...kernels import backend, native
 from ..data.scan import scan
@@ -24,6 +25,7 @@ from ..models.device_memory import memory_for
 from ..models.model_pool import ModelChoice, dequantized, rooms
 from ..models.reference_checkpoint import vocabulary_of
 from ..runs.drift import columns_of, require_adoptable
+from ..runs.run_files import rows_wanted
 from ..text import tokenizer as tokenizers
 from .job import Job, Kind, Parts
 
@@ -100,6 +102,12 @@ class RunSpec:
         choices = self.models(config)
         whole, keys = map(dequantized, choices, rooms(choices, memory_for(config.batch))), ("model", config.reference_key)
         return {f"{key}.dequantized": each for key, each in zip(keys, whole, strict=False) if each is not None}
+
+
+def with_rows_of_run(config: JobConfig) -> JobConfig:
+    """Returns ``config`` with the rows of a complete run as the limit, where it asks for fewer of them; see ``rows_wanted``."""
+    limit = rows_wanted(Path(config.output.path), config.data.limit, config.rounds if isinstance(config, RolloutConfig) else 1)
+    return config.model_copy(update={"data": config.data.model_copy(update={"limit": limit})})
 
 
 def why_refused(configs: Sequence[JobConfig], kinds: Mapping[str, Kind], adopt: tuple[str, ...]) -> list[str | None]:

@@ -44,7 +44,7 @@ from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Job, Kind
 from .loading import LoadedModels, load_models
 from .progress_display import Show, Watch
-from .run_spec import RunSpec
+from .run_spec import RunSpec, with_rows_of_run
 from .systematic_failure import require_sound_rows
 
 log = logging.getLogger("mlx_bulk")
@@ -75,6 +75,7 @@ def run_job(config: JobConfig, kind: Kind, start: Start, process: HostProcess, s
         if run_dir.doomed.exists():
             log.info("%s: holds an older run, which an earlier --overwrite was to remove; it goes now", run_dir.root)
             start = replace(start, overwrite=True)
+        config = config if start.overwrite else with_rows_of_run(config)
         session = _Session(_Command(config, kind, start, show), process, orders, heartbeat, run_dir, models)
         try:
             summary = session.run()

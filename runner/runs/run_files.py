@@ -4,6 +4,7 @@ Changes nothing and takes no lock.
 """
 
 import json
+import logging
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from ..core.errors import RunDirError
+from ..core.shard_layout import covered_rows, rounds_of, total_rows
 from ..files.checked_json import read_document
+from ..store.commit_log import read_commits
 from ..store.paths import RunPaths
 from .summary import Summary
+
+log = logging.getLogger("mlx_bulk")
 
 SWEEP_FILE = "sweep.json"
 SCHEMA_VERSION = 2  # of run.json
@@ -65,6 +70,24 @@ def current_run(path: Path) -> dict[str, Any]:
             "Use the version that started the run (see sessions.jsonl)."
         )
     return stored
+
+
+def rows_wanted(path: Path, limit: int | None, rounds: int) -> int | None:
+    """Returns the limit with which a start of ``limit`` rows continues the run directory ``path``.
+
+    A run that has done all its rows has done any fewer: its own rows are then the limit. Otherwise ``limit`` is. ``rounds``: of the start.
+    """
+    if limit is None:
+        return None
+    try:
+        stored = current_run(path)
+    except RunDirError:
+        return limit
+    rows = covered_rows(stored["inputs"])
+    if limit >= rows or rounds > rounds_of(stored) or not read_commits(RunPaths(path)).is_complete(total_rows(stored)):
+        return limit
+    log.info("%s: the run has done %d rows; with data.limit %d it is complete", path, rows, limit)
+    return rows
 
 
 def notes_on(path: Path) -> list[str]:

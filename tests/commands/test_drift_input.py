@@ -44,6 +44,26 @@ def test_an_input_that_grew_extends_the_run_and_one_that_moved_is_the_same(bench
     assert [line["event"] for line in read_lines(extended.output / "sessions.jsonl")] == ["start", "end", "extended", "start", "end"]
 
 
+def test_a_limit_below_the_rows_of_a_complete_run_finds_it_complete(bench: Bench):
+    records = kept(bench)["part-00000000.arrow"]
+    for limit in ("3", "5", "1"):
+        done = bench.run("--limit", limit)
+        assert (done.code, done.last_line.startswith("complete already: 5 of 5 rows")) == (0, True), done.stderr
+    assert "the run has done 5 rows; with data.limit 1 it is complete" in done.stderr
+    assert kept(bench)["part-00000000.arrow"] == records
+    grown = bench.run("--limit", "2", rows=[*ROWS, {"id": "f", "q": "more"}])  # neither a lower limit nor new rows bring work
+    assert (grown.code, len(grown.records)) == (0, 5)
+    assert len(bench.run().records) == 6
+
+
+def test_a_limit_below_the_rows_of_an_unfinished_run_is_refused(bench: Bench):
+    (bench.root / "run/commits.jsonl").write_text("".join((bench.root / "run/commits.jsonl").read_text().splitlines(keepends=True)[:-1]))
+    before = kept(bench)
+    done = bench.run("--limit", "3")
+    assert (done.code, kept(bench)) == (4, before)
+    assert "  data.limit: the run covers 5 rows, the config now says 3\n" in done.stderr
+
+
 def test_equal_bytes_read_as_another_format_are_refused(bench: Bench):
     """Without kept columns nothing but the format tells JSON lines from text."""
     (bench.root / "same.txt").write_text('{"text": "a"}\n')
@@ -72,7 +92,7 @@ def test_rows_from_stdin_that_are_refused_leave_those_the_run_has(bench: Bench):
     assert [file.name for file in kept_rows.parent.glob("*stdin*")] == [kept_rows.name]
     assert kept_rows.read_text() == first
     kept_rows.with_name("stdin.jsonl.new").write_text("left by a process that was killed")
-    assert bench.run("--data", "-", stdin="").last_line.startswith("complete already: 1 of 1 rows")
+    assert bench.run("--data", "-", stdin="").last_line.startswith("complete already: 1 of 1 row")
     assert [file.name for file in kept_rows.parent.glob("*stdin*")] == [kept_rows.name]
 
 

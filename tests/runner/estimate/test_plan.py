@@ -92,6 +92,8 @@ def test_the_output_folder_is_shown_and_left_unchanged(bench: Bench):
     assert bench.command(config).code == 0
     before = {path: path.stat().st_mtime_ns for path in (bench.root / "run").rglob("*")}
     assert plan(config)["output"] | {"path": ""} == {"path": "", "state": "complete", "rows": 4, "reasons": []}
+    fewer = plan(config, "--limit", "2")
+    assert (fewer["output"]["state"], fewer["rows_left"]) == ("complete", 0)
     more = plan(config, "--set", "data.limit=6")
     assert (more["output"]["state"], more["output"]["rows"], more["rows_left"]) == ("continues", 4, 2)
     other = plan(config, "--set", "sampling.max_tokens=7")["output"]
