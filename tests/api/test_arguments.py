@@ -16,7 +16,7 @@ from mlx_bulk import arguments
         (None, "chats: found NoneType; expected a list"),
     ],
 )
-def test_a_chat_that_is_none_is_named(chats: Any, message: str) -> None:
+def test_a_value_that_is_no_chat_is_named(chats: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         arguments.as_chats(chats)
 

@@ -105,7 +105,7 @@ def test_results_are_read_without_mlx(tmp_path: Path) -> None:
 @NEEDS_BLAS
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["import mlx_bulk", "import mlx_bulk.configs", "from mlx_bulk import BulkError"])
-def test_whatever_of_it_is_imported_before_mlx_puts_the_fast_blas_in(tmp_path: Path, first: str) -> None:
+def test_any_import_of_the_package_puts_the_fast_blas_in(tmp_path: Path, first: str) -> None:
     code = f"{first}\nimport mlx.core\nfrom mlx_bulk.kernels import backend\nprint(backend.prepare().library)"
     assert output(code, tmp_path) == (str(backend.prepare().library), "")
 

@@ -167,7 +167,7 @@ def test_settings_that_are_wrong_are_a_configs_errors(loaded: mlx_bulk.Model, mo
         mlx_bulk.load("./nowhere")
 
 
-def test_what_is_no_list_of_texts_is_refused(loaded: mlx_bulk.Model) -> None:
+def test_a_value_that_is_no_list_of_texts_is_refused(loaded: mlx_bulk.Model) -> None:
     wrong: Any = ["O", 3]
     with pytest.raises(TypeError, match="prompts: found one string"):
         loaded.generate("O")

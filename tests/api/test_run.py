@@ -106,7 +106,7 @@ def test_results_are_the_committed_records(bench: Bench) -> None:
         mlx_bulk.results(done.output, ["text"])
 
 
-def test_what_is_not_committed_is_not_read(bench: Bench) -> None:
+def test_uncommitted_records_are_not_read(bench: Bench) -> None:
     done = bench.run(batch={"rows_per_shard": 2})
     commits = done.output / "commits.jsonl"
     lines = commits.read_text(encoding="utf-8").splitlines(keepends=True)

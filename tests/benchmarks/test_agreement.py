@@ -28,7 +28,7 @@ def test_a_tie_parts_two_completions(agreement: Any):
     assert found["largest_difference"] == pytest.approx(0.0005)
 
 
-def test_what_stands_behind_a_tie_is_not_compared(agreement: Any):
+def test_tokens_after_a_tie_are_not_compared(agreement: Any):
     theirs = changed(0, 1, token=3)
     theirs["logprobs"][0][2] = -9.0
     assert agreement.greedy("peer", OURS, theirs)["largest_difference"] == 0.0

@@ -39,7 +39,7 @@ def test_scoring_is_raced_and_set_against_matrix_products(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_common_prefixes_are_computed_once_and_apart(tmp_path: Path):
+def test_common_prefixes_are_computed_once_or_for_each_row(tmp_path: Path):
     said = last_line([*PREFIX, "answers", "--prefix", "200"], tmp_path)
     own = said["texts"]["tokens"]
     assert said["computed"]["apart"] == own + 2 * 200

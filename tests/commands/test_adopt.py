@@ -24,7 +24,7 @@ def test_a_user_can_vouch_for_a_change_once(bench: Bench):
     assert kept(bench)["part-00000000.arrow"] == before["part-00000000.arrow"]
 
 
-def test_what_comes_after_an_adopted_change_is_done_by_the_new_settings(bench: Bench):
+def test_rows_after_an_adopted_change_use_the_new_settings(bench: Bench):
     rows = [*ROWS, {"id": "f", "q": "more"}]
     short = {"max_tokens": 3}
     assert bench.run(rows=rows, sampling=short).code == 4
@@ -74,7 +74,7 @@ def test_a_sweeps_cells_adopt_the_change_each(bench: Bench):
         ("batch.memory", "--adopt batch.memory: is no key of this run's identity"),
     ],
 )
-def test_a_key_that_is_none_is_a_usage_error(bench: Bench, key: str, said: str):
+def test_an_unknown_key_is_a_usage_error(bench: Bench, key: str, said: str):
     before = kept(bench)
     done = bench.run("--adopt", key)
     assert done.code == 2

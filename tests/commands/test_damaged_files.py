@@ -52,7 +52,7 @@ def test_a_damaged_run_json_is_not_rebuilt_from_another_config(bench: Bench):
 
 
 @pytest.mark.parametrize("name", ["sessions.jsonl", "metrics.jsonl"])
-def test_damaged_notes_are_said_once_and_stop_nothing(bench: Bench, name: str):
+def test_damaged_notes_give_one_warning_and_stop_nothing(bench: Bench, name: str):
     flip(bench.root / "run" / name)
     done = bench.run()
     assert done.code == 0

@@ -93,7 +93,7 @@ def test_a_setting_that_shapes_results_is_refused(bench: Bench, sections: dict[s
         ({"data": {"limit": 3}}, "data.limit: the run covers 5 rows, the config now says 3"),
     ],
 )
-def test_what_would_cut_the_parts_otherwise_is_refused_for_good(bench: Bench, sections: dict[str, Any], line: str):
+def test_changes_of_the_shard_layout_are_never_accepted(bench: Bench, sections: dict[str, Any], line: str):
     before = kept(bench)
     done = bench.run(**sections)
     assert done.code == 4
@@ -117,7 +117,7 @@ def test_what_would_cut_the_parts_otherwise_is_refused_for_good(bench: Bench, se
         ((), {"data": {"limit": 5}}),
     ],
 )
-def test_what_only_steers_may_change(bench: Bench, options: tuple[str, ...], sections: dict[str, Any]):
+def test_settings_that_only_steer_may_change(bench: Bench, options: tuple[str, ...], sections: dict[str, Any]):
     before = kept(bench)
     done = bench.run(*options, **sections)
     assert done.code == 0

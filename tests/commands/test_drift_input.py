@@ -96,7 +96,7 @@ def test_rows_from_stdin_that_are_refused_leave_those_the_run_has(bench: Bench):
     assert [file.name for file in kept_rows.parent.glob("*stdin*")] == [kept_rows.name]
 
 
-def test_rows_from_stdin_are_in_their_place_before_the_run_says_that_it_has_them(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_rows_from_stdin_are_stored_before_the_run_records_them(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     first, longer = '{"q": "one"}\n', '{"q": "one"}\n{"q": "two"}\n'
     assert bench.run("--data", "-", "--overwrite", stdin=first).code == 0
     owner: Any = RunDir

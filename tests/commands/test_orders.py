@@ -53,7 +53,7 @@ def parts(bench: Bench) -> list[bytes]:
     return [path.read_bytes() for path in sorted((bench.root / "run/results").iterdir())]
 
 
-def test_suspects_are_run_apart_before_all_others(bench: Bench):
+def test_suspects_run_alone_before_all_others(bench: Bench):
     orders = Orders(suspect_groups=((9,), (2, 3, 5)), fatal_rows={4: "the process died of it"})
     summary, supervisor = run(bench, orders, Start(), batch=BATCH)
     assert (summary.complete, summary.rows, summary.errors) == (True, 10, 1)
@@ -66,7 +66,7 @@ def test_suspects_are_run_apart_before_all_others(bench: Bench):
     assert [record["row"] for record in table_of(bench.root / "run/results").to_pylist()] == [row for row in range(10) if row != 4]
 
 
-def test_batches_are_halved_as_often_as_is_said(bench: Bench):
+def test_batches_are_halved_as_often_as_ordered(bench: Bench):
     _, supervisor = run(bench, Orders(batch_halvings=1), Start(), batch={**BATCH, "rows": 8})
     assert max(map(len, supervisor.flights)) == 4
     assert set().union(*supervisor.flights) == set(range(10))
@@ -74,7 +74,7 @@ def test_batches_are_halved_as_often_as_is_said(bench: Bench):
     assert start["halved"] == 1
 
 
-def test_frozen_batches_are_not_taken_apart(bench: Bench):
+def test_frozen_batches_are_not_split(bench: Bench):
     batch = {**BATCH, "deterministic": True}
     _, alone = run(bench, Orders(), Start(), batch=batch)
     whole = parts(bench)

@@ -40,7 +40,7 @@ def stopped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @pytest.mark.parametrize(("line", "stage"), [('{"q": null}', "template"), ("{oops", "read")])
-def test_what_is_missing_of_a_row_fails_sample_by_sample(stopped: Bench, line: str, stage: str):
+def test_missing_samples_of_a_row_fail_one_by_one(stopped: Bench, line: str, stage: str):
     path = stopped.root / "rows.jsonl"
     whole = path.read_text()
     path.write_text(whole.replace('{"q": "b c"}', line))

@@ -72,7 +72,7 @@ def fed(done: Done, shared: int, times: int) -> int:
     return sum(r["prompt_tokens"] - 1 - shared for r in done.records) + times * shared
 
 
-def test_a_user_sees_what_was_read_and_kept_and_what_was_prefilled(bench: Bench):
+def test_the_last_lines_tell_prefixes_read_kept_and_prefilled(bench: Bench):
     folder = bench.root / "kv"
     first = bench.run(rows=ROWS, prompt=PROMPT, batch={"prefix_cache": str(folder)})
     shared = alike(first)
@@ -84,7 +84,7 @@ def test_a_user_sees_what_was_read_and_kept_and_what_was_prefilled(bench: Bench)
     assert noted(again)["prefilled_tokens"] == fed(first, shared, times=0)
 
 
-def test_a_prefix_that_is_too_short_to_be_kept_is_said_and_shared_all_the_same(bench: Bench):
+def test_a_prefix_too_short_to_keep_is_reported_and_still_shared(bench: Bench):
     folder = bench.root / "kv"
     done = bench.run(rows=ROWS, prompt={"text": SYSTEM[:80] + "{{ q }}"}, batch={"prefix_cache": str(folder)})
     shared = alike(done)
@@ -97,7 +97,7 @@ def test_a_prefix_that_is_too_short_to_be_kept_is_said_and_shared_all_the_same(b
     assert noted(done)["prefilled_tokens"] == fed(done, shared, times=1)
 
 
-def test_prompts_that_share_nothing_are_said(bench: Bench):
+def test_prompts_that_share_nothing_give_a_line(bench: Bench):
     done = bench.run(rows=ROWS[:3], batch={"prefix_cache": str(bench.root / "kv")})
     assert f"batch.prefix_cache: {bench.root / 'kv'}: prefixes read 0, kept 0 (prompts share none that is worth it)" in done.stderr
 
@@ -115,7 +115,7 @@ def test_a_run_may_go_on_with_another_folder(bench: Bench):
     assert bench.run(rows=ROWS, prompt=PROMPT, batch={"prefix_cache": str(bench.root / "b")}).code == 0
 
 
-def test_a_file_in_its_place_is_said(bench: Bench):
+def test_a_file_in_the_place_of_the_folder_is_reported(bench: Bench):
     (bench.root / "kv").write_text("")
     done = bench.run(rows=ROWS, prompt=PROMPT, batch={"prefix_cache": str(bench.root / "kv")})
     assert done.code == 5
@@ -124,7 +124,7 @@ def test_a_file_in_its_place_is_said(bench: Bench):
     )
 
 
-def test_what_another_model_has_left_is_not_taken(bench: Bench, computed: list[int]):
+def test_prefixes_of_another_model_are_not_used(bench: Bench, computed: list[int]):
     batch, folder = {"prefix_cache": str(bench.root / "kv")}, write_checkpoint(bench.root / "other")
     bench.run(rows=ROWS, prompt=PROMPT, batch=batch)
     assert len(computed) == 1

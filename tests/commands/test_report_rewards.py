@@ -58,12 +58,12 @@ def test_the_axis_of_versions_is_the_version(names: list[str], places: list[int]
     assert (axis["title"], axis["values"]) == (heading, places)
 
 
-def test_a_curve_of_one_k_is_said_once():
+def test_a_curve_with_a_single_k_is_one_number():
     assert charts(found_in([("0", [1.0])]))["pass"].words == "right: pass@1 1.000."
     assert charts(found_in([("0", [1.0, 0.0])]))["pass"].words == "right: pass@1 0.500, pass@2 1.000."
 
 
-def test_groups_that_were_dropped_are_said_and_take_pass_at_k_with_them_where_they_were_alike():
+def test_dropped_groups_are_reported_and_void_pass_at_k():
     found = found_in([("0", [1.0, 0.0])])
     stale, alike = rewards(found, {"StaleGroup": 2}), rewards(found, {"StaleGroup": 2, DEGENERATE: 1000})
     assert stale is not None
@@ -77,7 +77,7 @@ def test_nothing_rated_has_no_mean_of_0():
     assert charts(found_in([("0", [None, None])])) == {}
 
 
-def test_what_a_function_failed_to_rate_is_told(bench: Bench):
+def test_unrated_samples_of_a_function_are_reported(bench: Bench):
     source = bench.root / "mine.py"
     source.write_text("def fails(prompts, completions, **_):\n    raise ValueError('no <b>such</b> thing')\n")
     rows = [{"id": f"q-{row['id']}", "q": row["q"], "answer": "4"} for row in ROWS]

@@ -39,7 +39,7 @@ def dies(completions, q, **kwargs):
 """
 
 
-def test_what_goes_wrong_is_null_and_counted_and_the_run_is_complete(bench: Bench):
+def test_failed_rewards_are_null_and_counted_and_the_run_is_complete(bench: Bench):
     file = rewards_file(bench, WRONG)
     names = ["right", "raises", "hangs", "short", "nan", "dies"]
     done = roll(bench, rewards=[{"fn": f"{file}:{name}", "timeout": 0.5 if name == "hangs" else 60} for name in names])

@@ -93,7 +93,7 @@ def test_a_bias_of_a_table_s_row_is_read(bench: Bench, kind: str):
     assert [record["completion_ids"] for record in done.records] == [[300, 300], [301, 301]]
 
 
-def test_python_s_spelling_of_truth_in_csv_is_read(bench: Bench):
+def test_true_and_false_as_python_writes_them_are_read_from_csv(bench: Bench):
     path = bench.root / "rows.csv"
     path.write_text("q,go_on\na,True\nb,False\n")
     done = bench.run(data={"path": str(path)}, sampling={"columns": {"ignore_eos": "go_on"}})

@@ -1,6 +1,6 @@
 """Tests every key of the config: each has a visible effect.
 
-``sampling`` has its own file; ``test_every_key_is_held`` says where each key of the config is tested.
+``sampling`` has its own file; ``test_every_key_of_the_config_is_tested`` says where each key of the config is tested.
 """
 
 import json
@@ -115,13 +115,13 @@ ELSEWHERE: dict[str, str] = {
     "on_error": "tests/jobs/test_cli_refusals.py",
     "batch.prefix_cache": "tests/jobs/test_prefix_cache.py",
     "batch.stall_seconds": "tests/runner/test_watch.py",
-    "batch.deterministic": "test_deterministic_rows_do_not_depend_on_their_mates",
+    "batch.deterministic": "test_deterministic_rows_do_not_depend_on_other_rows",
     "output.path": "test_output_is_where_it_is_asked_for",
     "output.fsync_seconds": "test_fsync_seconds",
 }
 
 
-def test_every_key_is_held():
+def test_every_key_of_the_config_is_tested():
     ours = {key for key in settings(GenerateConfig) if not key.startswith("sampling.")}
     assert sorted(ours) == sorted(EFFECTS.keys() | ELSEWHERE.keys())
     named = [name for name in ELSEWHERE.values() if name.startswith("test_")]
@@ -203,7 +203,7 @@ def test_a_chat_template_in_a_file_is_part_of_the_identity_by_its_contents(bench
     assert bench.run(prompt=prompt).code == 4
 
 
-def test_deterministic_rows_do_not_depend_on_their_mates(bench: Bench):
+def test_deterministic_rows_do_not_depend_on_other_rows(bench: Bench):
     batch = {"rows": 4, "deterministic": True}
     rows: list[Record] = [{"q": "x" * n} for n in (9, 7, 5, 3)]
     first = bench.run(rows=rows, batch=batch, sampling={"temperature": 1.0})

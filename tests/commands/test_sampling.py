@@ -81,7 +81,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Done:
     return Bench(tmp_path_factory.mktemp("drawn"), model).run(sampling={"max_tokens": 8, "temperature": 1.0})
 
 
-def test_plain_draws_are_the_model_s_own(model: Path, drawn: Done):
+def test_plain_draws_follow_the_models_logits(model: Path, drawn: Done):
     assert "sampled_logprobs" not in drawn.table.schema.names
     for record in drawn.records:
         assert_drawn_as_stated(model, record, Sampling(max_tokens=8))

@@ -210,7 +210,7 @@ ANSWERS = [" dead", " 22", " 2", " café 東京"]
 
 
 @pytest.mark.parametrize("rows", [1, 32])
-def test_completions_stand_behind_their_whole_prompt_and_themselves(scale: Bench, rows: int):
+def test_completions_follow_their_whole_prompt(scale: Bench, rows: int):
     pairs = [(SHOTS + question, answer) for question in QUESTIONS for answer in ANSWERS]
     table = [{"q": prompt, "a": answer} for prompt, answer in pairs]
     score = {"completion": "{{ a }}"}
@@ -224,7 +224,7 @@ def test_completions_stand_behind_their_whole_prompt_and_themselves(scale: Bench
 
 
 @pytest.mark.parametrize("rows", [1, 32])
-def test_choices_behind_shared_examples_see_their_own_prompt_and_no_other_choice(scale: Bench, rows: int):
+def test_choices_after_shared_examples_see_their_own_prompt_alone(scale: Bench, rows: int):
     table = [{"q": SHOTS + question, "c": ANSWERS} for question in QUESTIONS]
     done = scored(scale, table, {"choices": "c"}, prompt={"text": "{{ q }}"}, batch={"rows": rows})
     for row, record in zip(table, done.records, strict=True):

@@ -14,7 +14,7 @@ from ..runner.support.small_tokenizers import demo
 # ---------------------------------------------------------------------------------------------------------- completions
 
 
-def test_completions_are_what_one_forward_says(bench: Bench, network: Any) -> None:
+def test_completions_have_the_logprobs_of_one_forward(bench: Bench, network: Any) -> None:
     done = completions(bench, PAIRS)
     assert done.code == 0
     for (prompt, completion), record in zip(PAIRS, done.records, strict=True):
@@ -107,7 +107,7 @@ def test_of_equal_choices_the_first_is_predicted(bench: Bench) -> None:
     assert (record["prediction"], record["label"], record["correct"]) == (0, 2, False)
 
 
-def test_a_choice_is_greedy_when_each_of_its_tokens_is(bench: Bench, network: Any) -> None:
+def test_a_choice_is_greedy_when_all_its_tokens_are(bench: Bench, network: Any) -> None:
     ids = demo().encode("The king").ids
     best = demo().decode(np.array([int(logprobs(network, ids.tolist())[-1].argmax())], np.int32))
     done = bench.score(
@@ -137,7 +137,7 @@ def test_a_number_is_an_index_in_a_column_and_in_a_template(bench: Bench, label:
     assert [record["label"] for record in done.records] == [1, 1]
 
 
-def test_choices_of_a_cut_prompt_stand_behind_the_same_tokens(bench: Bench, network: Any) -> None:
+def test_choices_of_a_cut_prompt_follow_the_same_tokens(bench: Bench, network: Any) -> None:
     prompt, choices = "The king is dead and the queen", [" is", " is in the town"]
     row = {"q": prompt, "c": choices}
     done = bench.score("-q", rows=[row], prompt={"text": "{{ q }}", "too_long": "truncate_left"}, score={"choices": "c", "context": 9})

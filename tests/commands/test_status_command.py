@@ -37,7 +37,7 @@ def test_the_command_that_it_prints_continues_the_run(bench: Bench):
     assert not any(line.startswith("continue") for line in shown(bench))
 
 
-def test_what_was_adopted_or_retried_is_not_so_again(bench: Bench):
+def test_an_adopted_change_or_a_retry_is_not_repeated(bench: Bench):
     assert bench.run(rows=ROWS[:2]).code == 0
     assert bench.run(*FAILING[:2], "--set", "sampling.seed=1", "--adopt=sampling.seed", "--retry-errors", rows=ROWS).code == 5
     assert bench.run(*FAILING[:2], "--set", "sampling.seed=2", "--adopt", "sampling.seed", rows=ROWS).code == 5
@@ -62,7 +62,7 @@ def test_a_run_that_is_extended_and_stopped_is_not_complete(bench: Bench):
     assert (exported.exit_code, "is not complete: 2 of 3 rows are committed" in exported.stderr) == (2, True)
 
 
-def test_a_start_that_was_refused_has_left_a_run_that_has_not_begun(bench: Bench):
+def test_a_refused_start_leaves_a_run_that_has_not_started(bench: Bench):
     assert bench.run(data={"path": str(bench.root / "nothing.jsonl")}).code == 5
     lines = shown(bench)
     assert "state     not begun: no start got as far as the first row" in lines
@@ -71,7 +71,7 @@ def test_a_start_that_was_refused_has_left_a_run_that_has_not_begun(bench: Bench
     assert as_json(bench)["state"] == "not begun"
 
 
-def test_what_came_out_of_a_complete_run_is_shown_as_at_its_end(bench: Bench):
+def test_status_of_a_complete_run_shows_its_closing_lines(bench: Bench):
     done = bench.score(rows=[{"t": "The king is dead."}, {"t": "Enter a messenger."}], score={"text": "{{ t }}"})
     assert done.code == 0, done.stderr
     heading, figures, *_ = (line for line in done.stderr.splitlines() if not line.startswith("mlx-bulk: "))

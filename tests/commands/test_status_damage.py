@@ -44,14 +44,14 @@ def test_other_files_may_be_missing(stopped: Path, name: str):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "sessions.jsonl", "commits.jsonl"])
-def test_damaged_lines_are_said(stopped: Path, name: str):
+def test_damaged_lines_are_reported(stopped: Path, name: str):
     file = stopped / name
     file.write_bytes(file.read_bytes() + b'{"rows":9,"check":"0000000000000000"}\n{"torn')
     assert run_status(stopped).notes == [f"{name}: left out here, as they are damaged: 1 line; the next start sets them aside"]
     assert run_status(stopped).rows == 6
 
 
-def test_a_part_that_is_gone_is_said(path: Path):
+def test_a_missing_part_is_reported(path: Path):
     with RunDir.open(path) as run:
         work(run, range(1, 4), [failure(0, "no")])
     (path / "errors/part-00000000.arrow").unlink()
@@ -59,7 +59,7 @@ def test_a_part_that_is_gone_is_said(path: Path):
     assert "commits.jsonl says it is there, but it is not" in note
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path):
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path):
     with pytest.raises(RunDirError, match=r"is not a run directory: it holds no run\.json"):
         run_status(tmp_path)
     result = CliRunner().invoke(cli, ["status", str(tmp_path / "gone")])

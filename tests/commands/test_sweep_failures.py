@@ -51,7 +51,7 @@ def test_a_cell_whose_base_changed_is_that_cells_failure_alone(bench: Bench):
     assert run(bench, base=changed, matrix={"data.limit": [2, 3]}, include=[missing]).code == 5
 
 
-def test_any_exception_is_the_cells_own(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_any_exception_fails_its_own_cell(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     real = session.run_job
 
     def broken(config: Any, *rest: Any) -> Any:
@@ -161,7 +161,7 @@ def test_paths_that_are_missing_are_told_before_the_first_cell(bench: Bench, mod
     assert table(bench).column("state").to_pylist().count("complete") == 1
 
 
-def test_an_overwritten_sweep_that_is_stopped_takes_no_old_run_for_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_overwrite_of_a_sweep_adopts_no_old_run(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     path = written(bench, base_of(bench), matrix={"data.limit": [1, 2, 3]})
     assert bench.command(path).code == 0
     cells = [bench.root / "out" / cell.name for cell in opened(path)]

@@ -85,7 +85,7 @@ def test_reward_functions_are_named_by_file_module_or_as_built_in(tmp_path: Path
         ({"rounds": 0}, "rounds: found 0; expected a whole number of at least 1"),
     ],
 )
-def test_what_does_not_fit_is_named_with_the_fix(tmp_path: Path, sections: dict[str, Any], line: str):
+def test_settings_that_do_not_fit_are_named_with_the_fix(tmp_path: Path, sections: dict[str, Any], line: str):
     assert line in refusal(tmp_path, **sections)
 
 

@@ -90,7 +90,7 @@ def test_values_out_of_bounds_are_refused(value: dict[str, Any]) -> None:
         config({**TEXT, **value})
 
 
-def test_what_shapes_results_is_part_of_the_runs_identity() -> None:
+def test_settings_that_shape_results_are_in_the_identity() -> None:
     settings = identity(config({**TEXT, "reference": "x"}))
     for name in ("text", "context", "windows", "stride", "prefix", "bos_every_window", "boundary", "group_by", "reference.dtype"):
         assert f"score.{name}" in settings

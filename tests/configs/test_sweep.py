@@ -123,7 +123,7 @@ def test_values_of_another_type_are_another_cell() -> None:
     assert len({name_of({"score.context": value}) for value in (1, 1.0, "1", True, None)}) == 5
 
 
-def test_a_mappings_order_and_the_kind_of_its_keys_make_no_other_cell() -> None:
+def test_cells_do_not_depend_on_the_order_or_type_of_keys() -> None:
     one: Overrides = {"sampling.logit_bias": {5: 1, "a": [1, {"b": None}]}}
     assert name_of(one) == name_of({"sampling.logit_bias": {"a": [1, {"b": None}], "5": 1}})
 

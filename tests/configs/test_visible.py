@@ -1,3 +1,5 @@
+"""Tests that text which is shown cannot act on a terminal, and that ordinary text stays as it is."""
+
 import doctest
 from importlib import import_module
 
@@ -17,7 +19,7 @@ def test_nothing_is_left_that_a_terminal_obeys(text: str):
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "Sm", "Sc", "So", "Zs"])))
-def test_what_people_write_stays(text: str):
+def test_ordinary_text_stays(text: str):
     assert visible(text) == text
 
 

@@ -22,7 +22,7 @@ LANGUAGES = {"console", "sh", "bash", "python", "yaml", "json", "jsonl", "text",
 @pytest.mark.slow
 @pytest.mark.draws
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name not in RUN_ELSEWHERE], ids=lambda page: page.name)
-def test_what_a_page_tells_to_do_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_page_works_as_it_stands(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     run_page(page, tmp_path)
@@ -38,7 +38,7 @@ def test_a_pages_blocks_are_of_known_kinds(page: Path):
             )
 
 
-def test_what_is_not_run_is_counted():
+def test_blocks_that_are_not_run_are_counted():
     found = {page.name: sum(bool(block.not_run) for block in blocks(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert {name: n for name, n in found.items() if n} == NOT_RUN
 

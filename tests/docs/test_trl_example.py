@@ -50,7 +50,7 @@ def test_a_step_may_hold_several_groups_of_a_prompt(example: dict[str, Any]):
     assert [(turn, row) for turn, row, _ in found] == [(0, 0)] * N + [(0, 2)] * N + [(1, 1)] * N
 
 
-def test_what_is_used_up_or_was_never_there_is_said(example: dict[str, Any]):
+def test_a_used_up_or_unknown_prompt_is_reported(example: dict[str, Any]):
     example["rollout_func"](["b"] * N, None)
     for prompt in ("b", "c"):
         with pytest.raises(LookupError, match=f"used up: '{prompt}'"):

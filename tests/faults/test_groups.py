@@ -39,7 +39,7 @@ def whole_groups(run: Path) -> Counter[int]:
 
 
 @pytest.mark.parametrize("points", DEATHS.values(), ids=DEATHS)
-def test_a_kill_leaves_whole_groups_and_costs_none(run: TinyRun, whole: dict[str, dict[str, bytes]], points: list[Point]):
+def test_a_kill_leaves_whole_groups_and_loses_none(run: TinyRun, whole: dict[str, dict[str, bytes]], points: list[Point]):
     run.write("rollout")
     for point in points:
         run.killed_at(point)

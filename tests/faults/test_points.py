@@ -119,7 +119,7 @@ def test_a_run_whose_errors_are_retried(begun: dict[str, Begun], points: list[Po
     assert SOUND in survived(begun["failed"].again(), points, begun["failed"].whole, "--retry-errors")
 
 
-def test_what_is_retried_moves_to_the_results(begun: dict[str, Begun], whole: dict[str, Parts]):
+def test_retried_rows_move_to_the_results(begun: dict[str, Begun], whole: dict[str, Parts]):
     retried = begun["failed"].whole
     assert parts(begun["failed"].again().path).keys() > retried.keys() == whole["generate"].keys()
     assert {name: part for name, part in retried.items() if "errors" in name} == {

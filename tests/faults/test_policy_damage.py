@@ -50,6 +50,6 @@ def test_damage_to_a_policy_is_told(begun: Begun, number: int, place: float, bit
     assert outcome(run.path) == begun.whole
 
 
-def test_what_is_damaged_is_one_of_these(begun: Begun):
+def test_these_are_all_files_of_a_stored_policy(begun: Begun):
     names = {file.name for file in Path(begun.copy).rglob("policies/**/*") if file.is_file()}
     assert names == {EVENTS, "policy.json", "adapter_config.json", "adapters.safetensors"}

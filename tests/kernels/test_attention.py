@@ -101,7 +101,7 @@ def test_weights_are_exp_to_4e_7_of_the_value_over_the_whole_range():
     assert np.abs(found[:, 1] / found[:, 0] / np.exp(x.astype(np.float64)) - 1).max() < 6e-7  # and two roundings of 6e-8 by the division
 
 
-def test_what_is_far_below_has_no_weight():
+def test_scores_far_below_have_no_weight():
     k = mx.array([0.0, -104.0, -1e30]).reshape(1, 1, 3, 1)
     found = attention.on_cpu(mx.ones((1, 1, 1, 1)), k, mx.eye(3).reshape(1, 1, 3, 3), 1.0)
     assert found.flatten().tolist() == [1, 0, 0]
@@ -124,7 +124,7 @@ def test_nan_in_a_query_stays_its_own():
     assert found.sum() == found[1, 0, 1].size
 
 
-def test_keys_behind_a_query_do_not_enter():
+def test_keys_after_a_query_do_not_enter():
     q, k, v = qkv(2, 4, 2, 100, 130)
     before = mx.arange(130)[:, None] < 95
     first = attention.on_cpu(q, k, v, 0.3, "causal")
@@ -148,7 +148,7 @@ def test_scores_far_apart_do_not_overflow():
     )  # scores of 1e4: rounded to 1e-3
 
 
-def test_a_row_does_not_depend_on_what_its_mates_hold():
+def test_a_row_does_not_depend_on_other_rows():
     """Deterministic mode's promise, bit for bit, with tiles of one row and of several."""
     q, k, v = qkv(5, 4, 2, 90, 90)
     order = mx.array([0, 2, 1, 4, 3])

@@ -38,7 +38,7 @@ def test_a_library_that_cannot_be_opened_is_named(tmp_path: Path):
 
 
 @linux_cpu
-def test_mlx_loaded_before_us_is_said(tmp_path: Path):
+def test_mlx_loaded_before_us_gives_a_warning(tmp_path: Path):
     code = "import mlx.core, mlx_bulk.jobs; from mlx_bulk.kernels import backend; backend.prepare(); print(backend.prepare())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert "put `import mlx_bulk` above all that imports mlx" in done.stdout
@@ -96,7 +96,7 @@ def test_numpys_openblas_can_be_asked_for(tmp_path: Path):
 
 @linux_cpu
 @pytest.mark.parametrize(("hidden", "named"), [("wheel_library", "as NumPy's wheel is not here"), ("g++", "as g++ is not here")])
-def test_without_a_piece_of_it_the_slow_one_is_used_and_said(tmp_path: Path, hidden: str, named: str):
+def test_with_a_part_of_the_blas_missing_the_slow_one_is_used_with_a_line(tmp_path: Path, hidden: str, named: str):
     hide = "from mlx_bulk.kernels.cpu import numpy_blas; numpy_blas.wheel_library = lambda: None\n" if hidden == "wheel_library" else ""
     start = "import os; os.environ['MLX_BULK_BLAS'] = 'off'; import mlx_bulk.kernels; del os.environ['MLX_BULK_BLAS']\n"
     code = "from mlx_bulk.kernels import backend; backend.OPENBLAS, backend.MKL, backend._blas = (), (), None; print(backend.prepare())"

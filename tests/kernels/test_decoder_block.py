@@ -79,7 +79,7 @@ def test_weights_and_inputs_that_are_views():
         assert np.array_equal(found, right)
 
 
-def test_a_row_does_not_depend_on_what_its_mates_hold():
+def test_a_row_does_not_depend_on_other_rows():
     """Deterministic mode's promise, to the bit; not even NaN."""
     c = case(Shape(rows=5, t=3, used=20))
     first = called(c, "causal")
@@ -118,7 +118,7 @@ def test_threads_share_a_block():
 
 
 @pytest.mark.parametrize("what", ["x", "mask"])
-def test_what_is_traced_is_refused_before_anything_is_written(what: str):
+def test_traced_arrays_are_refused_before_anything_is_written(what: str):
     c = case(Shape(t=1))
     made, keys, values = Block(c.weights, c.constants), np.zeros((2, 2, 4, 16), np.float32), np.zeros((2, 2, 4, 16), np.float32)
     starts = np.zeros(1, np.int64)

@@ -42,7 +42,7 @@ def fronts_of(held: list[NDArray[np.float32]], rows: int, front: int) -> Fronts:
 @pytest.mark.parametrize(("t", "used"), [(1, 0), (2, 0), (1, 3), (17, 3), (40, 0)])
 @pytest.mark.parametrize("kind", ["causal", "bool of all", "added to all"])
 @pytest.mark.parametrize("width", [16, 20])
-def test_what_all_rows_begin_with_is_as_good_as_copies(front: int, t: int, used: int, kind: str, width: int):
+def test_a_shared_prefix_equals_copies(front: int, t: int, used: int, kind: str, width: int):
     c = case(Shape(rows=3, t=t, used=front + used, width=width, heads=9, kv=3))
     for array in (c.keys, c.values):
         array[1:, :, :front] = array[:1, :, :front]
@@ -63,7 +63,7 @@ def test_what_all_rows_begin_with_is_as_good_as_copies(front: int, t: int, used:
 
 
 @pytest.mark.parametrize("real", [[17, 1, 0], [1, 1, 1], [2, 17, 16]])
-def test_what_all_rows_begin_with_stands_before_rows_of_unlike_length(real: list[int]):
+def test_a_shared_prefix_before_rows_of_unlike_length(real: list[int]):
     c, front = case(Shape(rows=3, t=17, used=40, heads=9, kv=3)), 40
     for array in (c.keys, c.values):
         array[1:] = array[:1]

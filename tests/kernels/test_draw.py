@@ -49,7 +49,7 @@ def assert_same(logits: Floats, p: Parameters) -> None:
 
 @pytest.mark.parametrize("v", [1, 15, 16, 17, 255, 256, 1000, 50_257])
 @pytest.mark.parametrize("name", FILTERS)
-def test_what_is_left_is_numpy_s(name: str, v: int):
+def test_the_ids_left_are_those_of_numpy(name: str, v: int):
     rng = np.random.default_rng(v)
     logits = (3 * rng.standard_normal((6, v))).astype(np.float32)
     logits[1] = np.round(logits[1])  # ties, at the cut too
@@ -87,7 +87,7 @@ def test_logits_that_are_a_part_of_others():
 
 
 @pytest.mark.parametrize("v", [8, 512])
-def test_a_uniform_on_a_border_draws_the_token_behind_it(v: int):
+def test_a_uniform_on_a_border_draws_the_next_token(v: int):
     logits = np.zeros((v, v), np.float32)
     p = parameters(logits, FILTERS["none"])
     p.uniforms = (np.arange(v) / v).astype(np.float32)

@@ -102,7 +102,7 @@ def test_equals_go_to_the_lower_id():
 
 
 @pytest.mark.parametrize(("field", "value"), [("x", mx.zeros((2, 8), mx.float16)), ("weight", mx.zeros((9, 7))), ("bias", mx.zeros(8))])
-def test_what_it_is_not_made_for_is_left_to_others(field: str, value: mx.array):
+def test_inputs_it_is_not_made_for_are_left_to_others(field: str, value: mx.array):
     given: dict[str, Any] = {"x": mx.zeros((2, 8)), "weight": mx.zeros((9, 8)), "bias": mx.zeros(9)}
     assert fused_logprobs.suits(Product(**given))
     assert not fused_logprobs.suits(Product(**(given | {field: value})))

@@ -94,7 +94,7 @@ def test_a_large_vocabulary_loses_no_precision(scorer: Scorer):
 
 @pytest.mark.parametrize("scorer", SCORERS)
 @pytest.mark.parametrize("offset", [1e3, -1e4, 1e5])
-def test_what_all_logits_have_in_common_costs_no_digits(scorer: Scorer, offset: float):
+def test_a_constant_added_to_all_logits_costs_no_digits(scorer: Scorer, offset: float):
     rng = np.random.default_rng(7)
     x, targets = (offset + 3 * rng.standard_normal((8, 1000))).astype(np.float32), rng.integers(0, 1000, 8).astype(np.int32)
     scores, (logp, ids, _, entropies) = scorer(x, targets, 3, True), oracle(x, targets, 3)
@@ -167,7 +167,7 @@ def test_no_tokens_have_no_scores():
     assert scores.top_ids.shape == (0, 4)
 
 
-def test_what_is_not_asked_for_is_none():
+def test_figures_not_asked_for_are_none():
     x = mx.zeros((2, 7))
     scores = logprobs.join_scores([logprobs.score(x, np.zeros(2, np.int32))] * 2)
     assert scores.logprobs.shape == (4,)

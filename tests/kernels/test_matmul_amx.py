@@ -61,7 +61,7 @@ def test_sizes_that_end_within_a_tile(rows: int, depth: int):
         assert np.array_equal(product(x, weight, bias), product(x, weight) + bias)
 
 
-def test_what_is_left_out_of_a_product_is_below_2_23():
+def test_dropped_parts_of_a_product_are_below_2_23():
     """Numbers whose second and third parts are as large as they come, and four roundings of what is added."""
     worst = np.array([1 + 2.0**-8 - 2.0**-23, 1 + 3 * 2.0**-8 - 2.0**-23, 1 + 2.0**-7 - 2.0**-23, 1 - 2.0**-9 + 2.0**-24], np.float32)
     numbers = np.concatenate([worst, -worst, 1 + np.abs(normal(4000)) / 4])
@@ -104,7 +104,7 @@ def test_magnitudes_side_by_side():
     assert (np.abs(found - exact(x * scales, weight / scales)) <= 16 * EPS * sizes(x * scales, weight / scales)).all()
 
 
-def test_what_cancels_leaves_no_more_than_roundings():
+def test_cancelling_products_leave_only_rounding():
     large, small, weight = normal(20, 64) * 1e4, normal(20, 64), normal(40, 64, seed=1)
     x = np.concatenate([large, small, -large], axis=1)
     weight = np.concatenate([weight, weight[:, ::-1], weight], axis=1)
@@ -112,7 +112,7 @@ def test_what_cancels_leaves_no_more_than_roundings():
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 3.4e38])
-def test_what_has_no_parts_stays_in_its_row(value: float):
+def test_numbers_that_cannot_be_split_stay_in_their_row(value: float):
     x, weight = normal(40, 100), normal(70, 100, seed=1)
     truth = product(x, weight)
     x[4, 7] = value

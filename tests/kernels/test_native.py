@@ -32,7 +32,7 @@ def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.suffix for path in (tmp_path / "mlx-bulk" / "kernels").iterdir()] == [".so"]
 
 
-def test_another_source_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
     for text in ("// one", "// two"):
@@ -60,7 +60,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     assert list(temporary.iterdir()) == []
 
 
-def test_an_empty_file_in_its_place_is_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_empty_library_file_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native.library() is not None
     (kept,) = (tmp_path / "mlx-bulk" / "kernels").iterdir()
@@ -71,7 +71,7 @@ def test_an_empty_file_in_its_place_is_compiled_anew(tmp_path: Path, monkeypatch
     assert kept.stat().st_size
 
 
-def test_what_the_compiler_refuses_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_compiler_error_gives_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
     native.SOURCE.write_text("this is not C++")
@@ -83,7 +83,7 @@ def test_what_the_compiler_refuses_is_said_once(tmp_path: Path, monkeypatch: pyt
     assert list((tmp_path / "mlx-bulk" / "kernels").iterdir()) == []
 
 
-def test_without_a_compiler_there_is_none(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backend, "compiles", lambda: False)
     assert native.library() is None
 

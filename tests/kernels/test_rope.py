@@ -43,7 +43,7 @@ def test_rows_at_positions_of_their_own(base: float, scale: float):
     np.testing.assert_allclose(found, theirs, rtol=0, atol=ATOL)
 
 
-def test_what_was_rotated_before_does_not_matter():
+def test_earlier_rotations_do_not_matter():
     """Angles are kept from call to call: other positions, lengths, frequencies and scales take others."""
     x = mx.random.normal((2, 2, 3, 16))
     first: dict[Any, Any] = {}
@@ -65,7 +65,7 @@ def test_one_position_for_all_rows_is_that_of_each():
     ("dims", "offset"),
     [(64, 0), (7, 0), (16, 1.5), (16, True), (16, mx.array([1.0])), (16, mx.array([1, 2, 3])), (16, mx.array([[1], [2]]))],
 )
-def test_what_mlx_refuses_or_knows_better_does_not_suit(dims: int, offset: Any):
+def test_shapes_that_mlx_refuses_or_does_better_do_not_suit(dims: int, offset: Any):
     assert not rope.suits(mx.zeros((2, 2, 3, 16)), dims, offset)
 
 

@@ -261,7 +261,7 @@ def test_a_token_of_probability_zero_is_never_drawn(sampler: Sampler, seed: int,
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("s", [PLAIN, Sampling(temperature=0.0), Sampling(top_k=3, top_p=0.9, min_p=0.1)])
 @pytest.mark.filterwarnings("error")
-def test_a_row_without_numbers_spares_its_mates(sampler: Sampler, s: Sampling):
+def test_a_row_of_nan_does_not_touch_other_rows(sampler: Sampler, s: Sampling):
     x = np.tile(LOGITS, (4, 1))
     x[1], x[2] = np.nan, -np.inf
     u = uniforms(4, seed=9)
@@ -284,7 +284,7 @@ def test_greedy_rows_that_are_not_scored_take_no_sums(monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(scores.logprobs, drawn.sampled)
 
 
-def test_draw_gives_the_models_own_logprobs_beside_the_sampled_ones():
+def test_draw_gives_model_logprobs_and_sampled_logprobs():
     s = replace(VARIANTS["everything"], min_tokens=0)
     n = 50
     edits = edits_of(s, n, PROMPT, COMPLETION, EOS)

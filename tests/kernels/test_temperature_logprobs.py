@@ -89,7 +89,7 @@ def test_a_row_without_filters_keeps_no_list_and_a_greedy_one_its_token(sampler:
 
 @pytest.mark.filterwarnings("error")
 @SAMPLERS
-def test_what_is_masked_is_not_kept_and_a_row_of_nan_stays_one(sampler: Sampler):
+def test_masked_ids_are_not_kept_and_a_row_of_nan_stays_nan(sampler: Sampler):
     x = np.tile(LOGITS, (3, 1))
     x[1] = np.nan
     edits = Edits(np.array([0, 2], np.int32), np.array([2, 6], np.int32), np.full(2, -np.inf, np.float32))
@@ -123,7 +123,7 @@ def test_at_temperature_one_and_zero_they_are_the_models_own_to_the_bit():
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_what_is_not_asked_for_is_not_there(temperature: float):
+def test_figures_not_asked_for_are_not_computed(temperature: float):
     p = parameters([Sampling(temperature=temperature, top_k=2)] * 2, [0.1, 0.9])
     drawn, _ = sampling.draw(mx.array(np.tile(LOGITS, (2, 1))), p, 0, False)
     assert (drawn.tempered, drawn.kept) == (None, None)

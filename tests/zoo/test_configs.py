@@ -27,7 +27,7 @@ def test_what_cannot_run_still_does_not(name: str):
         mx.eval(build(name, REFUSED[name] | {"model_type": name})(mx.array([[1, 2]])))
 
 
-def test_what_is_shared_defines_no_model():
+def test_a_shared_file_defines_no_model():
     for name in PARTS:
         source = (Path(mlx_lm.models.__path__[0]) / f"{name}.py").read_text(encoding="utf-8")
         assert "class Model(" not in source, name

@@ -26,12 +26,12 @@ def test_logprobs_are_those_of_transformers(name: str):
 
 
 @pytest.mark.parametrize("name", DIFFERENT if EVERY else ("glm",))
-def test_what_the_docs_say_differs_still_does(name: str):
+def test_architectures_that_the_docs_call_different_still_differ(name: str):
     assert against_transformers(name, DIFFERENT[name][0]) > TOLERANCE
 
 
 @pytest.mark.parametrize("name", NOT_LOADED if EVERY else ("gpt2",))
-def test_what_the_docs_say_is_not_loaded_still_is_not(name: str, tmp_path: Path):
+def test_architectures_that_the_docs_call_unloadable_still_are(name: str, tmp_path: Path):
     write_counterpart(name, tmp_path, NOT_LOADED[name][0])
     with pytest.raises(ModelError):
         loaded(tmp_path)

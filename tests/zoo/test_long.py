@@ -53,7 +53,7 @@ def test_who_runs_a_model_whose_logprobs_depend_on_its_calls_is_told(name: str, 
 
 
 @pytest.mark.parametrize("name", ROPES if EVERY else ROPED)
-def test_scaled_positions_are_each_row_s_own(name: str):
+def test_scaled_positions_count_from_each_rows_start(name: str):
     found, alone = entry(name), entry(name).alone
     assert found.about["way"] == ("exact" if name in BY_CALL else "padded"), found.about["reason"]
     together = generating(small(found.setup), alone)

@@ -68,7 +68,7 @@ def test_scores_are_those_of_one_call(name: str):
 
 
 @by_name
-def test_what_the_probes_do_not_take_is_wrong(name: str):
+def test_ways_that_the_probes_reject_are_wrong(name: str):
     found, setup = entry(name), entry(name).setup
     way = found.about["way"]
     taken = {

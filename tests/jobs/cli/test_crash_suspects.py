@@ -57,7 +57,7 @@ def test_a_death_that_does_not_repeat_costs_its_batch():
     assert suspects.orders["batch_halvings"] == {RUN: 1}
 
 
-def test_batches_are_not_halved_for_what_a_row_did():
+def test_batches_are_not_halved_because_of_one_row():
     suspects = Suspects()
     suspects.receive({"run": RUN, "frozen": False, "positions": 1000, "rows": [1, 2]})
     suspects.record_death(signal.SIGABRT)

@@ -110,7 +110,7 @@ def test_the_commands_in_its_head_stand_on_a_line_each():
     assert "# It runs as it is: mlx-bulk run FILE" in head
 
 
-def test_what_the_example_sets_says_its_default():
+def test_each_setting_of_the_example_names_its_default():
     assert "  # Most tokens to generate for a prompt. Default: 256.\n  max_tokens: 32\n" in config_text("generate")
     assert "One of auto, float32,\n  # float16, bfloat16.\n  dtype: auto\n" in config_text("generate")
 

@@ -96,7 +96,7 @@ def test_a_second_signal_ends_it_at_once(bench: Bench):
 
 
 @pytest.mark.slow
-def test_quiet_is_told_only_what_went_wrong(bench: Bench):
+def test_quiet_shows_only_errors(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), options=["--quiet"]) as child:
         code, said, _ = child.ended(signal.SIGINT)
     assert code == 130
@@ -150,7 +150,7 @@ def test_a_sweep_ends_in_its_second_cell_and_goes_on(bench: Bench):
 # ------------------------------------------------------------------------------------------------------- in this process
 
 
-def test_what_was_there_before_is_there_again():
+def test_earlier_signal_handlers_come_back():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     wakeup, handlers = signal.set_wakeup_fd(writing), [signal.getsignal(number) for number in signals.SIGNALS]

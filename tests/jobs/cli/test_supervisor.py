@@ -51,7 +51,7 @@ def nothing_piped_in(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 # ------------------------------------------------------------------------------------------------- without a model
 
 
-def test_the_exit_code_is_the_process_s(tmp_path: Path):
+def test_the_exit_code_is_that_of_the_process(tmp_path: Path):
     assert supervise(simulated(tmp_path, code=3)) == 3
     assert done(tmp_path) == set(range(16))
     assert starts(tmp_path) == [{"started": False, "suspect_groups": [], "fatal_rows": [], "batch_halvings": 0}]
@@ -85,7 +85,7 @@ def test_batches_that_are_too_large_are_halved_until_they_are_not(tmp_path: Path
     assert handler.messages[3].endswith("are halved from here on")
 
 
-def test_what_happens_once_costs_one_start(tmp_path: Path):
+def test_a_single_death_costs_one_start(tmp_path: Path):
     assert supervise(simulated(tmp_path, killers=[10], times=1, signal=int(signal.SIGKILL))) == 0
     assert done(tmp_path) == set(range(16))
     assert len(starts(tmp_path)) == 2
@@ -143,7 +143,7 @@ def test_a_process_that_may_have_read_stdin_is_not_started_again(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("piped_in")
-def test_a_process_that_reads_nothing_from_stdin_is_started_again_whatever_stands_there(tmp_path: Path):
+def test_a_process_that_does_not_read_stdin_restarts_whatever_stdin_holds(tmp_path: Path):
     assert supervise(simulated(tmp_path, idle=True, times=1)) == 0
     assert len(starts(tmp_path)) == 2
 

@@ -172,7 +172,7 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     assert (found.paired.matched, found.paired.only_a, found.paired.figures["same"]) == (committed, 5 - committed, committed)
 
 
-def test_figures_are_computed_anew_where_the_stored_ones_are_damaged(bench: Bench):
+def test_damaged_figures_are_computed_again(bench: Bench):
     a, b = bench.run().output, scored(bench, "b")
     stored = compare_runs(a, b, 10).statistics
     for run in (a, b):
@@ -245,7 +245,7 @@ def test_json_holds_everything_and_no_number_that_json_lacks(bench: Bench, other
         ("damaged", "its run.json cannot be read (it is damaged"),
     ],
 )
-def test_what_is_no_run_is_told_in_one_line(bench: Bench, name: str, reason: str):
+def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str, reason: str):
     run = bench.run().output
     (bench.root / "empty").mkdir()
     (bench.root / "file").write_text("x")

@@ -50,6 +50,6 @@ def test_answers_come_back_as_they_were(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("row", "empty"), [(0, (math.nan, False)), (2, "")])
-def test_a_failure_answers_what_lm_eval_is_given_for_it(tmp_path: Path, row: int, empty: object):
+def test_a_failed_request_gives_lm_eval_its_empty_answer(tmp_path: Path, row: int, empty: object):
     write(tmp_path, Layout(3, 4), {}, failed=row)
     assert repr(kept_answers(tmp_path, KINDS)) == repr({row: empty})

@@ -61,7 +61,7 @@ def test_a_text_that_is_scored_as_a_whole_has_no_prompt():
         Task([Instance("loglikelihood", ("The king is", text), repeats=2) for text in (" dead", " well")]),
     ],
 )
-def test_what_may_change_an_answer_changes_the_hash(changed: Task):
+def test_all_that_may_change_an_answer_changes_the_hash(changed: Task):
     assert digests(t=choices(" dead", " well")) == digests(t=choices(" dead", " well"))
     assert digests(t=changed) != digests(t=choices(" dead", " well"))
 

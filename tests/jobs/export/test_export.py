@@ -77,7 +77,7 @@ def read_by(reader: str, kind: str, path: Path, cache: Path) -> list[Record]:
 
 @pytest.mark.parametrize("reader", ["datasets", "polars", "duckdb"])
 @pytest.mark.parametrize("kind", SIDES)
-def test_others_read_what_the_run_holds(generated: Done, tmp_path: Path, kind: str, reader: str):
+def test_other_programs_read_the_exported_records(generated: Done, tmp_path: Path, kind: str, reader: str):
     path = tmp_path / f"out.{kind}"
     export(generated.output, kind, path)
     read = read_by(reader, kind, path, tmp_path)
@@ -135,7 +135,7 @@ def test_a_file_leaves_the_failures_out_and_says_so(generated: Done, tmp_path: P
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["er.parquet"]
 
 
-def test_a_link_stays_and_what_it_leads_to_is_replaced(generated: Done, tmp_path: Path):
+def test_a_link_stays_and_its_target_is_replaced(generated: Done, tmp_path: Path):
     file, link, folder = tmp_path / "disk" / "out.jsonl", tmp_path / "link.jsonl", tmp_path / "folder"
     file.parent.mkdir()
     folder.mkdir()
@@ -181,7 +181,7 @@ def test_an_export_is_the_same_bytes_each_time(generated: Done, tmp_path: Path):
     assert [len(found) for found in digests.values()] == [1, 1, 1]
 
 
-def test_what_is_there_is_replaced_only_when_asked_for(generated: Done, scored: dict[str, Done], tmp_path: Path):
+def test_existing_files_are_replaced_only_on_request(generated: Done, scored: dict[str, Done], tmp_path: Path):
     mine = tmp_path / "mine.jsonl"
     mine.write_text("precious")
     refused = export(generated.output, "jsonl", mine, code=2)
@@ -277,7 +277,7 @@ def test_a_run_without_records(bench: Bench, tmp_path: Path):
     assert "has no records to export" in export(done.output, "csv", tmp_path / "out.csv", code=5).stderr
 
 
-def test_what_is_no_run(tmp_path: Path):
+def test_a_folder_that_is_no_run(tmp_path: Path):
     assert "is not a run directory: it holds no run.json" in export(tmp_path, "csv", tmp_path / "x" / "out.csv", code=5).stderr
 
 

@@ -162,7 +162,7 @@ def test_nothing_goes_to_a_public_dataset_unless_it_is_meant_to(done: Done):
     assert not Hub.datasets["someone/new"].private
 
 
-def test_what_the_hub_refuses_is_said_in_one_line(done: Done, monkeypatch: pytest.MonkeyPatch):
+def test_a_refusal_of_the_hub_gives_one_line(done: Done, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Hub, "refuses", HfHubHTTPError("401 Client Error\nmore", response=ANSWER))
     result = export(done.output, "parquet", TO, code=5)
     assert result.stderr == (

@@ -30,7 +30,7 @@ def parsed(array: pa.Array) -> list[Any]:
 
 @settings(deadline=None)  # a shared machine is slow at times
 @given(st.lists(VALUES, max_size=6), st.integers(0, 3))
-def test_a_parser_gives_back_what_was_there(values: list[Any], start: int):
+def test_parsing_gives_back_the_values(values: list[Any], start: int):
     array = pa.array(values, NESTED).slice(start)
     assert pa.array(parsed(array), NESTED).equals(array)  # float32 again: the texts are its shortest
 
@@ -62,7 +62,7 @@ def test_a_value_of_each_type(value: Any, kind: pa.DataType, text: str):
     assert json_texts(pa.array([value, None], kind)).to_pylist() == [text, "null"]
 
 
-def test_what_stands_behind_a_null_list_is_left_out():
+def test_values_under_a_null_list_are_left_out():
     lists = pa.ListArray.from_arrays(pa.array([0, 2, 3]), pa.array([1, 2, 3]), mask=pa.array([True, False]))
     assert json_texts(lists).to_pylist() == ["null", "[3]"]
 

@@ -98,7 +98,7 @@ def test_without_logprobs_no_tokenizer_is_needed(bench: Bench, tmp_path: Path, p
     assert {choice["logprobs"] for line in lines(done, tmp_path / "out.jsonl") for choice in line["response"]["body"]["choices"]} == {None}
 
 
-def test_a_tokenizer_that_is_gone_or_another_is_said(bench: Bench, tmp_path: Path):
+def test_a_missing_or_changed_tokenizer_is_reported(bench: Bench, tmp_path: Path):
     model = shutil.copytree(bench.model, bench.root / "moved")
     done = bench.run(model={"path": str(model)})
     tokenizer = json.loads((model / "tokenizer_config.json").read_text())

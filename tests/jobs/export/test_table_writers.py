@@ -74,7 +74,7 @@ def test_jsonl_is_an_object_a_line():
 
 
 @pytest.mark.parametrize("write", [write_jsonl, write_csv])
-def test_numbers_that_json_does_not_know_are_said(write: Write):
+def test_nan_and_infinity_in_json_are_reported(write: Write):
     batch = pa.record_batch({"logprobs": pa.array([[float("-inf"), float("nan"), -1.0]], pa.list_(pa.float32()))})
     content, notes = written(write, batch)
     assert b"[null,null,-1.0]" in content

@@ -136,7 +136,7 @@ def test_verifiers_has_a_turns_tokens():
 
 
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_what_a_run_does_not_have_is_left_out(kind: str):
+def test_missing_figures_are_left_out(kind: str):
     batch = pa.RecordBatch.from_pylist(RECORDS, SCHEMA).drop_columns(["reward", "advantage", "ref_tempered_logprobs"])
     found = TRAINERS[kind](batch, EOS)
     assert not {"reward", "advantage", "rm_scores", "advantages", "ref_log_prob", "ref_logprobs"} & found.keys()

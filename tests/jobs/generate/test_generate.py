@@ -116,7 +116,7 @@ def test_counts_and_ends(done: Done):
         assert record["prompt_ids"][0] == BOS
 
 
-def test_logprobs_of_prompt_and_completion_are_the_model_s(done: Done, truths: list[NDArray[np.float64]]):
+def test_logprobs_of_prompt_and_completion_are_those_of_the_model(done: Done, truths: list[NDArray[np.float64]]):
     for record, truth in zip(done.records, truths, strict=True):
         ids = record["prompt_ids"] + record["completion_ids"]
         expected = truth[np.arange(len(ids) - 1), ids[1:]]

@@ -97,7 +97,7 @@ def test_samples_of_one_prompt_differ_and_a_seed_repeats_them(model: Path):
 
 
 @oracle
-def test_answers_go_to_lm_eval_s_cache_as_they_come(model: Path):
+def test_answers_go_to_the_cache_of_lm_eval_as_they_come(model: Path):
     ours, kept = lm(model), list[tuple[str, Any, Any]]()
 
     class Hook:

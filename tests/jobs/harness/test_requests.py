@@ -34,7 +34,7 @@ def test_a_passage_scores_the_continuation_and_loses_its_beginning_where_it_is_t
     assert (least.ids.tolist(), least.positions.tolist()) == ([3, 4, 5], [1, 2])
 
 
-def test_what_cannot_be_scored_says_so(cuts: ModuleType):
+def test_rows_that_cannot_be_scored_name_the_reason(cuts: ModuleType):
     with pytest.raises(DataError, match="no tokens of its own"):
         cuts.passage([1], [], 4)
     with pytest.raises(DataError, match=r"5 tokens at once; max_length is 4"):
@@ -85,11 +85,11 @@ def test_lengths_have_their_aliases_and_prompts_lose_their_beginning(cuts: Modul
         ({"max_gen_toks": 8, "max_length": 5}, "5 tokens leaves no room"),
     ],
 )
-def test_what_is_not_served_is_named(gen_kwargs: dict[str, Any], message: str):
+def test_unserved_settings_are_named(gen_kwargs: dict[str, Any], message: str):
     with pytest.raises(DataError, match=message):
         asked(gen_kwargs)
 
 
-def test_text_ends_before_the_first_stop_string_and_begins_behind_the_thinking(cuts: ModuleType):
+def test_text_lies_between_the_thinking_and_the_first_stop_string(cuts: ModuleType):
     assert cuts.postprocess("a b\nc", ["\n", "</s>"], None) == "a b"
     assert cuts.postprocess("let me\nsee</think>  4\n5", ["\n"], "</think>") == "4"

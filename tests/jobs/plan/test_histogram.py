@@ -17,7 +17,7 @@ def test_a_chart_as_it_looks():
     ]
 
 
-def test_what_is_much_longer_than_all_else_is_one_bar():
+def test_outliers_share_one_bar():
     lines = text_histogram([*range(100, 200)] * 10 + [90_000], 60)
     assert len(lines) <= BINS + 2
     assert lines[-1].split(" ")[-1] == "1"

@@ -26,7 +26,7 @@ def rows_file(folder: Path, *names: str) -> str:
     return str(path)
 
 
-def test_rows_of_paths_that_end_alike_differ(bench: Bench):
+def test_rows_of_paths_with_the_same_end_differ(bench: Bench):
     deep = ["a_folder_with_quite_a_long_name"] * 3
     paths = [rows_file(bench.root, which, *deep, "rows.jsonl") for which in ("one", "two")]
     head, first, second, _ = planned(bench, {"data.path": paths, "sampling.n": [1]})
@@ -41,5 +41,5 @@ def test_two_keys_that_end_alike_are_told_apart(bench: Bench):
     assert head.split()[:2] == ["data.path", "model.path"]
 
 
-def test_a_cell_of_bad_rows_alone_is_said_by_the_exit_code(bench: Bench):
+def test_a_cell_with_only_bad_rows_sets_the_exit_code(bench: Bench):
     planned(bench, {"prompt.text": ["{{ q }}", "{{ q.gone.far }}"]}, code=3)

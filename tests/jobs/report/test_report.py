@@ -111,7 +111,7 @@ def test_scores_of_texts_and_of_choices(bench: Bench):
 # --------------------------------------------------------------------------------------------------------- text is text
 
 
-def test_what_others_wrote_stays_text(bench: Bench):
+def test_text_of_others_stays_text(bench: Bench):
     rows: list[Record] = [{"id": HOSTILE, "q": HOSTILE, "\u2028<b>": HOSTILE}, {"id": "b", "q": None, "\u2028<b>": "x"}]
     done = bench.run(rows=rows, data={"key": "id"}, prompt={"text": "{{ q }}"})
     page = reported(done.output)
@@ -244,7 +244,7 @@ def test_a_page_that_an_earlier_start_left_is_drawn_again(bench: Bench, monkeypa
         ("import sys; sys.stdin.read(); import threading; threading.Event().wait()", "the charts were not drawn within 1 s"),
     ],
 )
-def test_what_hinders_it_hinders_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
+def test_a_failed_report_fails_no_run(bench: Bench, monkeypatch: pytest.MonkeyPatch, code: str, why: str):
     monkeypatch.setattr(svg, "_DRAW", code)
     monkeypatch.setattr(svg, "SECONDS", 1.0 if "threading" in code else 60.0)
     done = bench.run()
@@ -281,7 +281,7 @@ def test_where_it_goes(bench: Bench):
 
 
 @pytest.mark.parametrize("name", ["gone", "empty"])
-def test_what_is_no_run_is_told_in_one_line(bench: Bench, name: str):
+def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str):
     (bench.root / "empty").mkdir()
     result = CliRunner().invoke(cli, ["report", str(bench.root / name)])
     assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (5, "", 1)

@@ -50,7 +50,7 @@ def test_quantiles_of_integers_are_exact(values: list[int], share: float):
     assert bins.quantile(share) == np.quantile(values, share, method="inverted_cdf")
 
 
-def test_what_is_infinite_is_counted_apart():
+def test_infinite_values_are_counted_separately():
     bins = Bins(0.0, 0.1, 10.0)
     bins.add(np.array([1.0, np.inf, np.nan, -np.inf, 3.0]))
     assert (bins.count, bins.infinite, bins.mean) == (2, 3, 2.0)
@@ -88,7 +88,7 @@ def test_few_values_have_a_bar_each():
     assert (bar.value, bar.count, bar.start) == (0.0, 7, -bar.end)
 
 
-def test_many_values_and_those_far_apart_have_none():
+def test_many_or_distant_values_have_no_bars_of_their_own():
     for values in (np.arange(17.0), np.array([0.0, 1.0, 17.0])):
         bins = Bins(0.0, 1.0, 1 << 20, whole=True)
         bins.add(values)

@@ -101,7 +101,7 @@ def test_a_surplus_answer_means_a_dead_worker(tmp_path: Path, line: str):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="finds the pipes in /proc")
-def test_an_answer_that_comes_late_is_nobody_elses(tmp_path: Path):
+def test_a_late_answer_goes_to_no_other_group(tmp_path: Path):
     """A child writes after its parent has answered, when another function may wait for its own answer."""
     late = "global JUNK\nJUNK = b'17\\n'\nthreading.Thread(target=lambda: (time.sleep(len(completions) / 50), pipes())).start()"
     _innocent(_rated(tmp_path, late, groups=12))

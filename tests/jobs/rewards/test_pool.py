@@ -15,7 +15,7 @@ from ..support.reward_ratings import PAIR, named, rated, written
 SOON = 0.5  # seconds, of functions that never answer
 
 
-def test_functions_get_what_trl_gives_them(tmp_path: Path):
+def test_functions_get_the_arguments_of_trl(tmp_path: Path):
     file = written(
         tmp_path,
         """
@@ -51,7 +51,7 @@ def test_functions_get_what_trl_gives_them(tmp_path: Path):
     assert list(found.rewards.values()) == [[1.0, 0.0], [1.0, 0.0], [2.0, 2.0], [0.5, None], [2.0, 3.0]]
 
 
-def test_columns_with_the_names_of_what_is_given_are_left_out(tmp_path: Path):
+def test_columns_named_like_other_arguments_are_left_out(tmp_path: Path):
     file = written(tmp_path, "def f(prompts, completions, completion_ids, **columns): return [len(columns), 'x' in columns]")
     group = Group("p", ["a", "b"], [[1], [2]], {"prompt": 1, "completion": 2, "prompts": 3, "trainer_state": 4, "x": 5})
     assert rated(named(f"{file}:f"), group).rewards == {"f": [1.0, 1.0]}
@@ -75,7 +75,7 @@ def test_columns_with_the_names_of_what_is_given_are_left_out(tmp_path: Path):
         ("raise ValueError(chr(0xd800))", [None, None], ["exception: ValueError: \\ud800 (rewards.py, line 3)"] * 2),
     ],
 )
-def test_what_goes_wrong_is_null_with_its_reason_and_the_others_go_on(
+def test_a_failed_reward_is_null_with_its_reason_and_the_others_go_on(
     tmp_path: Path, body: str, rewards: list[float | None], said: list[str | None]
 ):
     file = written(
@@ -199,7 +199,7 @@ class Heard(logging.Handler):
             self.all.set()
 
 
-def test_what_functions_print_goes_into_the_log_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture):
+def test_prints_of_functions_go_into_the_log_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture):
     file = written(tmp_path, "import os\ndef f(completions):\n    print('said'); os.system('echo by a child'); return [1, 1]")
     heard = Heard("said", "by a child")
     with caplog.at_level("DEBUG", "mlx_bulk"):

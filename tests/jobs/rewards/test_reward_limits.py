@@ -88,7 +88,7 @@ def _rates(folder: Path, on_error: object, *rights: bool) -> int:
     return done
 
 
-def test_a_failure_leaves_rewards_out_where_nothing_else_is_said(tmp_path: Path):
+def test_a_failure_leaves_rewards_out_by_default(tmp_path: Path):
     assert _rates(tmp_path, None, *[False] * 25) == 25
 
 

@@ -38,7 +38,7 @@ def test_a_number_of_python_is_a_reward_in_whatever_holds_them_in_order(tmp_path
         ("return [1j, 1j]", "type: complex 1j among the rewards; expected a number or None"),
     ],
 )
-def test_what_is_no_number_in_order_is_refused(tmp_path: Path, body: str, said: str):
+def test_rewards_of_a_wrong_type_or_number_are_refused(tmp_path: Path, body: str, said: str):
     found = rated(named(f"{written(tmp_path, f'{NAMED}def f(completions):{chr(10)}    {body}')}:f"))
     assert (found.rewards, found.errors) == ({"f": [None, None]}, {"f": [said] * 2})
 

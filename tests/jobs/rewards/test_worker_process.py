@@ -83,7 +83,7 @@ def test_closing_does_not_wait_for_another_try_to_start(tmp_path: Path, monkeypa
     assert not waiting.done()
 
 
-def test_closing_waits_for_nobody_and_leaves_no_process(tmp_path: Path):
+def test_closing_does_not_wait_and_leaves_no_process(tmp_path: Path):
     """The function and its child hold a pipe open; its end is read when both are gone."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -120,7 +120,7 @@ def test_closing_waits_for_nobody_and_leaves_no_process(tmp_path: Path):
         "subprocess.Popen(['sleep', '600'], pass_fds=[end]); sys.exit()",
     ],
 )
-def test_what_hangs_ends_with_the_process_of_the_run(tmp_path: Path, hangs: str):
+def test_a_hanging_function_ends_with_the_run(tmp_path: Path, hangs: str):
     """The function, and what it started, hold a pipe open; its end is read when all are gone."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -155,7 +155,7 @@ time.sleep(600)
                 os.killpg(group, signal.SIGKILL)
 
 
-def test_a_function_that_waits_for_all_its_children_is_not_held_up(tmp_path: Path):
+def test_a_function_can_wait_for_all_its_children(tmp_path: Path):
     source = """
     import os
 

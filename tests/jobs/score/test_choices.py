@@ -32,7 +32,7 @@ def test_choices_can_be_the_json_text_of_a_list() -> None:
         (["a", 3], "'answers' holds 3 among the choices"),
     ],
 )
-def test_what_is_no_list_of_strings_costs_the_row(value: Any, said: str) -> None:
+def test_a_value_that_is_no_list_of_strings_fails_the_row(value: Any, said: str) -> None:
     with pytest.raises(RowError, match=said):
         read_choices({"answers": value}, "answers")
 
@@ -93,6 +93,6 @@ def test_digits_that_are_one_choices_text_and_anothers_index_cost_the_row() -> N
 
 
 @pytest.mark.parametrize(("template", "index"), [("{{ answer | int }}", 1), ("{{ choices.index(answer) }}", 0)])
-def test_what_the_message_advises_works(template: str, index: int) -> None:
+def test_the_advice_of_the_message_works(template: str, index: int) -> None:
     row = {"answer": "1", "choices": list(SUMS)}
     assert label_index(compile_label(template, list(row))(row), SUMS) == index

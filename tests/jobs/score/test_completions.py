@@ -40,7 +40,7 @@ def test_white_space_moves_to_the_completion(prompt: str, completion: str, befor
     assert tokens.scored_bytes == tokens.bytes == len(asked.encode())
 
 
-def test_text_behind_which_a_tokenizer_puts_a_token() -> None:
+def test_text_after_which_a_tokenizer_adds_a_token() -> None:
     from tokenizers import processors
 
     backend = trimming()._hf.backend_tokenizer  # pyright: ignore[reportPrivateUsage]
@@ -62,7 +62,7 @@ def test_a_chat_prompt_gets_no_special_tokens_beside_its_own() -> None:
     assert bare.parts == ["\nHi"]  # the line end behind "assistant" moves too
 
 
-def test_an_empty_prompt_is_scored_behind_the_prefix() -> None:
+def test_an_empty_prompt_is_scored_after_the_prefix() -> None:
     for prompt, asked in (("", "The king"), (" \n", " \nThe king")):
         encoded = CompletionEncoder(demo(), BOS, None, "error").encode(ROW, Text(prompt), ["The king"])
         tokens = encoded.completions[0]
@@ -88,7 +88,7 @@ def test_an_empty_completion_is_an_error(prompt: str) -> None:
         made(prompt, "is", "")
 
 
-def test_tokens_joined_across_the_border_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_joined_across_the_border_give_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(logging.getLogger("mlx_bulk"), "warning", lambda text, *values: said.append(text % values))
     encoder = CompletionEncoder(demo(), BOS, None, "error")
@@ -144,7 +144,7 @@ def test_a_completion_that_is_longer_than_the_context_is_never_cut(too_long: str
         made(PROMPT, COMPLETION, context=N - 1, too_long=too_long)
 
 
-def test_completions_of_one_prompt_stand_behind_the_same_tokens() -> None:
+def test_completions_of_one_prompt_follow_the_same_tokens() -> None:
     short, long = made(PROMPT, " is", " is in the town and", context=8, too_long="truncate_left")
     assert len(long.ids) == 9
     assert short.ids[~short.scored].tolist() == long.ids[~long.scored].tolist()

@@ -20,7 +20,7 @@ from ..support.score_truth import DOCUMENTS, LONG, PROMPT, assert_close, documen
 
 @pytest.mark.parametrize("context", ["auto", 7, 1])
 @pytest.mark.parametrize("prefix", ["bos", "none"])
-def test_documents_are_what_naive_forwards_say(bench: Bench, network: Any, context: int | str, prefix: str) -> None:
+def test_documents_have_the_logprobs_of_naive_forwards(bench: Bench, network: Any, context: int | str, prefix: str) -> None:
     done = documents(bench, DOCUMENTS, {"context": context, "prefix": prefix})
     assert done.code == 0
     width = CONTEXT if context == "auto" else int(context)
@@ -84,7 +84,7 @@ def test_gemma_gets_bos_before_every_window(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_eos_in_a_gemmas_place_of_bos_stands_before_the_first_window_alone(tmp_path: Path, network: Any) -> None:
+def test_eos_in_place_of_bos_comes_before_the_first_window_alone(tmp_path: Path, network: Any) -> None:
     gemma = write_checkpoint(tmp_path / "gemma", {**LLAMA, "model_type": "gemma", "tie_word_embeddings": True})
     bench = Bench(tmp_path, without_bos(gemma, tmp_path / "bare"))
     score = {"context": 12, "prefix": "bos_or_eos"}
@@ -95,7 +95,7 @@ def test_eos_in_a_gemmas_place_of_bos_stands_before_the_first_window_alone(tmp_p
     assert found == plain != every
 
 
-def test_eos_stands_before_the_first_token_of_a_model_without_bos(bench: Bench, tmp_path: Path, network: Any) -> None:
+def test_eos_comes_before_the_first_token_without_bos(bench: Bench, tmp_path: Path, network: Any) -> None:
     bare = without_bos(bench.model, tmp_path / "bare")
     done = documents(Bench(tmp_path, bare), ["The king is"], {"prefix": "bos_or_eos"})
     ids = [EOS, *demo().encode_text("The king is").ids.tolist()]
@@ -103,7 +103,7 @@ def test_eos_stands_before_the_first_token_of_a_model_without_bos(bench: Bench, 
     assert_close(done.records[0]["token_logprobs"], naive(network, ids, CONTEXT))
 
 
-def test_a_first_token_that_is_not_scored_is_said(bench: Bench, tmp_path: Path) -> None:
+def test_a_warning_tells_of_unscored_first_tokens(bench: Bench, tmp_path: Path) -> None:
     bare = Bench(tmp_path, without_bos(bench.model, tmp_path / "bare"))
     done = bare.score(rows=[{"t": "The king"}], score={"text": "{{ t }}"})
     assert "the first token of each document is not scored (prefix: bos_or_eos puts EOS there)" in done.stderr
@@ -163,7 +163,7 @@ def test_a_template_without_a_column_is_warned_of_once_or_refused(bench: Bench) 
     assert (done.code, "the same text" in done.stderr) == (0, False)
 
 
-def test_another_tokenizer_is_refused_and_its_difference_said(bench: Bench, tmp_path: Path) -> None:
+def test_another_tokenizer_is_refused_with_its_difference(bench: Bench, tmp_path: Path) -> None:
     other = tmp_path / "other"
     without_bos(bench.model, other)
     done = documents(bench, ["a"], {"reference": str(other)})
@@ -188,7 +188,7 @@ def test_another_tokenizer_is_refused_and_its_difference_said(bench: Bench, tmp_
         ({"score": {"text": "{{ t }}", "group_by": "x"}}, "score.group_by: no row has a column 'x'"),
     ],
 )
-def test_what_does_not_fit_model_or_rows_is_said_before_anything_runs(bench: Bench, sections: dict[str, Any], said: str) -> None:
+def test_settings_that_do_not_fit_are_refused_before_anything_runs(bench: Bench, sections: dict[str, Any], said: str) -> None:
     done = bench.score("-q", rows=[{"t": "a"}], **sections)
     assert done.code in (2, 5)
     assert said in done.stderr

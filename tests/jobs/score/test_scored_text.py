@@ -33,7 +33,7 @@ def counts(tokens: ScoredText) -> tuple[int, int, int, int]:
         (" a\n", 3, (3, 3, 3, 3)),  # the pieces around white space count, as in lm-eval
     ],
 )
-def test_a_document_behind_bos(text: str, ids: int, expected: tuple[int, int, int, int]) -> None:
+def test_a_document_after_bos(text: str, ids: int, expected: tuple[int, int, int, int]) -> None:
     tokens = encode_document(text, demo(), BOS)
     assert (len(tokens.ids), tokens.ids[0], tokens.offsets[0]) == (ids, BOS, 0)
     assert tokens.scored.tolist() == [False] + [True] * (ids - 1)
@@ -83,7 +83,7 @@ def test_a_chat_that_fits_to_the_token_is_not_cut() -> None:
 
 
 @pytest.mark.parametrize("too_long", ["error", "truncate_left", "truncate_right"])
-def test_what_stands_behind_the_last_turn_takes_no_context(too_long: str) -> None:
+def test_text_after_the_last_turn_takes_no_context(too_long: str) -> None:
     turns = demo().encode_turns([*CHAT[:2], {"role": "user", "content": "Go on. " * 100}])
     end = turns.tokens[-1][1]
     tokens = fit_chat(turns, BOS, end - 1, too_long)

@@ -33,7 +33,7 @@ def test_ten_tokens_in_a_context_of_four() -> None:
 
 
 @given(SIZES, CONTEXTS, BOS)
-def test_rolling_scores_each_token_once_behind_one_token_or_a_full_context(ids: int, context: int, bos: int) -> None:
+def test_rolling_windows_score_each_token_once_after_one_token_or_a_full_context(ids: int, context: int, bos: int) -> None:
     windows = list(rolling(ids, context, bos))
     assert_each_once(windows, ids)
     for window in windows:

@@ -203,7 +203,7 @@ def test_the_end_of_a_run_says_it_in_a_few_lines(tmp_path: Path):
     assert (first.split()[:2], second.split()[:2]) == (["0", "2"], ["12", "1"])
 
 
-def test_of_many_policy_versions_the_first_and_the_newest_are_said(tmp_path: Path):
+def test_of_many_policies_the_first_and_the_newest_are_shown(tmp_path: Path):
     text = rollout_closing(written(tmp_path / "run", [group(version, (1.0, 0.0), (0.0, 0.0)) for version in range(30)]))
     shown = [line.split()[0] for line in text.splitlines()[6:]]
     assert shown == ["0", "…", *map(str, range(19, 30))]

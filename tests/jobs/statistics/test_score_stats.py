@@ -95,7 +95,7 @@ def test_completions_tell_how_many_the_model_would_have_chosen(tmp_path: Path):
 # -------------------------------------------------------------------------------------------------------------- groups
 
 
-def test_groups_stand_behind_all_by_first_appearance(tmp_path: Path):
+def test_groups_follow_the_total_in_order_of_appearance(tmp_path: Path):
     names = ["b", None, "a", "b", "all", None, "b"]
     records = [document([-float(i + 1)], group=name) for i, name in enumerate(names)]
     table = measured(tmp_path / "run", "text", records, group_by="subject")

@@ -68,7 +68,7 @@ def test_one_document_against_a_reference_gives_tokenwise_errors(tmp_path: Path)
     )
 
 
-def test_what_is_not_in_the_figures_is_said(tmp_path: Path):
+def test_records_outside_the_figures_are_reported(tmp_path: Path):
     records = [
         document([-1, -math.inf], "abc", scored_bytes=1),
         document([-2], truncated=True),

@@ -36,7 +36,7 @@ def test_a_sweep_is_told_by_its_cells(bench: Bench):
     assert (other["name"], other["status"]) == (left, None)
 
 
-def test_a_damaged_list_of_cells_is_said(bench: Bench):
+def test_a_damaged_list_of_cells_is_reported(bench: Bench):
     (bench.root / "sweep").mkdir()
     (bench.root / "sweep/sweep.json").write_text("{")
     result = CliRunner().invoke(cli, ["status", str(bench.root / "sweep")])

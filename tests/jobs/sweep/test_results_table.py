@@ -115,7 +115,7 @@ def test_contexts_that_models_bring_are_shown_where_they_differ(bench: Bench, mo
     assert block(explicit)[0].split().count("context") == 0  # it is a setting: by its whole key
 
 
-def test_what_a_reference_says_stands_before_what_follows_from_perplexity(bench: Bench):
+def test_reference_columns_come_before_perplexity(bench: Bench):
     heading, alone, beside, *_ = block(run(bench, base=scoring(bench), matrix={"score.reference": [None, "demo"]}))
     assert heading.index("token ppl") < heading.index("mean KL, nats") < heading.index("perplexity ratio")
     assert len(alone.split(" ± ")) < len(beside.split(" ± "))

@@ -145,7 +145,7 @@ def test_a_volume_that_stays_full_costs_no_model_load(bench: Bench, monkeypatch:
     )
 
 
-def test_what_overwrite_removes_of_a_run_that_is_not_complete_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_overwrite_of_an_unfinished_run_tells_what_it_removes(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         signal_with_an_outcome(patch, nth=2)
         assert bench.run(**ONE_BY_ONE).code == 130

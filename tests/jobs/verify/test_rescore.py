@@ -154,7 +154,7 @@ def test_a_replay_notices_other_weights(bench: Bench, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("how", ["--rescore", "--replay"])
-def test_only_completions_are_scored_anew(bench: Bench, how: str):
+def test_only_completions_are_scored_again(bench: Bench, how: str):
     assert bench.score(rows=[{"q": "a b c"}], score={"text": "{{ q }}"}).code == 0
     result = verify(bench.root / "run", how)
     assert result.exit_code == 5
@@ -192,7 +192,7 @@ def test_the_sums_in_closed_form():
 
 
 @pytest.mark.parametrize("other", [np.nan, -np.inf])
-def test_a_logprob_that_is_none_differs_without_bound(other: float):
+def test_a_logprob_of_nan_differs_without_bound(other: float):
     found = LogprobComparison("rescored", float32=True)
     found.add("0-a", "logprobs", np.array([-1.0, -2.0], np.float32), np.array([-1.0, other], np.float32))
     assert not found.passed

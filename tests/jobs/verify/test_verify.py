@@ -116,7 +116,7 @@ def test_a_sweep_is_no_run(bench: Bench):
     assert (result.exit_code, "is a sweep. Its cells are runs: verify the folders in it one by one." in result.stderr) == (5, True)
 
 
-def test_what_is_no_run(bench: Bench):
+def test_a_folder_that_is_no_run(bench: Bench):
     result = verify(bench.root / "run")
     assert (result.exit_code, result.stdout) == (5, "")
     assert (

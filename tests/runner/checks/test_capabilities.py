@@ -109,7 +109,7 @@ def test_a_fault_of_padded_batches_is_seen(monkeypatch: pytest.MonkeyPatch, name
     assert found.reason.startswith("padded batches of a small random twin change logprobs by ")
 
 
-def test_what_acts_beyond_a_window_is_not_seen_in_short_rows_on_the_weights(monkeypatch: pytest.MonkeyPatch):
+def test_faults_beyond_a_window_do_not_show_in_short_rows(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gemma3_text, "create_attention_mask", beyond_the_window)
     network = gemma3_text.Model(gemma3_text.ModelArgs.from_dict(GEMMA))
     assert probe(network, tiny.VOCABULARY).way == "padded"
@@ -127,7 +127,7 @@ class Half(llama.Model):
         return logits * (1 + inputs.shape[0]) if logits.dtype != mx.float32 else logits
 
 
-def test_what_the_twin_does_right_is_still_tried_on_the_weights():
+def test_a_right_twin_is_still_confirmed_on_the_weights():
     network = Half(llama.ModelArgs.from_dict(LLAMA))
     network.set_dtype(mx.bfloat16)
     assert try_twin(twin(network, LLAMA)).way == "padded"
@@ -215,7 +215,7 @@ def test_another_source_of_ours_has_another_twin(built: list[int], monkeypatch: 
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b'{"way": "padded"}', None])
-def test_a_damaged_memory_is_none(built: list[int], folder: Path, damage: bytes | None):
+def test_a_damaged_memory_counts_as_missing(built: list[int], folder: Path, damage: bytes | None):
     first = capabilities_of(of(LLAMA))
     (kept,) = folder.iterdir()
     kept.write_bytes(kept.read_bytes().replace(b'"padded"', b'"alone!"') if damage is None else damage)
@@ -271,7 +271,7 @@ def test_without_a_window_that_rows_can_pass_short_rows_show_all(monkeypatch: py
     assert (found.way, found.on) == ("padded", "weights")
 
 
-def test_what_crashes_beyond_its_window_runs_rows_of_one_length():
+def test_a_model_that_crashes_beyond_its_window_runs_rows_of_one_length():
     class Short(OneSize):
         def __call__(self, inputs: mx.array, *more: Any, **named: Any) -> mx.array:
             if inputs.shape[1] > 20:

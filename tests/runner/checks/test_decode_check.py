@@ -25,12 +25,12 @@ def difference(network: Network, way: Way, head: bool = True, chunked: bool = Tr
 
 
 @pytest.mark.parametrize("name", PADDED)
-def test_what_is_right_in_padded_batches_is_found_right(name: str):
+def test_models_right_in_padded_batches_are_found_right(name: str):
     assert difference(build(name), "padded") <= ALLOWED
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_is_right_in_batches_of_one_length_only_is_found_so(name: str):
+def test_models_right_only_in_batches_of_one_length_are_found(name: str):
     assert difference(build(name), "exact") <= ALLOWED
     if name == "gemma2":
         with pytest.raises(ValueError, match="broadcast"):

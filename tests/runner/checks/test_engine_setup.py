@@ -39,7 +39,7 @@ def test_a_reference_is_tried_too_and_both_keep_the_rows_that_fit_beside_each_ot
     assert about["reference"]["probe"]["scoring"]["shared"]
 
 
-def test_a_job_that_scores_no_prompt_tries_none_of_it(checkpoint: Path):
+def test_a_job_without_prompt_logprobs_tries_none_of_their_ways(checkpoint: Path):
     fitted = fit(loaded(checkpoint), BatchConfig(), LogprobOptions())
     setup, about = fitted.setup, fitted.about
     assert (setup.head, setup.features.right_padded, setup.features.shared_passages) == (None, False, False)
@@ -50,7 +50,7 @@ def _warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "sliding window" in record.getMessage()]
 
 
-def test_a_window_that_either_model_lacks_is_said_once(checkpoint: Path, caplog: pytest.LogCaptureFixture):
+def test_a_window_that_a_model_lacks_gives_one_warning(checkpoint: Path, caplog: pytest.LogCaptureFixture):
     fitted = fit(loaded(checkpoint), BatchConfig(), LogprobOptions(echo=True), loaded(checkpoint))
     setup, reference = fitted.setup, fitted.reference
     assert reference is not None

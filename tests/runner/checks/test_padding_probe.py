@@ -78,7 +78,7 @@ def test_a_model_that_is_wrong_in_any_batch_runs_rows_alone_and_is_right(share: 
     assert_decode_is_echo(network, prompts, outcomes)
 
 
-def test_what_a_device_rounds_by_is_not_taken_for_a_fault():
+def test_rounding_of_a_device_is_not_taken_for_a_fault():
     assert probe(Rounding(build("llama"), 1e-4), VOCABULARY).way == "padded"
     assert probe(Rounding(build("llama"), 1e-2), VOCABULARY).way == "alone"  # no rounding is as large
 
@@ -107,7 +107,7 @@ class Never:
 
 
 @pytest.mark.parametrize(("leak", "way"), [(False, "padded"), (True, "alone")])
-def test_what_can_never_be_is_so_in_a_batch(leak: bool, way: str):
+def test_tokens_of_probability_0_stay_so_in_a_batch(leak: bool, way: str):
     assert probe(Never(build("llama"), leak), VOCABULARY).way == way
 
 
@@ -119,6 +119,6 @@ def test_a_way_that_is_known_to_be_wrong_is_not_tried():
 
 
 @pytest.mark.parametrize("rows", [2, 3, 6, 16])
-def test_slots_are_independent_where_bits_do_not_depend_on_mates(rows: int):
+def test_slots_are_independent_where_bits_do_not_depend_on_other_rows(rows: int):
     assert slots_independent(build("llama"), VOCABULARY, rows)
     assert not slots_independent(Mixing(build("llama"), 1e-3), VOCABULARY, rows)

@@ -37,7 +37,7 @@ def tried(network: Any, window: int | None, way: Way, head: Head | None) -> str:
 
 @pytest.mark.parametrize("window", [WINDOW, None])
 @pytest.mark.parametrize("name", [*PADDED, *JOINED])
-def test_what_is_right_is_found_right(name: str, window: int | None):
+def test_a_right_model_is_found_right(name: str, window: int | None):
     assert why_not(build(name), window, "joined" if name in JOINED else "padded") == ""
 
 
@@ -139,7 +139,7 @@ def test_deterministic_mode_shares_nothing(checkpoint: Path):
     assert about["probe"]["prefixes"] == {"shared": False, "reason": "batch.deterministic"}
 
 
-def test_what_the_twin_or_the_weights_refuse_is_not_taken(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ways_that_twin_or_weights_refuse_are_not_taken(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
     model = loaded(checkpoint)
     assert capabilities_of(model).unshared == ""
     monkeypatch.setattr(engine_setup, "refused_by_weights", lambda *_: "they differ")

@@ -28,7 +28,7 @@ def test_a_rows_bytes_do_not_depend_on_the_order_of_rows(name: str):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
-def test_a_rows_bytes_do_not_depend_on_what_its_mates_contain(name: str):
+def test_a_rows_bytes_do_not_depend_on_other_rows(name: str):
     texts = prompts_of((12, 9, 12, 5, 7, 9, 30, 3))
     others = [t if i == 4 else [(x + 1) % VOCABULARY for x in t] for i, t in enumerate(texts)]
     others[2], others[5] = others[0], others[1]  # mates that are alike, too
@@ -51,7 +51,7 @@ def _texts(lengths: Sequence[int], seed: int) -> list[Ids]:
 
 
 @pytest.mark.parametrize("lengths", [(6,) * 5, (9, 8, 8, 8, 8, 8, 4), (40, 33, 33, 33, 33, 33, 12)])
-def test_a_row_at_the_border_of_a_batch_keeps_its_bytes_whatever_its_mates_contain(wide: Setup, lengths: Sequence[int]):
+def test_a_row_at_the_border_of_a_batch_keeps_its_bytes(wide: Setup, lengths: Sequence[int]):
     texts = _texts(lengths, 0)
     found = as_bytes(scored(wide, documents(texts)))
     for mine in range(len(lengths)):
@@ -60,7 +60,7 @@ def test_a_row_at_the_border_of_a_batch_keeps_its_bytes_whatever_its_mates_conta
             assert as_bytes(scored(wide, documents(mates)))[mine] == found[mine]
 
 
-def test_a_row_keeps_its_bytes_when_mates_come_and_go(wide: Setup):
+def test_a_row_keeps_its_bytes_when_others_come_and_go(wide: Setup):
     texts = _texts((33, 6, 33, 35, 33, 6, 34, 6), 0)
     found = as_bytes(scored(wide, documents(texts)))
     for kept in (range(1, 8), range(4), range(4, 8), [0], [5], [2, 0, 6, 5]):
@@ -81,7 +81,7 @@ def test_pads_and_dummies_are_no_work_done():
     assert (work.progress.prefilled, work.progress.padded) == (34, 4 * 18)
 
 
-def test_rows_that_can_not_be_padded_stand_with_those_of_their_length():
+def test_rows_without_padding_are_batched_by_length():
     network = Calls(build("llama"))
     of = setup_of(network, "exact", rows=2, static=True, head=None, right_padded=False)
     asked = documents(prompts_of((18, 17, 18, 18)))

@@ -147,7 +147,7 @@ ALL = Shortcuts(True, True, True, True)
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "lfm2"])
 @pytest.mark.parametrize("shown", [ALL, Shortcuts(False, True, False, False, ("said before",)), Shortcuts(True, False, False, True)])
-def test_what_a_twin_has_shown_is_confirmed_where_it_is_so(name: str, shown: Shortcuts):
+def test_a_verdict_of_a_twin_is_confirmed_on_the_weights(name: str, shown: Shortcuts):
     assert confirmed_for(build(name), shown) == shown
 
 
@@ -159,13 +159,13 @@ def test_what_a_twin_has_shown_is_confirmed_where_it_is_so(name: str, shown: Sho
         (OneRowOnTop, Shortcuts(False, True, False, True)),
     ],
 )
-def test_what_a_twin_has_shown_is_not_taken_where_the_weights_differ(fault: type[Around], expected: Shortcuts):
+def test_a_verdict_of_a_twin_is_dropped_where_the_weights_differ(fault: type[Around], expected: Shortcuts):
     found = confirmed_for(fault(build("llama")), ALL)
     assert replace(found, reasons=()) == expected
     assert found.reasons == found_for(fault(build("llama"))).reasons
 
 
-def test_what_a_twin_has_not_shown_is_not_taken():
+def test_a_way_that_no_twin_has_shown_is_not_taken():
     found = confirmed_for(HeadReadsTokens(build("llama")), Shortcuts(True, True, False, True, ("shared prefixes: said before",)))
     assert (found.head, found.right_padded, found.shared_passages) == (False, True, False)
     assert found.reasons[0] == "shared prefixes: said before"

@@ -59,7 +59,7 @@ def test_rows_need_not_be_long_to_pass_what_acts_on_long_ones():
 
 
 @pytest.mark.parametrize(("trained", "original", "expected"), [(131072, 4096, (512, 16)), (8192, 8192, (LONGEST, 16))])
-def test_scaled_rotations_begin_within_a_row_and_end_behind_it(trained: int, original: int, expected: tuple[int, int]):
+def test_a_shrunk_rope_scaling_begins_within_a_row(trained: int, original: int, expected: tuple[int, int]):
     config = {"max_position_embeddings": trained, "rope_scaling": {"original_max_position_embeddings": original, "factor": 32.0}}
     small = shrink_config(config, 2, 32)
     assert (small["max_position_embeddings"], small["rope_scaling"]["original_max_position_embeddings"]) == expected
@@ -72,7 +72,7 @@ def test_factors_of_rotated_dimensions_become_as_few_as_these():
     assert 2 * len(small["rope_scaling"]["long_factor"]) == small["hidden_size"] // small["num_attention_heads"]
 
 
-def test_what_is_unknown_or_no_size_stays():
+def test_unknown_values_and_those_that_are_no_sizes_stay():
     config = {"frobnicate_size": 4096, "norm_topk_prob": True, "rms_norm_eps": 1e-6, "model_type": "new", "num_experts": None}
     assert shrink_config(config, 2, 32) == config
     assert not shrinks("frobnicate_size")

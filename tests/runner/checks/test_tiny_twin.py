@@ -134,13 +134,13 @@ class Huge(llama.Model):
         (Huge, HugeArgs, {}, "67 million parameters are left of it"),
     ],
 )
-def test_what_has_no_twin_says_why(model: Any, settings: Any, more: dict[str, Any], reason: str):
+def test_a_model_without_a_twin_gives_the_reason(model: Any, settings: Any, more: dict[str, Any], reason: str):
     config = LLAMA | more
     with pytest.raises(NoTwin, match=reason):
         twin(model(settings.from_dict(config)), config)
 
 
-def test_something_that_is_no_network_has_none():
+def test_an_object_that_is_no_network_has_no_twin():
     with pytest.raises(NoTwin):
         twin(tiny.random_chain(8), LLAMA)
 

@@ -33,7 +33,7 @@ def test_saved_datasets_are_read(saved: Path) -> None:
         rows(str(saved / "both"), saved, "validation")
 
 
-def test_caches_beside_the_rows_are_not_read(saved: Path) -> None:
+def test_caches_in_a_saved_dataset_are_not_read(saved: Path) -> None:
     one = saved / "one"
     (one / "cache-0123.arrow").write_bytes((one / "data-00000-of-00001.arrow").read_bytes())
     assert rows(str(one), saved) == rows(str(one), saved, form="arrow") == ["a", "b", "c"]

@@ -200,7 +200,7 @@ def test_one_json_object_is_refused_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.arrow", "x.jsonl.gz", "x.jsonl.zst", "x.jsonl.bz2"])
-def test_files_that_are_not_what_they_are_called(tmp_path: Path, name: str) -> None:
+def test_files_whose_ending_is_wrong(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"this is none of these, but it is long enough to hold a header")
     with pytest.raises(DataError, match=f"{name}: cannot be read as"):
         scanned(tmp_path, tmp_path / name)

@@ -157,7 +157,7 @@ def test_the_engine_stops_between_steps_when_asked():
     ],
     ids=["greedy", "everything"],
 )
-def test_the_way_of_metal_and_cuda_is_the_cpu_s(monkeypatch: pytest.MonkeyPatch, sampling: Sampling):
+def test_the_way_of_metal_and_cuda_agrees_with_the_cpus(monkeypatch: pytest.MonkeyPatch, sampling: Sampling):
     """There the references in mx ops run whole; here they run on the CPU device, against NumPy's way through the same engine."""
     setup = setup_of(build("llama"), wanted=LogprobOptions(echo=True, top=3, stats=True))
     asked = [request(i, prompt, sampling, seeds=(1000 + i,)) for i, prompt in enumerate(prompts_of())]

@@ -96,7 +96,7 @@ def test_documents_are_scored_without_caches(name: str, static: bool, monkeypatc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_shared_prefix_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatch):
     (prefix,), behind = tiny.prompts_of((40,)), tiny.prompts_of((20, 26, 3, 1, 22, 30), seed=1)
     texts = documents([prefix + text for text in behind])
     truth = tiny_runs.scored(setup(name), texts)
@@ -109,7 +109,7 @@ def test_what_rows_begin_with_is_not_copied(name: str, monkeypatch: pytest.Monke
     assert set(seen) == {40}
 
 
-def test_what_comes_in_several_calls_has_caches(monkeypatch: pytest.MonkeyPatch):
+def test_rows_fed_in_several_calls_have_caches(monkeypatch: pytest.MonkeyPatch):
     texts = documents([text for text in TEXTS if len(text) >= 20])
     truth = tiny_runs.scored(setup("llama"), texts)
     network = kernel_models.put("llama")

@@ -52,7 +52,7 @@ def test_a_bound_smaller_than_any_chunk_still_makes_progress():
     assert [t for _, t in model.shapes] == [LEAST_CHUNK] * 5
 
 
-def test_with_the_head_apart_chunks_are_as_long_as_tokens_allow():
+def test_with_a_separate_head_chunks_are_as_long_as_tokens_allow():
     network = build("gemma3_text")
     prompts, head = prompts_of((41, 30)), Head(network)
     called: list[tuple[int, ...]] = []

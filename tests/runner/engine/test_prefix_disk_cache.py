@@ -77,7 +77,7 @@ def test_a_second_run_computes_less_and_says_the_same(name: str, tmp_path: Path)
     assert_same(generated(of(tmp_path, name).with_features(shared_prompts=False))[0], second)
 
 
-def test_one_prompt_alone_begins_with_what_an_earlier_run_has_left(tmp_path: Path):
+def test_one_prompt_alone_uses_a_prefix_of_an_earlier_run(tmp_path: Path):
     start, tails = prompts_of((100,))[0], prompts_of((5, 7, 9, 4), seed=3)
     rows = [request(i, start + tail, Sampling(max_tokens=4, temperature=0.0)) for i, tail in enumerate(tails)]
     assert generated(of(tmp_path), rows[:3])[1] == 100 + 4 + 6 + 8
@@ -89,7 +89,7 @@ def test_one_prompt_alone_begins_with_what_an_earlier_run_has_left(tmp_path: Pat
     assert generated(of(tmp_path), more)[1] == 3 * 3
 
 
-def test_what_is_kept_of_longer_and_other_prompts_is_not_taken(tmp_path: Path):
+def test_prefixes_of_longer_and_other_prompts_are_not_used(tmp_path: Path):
     (text,) = prompts_of((120,))
     pair = [request(i, [*text, i], Sampling(max_tokens=2)) for i in range(2)]
     generated(of(tmp_path), pair)
@@ -100,7 +100,7 @@ def test_what_is_kept_of_longer_and_other_prompts_is_not_taken(tmp_path: Path):
 @pytest.mark.parametrize(
     "wanted", [LogprobOptions(), LogprobOptions(echo=True), LogprobOptions(echo=True, top=2, stats=True)], ids=["none", "fewer", "others"]
 )
-def test_an_echo_of_other_figures_is_computed_anew(tmp_path: Path, wanted: LogprobOptions):
+def test_an_echo_of_other_figures_is_computed_again(tmp_path: Path, wanted: LogprobOptions):
     computed = generated(of(tmp_path))[1]
     found, again = generated(of(tmp_path, wanted=wanted))
     assert again == computed
@@ -140,7 +140,7 @@ def other_tokens(path: Path) -> None:
     ],
     ids=["a bit", "another's", "empty", "torn", "no safetensors", "of others"],
 )
-def test_a_damaged_file_is_said_once_computed_anew_and_replaced(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_damaged_file_gives_one_warning_and_is_replaced(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     first, computed = generated(of(tmp_path))
     whole = {path: path.read_bytes() for path in files(tmp_path)}
     for path in whole:
@@ -165,7 +165,7 @@ def stem(seed: int) -> tuple[NDArray[np.int32], ComputedPrefix]:
     return ids, compute_prefix(setup_of(build("llama"), wanted=LogprobOptions()), ids, None)
 
 
-def test_what_was_used_longest_ago_goes_first(tmp_path: Path):
+def test_the_least_recently_used_goes_first(tmp_path: Path):
     kept = PrefixCache.opened(tmp_path, {})
     stems = [stem(seed) for seed in range(4)]
     path = tmp_path
@@ -187,7 +187,7 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path):
     assert len(small.known("")) == 3
 
 
-def test_what_a_killed_process_left_goes_too(tmp_path: Path):
+def test_files_of_a_killed_process_are_removed_too(tmp_path: Path):
     left = tmp_path / f".{'0' * 64}.safetensors.77.tmp"
     left.write_bytes(b"x" * 100_000)
     os.utime(left, (5, 5))
@@ -196,7 +196,7 @@ def test_what_a_killed_process_left_goes_too(tmp_path: Path):
     assert [path.suffix for path in files(tmp_path)] == [".safetensors"]
 
 
-def test_what_another_run_removes_meanwhile_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_prefix_that_another_run_removes_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     first, computed = generated(of(tmp_path))
     right = keeping._read  # pyright: ignore[reportPrivateUsage]
 
@@ -219,7 +219,7 @@ def test_other_files_in_the_folder_stay(tmp_path: Path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_prefix_that_is_larger_than_the_bound_is_not_kept_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_prefix_above_the_bound_gives_one_warning_and_is_not_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     outcomes, computed = generated(of(tmp_path, most_bytes=1000))
     assert files(tmp_path) == []
     assert [record.getMessage().split(": ")[0] for record in caplog.records] == ["batch.prefix_cache"]
@@ -276,7 +276,7 @@ def test_the_identity_tells_builds_of_the_kernels_apart(checkpoint: Path, tmp_pa
     assert identity() != before
 
 
-def test_where_nothing_is_shared_the_folder_is_not_used_and_that_is_said(
+def test_without_shared_prefixes_the_folder_is_unused_and_a_line_says_so(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     assert fitted(loaded(checkpoint), tmp_path / "kv", deterministic=True).prefix_cache is None
@@ -286,7 +286,7 @@ def test_where_nothing_is_shared_the_folder_is_not_used_and_that_is_said(
     assert not (tmp_path / "kv").exists()
 
 
-def test_other_weights_are_never_given_what_is_kept(tmp_path: Path):
+def test_other_weights_never_get_a_kept_prefix(tmp_path: Path):
     """A policy's engine begins anew before its first row: from then on nothing is read or written."""
     computed = generated(of(tmp_path))[1]
     before = [(path, path.stat().st_mtime_ns) for path in files(tmp_path)]

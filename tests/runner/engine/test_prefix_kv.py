@@ -155,7 +155,7 @@ def test_results_are_the_same_wherever_memory_runs_out(moment: str, temperature:
     assert engine.progress.prompt == sum(map(len, prompts()))
 
 
-def test_what_is_kept_goes_before_the_next_try(kept: keeping.PrefixKV):
+def test_kept_prefixes_are_freed_before_the_next_try(kept: keeping.PrefixKV):
     left: list[int] = []
     network: Tight
 
@@ -224,7 +224,7 @@ def test_a_prefix_that_is_off_by_one_token_is_seen(monkeypatch: pytest.MonkeyPat
         assert_same(truth, with_shared_prefixes(setup, asked)[0])
 
 
-def test_an_echo_whose_first_token_behind_the_prefix_is_another_rows_is_seen(monkeypatch: pytest.MonkeyPatch):
+def test_an_echo_that_takes_another_rows_first_token_is_found(monkeypatch: pytest.MonkeyPatch):
     network, asked = build("llama"), requests(prompts())
     setup = setup_of(network, rows=6, tokens=1024, wanted=ALL)
     truth, right = run(setup, asked), prefilling.compute_prefix

@@ -69,7 +69,7 @@ class Biased(nn.Module):
         return self.more(self.lm_head(self.model(tokens)))
 
 
-def test_a_bias_is_part_of_it():
+def test_the_product_holds_the_bias():
     network = Biased(lambda logits: logits)
     found = Head(network).product(mx.array(STATES))
     assert found is not None
@@ -102,7 +102,7 @@ def test_logits_to_which_more_happens_are_no_product(more: Callable[[mx.array], 
     assert Head(Biased(more)).product(mx.array(STATES)) is None
 
 
-def test_a_state_that_is_none_says_nothing_of_the_next():
+def test_a_state_of_nan_says_nothing_of_the_next():
     head = Head(Biased(lambda logits: logits))
     assert head.product(mx.full((2, 64), mx.nan)) is None
     assert head.product(mx.array(STATES)) is not None
@@ -119,7 +119,7 @@ def test_a_state_that_is_none_says_nothing_of_the_next():
         (LogprobOptions(stats=True), False),
     ],
 )
-def test_figures_that_take_all_logits_get_them(wanted: LogprobOptions, taken: bool):
+def test_figures_that_need_all_logits_get_them(wanted: LogprobOptions, taken: bool):
     product = Head(kernel_models.put("llama")).product(mx.array(STATES))
     assert product is not None
     targets = np.arange(5, dtype=np.int32)

@@ -96,7 +96,7 @@ def test_all_figures_wanted_are_there():
 
 
 @pytest.mark.parametrize("way", ["right_padded", "alone"])
-def test_where_pads_are_not_to_be_trusted_rows_of_one_length_stand_together_or_rows_alone(way: str):
+def test_where_pads_are_wrong_rows_of_one_length_share_a_batch(way: str):
     network = Calls(build("llama"))
     of = setup_of(network, "exact" if way == "right_padded" else "padded", right_padded=False, shared_passages=False, head=None)
     asked = documents(prompts_of((9, 12, 9, 9)))

@@ -70,7 +70,7 @@ def test_a_reference_of_another_family_is_fed_the_same_rows():
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(24, 20), (20, 24)])
-def test_ids_that_one_of_two_models_lacks_are_left_out_of_what_they_differ_by(mine: int, theirs: int):
+def test_ids_that_one_model_lacks_are_left_out_of_the_divergence(mine: int, theirs: int):
     tables = {width: random_chain(width, seed=width).table for width in (mine, theirs)}
     asked = documents([[3, 4, 19, 5], [6, 7]])
     found = scored(setup_of(Chain(np.array(tables[mine]))), asked, setup_of(Chain(np.array(tables[theirs]))))
@@ -91,7 +91,7 @@ def test_a_model_held_against_itself_does_not_differ():
     )
 
 
-def test_what_one_of_two_models_does_not_allow_is_not_done():
+def test_ways_that_one_of_two_models_forbids_are_not_taken():
     of = setup_of(Calls(build("llama")), shared_passages=False, head=None)
     work = Scorer(setup("llama"), of)
     scored_with(work, ragged_choices())

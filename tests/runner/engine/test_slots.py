@@ -40,7 +40,7 @@ def test_token_t_uses_number_t_of_its_rows_stream():
     assert len(set(seen[0])) > 100
 
 
-def test_tables_grow_and_a_slot_that_is_taken_again_starts_anew():
+def test_tables_grow_and_a_reused_slot_starts_afresh():
     slots = Slots(2, 0, True)
     slots.enter(0, active(Sampling()))
     for token in range(300):

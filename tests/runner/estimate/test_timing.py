@@ -23,7 +23,7 @@ def test_costs_are_never_negative_and_come_to_what_the_turns_took():
     assert (counts @ found).sum() == pytest.approx(6.0)
 
 
-def test_what_no_turn_counts_costs_nothing():
+def test_work_that_no_turn_counts_costs_nothing():
     assert fit_costs(np.zeros((4, 3)), np.ones(4)).tolist() == [0.0, 0.0, 0.0]
 
 

@@ -58,7 +58,7 @@ def test_a_flipped_bit_never_passes_for_a_value(tmp_path_factory: pytest.TempPat
     assert checked_lines.salvage_lines(path) == ([*found, {"after": 1}], 0)
 
 
-def test_damaged_lines_are_taken_out_and_the_file_is_kept_beside(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_damaged_lines_are_removed_and_the_old_file_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "commits.jsonl"
     write(path)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -154,7 +154,7 @@ def test_files_follow_the_users_umask(tmp_path: Path):
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in "ab"] == [0o640, 0o640]
 
 
-def test_salvaging_says_what_it_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_salvaging_reports_what_it_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "lines"
     path.write_bytes(write(path) + b'{"torn')
     with caplog.at_level(logging.WARNING, "mlx_bulk"):

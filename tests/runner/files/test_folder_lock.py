@@ -180,7 +180,7 @@ def test_a_lock_that_waited_for_a_removed_file_is_taken_on_the_new_one(tmp_path:
     unlock(second)
 
 
-def test_what_is_not_empty_is_not_discarded(tmp_path: Path):
+def test_a_folder_with_files_is_not_discarded(tmp_path: Path):
     folder = tmp_path / "a" / "b"
     made = missing_folders(folder)
     (folder / "results").mkdir(parents=True)

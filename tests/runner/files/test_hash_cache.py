@@ -115,7 +115,7 @@ def test_a_damaged_memory_is_not_believed(tmp_path: Path, reads: list[Path], con
     assert len(reads) == 2  # read again, and then remembered again
 
 
-def test_what_another_process_remembers_meanwhile_is_kept(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
+def test_hashes_that_another_process_adds_are_kept(tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch):
     mine, theirs = write(tmp_path / "mine", b"weights"), write(tmp_path / "theirs", b"adapter")
     counted = hash_cache.sha256
 

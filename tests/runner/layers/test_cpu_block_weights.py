@@ -79,7 +79,7 @@ def test_an_adapter_put_on_and_taken_off(both: Both):
     both.call(ids(2, 3), caches)
 
 
-def test_quantized_layers_are_mlx_s(both: Both):
+def test_quantized_layers_are_left_to_mlx(both: Both):
     caches = both.caches(2, padded=True)
     both.call(ids(2, 8), caches)
     both.each(lambda network: nn.quantize(network.model.layers[0].mlp, group_size=32, bits=8))
@@ -88,7 +88,7 @@ def test_quantized_layers_are_mlx_s(both: Both):
     both.call(ids(2, 3), caches, fast=False)
 
 
-def test_a_network_that_trains_has_mlx_s_gradients(both: Both):
+def test_a_training_network_has_the_gradients_of_mlx(both: Both):
     def loss(network: Any, tokens: mx.array) -> mx.array:
         return cross_entropy(network(tokens[:, :-1], cache=fresh(network, 2, padded=False)), tokens[:, 1:]).mean()
 
@@ -103,7 +103,7 @@ def test_a_network_that_trains_has_mlx_s_gradients(both: Both):
     both.call(ids(2, 8), both.caches(2, padded=False))
 
 
-def test_what_mlx_compiles_is_mlx_s(both: Both):
+def test_compiled_functions_are_left_to_mlx(both: Both):
     both.call(ids(2, 8), both.caches(2, padded=False))
     results: list[mx.array] = []
     for each in both.networks:
@@ -119,7 +119,7 @@ def test_what_mlx_compiles_is_mlx_s(both: Both):
 
 
 @pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
-def test_half_precision_is_mlx_s_to_the_bit(both: Both, dtype: mx.Dtype):
+def test_half_precision_has_the_bits_of_mlx(both: Both, dtype: mx.Dtype):
     both.each(lambda network: network.set_dtype(dtype))
     both.used.clear()
     truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)
@@ -130,7 +130,7 @@ def test_half_precision_is_mlx_s_to_the_bit(both: Both, dtype: mx.Dtype):
     np.testing.assert_allclose(found, truth, rtol=0, atol=1e-3 * float(mx.abs(truth).max()))
 
 
-def test_a_projection_of_another_class_is_its_own(both: Both):
+def test_a_projection_of_another_class_keeps_its_own_call(both: Both):
     class Doubled(nn.Linear):
         def __call__(self, x: mx.array) -> mx.array:
             return 2 * super().__call__(x)

@@ -64,7 +64,7 @@ def test_a_row_joins_an_empty_batch_and_pads_come_in_the_middle(both: Both):
     both.steps(3, 3, caches)
 
 
-def test_what_is_trimmed_is_written_anew(both: Both):
+def test_trimmed_positions_are_written_again(both: Both):
     caches = both.caches(2, padded=False)
     both.call(ids(2, 20), caches)
     for n in (1, 5, 19):
@@ -74,7 +74,7 @@ def test_what_is_trimmed_is_written_anew(both: Both):
     both.steps(2, 2, caches)
 
 
-def test_what_mlx_writes_in_between_is_seen(both: Both):
+def test_writes_of_mlx_in_between_are_seen(both: Both):
     """As many positions as were trimmed: the cache looks as the kernel has left it, and its arrays are the same objects."""
     caches = both.caches(2, padded=False)
     both.call(ids(2, 20), caches)
@@ -97,7 +97,7 @@ def test_a_cache_that_is_told_another_position(both: Both):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_copies_of_a_cache_go_on_apart(both: Both, padded: bool):
+def test_copies_of_a_cache_continue_independently(both: Both, padded: bool):
     caches = both.caches(3, padded)
     both.call(ids(3, 10), caches)
     copies = [forked(each, [2, 0, 0], 3, padded) for each in caches]
@@ -126,7 +126,7 @@ def test_one_row_widened_and_rows_merged(both: Both):
     both.steps(2, 70, batch)
 
 
-def test_caches_of_another_type_are_mlx_s(both: Both):
+def test_caches_of_another_type_are_left_to_mlx(both: Both):
     caches = both.caches(2, padded=False)
     both.call(ids(2, 8), caches)
     for each in caches:
@@ -140,7 +140,7 @@ def test_caches_of_another_type_are_mlx_s(both: Both):
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_rows_that_are_not_the_cache_s_are_mlx_s_to_complain_of(both: Both, rows: int):
+def test_rows_that_do_not_fit_the_cache_raise_the_error_of_mlx(both: Both, rows: int):
     layer, x = both.networks[1].model.layers[0], mx.random.normal((3, 2, 64))
     cache = KVCache()
     layer(x[:rows], None, cache)

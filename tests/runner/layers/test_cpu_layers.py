@@ -54,7 +54,7 @@ def test_parameters_stay_those_of_the_checkpoint():
     assert [name for name, _ in tree_flatten(network.parameters())] == names
 
 
-def test_what_mlx_compiles_is_computed_by_mlx():
+def test_functions_that_mlx_compiles_are_computed_by_mlx():
     """A kernel of ours computes when it is called; while a function is traced there is nothing to compute."""
     network = put("llama")
     tokens = mx.array([[1, 2, 3]])

@@ -93,7 +93,7 @@ def test_only_the_model_files_names_change():
     assert nn.gelu_approx is not gemma3_text.nn.gelu_approx
 
 
-def test_what_the_file_of_activations_compiles_stays_mlx_lm_s():
+def test_compiled_activations_stay_those_of_mlx_lm():
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -108,7 +108,7 @@ def test_what_the_file_of_activations_compiles_stays_mlx_lm_s():
         del network.model.layers[0].mlp.spare
 
 
-def test_what_disagrees_is_put_back_and_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_kernel_that_disagrees_is_put_back_with_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     right = attention.on_cpu
     monkeypatch.setattr(attention, "on_cpu", lambda q, k, v, scale, mask: right(q, k, v, scale, None))  # pyright: ignore[reportUnknownLambdaType]
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
@@ -118,7 +118,7 @@ def test_what_disagrees_is_put_back_and_said_once(monkeypatch: pytest.MonkeyPatc
     assert llama.swiglu is activations.swiglu
 
 
-def test_what_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+def test_a_kernel_that_crashes_is_put_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     def crash(*arrays: Any) -> Any:
         raise ValueError("no such shape")
 
@@ -190,7 +190,7 @@ REFUSED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "changed"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dict[str, Any]):
+def test_shapes_that_do_not_fit_raise_the_error_of_mlx(name: str, changed: dict[str, Any]):
     put("llama")
     kernel_injection.functions_used.clear()
     with contextlib.suppress(ValueError):
@@ -198,7 +198,7 @@ def test_shapes_that_do_not_fit_are_mlx_s_to_complain_of(name: str, changed: dic
     assert "attention" not in kernel_injection.functions_used
 
 
-def test_a_loaded_model_says_what_is_in_use(tmp_path: Path):
+def test_a_loaded_model_names_its_kernels(tmp_path: Path):
     config = ModelConfig(path=str(write_checkpoint(tmp_path / "model")))
     assert load_model(config, find_checkpoint(config), PLENTY).substitutes == USED["llama"]
     assert load_model(config.model_copy(update={"dtype": "float16"}), find_checkpoint(config), PLENTY).substitutes == ()

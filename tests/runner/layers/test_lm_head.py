@@ -112,7 +112,7 @@ def test_a_position_with_several_targets_goes_through_the_head_once():
     assert scores.logprobs[0] == scores.logprobs[3]
 
 
-def test_a_second_reader_is_what_the_first_is_held_against():
+def test_a_second_model_is_compared_with_the_first():
     rng = np.random.default_rng(1)
     first, second = (Counted(rng.normal(0, 2, (10, 40)).astype(np.float32)) for _ in range(2))
     states = mx.arange(10)[:, None].astype(mx.float32)

@@ -34,7 +34,7 @@ class Noting(nn.Module):
         return mx.zeros((*tokens.shape, 4))
 
 
-def test_layers_see_lengths_within_the_call_and_what_is_read():
+def test_layers_see_a_calls_lengths_and_what_is_read():
     model = Noting()
     network = Network(model)
     network(TOKENS, None, lengths=[7, -1])

@@ -108,7 +108,7 @@ def on_top_of_bases(network: Any) -> Logits:
 @pytest.mark.parametrize(
     "story", [a_long_decode, rows_that_leave_and_join, forks, forks_of_forks, copies_that_go_on_apart, on_top_of_bases]
 )
-def test_logits_are_those_of_mlx_lm_s_batches(name: str, story: Callable[[Any], Logits]):
+def test_logits_are_those_of_batches_in_mlx_lm(name: str, story: Callable[[Any], Logits]):
     truth = story(tiny.build(name))
     network = kernel_models.put(name)
     assert type(fresh(network, 1, padded=True)[0]) is RaggedKVCache

@@ -45,7 +45,7 @@ def alone(folder: Path, name: str = "llama") -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
-def test_what_is_put_on_is_what_mlx_lm_loads_and_off_is_the_base(name: str, kind: str, tmp_path: Path):
+def test_an_adapter_put_on_is_that_of_mlx_lm_and_off_is_the_base(name: str, kind: str, tmp_path: Path):
     network = fresh(name)
     base = logits(network)
     folder = write_full(tmp_path, network) if kind == "full" else write_adapter(tmp_path, network, kind, keys=("self_attn.q_proj",))
@@ -103,7 +103,7 @@ def test_steps_may_differ_in_rank_layers_and_kind(tmp_path: Path):
     np.testing.assert_array_equal(logits(network), base)
 
 
-def test_what_the_model_was_loaded_with_comes_back(tmp_path: Path):
+def test_the_adapter_of_the_load_comes_back(tmp_path: Path):
     network = fresh()
     adapters = adapters_of(network)
     adapters.put_on(write_adapter(tmp_path / "first", network, seed=1))
@@ -201,7 +201,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("how", REASONS)
-def test_what_does_not_fit_is_refused_and_the_one_before_goes_on(how: str, tmp_path: Path):
+def test_an_adapter_that_does_not_fit_is_refused_and_the_last_one_stays(how: str, tmp_path: Path):
     network = fresh()
     base, adapters = logits(network), adapters_of(network)
     adapters.put_on(write_adapter(tmp_path / "good", network, "dora"))

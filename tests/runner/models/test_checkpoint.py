@@ -17,7 +17,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def test_what_cannot_be_found_is_named(tmp_path: Path):
+def test_a_missing_checkpoint_is_named(tmp_path: Path):
     write_checkpoint(tmp_path / "llama-tiny")
     cases = {
         tmp_path / "llama-tny": f"model.path: no folder {tmp_path}/llama-tny (did you mean {tmp_path}/llama-tiny?); expected demo, a local",
@@ -63,7 +63,7 @@ def test_a_hub_id_is_fetched_at_its_revision(tiny: Path, monkeypatch: pytest.Mon
     assert asked == [("org/name", "v2")]
 
 
-def test_a_hub_that_has_no_such_model_is_one_line(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_missing_on_the_hub_gives_one_line(monkeypatch: pytest.MonkeyPatch):
     def snapshot(*_: Any, **__: Any) -> str:
         raise OSError("404 Client Error\nRepository Not Found")
 

@@ -97,7 +97,7 @@ def write_random(name: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Qwen3Moe"])
-def test_theta_of_a_loaded_model_is_the_config_s(tmp_path: Path, name: str):
+def test_theta_of_a_loaded_model_is_that_of_the_config(tmp_path: Path, name: str):
     network = loaded(write_random(name, tmp_path / name)).network
     assert [layer.self_attn.rope.base for layer in network.layers] == [12345.0, 12345.0]
 

@@ -113,7 +113,7 @@ def test_two_models_that_memory_cannot_hold_are_refused_with_their_sizes(pair: t
 
 
 @on_cpu
-def test_what_is_dequantized_follows_from_the_memory_not_from_what_is_loaded_already(tmp_path: Path) -> None:
+def test_dequantization_follows_from_total_memory(tmp_path: Path) -> None:
     """A model that another run of the process dequantized is not what this one would have loaded."""
     folder = write_quantized(tmp_path / "quantized")
     whole_bytes, whole = size(*wanted(folder), PLENTY)

@@ -114,7 +114,7 @@ def test_the_model_waits_when_too_many_groups_are_not_rated(judge: Slow, monkeyp
 
 @pytest.mark.parametrize("whole_shards", [False, True])
 @pytest.mark.parametrize("recorded", [2, 5])
-def test_a_recorded_group_stands_though_n_is_another_now(recorded: int, whole_shards: bool):
+def test_a_recorded_group_stays_when_n_changes(recorded: int, whole_shards: bool):
     """``sampling.n`` was adopted, or a row's own n has changed: nothing is asked for that would be thrown away."""
     ledger, written = Ledger(0, 10), Written()
     for sample in range(recorded):
@@ -131,7 +131,7 @@ def test_a_recorded_group_stands_though_n_is_another_now(recorded: int, whole_sh
 
 
 @pytest.mark.parametrize("whole_shards", [False, True])
-def test_a_recorded_group_stands_though_its_row_cannot_be_run_now(whole_shards: bool):
+def test_a_recorded_group_stays_when_its_row_cannot_run_any_more(whole_shards: bool):
     ledger, written = Ledger(0, 10), Written()
     ledger.add_result(0, 0)
     threads = threads_of(1, written, Rolling(None), {0: ledger}, whole_shards=whole_shards, fatal={0: "the process died of it"})

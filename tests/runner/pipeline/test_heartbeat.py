@@ -26,7 +26,7 @@ def test_a_stall_says_what_the_engine_is_doing():
     assert handler.messages == ["no step for 200 s: still prefilling 4 rows of up to 900 tokens"]  # once, not at every look
 
 
-def test_before_there_is_an_engine_it_says_what_the_session_is_doing():
+def test_before_the_engine_starts_it_names_the_sessions_step():
     beat = Heartbeat(stall_seconds=0.01)
     beat.doing("loading the model")
     with heard() as handler, beat:

@@ -123,7 +123,7 @@ def test_an_update_between_groups_is_taken_at_the_next_border(bench: Bench, netw
         assert under_its_own(other, by_policy[version])[0] > 0.1
 
 
-def test_arrays_are_what_their_folder_is(bench: Bench, network: Any):
+def test_arrays_update_the_policy_as_their_folder_does(bench: Bench, network: Any):
     adapter = write_adapter(bench.root / "adapter", network, seed=4)
     settings = {
         "fine_tune_type": "lora",
@@ -146,7 +146,7 @@ def test_arrays_are_what_their_folder_is(bench: Bench, network: Any):
     assert [record["logprobs"] for record in found[0]] != [record["logprobs"] for record in base]
 
 
-def test_what_cannot_be_put_on_is_refused_at_once_and_the_old_policy_goes_on(bench: Bench, network: Any):
+def test_an_unfit_update_is_refused_and_the_old_policy_goes_on(bench: Bench, network: Any):
     fits, does_not = write_adapter(bench.root / "fits", network, seed=4), bench.root / "does not"
     write_adapter(does_not, network)
     (does_not / "adapters.safetensors").write_bytes((does_not / "adapters.safetensors").read_bytes()[:-40])

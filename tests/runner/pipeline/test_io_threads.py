@@ -68,7 +68,7 @@ def test_fail_fast_names_row_key_and_reason():
         drive(threads)
 
 
-def test_what_reading_raises_comes_out_of_close():
+def test_close_raises_the_errors_of_the_reader():
     def rows() -> Iterator[Row | BadRow]:
         yield from rows_of(1)
         raise DataError("rows.jsonl changed")
@@ -77,7 +77,7 @@ def test_what_reading_raises_comes_out_of_close():
         drive(threads_of(rows(), Written()))
 
 
-def test_what_the_writer_raises_comes_out_and_nobody_waits():
+def test_the_writers_error_is_raised_and_no_thread_waits():
     class Broken(Written):
         def add(self, row: int, sample: int, record: dict[str, Any]) -> None:
             raise OSError("disk is gone")
@@ -108,13 +108,13 @@ def test_closing_early_records_what_was_put_and_stops_reading():
     assert read[0] < 5 * WINDOW_ROWS
 
 
-def test_a_shard_without_requests_does_not_shift_the_windows_behind_it():
+def test_a_shard_without_requests_does_not_shift_later_windows():
     """All rows of the first shard fail; the next shard is one window, as it is when the run goes on after it."""
     windows = drive(threads_of(rows_of(*[-1] * 4, *[1] * 4, *[1] * 4), Written(), per_shard=4, whole_shards=True))
     assert windows == [[4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-def test_a_flush_returns_behind_what_was_put_before_it():
+def test_a_flush_returns_after_all_earlier_outcomes():
     written = Written()
     threads = threads_of(rows_of(1, 1, 1), written)
     window = threads.next_window(True)

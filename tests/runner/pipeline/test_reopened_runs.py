@@ -19,7 +19,7 @@ def ledger_of(samples: dict[int, set[int]], failed: Collection[int] = ()) -> Led
     return ledger
 
 
-def test_what_is_recorded_already_is_not_asked_again():
+def test_recorded_samples_are_not_requested_again():
     done = {0: ledger_of({0: {0, 2}, 1: {0}}, failed={2})}
     written = Written()
     windows = drive(threads_of(rows_of(3, 1, -1, 2), written, done))

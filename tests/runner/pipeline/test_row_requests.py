@@ -45,7 +45,7 @@ def test_a_row_that_does_not_fit_fails_whole_or_by_the_samples_that_are_missing(
 
 
 @given(RECORDED)
-def test_a_line_that_cannot_be_read_leaves_what_is_recorded_and_fails_at_least_once(recorded: set[int]):
+def test_an_unreadable_line_keeps_its_records_and_fails_at_least_once(recorded: set[int]):
     """The row would say how many samples it has: one after the last recorded stands for those that may be missing."""
     prepared = requests_of(1, recorded).prepare(BadRow(1, "not valid JSON", "{oops"))
     failed = [message.sample for message in prepared.messages if isinstance(message, Failure)]

@@ -121,7 +121,7 @@ def test_a_second_start_takes_the_newest_and_never_an_older_one(tmp_path: Path):
     )
 
 
-def test_what_is_kept_does_not_change_with_the_trainers_files(tmp_path: Path):
+def test_stored_policies_do_not_change_with_the_trainers_files(tmp_path: Path):
     watch = tmp_path / "adapters"
     write_adapter(watch / "step_1", fresh(), seed=1)
     run = Run(tmp_path, watch)
@@ -148,7 +148,7 @@ def test_policies_given_from_python(tmp_path: Path):
     assert_each_is_its_own_versions(run, outcomes)
 
 
-def test_an_echo_behind_an_update_of_the_head_is_the_new_policys(tmp_path: Path):
+def test_an_echo_after_an_update_of_the_head_is_the_new_policys(tmp_path: Path):
     """The head apart that the engine began with is the base's."""
     run = Run(tmp_path)
     run.setup = replace(run.setup, wanted=replace(WANTED, echo=True))

@@ -39,7 +39,7 @@ def given_room(run: Run, weights: float) -> Setup:
     [(5.0, GivenSource(), 4.0), (2.0, GivenSource(), 1.0), (1.9, GivenSource(), 1.9), (5.0, None, 5.0)],
     ids=["plenty", "just", "too little", "no updates"],
 )
-def test_what_kv_caches_may_take(tmp_path: Path, room: float, source: PolicySource | None, left: float):
+def test_the_room_for_kv_caches(tmp_path: Path, room: float, source: PolicySource | None, left: float):
     run, asked = Run(tmp_path), list[Setup]()
     setup = given_room(run, room)
 

@@ -26,7 +26,7 @@ def no_room(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("step", ["sync_file", "write_document", "fsync_folder", "append_line"])
-def test_what_cannot_be_kept_does_not_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str):
+def test_a_policy_that_cannot_be_stored_does_not_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str):
     run = Run(tmp_path)
     base, folder = logits(run), write_adapter(tmp_path / "step_000012", fresh())
     run.given.add(folder, 12)
@@ -100,7 +100,7 @@ def test_steps_that_no_record_can_hold_are_passed_over(tmp_path: Path, caplog: p
         run.given.add(tmp_path, 2**31)
 
 
-def test_a_folder_of_older_steps_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_folder_of_older_steps_gives_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     watch = tmp_path / "adapters"
     write_adapter(watch / "step_000012", fresh())
     assert Run(tmp_path, watch).updater.policy.version == 12

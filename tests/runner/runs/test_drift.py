@@ -59,7 +59,7 @@ def test_a_reference_that_comes_or_goes_is_one_line():
     ]
 
 
-def test_fingerprints_and_machines_are_not_said_by_the_config():
+def test_fingerprints_and_machines_are_not_in_the_config():
     was, now = "ab" * 32, "cd" * 32
     stored = {"model.adapter": "none", "model.weights": was, "prompt.chat_template": None, "mlx": "0.32.2", "column row": "int64"}
     assert identity_drift(
@@ -176,7 +176,7 @@ def test_the_limit_may_be_longer_not_shorter(tmp_path: Path):
     assert inputs_drift(inputs(whole), inputs(whole, limit=1)) == ["data.limit: the run covers 2 rows, the config now says 1"]
 
 
-def test_a_source_behind_the_limit_counts_when_it_is_reached(tmp_path: Path):
+def test_a_source_after_the_limit_counts_once_it_is_reached(tmp_path: Path):
     first, second = source(tmp_path / "a", OLD), source(tmp_path / "b", MORE)
     short, whole = inputs(first, limit=2), inputs(first, second)
     assert inputs_drift(short, whole) == []

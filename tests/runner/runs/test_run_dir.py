@@ -107,7 +107,7 @@ def test_an_adopted_change_is_stored_noted_and_holds_from_then_on(finished: Path
             run.bind(RUN)
 
 
-def test_what_is_not_adopted_is_still_refused(finished: Path):
+def test_other_changes_are_still_refused(finished: Path):
     before = tree(finished)
     with RunDir.open(finished) as run, pytest.raises(DriftError) as caught:
         run.bind({**RUN, "identity": {"sampling.temperature": 0.7, "sampling.seed": 1}}, ("sampling.temperature",))
@@ -128,7 +128,7 @@ def test_another_input_is_adopted_as_a_whole(finished: Path):
         assert read_lines(run.sessions)[-1] == noted
 
 
-def test_a_key_that_is_none_is_named_before_anything_is_bound(tmp_path: Path):
+def test_an_unknown_key_is_named_before_the_run_starts(tmp_path: Path):
     with RunDir.open(tmp_path / "run") as run:
         with pytest.raises(ConfigError, match=r"--adopt sampling\.sed: .* did you mean sampling\.seed"):
             run.bind(RUN, ("sampling.sed",))

@@ -92,7 +92,7 @@ def test_damaged_notes_stop_no_run(finished: Path):
     assert {"sessions.jsonl.damaged", "metrics.jsonl.damaged"} <= tree(finished).keys()
 
 
-def test_a_damaged_summary_is_none(finished: Path):
+def test_a_damaged_summary_counts_as_missing(finished: Path):
     with RunDir.open(finished) as run:
         assert run.stored_summary() == {"rows": 1}
         damage(run.summary)

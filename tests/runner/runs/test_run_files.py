@@ -21,13 +21,13 @@ def test_statistics_are_those_that_the_summary_vouches_for(bench: Bench):
 
 @pytest.mark.parametrize("name", ["stats.arrow", "summary.json"])
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_there_are_none_where_either_is_missing_or_damaged(bench: Bench, name: str, damage: Callable[[Path], None]):
+def test_missing_or_damaged_files_give_no_statistics(bench: Bench, name: str, damage: Callable[[Path], None]):
     run = bench.run().output
     damage(run / name)
     assert stored_statistics(run) is None
 
 
-def test_there_are_none_in_a_folder_that_is_no_run(tmp_path: Path):
+def test_a_folder_that_is_no_run_has_no_statistics(tmp_path: Path):
     assert stored_statistics(tmp_path) is None
 
 

@@ -50,7 +50,7 @@ def test_a_run_that_is_starting_again(path: Path):
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_later_start_that_has_said_nothing_yet(path: Path, killed: bool):
+def test_a_later_start_without_metrics_keeps_earlier_figures(path: Path, killed: bool):
     """What earlier ones have done stands, in journals too."""
     with RunDir.open(path) as run:
         work(run, range(3))
@@ -113,7 +113,7 @@ def test_a_run_that_ended_by_an_error(path: Path):
     assert ": OutOfRoom: no room\\x1b[2J left\n" in shown(path)
 
 
-def test_a_run_that_has_not_begun(path: Path):
+def test_a_run_that_has_not_started(path: Path):
     with RunDir.open(path) as run:
         run.bind(RUN)
     assert run_status(path).state == "not begun"

@@ -38,7 +38,7 @@ def test_a_group_is_never_in_two_frames(tmp_path: Path, monkeypatch: pytest.Monk
         assert [batch.column("sample").to_pylist() for batch in kept.results] == [[0, 1, 2, 3, 4]]
 
 
-def test_a_group_of_which_a_record_cannot_be_held_is_not_there_in_part(tmp_path: Path):
+def test_a_group_with_a_record_that_cannot_be_stored_is_left_out_whole(tmp_path: Path):
     class Unmeasurable:
         def __len__(self) -> int:
             raise MemoryError

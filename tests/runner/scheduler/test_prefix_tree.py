@@ -157,7 +157,7 @@ def test_single_token_choices_are_read_at_one_place():
     assert [(len(segment), len(segment.reads), segment.height) for segment in top] == [(30, 3, 0)]
 
 
-def test_an_input_that_begins_another_has_no_segment_of_its_own():
+def test_an_input_that_is_another_ones_prefix_has_no_segment():
     long = prompts_of((40,))[0]
     top = forest(documents([long, long[:10], long[:2]]), WIDE, shared=True)
     assert [len(segment) for segment in top] == [39]
@@ -185,7 +185,7 @@ def test_groups_inside_a_group_that_saves_little_are_found():
     assert [(len(segment), len(segment.children)) for segment in top] == [(220, 10), (220, 10)]
 
 
-def test_a_prefix_is_not_kept_where_there_is_no_room_for_it_beside_a_row():
+def test_a_prefix_is_not_kept_without_room_beside_a_row():
     shots, *questions = prompts_of((60, 20, 20))
     requests = documents([shots + q for q in questions])
     assert len(forest(requests, replace(WIDE, kv_bytes=61 + 80), shared=True)) == 1

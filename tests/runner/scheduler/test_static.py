@@ -15,7 +15,7 @@ from ..support.tiny_runs import greedy, request, run, setup_of
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "mamba2"])
-def test_a_static_batch_keeps_a_rows_bytes_whatever_its_mates_contain(name: str):
+def test_a_static_batch_keeps_a_rows_bytes(name: str):
     network, sampling = build(name), Sampling(max_tokens=10, top_p=0.9)
     setup = setup_of(network, static=True, tokens=256, wanted=LogprobOptions(echo=True, top=3, stats=True))
     lengths = (9, 12, 4, 12)

@@ -31,7 +31,7 @@ def paths(tmp_path: Path) -> RunPaths:
     return paths
 
 
-def test_what_is_appended_is_read(paths: RunPaths):
+def test_appended_commits_are_read(paths: RunPaths):
     log = read_commits(paths)
     assert log.commits == {0: FIRST, 1: SECOND}
     assert log.generations == {0: 1, 1: 1}
@@ -107,7 +107,7 @@ def test_a_part_s_name_says_shard_and_generation(shard: int, generation: int, na
 
 
 @pytest.mark.parametrize("name", ["part-00000000.g1.arrow", "part-00000000.arrow.orphan", ".part-00000000.arrow.tmp", "part-0.arrow", "x"])
-def test_other_names_are_no_part_s(name: str):
+def test_files_with_other_names_are_no_parts(name: str):
     assert part_of(name) is None
 
 

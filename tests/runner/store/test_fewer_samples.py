@@ -11,7 +11,7 @@ from ..support.sessions import NEVER, SCHEMA, opened, record
 LAYOUT = Layout(rows=2, rows_per_shard=2)
 
 
-def test_a_sample_that_is_not_asked_for_any_more_stands_beside_those_that_are(tmp_path: Path):
+def test_a_sample_no_longer_requested_stays_beside_the_others(tmp_path: Path):
     with opened(tmp_path / "run") as run:
         out = Writer(run, run.identity, SCHEMA, LAYOUT, run.recover(LAYOUT, SCHEMA), NEVER)
         out.admit(0, 4)

@@ -51,7 +51,7 @@ def test_killed_between_any_two_steps_of_an_extension(tmp_path: Path):
         assert orphans(path) == []
 
 
-def test_extended_again_and_again_each_generation_has_a_name_of_its_own(tmp_path: Path, whole: Parts):
+def test_each_extension_of_a_part_has_a_new_name(tmp_path: Path, whole: Parts):
     for rows in (5, 6, 7, 8, 10):
         work(tmp_path / "run", rows=rows)
         check(tmp_path / "run", rows=rows)

@@ -153,7 +153,7 @@ def test_a_part_of_more_rows_than_the_shard_now_has_is_set_aside(tmp_path: Path)
     assert orphans(path) == ["results/part-00000002.arrow.orphan"]
 
 
-def test_parts_of_one_name_are_set_aside_beside_each_other(tmp_path: Path, whole: Parts):
+def test_parts_of_one_name_are_set_aside_under_several_names(tmp_path: Path, whole: Parts):
     path = tmp_path / "run"
     for _ in range(3):
         work(path)

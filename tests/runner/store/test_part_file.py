@@ -38,7 +38,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def test_what_is_declared_is_found_by_its_bytes_and_by_arrow(tmp_path: Path):
+def test_declared_parts_are_found_by_bytes_and_by_arrow(tmp_path: Path):
     path = tmp_path / "part"
     file = write_part(path, SCHEMA, BATCHES, DECLARED)
     assert file.sha256 == sha256(path)
@@ -200,7 +200,7 @@ def test_readers_hash_the_parts_of_a_copied_run_once_and_others_never(tmp_path: 
     assert len(hashed) == 3
 
 
-def test_a_reader_of_errors_that_a_retry_has_moved_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_reader_finds_no_errors_that_a_retry_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "run"
     work(path)
     real, logs = results.read_commits, [read_commits(RunPaths(path))]

@@ -223,7 +223,7 @@ def test_a_full_disk_stops_the_job_and_loses_nothing(tmp_path: Path, monkeypatch
     assert content(path) == whole
 
 
-def test_what_recovery_counts_is_what_was_written(tmp_path: Path):
+def test_recovery_counts_the_written_records(tmp_path: Path):
     did = work(tmp_path / "run", stop_after=15)
     with opened(tmp_path / "run") as run:
         recovered = run.recover(Layout(ROWS, PER_SHARD), SCHEMA)

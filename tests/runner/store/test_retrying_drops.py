@@ -48,7 +48,7 @@ def in_errors(run: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("first", [6, 2, 5])
-def test_what_was_dropped_is_not_done_again(tmp_path: Path, first: int):
+def test_dropped_groups_are_not_done_again(tmp_path: Path, first: int):
     """first: the rows of the first session. With 6 both shards are committed, with 2 one is open, with 5 the one without errors."""
     path = tmp_path / "run"
     with opened(path) as run:

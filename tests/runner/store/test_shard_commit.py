@@ -26,7 +26,7 @@ class Usage(NamedTuple):
     free: int
 
 
-def test_a_part_that_has_no_room_is_not_begun_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_part_without_room_is_not_written_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The volume has room for journals, and not for the spare beside a part: also what other shards hold is saved."""
     path = tmp_path / "run"
     with opened(path) as run, monkeypatch.context() as patch:
@@ -63,7 +63,7 @@ def test_room_for_the_old_generation_too_is_asked_for(tmp_path: Path, monkeypatc
     assert needed[0] > base
 
 
-def test_what_was_appended_before_an_error_is_not_appended_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lines_appended_before_an_error_are_not_appended_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Results reach the journal, the errors behind them do not: saving the rest writes the errors alone."""
     path = tmp_path / "run"
     with opened(path) as run, monkeypatch.context() as patch:

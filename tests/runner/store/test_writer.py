@@ -63,7 +63,7 @@ def test_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert max(batch.num_rows for batch in read_results(tmp_path / "small")) == 128
 
 
-def test_what_is_wrong_in_the_thread_reaches_the_caller(tmp_path: Path):
+def test_errors_in_the_thread_reach_the_caller(tmp_path: Path):
     with RunDir.open(tmp_path / "run") as run:
         out = open_writer(run)
         out.add(0, 0, RECORD)

@@ -89,7 +89,7 @@ def test_columns_of_row_are_checked_like_others() -> None:
         ("{{ top-p }}", r"""no row has a column 'p'\. The column 'top-p' is written {{ row\["top-p"\] }}\."""),
     ],
 )
-def test_an_error_says_how_a_column_with_such_a_name_is_written(template: str, message: str) -> None:
+def test_an_error_shows_how_to_write_such_a_column(template: str, message: str) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
         compile_template(template, "prompt.text", [*ODD, "top-p", "1"])
 
@@ -113,7 +113,7 @@ def test_templates(template: str, expected: str, absent: dict[str, Any]) -> None
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["{{ 7*7 }}", "{% raw %}", "{# x #}", "{{ self }}"]))
-def test_what_columns_hold_is_never_run(value: str) -> None:
+def test_code_in_columns_is_never_run(value: str) -> None:
     assert _text("a{{ q }}b", {"q": value}) == f"a{value}b"
 
 

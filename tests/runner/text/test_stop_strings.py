@@ -91,7 +91,7 @@ def test_bytes_of_a_byte_fallback_tokenizer_are_read_as_a_whole_run():
     assert pushed(tokenizer, ids, ("🙂.",)) == (len(ids), "🙂.")
 
 
-def test_a_stop_string_behind_many_broken_bytes():
+def test_a_stop_string_after_many_broken_bytes():
     """Half characters wait for their rest as long as the whole text would let them, so that both read the same."""
     ids = single_bytes("é")[:1] * 2 + single_bytes("🎉 ok")
     assert pushed(demo(), ids, ("🎉",)) == (2 + 4, "🎉")

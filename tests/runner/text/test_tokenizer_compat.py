@@ -94,7 +94,7 @@ def test_the_first_difference_is_named(tmp_path: Path, edit: Edit, names: Edit, 
 
 
 @pytest.mark.parametrize(("edit", "names"), [(nothing, nothing), (nothing, other_ends), (other_offsets, nothing)])
-def test_what_makes_no_other_ids_is_no_difference(tmp_path: Path, edit: Edit, names: Edit) -> None:
+def test_settings_that_change_no_ids_are_no_difference(tmp_path: Path, edit: Edit, names: Edit) -> None:
     assert demo().difference(changed(tmp_path / "other", edit, names)) is None
 
 
