@@ -3,6 +3,7 @@
 An input of more than 200,000 rows is sampled by whole windows, spread evenly over it. Nothing is run and nothing is written.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -27,7 +28,10 @@ from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix, SharedPrefixes
 from .forecast import Work, scoring_work, separate_tokens
 
+log = logging.getLogger("mlx_bulk")
+
 SAMPLED_ROWS = 200_000
+MANY_ROWS = 10_000  # take a second or more
 EXAMPLES = 3  # of each kind of problem
 SAMPLE_ROWS = 512  # rows whose records are built to learn their sizes
 
@@ -125,6 +129,8 @@ def survey_rows(config: JobConfig, spec: RunSpec, setups: Sequence[Setup], limit
     spans = list(sampled_windows(survey.input_rows, window))
     every = max(1, -(-sum(map(len, spans)) // SAMPLE_ROWS))
     rows = read_rows(spec.scan, config.data, spans)
+    if sum(map(len, spans)) > MANY_ROWS:
+        log.info("counting the tokens of %d rows, as a run would", sum(map(len, spans)))
     with tqdm(total=sum(map(len, spans)), unit="row", desc="reading", leave=False, disable=None) as bar:
         for _, group in groupby(rows, key=lambda row: row.position // window):
             requests: list[AnyRequest] = []

@@ -39,7 +39,9 @@ class Tokenizer:
         self._template_args = template_args or {}
         # decode() drops all tokens that tokenizer.json marks as special, which can be more than the named ones.
         self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
+        self._plain = False
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
+        self._plain = hf.is_fast and _encodes_plainly(type(hf))
 
     @property
     def eos(self) -> frozenset[int]:
@@ -138,16 +140,26 @@ class Tokenizer:
         if not self._hf.is_fast:
             ids = np.array(self._hf.encode(text, add_special_tokens=special), np.int32)
             return ids, self.offsets(ids)
-        encoded = self._hf(text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
-        ids = np.array(encoded["input_ids"], np.int32)
+        found, added, offsets = self._encoded(text, special)
+        ids = np.array(found, np.int32)
         if self._bytes is not None:
             # The tokenizer's own offsets can leave out the space in front of a word. If no normalizer changed the text, its bytes
             # give the start of each token. Special tokens before and after the text have no bytes.
-            added = encoded["special_tokens_mask"]
-            pieces = [b"" if put else self._bytes[token] for token, put in zip(encoded["input_ids"], added, strict=True)]
+            pieces = [b"" if put else self._bytes[token] for token, put in zip(found, added, strict=True)]
             if b"".join(pieces) == text.encode():
                 return ids, piece_starts(pieces)
-        return ids, np.array([start for start, _ in encoded["offset_mapping"]], np.int32)
+        return ids, np.array([start for start, _ in offsets], np.int32)
+
+    def _encoded(self, text: str, special: bool) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+        """Returns ids, which of them are added special tokens, and the tokenizer's own offsets.
+
+        transformers takes as long around each text as the tokenizer behind it takes for a short one, so that is asked itself.
+        """
+        if self._plain:
+            one = self._hf.backend_tokenizer.encode(text, add_special_tokens=special)
+            return one.ids, one.special_tokens_mask, one.offsets
+        all_ = self._hf(text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
+        return all_["input_ids"], all_["special_tokens_mask"], all_["offset_mapping"]
 
     def decode(self, ids: Ids) -> str:
         """Returns the text of token ids without special tokens, and without any clean-up of spaces."""
@@ -242,6 +254,13 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
     template = _read_template(chat_template)
     try_template(hf, template)
     return Tokenizer(hf, template, template_args)
+
+
+def _encodes_plainly(kind: type) -> bool:
+    """Returns True where the class leaves it to its tokenizers library to encode; one of a model's own code may change the text first."""
+    from transformers import PreTrainedTokenizerFast
+
+    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus"))
 
 
 def _read_template(chat_template: str | None) -> str | None:
