@@ -18,7 +18,6 @@ from ...configs.schema import GenerateConfig
 from ...runner.core.errors import OutOfRoom
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
-from ...runner.store.results import read_errors, read_results
 from .result import ExportResult
 from .source import ExportedRun, batches_with_progress, show_progress
 from .table_writers import WRITERS, Notes, write_parquet
@@ -37,6 +36,8 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
     without ``overwrite``, for one in the run directory, and for a job that the format cannot hold.
     """
     _require_format(source, kind)
+    if kind == "openai":  # a line holds all samples of a row
+        source = source.without_open_shards()
     folder = to.endswith(os.sep) or Path(to).is_dir()
     target, ending = Path(to), _ENDINGS.get(kind, kind)
     results, errors, sums = (target / f"results.{ending}", target / f"errors.{ending}", target / SUMS) if folder else (target, None, None)
@@ -46,7 +47,7 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
     elif kind in TRAINERS:
         write = _trainer(kind, source)
     else:
-        write = _table(kind, source, read_results(source.run), source.records)
+        write = _table(kind, source, source.results(), source.records)
     result = ExportResult(to, source.records)
     failures = errors if source.errors and kind in WRITERS else None
     with _write_errors(to):
@@ -58,7 +59,7 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
             _link_target(errors).unlink(missing_ok=True)
         _write(result, results, write)
         if failures is not None:
-            _write(result, failures, _table(kind, source, read_errors(source.run), source.errors))
+            _write(result, failures, _table(kind, source, source.failures(), source.errors))
         if sums is not None:
             _write_sums(sums, _other_sums(sums, own) + [f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files])
     if failures is not None or kind == "openai":
@@ -90,7 +91,7 @@ def _openai(source: ExportedRun) -> Callable[[BinaryIO], Notes]:
 
 def _trainer(kind: str, source: ExportedRun) -> Callable[[BinaryIO], Notes]:
     trainer_batches = TrainerBatches(kind, _eos(source) if kind == "trl" else None)
-    schema, shown = batches_with_progress(trainer_batches.batches(read_results(source.run)), source.records, source.run)
+    schema, shown = batches_with_progress(trainer_batches.batches(source.results()), source.records, source.run)
 
     def write(file: BinaryIO) -> Notes:
         notes = write_parquet(file, schema, shown)

@@ -16,7 +16,6 @@ from ...configs.errors import BulkError, ConfigError
 from ...runner.core.errors import first_line
 from ...runner.files.file_stamp import sha256
 from ...runner.runs.run_files import stored_statistics
-from ...runner.store.results import read_results
 from ..terminal.tables import count_text
 from .hub_card import dataset_card
 from .result import ExportResult
@@ -43,7 +42,7 @@ def upload(source: ExportedRun, to: str, repo: str, *, overwrite: bool, public: 
         raise ConfigError(f"--to {to}: expected hf:owner/name, a dataset on the hub")
     api, result = HfApi(), ExportResult(to, source.records)
     statistics = stored_statistics(source.run) if source.complete else None
-    schema, batches = batches_with_progress(read_results(source.run), source.records, source.run)
+    schema, batches = batches_with_progress(source.results(), source.records, source.run)
     with _hub_errors(to):
         old = _prepare_dataset(api, repo, to, overwrite, public)
         with TemporaryDirectory(prefix="mlx-bulk-") as folder:

@@ -1,22 +1,29 @@
-"""Reads the committed records of a run. Each shard's current part is checked against the commit log first.
+"""Reads the committed records of a run, and on demand the finished ones of open shards.
 
-A part that is replaced meanwhile is read in its newer generation. Knows no columns.
+Each shard's current part is checked against the commit log first. A part that is replaced meanwhile is read in its newer generation.
+Knows no columns.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from typing import Self
 
 import pyarrow as pa
 
 from ..core.errors import RunDirError
 from ..files.file_stamp import Stamp, sha256, stamp_of
-from .commit_log import Commit, PartFile, read_commits
-from .journal import Journal
+from .commit_log import Commit, CommitLog, PartFile, read_commits
+from .journal import Journal, peek
 from .open_journals import journal_files, uncommitted_journals
 from .part_file import part_batches
 from .paths import RunPaths
+from .row_order import sorted_records
+
+PartOf = Callable[[RunPaths, Commit], tuple[Path, PartFile] | None]
 
 # Names the command in full: who reads a run is another command (export, compare) or another run.
 _AGAIN = "Start that run again, with its own mlx-bulk run command (without --overwrite): it does the shard again."
@@ -64,6 +71,61 @@ def _journals(run: Path) -> list[Journal]:
     return [each.journal for each in uncommitted_journals(journal_files(paths), read_commits(paths)) if each.journal is not None]
 
 
+@dataclass(slots=True, frozen=True)
+class OpenShards:
+    """The records in journals of shards that are not committed, as they were at one moment."""
+
+    journals: dict[int, Journal]
+    log: CommitLog
+
+    @classmethod
+    def of(cls, run: Path) -> Self:
+        """Reads the journals of the run directory ``run``, and then its commit log, so that no finished record is missed in between."""
+        paths, held = RunPaths(run), dict[int, Journal]()
+        for file in journal_files(paths):
+            with suppress(FileNotFoundError):  # committed in this moment
+                content, _ = peek(file)
+                if content is not None:
+                    held[content.header.shard] = content
+        log = read_commits(paths)
+        return cls({shard: each for shard, each in held.items() if each.header.generation > log.generations.get(shard, 0)}, log)
+
+    def batches(self, shard: int, errors: bool) -> list[pa.RecordBatch]:
+        """Returns the results, or with ``errors`` the failures, in the shard's journal."""
+        return self.journals[shard].errors if errors else self.journals[shard].results
+
+    @property
+    def records(self) -> int:
+        """Counts the results in journals."""
+        return sum(batch.num_rows for shard in self.journals for batch in self.batches(shard, False))
+
+    @property
+    def errors(self) -> int:
+        """Counts the failures in journals."""
+        return sum(batch.num_rows for shard in self.journals for batch in self.batches(shard, True))
+
+
+def read_finished(run: Path, open_shards: OpenShards, errors: bool = False) -> Iterator[pa.RecordBatch]:
+    """Yields the committed records of the run directory ``run`` and those of ``open_shards``, in input order; or the failures.
+
+    Records that another run's columns had are left out. Raises RunDirError as ``read_results``.
+    """
+    paths, part_of, log = RunPaths(run), _errors_of if errors else _results_of, open_shards.log
+    schema: pa.Schema | None = None
+    for shard in sorted(log.commits.keys() | open_shards.journals.keys()):
+        commit, journal = log.commits.get(shard), open_shards.journals.get(shard)
+        redone = journal is not None and errors and journal.header.retry > 0
+        committed = iter(()) if commit is None or redone else _shard_batches(paths, commit, part_of, None)
+        batches = committed if journal is None else sorted_records([*committed, *_of_schema(open_shards.batches(shard, errors), schema)])
+        for batch in batches:
+            schema = batch.schema
+            yield batch
+
+
+def _of_schema(batches: list[pa.RecordBatch], schema: pa.Schema | None) -> list[pa.RecordBatch]:
+    return [batch for batch in batches if schema is None or batch.schema.equals(schema)]
+
+
 def checked_parts(run: Path, errors: bool = False) -> list[Path]:
     """Returns the committed parts of the run directory ``run`` in input order, of its failures with ``errors``; checks each of them.
 
@@ -88,19 +150,22 @@ def _errors_of(paths: RunPaths, commit: Commit) -> tuple[Path, PartFile] | None:
 
 def _committed(
     paths: RunPaths,
-    part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None],
+    part_of: PartOf,
     columns: list[str] | None,
     without: Collection[int] = (),
 ) -> Iterator[pa.RecordBatch]:
     for shard, commit in sorted(read_commits(paths).commits.items()):
-        if shard not in without and (part := _current(paths, commit, part_of)) is not None:
-            with part[1] as file:
-                yield from part_batches(part[0], file, columns)
+        if shard not in without:
+            yield from _shard_batches(paths, commit, part_of, columns)
 
 
-def _current(
-    paths: RunPaths, commit: Commit, part_of: Callable[[RunPaths, Commit], tuple[Path, PartFile] | None]
-) -> tuple[Path, pa.MemoryMappedFile] | None:
+def _shard_batches(paths: RunPaths, commit: Commit, part_of: PartOf, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    if (part := _current(paths, commit, part_of)) is not None:
+        with part[1] as file:
+            yield from part_batches(part[0], file, columns)
+
+
+def _current(paths: RunPaths, commit: Commit, part_of: PartOf) -> tuple[Path, pa.MemoryMappedFile] | None:
     """Checks and opens a commit's part. Where a process has replaced it since the log was read, opens its newer generation."""
     while (expected := part_of(paths, commit)) is not None:
         part, file = expected
