@@ -71,6 +71,11 @@ def _plain(value: object) -> Value:
     return str(value) if isinstance(value, Path) else cast(Value, value)
 
 
+def is_eval_config(path: Path) -> bool:
+    """Returns True when the file is the config of an evaluation. Raises ConfigError where it cannot be read."""
+    return read_config(path).get("job") == "eval"
+
+
 def load_eval(path: Path, overrides: Sequence[str] = (), options: Options | None = None) -> EvalConfig:
     """Returns the config of an evaluation, which ``mlx-bulk eval`` runs. Otherwise like ``load_config``."""
     values = read_config(path)

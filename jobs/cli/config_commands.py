@@ -36,9 +36,11 @@ def plan(source: ConfigSource, calibrate: bool, as_json: bool, log_level: str) -
 def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, str]:
     """Returns the exit code and the text of a plan."""
     from ...configs.cells import cells
-    from ...configs.load import load_config
+    from ...configs.load import is_eval_config, load_config
     from ...configs.sweep import SweepConfig
 
+    if is_eval_config(source.file):
+        return 0, _plan_of_eval(source, calibrate, as_json)
     config = load_config(source.file, source.overrides, source.options)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
     prepare_mlx()
@@ -56,6 +58,18 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
     return bad_rows_exit_code(forecast), plan_as_json(forecast) if as_json else plan_as_text(
         forecast, shutil.get_terminal_size((100, 0)).columns
     )
+
+
+def _plan_of_eval(source: ConfigSource, calibrate: bool, as_json: bool) -> str:
+    from ...configs.load import load_eval
+
+    config = load_eval(source.file, source.overrides, source.options)
+    prepare_mlx()
+    from ..evals.forecast import forecast_eval
+    from ..plan.evaluation import eval_plan_as_json, eval_plan_as_text
+
+    forecast = forecast_eval(config, calibrate)
+    return eval_plan_as_json(forecast) if as_json else eval_plan_as_text(forecast)
 
 
 @click.command()

@@ -7,8 +7,8 @@ samples; once it exists, they do.
 import json
 import logging
 import subprocess
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from ...runner.models.device_memory import is_out_of_memory
 from ...runner.runs.run_dir import RunDir, Start
 from .figures import figures_table
 from .request_audit import RESULT_FILES
+from .request_list import RequestList
 from .run import EvalRun, require_eval_folder
 
 if TYPE_CHECKING:
@@ -54,6 +55,56 @@ def run_evaluation(config: EvalConfig, start: Start, host: HostProcess) -> Evalu
     Raises ConfigError where lm-eval or a task is missing, RunDirError where the folder is another run's, DriftError where the run was
     started with something else, KeyboardInterrupt where ``host`` stopped it, and the model's errors.
     """
+    harness = _harness(config)
+    with EvalRun(config, start, host, lambda: harness.tasks.tasks) as run:
+        lm = harness.model(answers=run, **harness.arguments)
+        run.serve(lm.eval_model, lm.progress)
+        results = _evaluate(harness, config, lm)
+        results["config"]["model"] = "mlx-bulk"
+        tables = [harness.table(results)] + ([harness.table(results, "groups")] if results.get("groups") else [])
+        run.finish(lambda run_dir: _write(run_dir, results, config.log_samples))
+        text = "\n".join([_header(config, harness.arguments), *tables])
+        return Evaluation(text, run.folder / "results.json", run.rows, run.known, run.failed)
+
+
+def build_requests(config: EvalConfig) -> tuple[RequestList, Any]:
+    """Loads the tasks and builds all their requests. Returns these, and the ``BulkLM`` that they are for, without weights.
+
+    Raises as ``run_evaluation`` does before its first request.
+    """
+    harness = _harness(config)
+    lm = harness.model(answers=_UntilBuilt(), **harness.arguments)
+    with suppress(_AllBuiltError):
+        _evaluate(harness, config, lm)
+    return RequestList(harness.tasks.tasks), lm
+
+
+class _AllBuiltError(BaseException):
+    """Ends lm-eval's evaluation at its first request. lm-eval's tasks may catch an Exception."""
+
+
+class _UntilBuilt:
+    """The ``Answers`` of a model that is asked for none."""
+
+    def begin(self, requests: Sequence[Any]) -> Mapping[int, Any]:
+        """Raises ``_AllBuiltError``."""
+        raise _AllBuiltError
+
+
+@dataclass(slots=True, frozen=True)
+class _Harness:
+    """lm-eval, ready for a config: ``simple_evaluate``, ``make_table``, our model for it, its arguments, the tasks and their names."""
+
+    evaluate: Any
+    table: Any
+    model: Any
+    arguments: dict[str, Any]
+    tasks: "_LoadedTasks"
+    names: list[str]
+
+
+def _harness(config: EvalConfig) -> _Harness:
+    """Checks what needs no model, and finds the tasks. Raises ConfigError, RunDirError."""
     _require_folders(config)
     try:
         import lm_eval  # pyright: ignore[reportMissingImports]
@@ -69,18 +120,8 @@ def run_evaluation(config: EvalConfig, start: Start, host: HostProcess) -> Evalu
     check_settings(config.gen_kwargs)
     arguments = model_args(config)
     manager = TaskManager(include_path=[str(Path(path).expanduser()) for path in config.include_path], metadata=arguments)
-    tasks = _LoadedTasks(manager)
     names = match_tasks(config.tasks, manager)
-    with EvalRun(config, start, host, lambda: tasks.tasks) as run:
-        model: Any = BulkLM
-        lm = model(answers=run, **arguments)
-        run.serve(lm.eval_model, lm.progress)
-        results = _evaluate(lm_eval.simple_evaluate, config, {"model": lm, "model_args": arguments}, names, tasks)
-        results["config"]["model"] = "mlx-bulk"
-        tables = [make_table(results)] + ([make_table(results, "groups")] if results.get("groups") else [])
-        run.finish(lambda run_dir: _write(run_dir, results, config.log_samples))
-        text = "\n".join([_header(config, arguments), *tables])
-        return Evaluation(text, run.folder / "results.json", run.rows, run.known, run.failed)
+    return _Harness(lm_eval.simple_evaluate, make_table, BulkLM, arguments, _LoadedTasks(manager), names)
 
 
 class _LoadedTasks:
@@ -109,7 +150,7 @@ def _require_folders(config: EvalConfig) -> None:
         raise ConfigError(f"include_path: found {kind} {missing[0]}; expected a folder with task files")
 
 
-def _evaluate(simple_evaluate: Any, config: EvalConfig, model: dict[str, Any], tasks: list[str], manager: _LoadedTasks) -> dict[str, Any]:
+def _evaluate(harness: _Harness, config: EvalConfig, lm: Any) -> dict[str, Any]:
     """Runs the tasks with lm-eval's ``simple_evaluate``, whose decorator hides its parameters; returns lm-eval's results.
 
     Raises OutOfRoom, the model's errors, and DataError for all others.
@@ -117,10 +158,11 @@ def _evaluate(simple_evaluate: Any, config: EvalConfig, model: dict[str, Any], t
     seeds = config.seeds
     try:
         with _quiet_git():
-            return simple_evaluate(
-                **model,
-                tasks=tasks,
-                task_manager=manager,
+            return harness.evaluate(
+                model=lm,
+                model_args=harness.arguments,
+                tasks=harness.names,
+                task_manager=harness.tasks,
                 num_fewshot=config.num_fewshot,
                 limit=config.limit,
                 apply_chat_template=config.apply_chat_template,

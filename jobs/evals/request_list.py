@@ -80,6 +80,10 @@ class RequestList:
         at = bisect_right(self._starts, position) - 1
         return _request(self._instances[at], position - self._starts[at])
 
+    def instance(self, position: int) -> Any:
+        """Returns lm-eval's instance of the request of a row."""
+        return self._instances[bisect_right(self._starts, position) - 1]
+
     def __iter__(self) -> Iterator[EvalRequest]:
         return (self.at(position) for position in range(self.rows))
 

@@ -141,11 +141,12 @@ class EvalRun:
 
     def _open_folder(self, requests: RequestList) -> None:
         require_eval_folder(self.folder)
+        assert self._model is not None, "serve comes first"
         self.rows = requests.rows
         description = {
             "config": self.config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),
-            "identity": self._identity(),
+            "identity": eval_identity(self.config, self._model),
             "inputs": requests.inputs,
         }
         layout = Layout.of(description)
@@ -167,13 +168,6 @@ class EvalRun:
                 self.writer.admit(row, 1)
         self._open.enter_context(self._host.saving(self._save))
 
-    def _identity(self) -> dict[str, Any]:
-        assert self._model is not None, "serve comes first"
-        prints = checkpoint_fingerprints(self._model.checkpoint)
-        if self._model.config.tokenizer is not None:
-            prints["model.tokenizer"] = self._model.tokenizer_fingerprint
-        return {**identity(self.config), **prints, **columns_of(SCHEMA)}
-
     def _save(self) -> bool:
         """Saves what is finished. Called in a thread of its own when the process must end in the middle of a step."""
         run_dir, writer = self._opened
@@ -183,6 +177,14 @@ class EvalRun:
         if self._noted:
             run_dir.session_ended({"how": "stopped", "rows": writer.rows, "errors": writer.errors})
         return done
+
+
+def eval_identity(config: EvalConfig, model: "EvalModel") -> dict[str, Any]:
+    """Returns what must not change between two starts of an evaluation, beside its requests, as run.json has it."""
+    prints = checkpoint_fingerprints(model.checkpoint)
+    if model.config.tokenizer is not None:
+        prints["model.tokenizer"] = model.tokenizer_fingerprint
+    return {**identity(config), **prints, **columns_of(SCHEMA)}
 
 
 def require_eval_folder(folder: Path) -> None:
