@@ -1,4 +1,4 @@
-"""What every benchmark says beside its figures: when, on which machine, with which versions; and its table on the terminal."""
+"""Adds date, machine and versions to a benchmark's figures, and prints its table."""
 
 import os
 import platform

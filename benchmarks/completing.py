@@ -1,4 +1,4 @@
-"""What a peer of a generation benchmark is asked for: prompts, how many new tokens, how they are chosen, how many rows at once."""
+"""The work of a peer in a generation benchmark: prompts, number of new tokens, sampling, rows at once."""
 
 import json
 from dataclasses import asdict, dataclass, replace

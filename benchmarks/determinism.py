@@ -1,4 +1,4 @@
-"""What batch size does to greedy completions, and what `batch.deterministic` costs.
+"""Measures how batch size changes greedy completions, and the cost of `batch.deterministic`.
 
 The embedded demo model, or a random 135 M shape (`--shape 135m`: random weights have many near-ties, so its share is an upper bound),
 over questions from a JSON-lines file with a column `question`, or made here. The last line is JSON: `differ` is the share of rows whose

@@ -1,4 +1,4 @@
-"""What it costs that a run can be killed at any instant: generation with the journal and its fsyncs, and with records kept in memory.
+"""Measures the cost of durability: generation with the journal and its fsyncs, against records kept in memory.
 
 Ours in both cases, the embedded demo model (small, so that records come fast: the worst case), questions from a JSON-lines file with
 a column `question` (GSM8K's, say) or made here. The runs take turns in one process. The last line is JSON: `ratio` is the median over
@@ -42,7 +42,7 @@ output: {{path: {output}}}
 
 
 class InMemory:
-    """What most batch scripts do: records are kept until the end, then written at once."""
+    """Keeps records until the end and writes them at once, as most batch scripts do."""
 
     def __init__(self, run_dir: Any, identity: str, schema: pa.Schema, *_: Any):
         self.rows = self.records = self.errors = 0

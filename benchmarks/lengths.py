@@ -1,4 +1,4 @@
-"""How long GSM8K's questions and answers are, and token ids of such lengths: the work that all peers get.
+"""Lengths of GSM8K's questions and answers, and random token ids of these lengths: the work of all peers.
 
 A random model knows no language, so ids are drawn at random; only how many there are matters. A vocabulary of 49 k takes about four
 characters a token. Without the file, lengths are drawn log-normally, with GSM8K's own mean and spread.

@@ -1,4 +1,4 @@
-"""What a run spends at load to find out how a model may be run: a twin of it (once, then remembered), and short rows on its weights.
+"""Measures the probes at load: on a twin of the model (once, then remembered), and short rows on its weights.
 
 The first is a matter of the architecture alone. What is tried on the weights is some calls of few tokens: each takes as long as it
 takes to read all weights. The embedded demo and a Llama of 135 M parameters, by random weights. The last line is JSON: seconds of wall

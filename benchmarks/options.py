@@ -1,4 +1,4 @@
-"""The options that several benchmarks have: which model, whose lengths, how much of what, and which peers. Knows nothing of their work."""
+"""Options that several benchmarks share: model, lengths, amounts, peers. Knows nothing of their work."""
 
 import argparse
 from collections.abc import Sequence

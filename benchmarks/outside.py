@@ -1,4 +1,4 @@
-"""How long a run's model thread is not in the engine: the real pipeline on a file of questions, the engine's turns timed from outside.
+"""Measures the time that a run's model thread spends outside the engine, in the real pipeline on a file of questions.
 
     python benchmarks/outside.py --data gsm8k_test.jsonl
 

@@ -1,4 +1,4 @@
-"""How near ``mlx-bulk plan --calibrate`` comes to the run: its time (promised within 25 %) and its disk (within 10 %).
+"""Compares ``mlx-bulk plan --calibrate`` with the run: time (promised within 25 %) and disk (within 10 %).
 
     python benchmarks/plan_accuracy.py questions.jsonl [model]
 
@@ -24,7 +24,7 @@ JOBS: dict[str, dict[str, Any]] = {
 
 
 def command(*arguments: str) -> str:
-    """What one mlx-bulk command prints."""
+    """Returns the output of one mlx-bulk command."""
     done = subprocess.run([sys.executable, "-m", "mlx_bulk.jobs", *arguments], capture_output=True, text=True, check=False)
     if done.returncode not in (0, 3):
         sys.exit(done.stderr)
@@ -32,7 +32,7 @@ def command(*arguments: str) -> str:
 
 
 def compared(name: str, job: dict[str, Any], data: str, model: str, folder: Path) -> dict[str, Any]:
-    """Plans and runs one job: what was foreseen, what it took, and by which share the first was off."""
+    """Plans and runs one job; returns the forecast, the measured value, and the relative error."""
     run = folder / name.replace(" ", "-")
     config = folder / f"{run.name}.yaml"
     sections = {"model": {"path": model}, "output": {"path": str(run)}, "data": {"path": data, **job.get("data", {})}}

@@ -1,4 +1,4 @@
-"""What is gained by computing once what rows have in common: ours with sharing against ours without, in turns.
+"""Measures the gain of shared prefixes: ours with sharing against ours without, in turns.
 
     python benchmarks/prefix_speed.py --work answers --data gsm8k_test.jsonl
     python benchmarks/prefix_speed.py --work samples

@@ -1,4 +1,4 @@
-"""How long a run of millions of rows takes to go on, and what memory: bookkeeping alone, no model and no input.
+"""Measures the time and memory in which a run of millions of rows recovers: bookkeeping alone, no model, no input.
 
 All rows but the last thousands are finished and committed by the project's own writer, 1,024 a shard, some of the last shard's are
 in its journal; then a process of its own recovers. The last line is JSON: seconds and bytes of that, and how long writing took.

@@ -1,4 +1,4 @@
-"""What the BLAS makes of the machine, as a peer in the same turns: float32 matrix products. Kernels of ours may use other units.
+"""Measures float32 matrix products of the BLAS, as a peer in the same turns. Kernels of ours may use other units.
 
 As a program: GFLOP/s alone.
 """

@@ -1,4 +1,4 @@
-"""How full batches are when lengths differ widely: 10 to 1,000 tokens in, 5 to 500 out, through the project's own engine.
+"""Measures how full batches are when lengths differ widely: 10 to 1,000 tokens in, 5 to 500 out.
 
 Lengths are log-normal, and how long a completion becomes is not known beforehand to whoever orders the rows. The last line is JSON:
 ``padding`` is padded to real tokens in prefill, ``filled`` the share of decode slots that held a row, ``filled_before_the_end`` the

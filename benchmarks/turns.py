@@ -78,7 +78,7 @@ def race(program: str, peers: list[str], folder: Path, rounds: int) -> dict[str,
 
 
 def compare(results: dict[str, dict[str, Any]], tokens: dict[str, int]) -> dict[str, float]:
-    """How many times faster the first peer of ``tokens`` is than each other: the median over rounds, which had its turn at the same time.
+    """Returns how many times faster the first peer of ``tokens`` is than each other, as the median over rounds.
 
     tokens: what each peer does in a round. Notes it and the tokens a second with the peer's results.
     """

@@ -109,7 +109,7 @@ def sum_by_blocks(x: mx.array) -> mx.array:
 
 @dataclass(slots=True, frozen=True)
 class SoftmaxSums:
-    """What a softmax needs of N rows of logits.
+    """The figures from which the softmax of N rows of logits follows.
 
     best: [N] int32, the id of the largest logit, the lowest of equals. peak: [N] float32, its value. total: [N], the sum of
     exp(logit - peak). A row with a NaN has NaN for the last two, and the NaN's id as its best.

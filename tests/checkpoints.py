@@ -62,7 +62,7 @@ def write_checkpoint(folder: Path, config: dict[str, Any] = LLAMA) -> Path:
 
 
 def write_quantized(folder: Path, bits: int = 4, dtype: mx.Dtype = mx.float16) -> Path:
-    """The same as ``mlx_lm.convert -q`` writes it."""
+    """Writes the checkpoint as ``mlx_lm.convert -q`` does."""
     write_checkpoint(folder)
     network, _ = mlx_lm_load(str(folder))[:2]
     network.set_dtype(dtype)

@@ -50,8 +50,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"{library} is not installed; pip install -e '.[oracle]'")
 
 
-def said_alone(folder: Path) -> None:
-    """What the end of a run says of its report, without the second that it takes to draw it."""
+def log_report_line(folder: Path) -> None:
+    """Prints a run's line on its report without drawing the report, which takes a second."""
     logging.getLogger("mlx_bulk").info("report: %s", folder / "report.html")
 
 
@@ -59,12 +59,12 @@ def said_alone(folder: Path) -> None:
 def _no_report_at_the_end(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of tests run jobs; those marked ``draws`` are about the report at their end."""
     if request.node.get_closest_marker("draws") is None:
-        monkeypatch.setattr("mlx_bulk.jobs.report.report.report_at_end", said_alone)
+        monkeypatch.setattr("mlx_bulk.jobs.report.report.report_at_end", log_report_line)
 
 
 @pytest.fixture(autouse=True)
-def _log_of_no_command_before() -> None:
-    """A command that ran in this process has set the log up for itself: a quiet one would silence the next test's warnings."""
+def _reset_log() -> None:
+    """Resets the log. A quiet command in this process would silence the next test's warnings."""
     log = logging.getLogger("mlx_bulk")
     log.handlers.clear()
     log.setLevel(logging.NOTSET)

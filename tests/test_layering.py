@@ -116,7 +116,7 @@ def public_modules(room: str) -> frozenset[str] | None:
 
 
 def broken_rules(source: str, module: Module, package: Module) -> list[str]:
-    """What a file with this source does that the rules forbid, as readable lines."""
+    """Returns the rules that a file with this source breaks, as readable lines."""
     room, broken = room_of(module), list[str]()
     for found in imports(source, package):
         target, place = found.module, f"{'/'.join(module)}.py:{found.line}"

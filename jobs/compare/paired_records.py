@@ -176,7 +176,7 @@ FIRST_DIFFERENCE = {f"first_difference_{name}": p for name, p in (("min", 0), ("
 
 
 def _first_difference(a: pa.Array, b: pa.Array) -> int:
-    """Returns the position of the first token that differs, or where the shorter completion ends; -1 where both are the same."""
+    """Returns the position of the first token that differs, or the end of the shorter completion; -1 for equal ones."""
     x, y = a.to_numpy(), b.to_numpy()
     n = min(len(x), len(y))
     unlike = np.flatnonzero(x[:n] != y[:n])

@@ -30,7 +30,7 @@ class TextSums:
 
 @dataclass(frozen=True, slots=True)
 class SharedTokens:
-    """What both runs scored of the same tokens. same: [M], the documents that have the same tokens in both runs.
+    """Scores of both runs for the same tokens. same: [M], the documents that have the same tokens in both runs.
 
     counts: [M], the tokens that both scored. sums: of A and of B [M], the sums of their logprobs.
     """
@@ -42,7 +42,7 @@ class SharedTokens:
 
 @dataclass(frozen=True, slots=True)
 class _Basis:
-    """What the mean is over. unit: token or byte; counts: [M], how many; sums: of A and of B [M], of the logprobs.
+    """The unit and the sums of the mean. unit: token or byte; counts: [M], how many; sums: of A and of B [M], of the logprobs.
 
     same: [M], the documents in which both runs have the same units.
     """

@@ -184,7 +184,7 @@ class GenerateJob:
 
     @property
     def differs(self) -> bool:
-        """Whether the distribution sampled from can differ from the model's own."""
+        """True when the distribution sampled from can differ from the model's own."""
         return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def _plan_cell(cell: Cell, plan: Callable[[], Plan]) -> CellPlan:
 
 
 def plan_exit_code(cell_plans: Sequence[CellPlan]) -> int:
-    """Returns the exit code that a cell without a plan would have, 5 where several differ; else 3 where one has only bad rows, or 0."""
+    """Returns the exit code of the cells without a plan, 5 if theirs differ. Else it returns 3 if a cell has only bad rows, or 0."""
     codes = {each.code for each in cell_plans if each.plan is None}
     if not codes:
         return max((bad_rows_exit_code(each.plan) for each in cell_plans if each.plan is not None), default=0)

@@ -1,4 +1,4 @@
-"""What a report draws of a rollout: rewards in bins, sums over all groups and by policy version, and groups to look at.
+"""Gathers a rollout's figures for a report: rewards in bins, sums over all groups and by policy, and groups to look at.
 
 Gathered while the records stream by. Knows no files and no charts.
 """

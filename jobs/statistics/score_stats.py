@@ -39,7 +39,7 @@ COUNTS = (
     "minus_infinity",  # scored tokens that the model gives no chance
     "scored_tokens",
     "words",  # of documents with a scored token
-    "bytes",  # that the scored tokens stand for
+    "bytes",  # of the scored tokens
     "greedy",  # completions of which each token is the model's first choice
 )
 TYPES = {

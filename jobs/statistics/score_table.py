@@ -109,7 +109,7 @@ def _cells(rows: list[Row], columns: list[Column]) -> list[list[str]]:
 
 
 def notes(row: Row) -> list[str]:
-    """Returns notes that say what ± means here and what the figures leave out."""
+    """Returns notes on the meaning of ± and on records outside the figures."""
     noun = "row" if "acc" in row else "document"
     notes = [_error_note(row)]
     if empty := row.get("nothing_to_score", 0):

@@ -39,7 +39,7 @@ _MIXED = 5  # exit code: cells failed in several ways
 
 @dataclass(frozen=True, slots=True)
 class CellOutcome:
-    """How far a cell came.
+    """The state of a cell after the sweep.
 
     ``summary`` is there where its run ended by itself, ``code`` and ``message`` where it failed. ``waiting`` cells have not begun.
     """

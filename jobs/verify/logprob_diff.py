@@ -39,7 +39,7 @@ class LogprobGap:
 
     @property
     def within(self) -> bool:
-        """Whether the gap is within float32's promises."""
+        """True when the gap is within float32's promises."""
         return self.mean is None or (self.largest <= LARGEST and self.mean <= MEAN)
 
     def add(self, stored: Floats, other: Floats) -> None:
@@ -72,7 +72,7 @@ class LogprobComparison:
 
     @property
     def passed(self) -> bool:
-        """Whether all differences are allowed; true where nothing is promised."""
+        """True when all differences are allowed, or nothing is promised."""
         if self.exact:
             return not self.diverged and all(each.largest == 0 for each in self.differences.values())
         return not self.float32 or all(each.within for each in self.differences.values())

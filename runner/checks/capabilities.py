@@ -125,7 +125,7 @@ def _recalled(kept: Path) -> Capabilities | None:
 
 
 def _key(model: LanguageModel, config: Config) -> str:
-    """Returns a key that is equal for models whose twins show the same: made of their config and of all that computes them."""
+    """Returns a key of the config and of all code that computes twins. Models with equal keys have equal verdicts."""
     names = ("mlx", "mlx-lm", "mlx-bulk")
     return digest(
         {

@@ -36,7 +36,7 @@ log = logging.getLogger("mlx_bulk")
 
 ROWS = {"cpu": 32, "metal": 64, "cuda": 256}  # decoding at once, when batch.rows is auto
 TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when batch.tokens is auto
-# Of the float32 logits read at once. They stand twice, beside what their reduction takes: all of it stays below 256 MB.
+# Bytes of float32 logits read at once. Two copies and their reduction are in memory: below 256 MB together.
 LOGIT_BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}
 
 

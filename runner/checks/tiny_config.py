@@ -38,7 +38,7 @@ WIDTHS = re.compile(r"hidden_size|d_model|n_embd|model_dim|hidden_dim|block_dim|
 STATE_WIDTH = "mamba_d_ssm"
 LEAST_WIDTH = 64
 
-# What stands alone, and the most that it may be.
+# Settings that depend on no other, and the largest value of each.
 VOCABULARIES = re.compile(r"vocab_size(_per_layer_input)?|num_vocab")
 WINDOWS = re.compile(r"(?!conv_)(\w+_)?window(_size|_length)?|attention_chunk_size|index_topk|compress_ratios")
 CAPS = (

@@ -25,7 +25,7 @@ from .tiny_config import VOCABULARY, Config, shrink_config, shrinks
 
 LAYERS = 48  # that a twin may have
 PARAMETERS = 30_000_000
-GAIN = 1.2  # of a product with a weight matrix: what comes out is larger than what goes in, so that logits spread
+GAIN = 1.2  # of a product with a weight matrix: it enlarges its input, so that logits spread
 STRAY = 0.1  # of other parameters around what they begin as: what ignores a bias of zero would be right by chance
 OFF = np.array([-(2.0**-23), 0.0, 2.0**-23], np.float32)
 TEXT = "text_config"  # where a config of several modalities keeps its text model's

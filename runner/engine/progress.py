@@ -7,7 +7,7 @@ from time import monotonic
 
 @dataclass(slots=True)
 class Activity:
-    """What a session is doing now, in words, and since when (``monotonic`` seconds). Other threads may read it."""
+    """The current step of a session, in words, and its start (``monotonic`` seconds). Other threads may read it."""
 
     now: str = "waiting for input"
     since: float = field(default_factory=monotonic)

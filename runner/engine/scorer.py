@@ -54,7 +54,7 @@ class _Window:
 
 @dataclass(slots=True, frozen=True)
 class _CallRead:
-    """What one call of the model says about a passage: at [N] flat indices of its hidden states, targets [N]."""
+    """A passage's part in one call of the model: at [N] flat indices of its hidden states, targets [N]."""
 
     read: PassageRead
     at: NDArray[np.intp]

@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def repeated_prefix(self) -> int:
-        """Tokens that all prompts begin with and that are worth sharing: 0 where they are too few, or there is one row."""
+        """The length in tokens of the prefix of all prompts; 0 where it is too short to share, or there is one row."""
         common = 0 if self.survey.common_prefix is None else len(self.survey.common_prefix)
         return common if common >= MIN_PREFIX and self.survey.rows > 1 else 0
 

@@ -1,4 +1,4 @@
-"""What our CPU layers must know of the current call of their network, and what they report about it.
+"""Tells our CPU layers about the current call of their network, and takes their reports about it.
 
 mlx-lm's modules pass no arguments of ours on to the layers inside them. So all layers of ours in one network share one
 ``CallContext``: ``Network`` fills it in before a call and empties it afterwards. A network without our layers needs none.
@@ -77,7 +77,7 @@ class CallContext:
 
 
 def context_of(model: Any) -> CallContext:
-    """The context that the layers of ours in ``model`` share; one that nobody reads where it has none of ours."""
+    """Returns the context that our layers in ``model`` share; a new one, which nobody reads, where it has none."""
     return getattr(model, CONTEXT, None) or CallContext()
 
 

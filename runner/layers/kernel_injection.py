@@ -162,7 +162,7 @@ def _disagreement(truth: list[list[NDArray[np.float32] | str]], results: list[li
             continue
         if isinstance(ours, str):
             return f"the model crashes ({ours})"
-        never = np.isneginf(right)  # some models give it to ids that stand for nothing
+        never = np.isneginf(right)  # some models give it to ids that no token has
         if not np.array_equal(never, np.isneginf(ours)):
             return "other logits are -inf"
         allowed, gap = TOLERANCE * max(float(right[~never].std()), 1e-3), float(np.abs(right[~never] - ours[~never]).max())

@@ -67,5 +67,5 @@ class Network:
             return self.head.logits(states)
 
     def product(self, states: mx.array) -> Product | None:
-        """Returns the uncomputed product that equals the logits of hidden states [N, H]; None where they are more than that."""
+        """Returns the logits of hidden states [N, H] as an uncomputed product; None where they are more than a product."""
         return None if self.head is None else self.head.product(states)

@@ -39,7 +39,7 @@ _NEEDED = ("num_layers", "lora_parameters", "lora_parameters.rank")  # mlx-lm it
 
 @dataclass(slots=True)
 class _Replacement:
-    """What replaces the base's: modules by path, arrays by name."""
+    """Replacements of the base's modules, by path, and arrays, by name."""
 
     modules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     arrays: dict[str, mx.array] = field(default_factory=dict[str, mx.array])

@@ -219,7 +219,7 @@ def _log_errors(errors: list[dict[str, Any]]) -> None:
 
 @dataclass(slots=True, frozen=True)
 class _RowResult:
-    """What became of a row: the records of its group, or its line for errors/."""
+    """The result of a row: the records of its group, or its line for errors/."""
 
     position: int
     group: pa.RecordBatch | None

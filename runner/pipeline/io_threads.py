@@ -27,7 +27,7 @@ _POLL_SECONDS = 0.2  # how often a thread that waits looks for a reason to stop
 
 @dataclass(slots=True, frozen=True)
 class SessionInput:
-    """What a session works on: its job, its rows, and what earlier sessions recorded of them.
+    """The input of a session: its job, its rows, and the records of earlier sessions.
 
     rows: in the order of their positions. isolated: groups of rows; each group makes a window of its own, before all other rows.
     """
@@ -41,7 +41,7 @@ class SessionInput:
 
 @dataclass(slots=True, frozen=True)
 class SessionRules:
-    """What limits a session.
+    """The limits of a session.
 
     check: says why a request cannot be run, or None. stopped: returns True when the run is to end early. window_shards: shards a
     window, see ``shard_layout.window_shards``. whole_shards: rows of an open shard are all run, recorded or not (deterministic mode

@@ -33,7 +33,7 @@ from ..text.tokenizer import Tokenizer
 
 @dataclass(slots=True, frozen=True)
 class Parts:
-    """What a job is made from, once the input is scanned and the checkpoint is found.
+    """The parts of which a job is made, once the input is scanned and the checkpoint is found.
 
     columns: names of the input's columns. kept: type of the records' ``input`` struct, None where nothing is kept. context: the
     longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the

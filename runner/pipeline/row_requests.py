@@ -26,7 +26,7 @@ class Admit:
 
 @dataclass(slots=True, frozen=True)
 class PreparedRow:
-    """What becomes of a row: messages for the recording thread, then requests for the model."""
+    """A row made ready: messages for the recording thread, then requests for the model."""
 
     messages: tuple[Admit | Failure, ...] = ()
     requests: tuple[AnyRequest, ...] = ()
@@ -34,7 +34,7 @@ class PreparedRow:
 
 @dataclass(slots=True, frozen=True)
 class RecordedRows:
-    """What earlier sessions recorded of the rows in open shards, by the rows' positions."""
+    """The records of earlier sessions in open shards, by the rows' positions."""
 
     recovered: Recovered
     layout: Layout

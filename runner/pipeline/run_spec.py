@@ -1,4 +1,4 @@
-"""What a session needs before it loads the model: the scanned input, the checkpoints, the tokenizer, and the job made of them.
+"""Gathers all that a session needs before it loads the model: the scanned input, checkpoints, tokenizer, and the job.
 
 The run's identity follows from these: the values that may not change between two starts of one run. Does not know run directories.
 """

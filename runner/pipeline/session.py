@@ -94,7 +94,7 @@ def run_job(config: JobConfig, kind: Kind, start: Start, process: HostProcess, s
 
 @dataclass(slots=True, frozen=True)
 class _Command:
-    """What the caller asks for, see ``run_job``."""
+    """The caller's arguments, see ``run_job``."""
 
     config: JobConfig
     kind: Kind

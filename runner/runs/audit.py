@@ -1,4 +1,4 @@
-"""Audits a run by its input and its directory: what is done, what is open, and what is wrong.
+"""Audits a run by its input and its directory: finished shards, open shards, and faults.
 
 Trusts neither sizes nor stamps: every byte is hashed before it is parsed. Takes no lock and changes nothing, so it may audit a run
 that is at work. Memory does not grow with the rows. Knows no job kinds. The next start of the run mends what is wrong.

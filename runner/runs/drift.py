@@ -1,4 +1,4 @@
-"""Compares what a run was started with and what it is continued with, key by key, and tells what a user can adopt.
+"""Compares a run's settings and inputs at its start and now, key by key, and lists the changes that a user can adopt.
 
 Inputs may grow at their end; nothing else may change. Works on plain JSON values; knows no config schema and no file format.
 """

@@ -21,7 +21,7 @@ from ..store.results import read_errors
 
 REFUSED = "refused"  # the event of a policy that could not be loaded
 
-_MAX_COUNTED = 200_000  # failures read to tell kinds apart: a second or two
+_MAX_COUNTED = 200_000  # failures that are read to count their kinds: that takes a second or two
 _MAX_KINDS = 1_000
 _MAX_JOURNAL_BYTES = 256 << 20
 _SHOWN_REASONS = 3

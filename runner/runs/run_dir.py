@@ -224,7 +224,7 @@ class RunDir(RunPaths):
         return read_run(self.root)
 
     def _log_removal(self) -> None:
-        """Logs what is lost where the run that is removed is not complete."""
+        """Logs the loss of finished rows when an unfinished run is removed."""
         commits, journals = read_commits(self), len(journal_files(self))
         if commits.closing is None and (commits.commits or journals):
             rows = sum(commit.rows for commit in commits.commits.values())

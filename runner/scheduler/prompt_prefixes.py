@@ -55,7 +55,7 @@ def share_prefixes(requests: Iterable[Request], limits: Limits, cached: Sequence
 
 
 def _with_cached(rows: Sequence[tuple[Ids, Request]], cached: Sequence[Ids]) -> list[tuple[Ids, Request | None]]:
-    """Sorts the rows by their ids, and puts each cached prefix in front of the rows that begin with it; other cached ones are left out."""
+    """Sorts the rows by their ids, and puts each cached prefix before the rows that begin with it. Leaves out unused prefixes."""
     every: list[tuple[Ids, Request | None]] = sorted([*((ids, None) for ids in cached), *rows], key=lambda row: sort_key(row[0]))
     kept: list[tuple[Ids, Request | None]] = []
     for ids, request in reversed(every):

@@ -133,7 +133,7 @@ class _Sink:
 
 
 def check_part(path: Path) -> tuple[Declared, PartFile] | None:
-    """Returns what the part at ``path`` declares; None where its bytes are not those that were written. Raises OSError."""
+    """Returns the declaration of the part at ``path``; None where its bytes have changed. Raises OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         if (start := _footer_start(file, size)) is None:
@@ -157,7 +157,7 @@ def check_part(path: Path) -> tuple[Declared, PartFile] | None:
 
 
 def _footer_start(file: BinaryIO, size: int) -> int | None:
-    """Returns where the footer begins, by the length after it; None where that length cannot be right."""
+    """Returns the footer's start, by the length after it; None for an impossible length."""
     if size < _TAIL:
         return None
     file.seek(size - _TAIL)

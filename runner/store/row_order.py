@@ -38,7 +38,7 @@ def sorted_records(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     for piece in _pieces(batches):
         held.append(piece)
         rows += piece.num_rows
-        size += pa.ipc.get_record_batch_size(piece)  # nbytes would count bitmaps that the framing left behind
+        size += pa.ipc.get_record_batch_size(piece)  # nbytes would count bitmaps that framing removes
         if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
             yield pa.concat_batches(held)
             held, rows, size = [], 0, 0

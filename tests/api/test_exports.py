@@ -17,7 +17,7 @@ NEEDS_BLAS = pytest.mark.skipif(backend.prepare().library is None, reason="no fa
 
 
 def output(code: str, folder: Path) -> tuple[str, str]:
-    """What a process of its own prints: on stdout, and on stderr."""
+    """Returns what a new process prints on stdout and on stderr."""
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr

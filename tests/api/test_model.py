@@ -45,7 +45,7 @@ def columns(results: list[mlx_bulk.GenerateResult]) -> list[dict[str, Any]]:
 
 
 def without_bits(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same less the figures whose last bits depend on batch mates, unless batch.deterministic is set."""
+    """Leaves out the figures whose last bits depend on other rows of the batch, unless batch.deterministic is set."""
     return [{name: value for name, value in record.items() if name not in ("logprobs", "cumulative_logprob")} for record in records]
 
 

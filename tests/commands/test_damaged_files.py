@@ -61,7 +61,7 @@ def test_damaged_notes_give_one_warning_and_stop_nothing(bench: Bench, name: str
 
 
 def test_a_summary_that_was_not_written_at_the_end_is_written_at_the_next_start(bench: Bench):
-    """As after a kill between the closing line of the commits and the summary: it is still the one of the session before."""
+    """A kill between the last line of the commit log and the summary leaves the summary of the session before."""
     path = bench.root / "run/summary.json"
     whole = read_document(path)
     write_document(path, whole | {"complete": False, "rows": 3, "records": 3, "statistics": None})

@@ -69,7 +69,7 @@ return [...document.querySelectorAll("button, input, a, summary, [tabindex='0'],
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report of a run with all that tokens can have, and with text that would do harm were it not text."""
+    """The report of a run with every figure of tokens, and with text that must not act as HTML."""
     folder = tmp_path_factory.mktemp("report")
     bench = Bench(folder, write_checkpoint(folder / "model"))
     rows = [{"id": f"k{i}", "q": f"Question {i}: <script>document.title = 'taken'</script> what is {i} + {i}?"} for i in range(30)]

@@ -20,7 +20,7 @@ from ..jobs.support.bench import ROWS, Bench
 
 
 def labels(page: Reader) -> list[str]:
-    """What the drawn marks say of themselves."""
+    """Returns the labels of the drawn marks."""
     return [str(attributes["aria-label"]) for tag, attributes in page.elements if tag == "path" and attributes.get("aria-label")]
 
 

@@ -97,7 +97,7 @@ def place() -> Generator[Path]:
 
 
 def opened(run: Path) -> str:
-    """What opening ``run`` says to a user who is not root."""
+    """Returns the message that a user who is not root gets for ``run``."""
     done = subprocess.run([sys.executable, "-c", OPEN, str(run), str(NOBODY)], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 

@@ -184,7 +184,7 @@ def test_min_tokens_masks_what_would_stop(bench: Bench):
 
 
 def two_token_stop(records: list[Record]) -> tuple[Record, str, int]:
-    """A record, a string that spans two of its tokens behind the first two, and how many tokens it takes to complete it."""
+    """Returns a record, a string that spans two of its tokens after the first two, and the number of tokens that complete it."""
     for record in records:
         text, starts = record["completion"], record["text_offset"]
         for i in range(3, len(starts)):

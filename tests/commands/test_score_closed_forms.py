@@ -162,7 +162,7 @@ def scale(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def weighed(logprobs: Sequence[float | None]) -> list[int | None]:
-    """What stood before each token, in weights; None where it is not scored."""
+    """The weights of the tokens before each token; None where it is not scored."""
     return [None if x is None else round(math.exp(-x) / (VOCABULARY - 1) - 1) for x in logprobs]
 
 
@@ -171,7 +171,7 @@ def weight(ids: Ids) -> int:
 
 
 def rolled(ids: Ids, context: int, every: bool) -> list[Ids]:
-    """What is promised to stand before each id but the first: lm-eval's windows, the last one filled from the left."""
+    """The context promised for each id but the first: lm-eval's windows, the last one filled from the left."""
     seen = [ids[:at] for at in range(1, min(len(ids), 1 + context))]
     room = context - every
     for first in range(1 + context, len(ids), room):

@@ -104,6 +104,6 @@ def links(page: str) -> list[str]:
 
 
 def anchors(page: str) -> set[str]:
-    """What a forge makes of a page's headings."""
+    """Returns the anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -35,7 +35,7 @@ Frame = tuple[float, str]  # seconds, and the screen with its colours as ANSI co
 
 
 def recorded(commands: tuple[str, ...], folder: Path) -> list[Frame]:
-    """What a terminal in ``folder`` shows while the commands are given, each screen with the seconds that it stands."""
+    """Returns the screens of a terminal in ``folder`` while the commands run, each with its seconds."""
     tmux = ["tmux", "-L", f"recording-{os.getpid()}"]
     shell = f"PATH={Path(sys.executable).parent}:$PATH PS1='$ ' exec bash --norc --noprofile"
 

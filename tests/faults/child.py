@@ -50,7 +50,7 @@ def prepare(model: str) -> None:
 
 
 def place_of(argument: object) -> str:
-    """What a point's pattern is searched in: a path, the path of an open file, or the beginning of what is written."""
+    """Returns the text in which a point's pattern is searched: a path, the path of an open file, or the first bytes written."""
     if isinstance(argument, str | os.PathLike):
         return os.fspath(argument)
     if isinstance(argument, bytes | memoryview):
@@ -99,7 +99,7 @@ def watched(real: Callable[..., Any], point: dict[str, Any], calls: "itertools.c
 
 
 def tear(real: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Half of what the call was to bring on the disk is there: of a write the first half, of a file to be synced likewise."""
+    """Leaves half of a call's bytes on the disk: the first half of a write, or of a file to be synced."""
     if len(arguments) == 2:
         real(arguments[0], arguments[1][: len(arguments[1]) // 2])
     else:

@@ -37,7 +37,7 @@ class Ended:
 
     @property
     def killed(self) -> bool:
-        """Whether it died of SIGKILL."""
+        """True when it died of SIGKILL."""
         return self.code == -signal.SIGKILL
 
 

@@ -32,7 +32,7 @@ class Point:
     again: bool = False
 
     def described(self) -> dict[str, Any]:
-        """As JSON."""
+        """Returns the points as JSON."""
         return asdict(self)
 
 

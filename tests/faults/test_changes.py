@@ -26,7 +26,7 @@ def stopped(run: TinyRun) -> TinyRun:
 
 
 def refused(run: TinyRun, *named: str, stdin: Path | None = None) -> None:
-    """The same command is refused, says what has changed, and leaves the run as it was: it goes on when that is put right."""
+    """Checks that the command is refused, names the change, and leaves the run as it was."""
     before = parts(run.path)
     ended = run.start(stdin=stdin)
     assert ended.code == 4, ended.stderr
@@ -37,7 +37,7 @@ def refused(run: TinyRun, *named: str, stdin: Path | None = None) -> None:
 
 
 def goes_on(run: TinyRun) -> Parts:
-    """The same command ends well: the parts that it comes to."""
+    """Runs the same command to its end, and returns its parts."""
     assert run.start().code == 3
     assert run.verify().exit_code == 3
     return parts(run.path)

@@ -27,7 +27,7 @@ NUMBER = re.compile(r"\d{8}.*")
 
 
 def kinds(run: Path) -> dict[str, list[Path]]:
-    """The files of a run directory, those of one kind together: each kind is to be damaged as often as any other."""
+    """Returns the files of a run directory by kind, as each kind is damaged equally often."""
     found: dict[str, list[Path]] = {}
     for file in sorted(file for file in run.rglob("*") if file.is_file() and file.stat().st_size):
         name = str(file.relative_to(run))
@@ -101,6 +101,6 @@ def damaged(content: bytes, place: float, bit: int | None) -> bytes:
 
 
 def outcome(run: Path) -> dict[str, bytes]:
-    """What others read of a run."""
+    """Returns all that other programs read of a run."""
     statistics = run / "stats.arrow"
     return parts(run) | ({"stats": statistics.read_bytes()} if statistics.exists() else {})

@@ -29,7 +29,7 @@ DEATHS = {
 
 
 def whole_groups(run: Path) -> Counter[int]:
-    """How many records each row of the open shards has in the journals, with the shard."""
+    """Returns the number of records of each row in the journals, with its shard."""
     found = Counter[tuple[int, int]]()
     for file in run.glob("journal/*"):
         kept, _ = journal.peek(file)

@@ -145,7 +145,7 @@ def test_parts_whose_lines_are_lost(run: TinyRun, whole: dict[str, Parts], point
 
 @pytest.mark.parametrize("point", OVERWRITING, ids=lambda point: point.name)
 def test_a_run_that_takes_the_place_of_another(run: TinyRun, whole: dict[str, Parts], point: Point):
-    """Broken off while the old run is removed: the plain command goes on with that, and takes no part of the old one for its own."""
+    """A kill while the old run is removed: the plain command finishes the removal, and adopts no part of the old run."""
     run.write("generate")
     assert run.start().code == 3
     files = [file.open("rb") for file in run.path.glob("results/*")]  # held open: no new file gets the inode of an old one

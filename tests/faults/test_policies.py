@@ -75,7 +75,7 @@ def versions(run: Path) -> set[int]:
 
 
 def goes_on(run: TinyRun) -> set[int]:
-    """The same command ends well, and the account of the run is clean. The versions of its records."""
+    """Runs the same command to its end, and checks that the audit is clean. The versions of its records."""
     ended = run.start()
     assert ended.code == 3, ended.stderr
     assert not list(run.path.glob("policies/.new"))

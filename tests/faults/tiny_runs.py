@@ -90,15 +90,15 @@ class TinyRun:
         (self.folder / "rows.jsonl").write_text(lines(rows))
 
     def begin(self, *options: str, **about: Any) -> Child:
-        """The same command as ever, with ``options`` behind it, in this process alone; ``about``: see ``Children.start``."""
+        """Starts the command with ``options``; ``about``: see ``Children.start``."""
         return self.children.start(self.folder, "run", "job.yaml", "--no-supervised", *options, **about)
 
     def start(self, *options: str, **about: Any) -> Ended:
-        """The same, until it has ended."""
+        """Runs the command to its end."""
         return self.begin(*options, **about).wait()
 
     def killed_at(self, point: Point, *options: str, **about: Any) -> Ended:
-        """The same command, which must die of SIGKILL at ``point``, having said so."""
+        """Runs the command, which must die of SIGKILL at ``point``."""
         ended = self.start(*options, points=[point], **about)
         assert ended.killed, f"survived {point.name}: exit code {ended.code}\n{ended.stderr}"
         assert ended.points == [point.name]

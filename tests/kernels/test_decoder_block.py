@@ -60,7 +60,7 @@ def test_more_positions_than_are_projected_at_once(rows: int, t: int):
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Weights) if field.name != "frequencies"])
 def test_each_array_enters(name: str):
-    """What a kernel ignores would else go unseen where it is small."""
+    """An array that the kernel ignores would not show where it is small."""
     c = case(Shape(biased=True, normed=True, used=3))
     first = called(c, "causal")
     c.weights = replace(c.weights, **{name: getattr(c.weights, name) * 1.5})

@@ -92,7 +92,7 @@ def measured(name: str) -> Row:
 
 
 def against_transformers(name: str, more: dict[str, Any] | None = None) -> float:
-    """How far logprobs are from those of transformers on a checkpoint that it has saved."""
+    """Returns how far logprobs are from transformers' on a checkpoint that it saved."""
     import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
 
     lacking = LACKING.get(name, "nothing") if more is None else "nothing"

@@ -63,7 +63,7 @@ def choices() -> list[ScoreRequest]:
 
 
 class Alone:
-    """What a network says of one row by itself; each row is run once."""
+    """A network's results for each row alone; each row is run once."""
 
     def __init__(self, network: Any):
         self._network = network
@@ -146,7 +146,7 @@ def in_chunks(setup: Setup) -> Setup:
 
 
 def attempt(measure: Callable[[], float]) -> float:
-    """What ``measure`` gives; infinite where the network crashes."""
+    """Returns the result of ``measure``; infinite where the network crashes."""
     try:
         return measure()
     except Exception:  # a model file may fail in any way
@@ -154,7 +154,7 @@ def attempt(measure: Callable[[], float]) -> float:
 
 
 def forced(setup: Setup, network: Any) -> dict[str, Callable[[], float]]:
-    """What each way and shortcut of scoring costs in logprobs, whether the probes allow it or not: what they have to find."""
+    """Returns the error in logprobs of each way and shortcut of scoring, whether or not the probes allow it."""
     alone = Alone(network)
     loose = small(replace(setup, limits=replace(setup.limits, rows=4)), head=None)
     loose = loose.with_features(right_padded=True, shared_passages=True, chunked=True, ragged=True)

@@ -28,7 +28,7 @@ HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> \
 
 
 class Reader(HTMLParser):
-    """What a page holds: its elements with their attributes, the text that is shown, and the text of its scripts."""
+    """Reads a page: its elements with their attributes, the text that is shown, and the text of its scripts."""
 
     def __init__(self, page: str):
         super().__init__()

@@ -26,7 +26,7 @@ def outcome(ids: list[int], index: int) -> Generated:
 
 
 def told(folder: Path, rendered: Rendered) -> Any:
-    """What a function is given for two completions of a row, "<3>" and "<4 5>"."""
+    """Returns the arguments that a function gets for two completions of a row, "<3>" and "<4 5>"."""
     pool = RewardPool(find_functions(named(f"{written(folder, ECHO)}:f")), 1)
     judge = GroupJudge(pool, lambda columns: rendered, lambda request, outcome: f"<{' '.join(map(str, outcome.ids))}>")
     request = Request(0, Prompt("p", np.array([1], np.int32), np.array([0], np.int32)), Generate(Sampling(), (Sample(0, 7), Sample(1, 8))))

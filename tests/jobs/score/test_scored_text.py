@@ -154,7 +154,7 @@ def test_the_first_token_of_a_chat_is_never_scored() -> None:
 
 
 def covered(tokens: ScoredText) -> int:
-    """UTF-8 bytes of the characters that scored tokens lie in, special ones left out: each token's run to the next start, once."""
+    """Counts the UTF-8 bytes of the characters in scored tokens, each once, without special tokens."""
     ends = np.append(tokens.offsets[1:], tokens.until)
     plain = [i for i in np.flatnonzero(tokens.scored) if tokens.ids[i] not in demo().special]
     chars = {c for i in plain for c in range(tokens.offsets[i], max(ends[i], tokens.offsets[i] + 1))}

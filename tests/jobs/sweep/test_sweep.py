@@ -24,7 +24,7 @@ def listed(bench: Bench) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is loaded from here on, by path and precision."""
+    """Lists the models loaded from here on, by path and precision."""
     seen: list[str] = []
     real = model_pool.load_model
 
@@ -73,7 +73,7 @@ def test_models_are_loaded_once_each(bench: Bench, model: Path, loads: list[str]
 
 
 def loads_of(cells: Sequence[Cell]) -> int:
-    """How many models are loaded where each cell keeps only what it needs."""
+    """Returns the number of loads when each cell keeps only what it needs."""
     held, count = set[str](), 0
     for cell in cells:
         needed = {cell.config.model.path} | ({cell.config.reference.path} if cell.config.reference else set())

@@ -48,7 +48,7 @@ def of(config: dict[str, Any], network: Any = None, **more: Any) -> LanguageMode
 
 
 def _without_padding(mask: Any) -> Any:
-    """A mask as it is for a row that has no pads: what the first row of a batch may see, all see."""
+    """A mask without pads: all rows of a batch see what the first may see."""
     return mx.broadcast_to(mask[:1], mask.shape) if isinstance(mask, mx.array) and mask.ndim == 4 else mask
 
 

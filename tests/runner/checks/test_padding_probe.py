@@ -14,7 +14,7 @@ from ..support.tiny_runs import greedy, run, setup_of
 
 
 class Mixing:
-    """A model that is right for one row alone, and in a batch lets a little of its mates into each row."""
+    """A model that is right for one row alone, and in a batch mixes a little of the other rows into each row."""
 
     def __init__(self, network: Any, share: float):
         self.network, self.layers, self.share = network, network.layers, share

@@ -42,7 +42,7 @@ def test_a_right_model_is_found_right(name: str, window: int | None):
 
 
 class Later:
-    """A network whose logits are off in calls of several rows and tokens on top of what caches hold, by a little of every second id."""
+    """A network that is slightly wrong in calls of several rows and tokens on filled caches, at every second id."""
 
     def __init__(self, network: Network):
         self.network, self.layers = network, network.layers

@@ -35,7 +35,7 @@ class Around(nn.Module):
 
 
 class HeadReadsTokens(Around):
-    """What stands behind the body looks at the tokens again."""
+    """A network whose head reads the tokens again."""
 
     def __init__(self, network: Network):
         super().__init__(network.model)
@@ -59,7 +59,7 @@ class SeesLater(Around):
 
 
 class SeesALittle(Around):
-    """As ``SeesLater``, but of a ``share``."""
+    """``SeesLater``, weighted by ``share``."""
 
     def __init__(self, network: Network, share: float):
         super().__init__(network)

@@ -30,7 +30,7 @@ def test_skipped_rows_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Scan:
-    """Sources of all formats: 30 rows each but for one without any, with blank and bad lines; a table of many row groups."""
+    """Writes sources of all formats with 30 rows each, an empty one, blank and bad lines, and a table of many row groups."""
     folder = tmp_path_factory.mktemp("mixed")
     lines = [json.dumps({"c": n}) if n % 7 else "no row" for n in range(30)]
     (folder / "a.jsonl").write_bytes(b"\xef\xbb\xbf\n" + "".join(f"{line}\n" + " \n\n" * (n % 3) for n, line in enumerate(lines)).encode())

@@ -86,7 +86,7 @@ def test_names_in_all_scripts_are_read(folder: Path) -> None:
 
 
 def run_directory(path: Path) -> None:
-    """What of a run directory marks it, with records in it."""
+    """Makes the marks of a run directory, with records in it."""
     for folder in ("results", "errors"):
         (path / folder).mkdir(parents=True)
         (path / folder / "part-00000000.arrow").write_bytes(b"")

@@ -26,7 +26,7 @@ DRAWN = [request(i, p, Sampling(max_tokens=4 + i, temperature=1.2), seeds=(7 * i
 
 
 def outcomes_in(refuses: Refuses, asked: Sequence[Request], **more: Any) -> tuple[list[Outcome], Engine, Tight]:
-    """What a device with little memory gives, in its order; the engine; and the model, which noted its calls."""
+    """Returns the outcomes of a device with little memory, in order; the engine; and the model, which noted its calls."""
     network = Tight(build("llama"), refuses)
     options: dict[str, Any] = {"rows": 8, "tokens": 256, "head": None, **more}
     engine, windows = engine_of(setup_of(network, **options)), iter([list(asked)])

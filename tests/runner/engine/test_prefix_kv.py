@@ -28,7 +28,7 @@ ONCE = SYSTEM + sum(DOCUMENTS) + 3 * sum(n - 1 for n in TAILS) + sum(n - 1 for n
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> keeping.PrefixKV:
-    """What the next engine keeps."""
+    """The prefixes that the next engine keeps."""
     found = keeping.PrefixKV()
     monkeypatch.setattr(engines, "PrefixKV", lambda: found)
     return found

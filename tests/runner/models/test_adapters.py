@@ -73,7 +73,7 @@ def test_an_adapter_without_dropout_samples_as_one_with_it(dropout: float | None
 
 
 def test_scale_zero_would_not_be_the_base_under_dora(tmp_path: Path):
-    """What the tests above would miss if the adapter were turned down, not taken off."""
+    """The tests above would not notice an adapter at scale 0 in place of one taken off."""
     network = fresh()
     base, adapters = logits(network), adapters_of(network)
     adapters.put_on(write_adapter(tmp_path, network, "dora"))

@@ -54,7 +54,7 @@ def rewarded(bench: Bench) -> dict[str, Any]:
 
 
 def running() -> tuple[set[str], set[int]]:
-    """What a pass may leave behind: threads, and processes of ours."""
+    """Returns the threads and processes of ours that a pass may leave."""
     children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,comm="], capture_output=True, text=True, check=False).stdout
     pids = {int(line.split()[0]) for line in children.splitlines() if not line.endswith("ps")}
     return {thread.name for thread in threading.enumerate()}, pids
@@ -198,7 +198,7 @@ def hangs(completions, q, **kwargs):
 
 
 def test_a_network_of_the_same_kind_can_be_trained_between_groups(bench: Bench):
-    """What makes inference fast on a CPU has no gradients, and stands in the model files of mlx-lm for the engine alone."""
+    """Fast CPU kernels have no gradients, so they are in mlx-lm's model files only while the engine runs."""
     trained, ids = mlx_lm_load(str(bench.model))[0], mx.array([[5, 9, 13, 40]])
     gradient = value_and_grad(trained, lambda model: mx.logsumexp(model(ids), axis=-1).sum())
     expected, gradients = gradient(trained)

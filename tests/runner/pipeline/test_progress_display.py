@@ -149,7 +149,7 @@ def test_a_reader_that_goes_ends_nothing(monkeypatch: pytest.MonkeyPatch, show: 
 
 
 class Terminal(io.StringIO):
-    """What tqdm takes for a terminal."""
+    """A stream that tqdm takes for a terminal."""
 
     def isatty(self) -> bool:
         return True

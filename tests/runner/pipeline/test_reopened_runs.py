@@ -10,7 +10,7 @@ from ..support.made_up_jobs import OneColumn, Written, drive, rows_of, threads_o
 
 
 def ledger_of(samples: dict[int, set[int]], failed: Collection[int] = ()) -> Ledger:
-    """What is recorded of the first shard: samples of rows, and rows that failed whole."""
+    """Makes the ledger of the first shard from samples of rows, and rows that failed whole."""
     ledger = Ledger(0, 8)
     for row, sample in ((row, sample) for row, those in samples.items() for sample in those):
         ledger.add_result(row, sample)

@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def wrong(found: Audit) -> list[str]:
-    """What is wrong, in short."""
+    """Returns the faults, in short."""
     return [f"{Path(problem.place).name}: {problem.what}; {problem.cure}" for problem in found.problems]
 
 

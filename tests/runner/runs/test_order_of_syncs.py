@@ -56,7 +56,7 @@ class Recorded(list[str]):
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """What is called below ``tmp_path``."""
+    """Lists the calls on paths below ``tmp_path``."""
     recorded = Recorded(tmp_path)
 
     def recording(name: str, note: Callable[..., object]) -> None:

@@ -51,7 +51,7 @@ def test_a_run_that_is_starting_again(path: Path):
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_later_start_without_metrics_keeps_earlier_figures(path: Path, killed: bool):
-    """What earlier ones have done stands, in journals too."""
+    """Rows of earlier starts count, those in journals too."""
     with RunDir.open(path) as run:
         work(run, range(3))
         started(run, ago=30)

@@ -30,7 +30,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int]]
 
 
 def first(frames: int) -> Journal | None:
-    """What is read of a journal that ends behind so many frames, the header among them."""
+    """Returns what is read of a journal that ends after so many frames, the header included."""
     if not frames:
         return None
     kinds = FRAMES[: frames - 1]

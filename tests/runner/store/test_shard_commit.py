@@ -19,7 +19,7 @@ from ..support.sessions import PER_SHARD, ROWS, SCHEMA, check, failure, flip, op
 
 
 class Usage(NamedTuple):
-    """What ``shutil.disk_usage`` returns."""
+    """The result of ``shutil.disk_usage``."""
 
     total: int
     used: int

@@ -88,7 +88,7 @@ def test_a_row_costs_a_few_bytes(n: int, bytes_a_row: int):
 
 @pytest.mark.parametrize("n", [1, 2, 64, 65, 70])
 def test_samples_beyond_those_asked_for_resolve_nothing(n: int):
-    """A run that goes on with fewer samples a row than it began with has some of those that are not asked for any more."""
+    """A run that continues with fewer samples a row has some that are no longer requested."""
     ledger = Ledger(FIRST, ROWS)
     ledger.add_result(41, n + 1)
     ledger.admit(41, n)

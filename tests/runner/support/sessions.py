@@ -41,7 +41,7 @@ forks = pytest.mark.skipif(sys.platform == "darwin", reason="Apple's frameworks 
 
 
 def record(row: int, sample: int) -> dict[str, Any]:
-    """What the job makes of a sample."""
+    """Returns the job's record of a sample."""
     rng = np.random.default_rng((row, sample))
     tokens = int(rng.integers(0, 5))
     return {
@@ -54,7 +54,7 @@ def record(row: int, sample: int) -> dict[str, Any]:
 
 
 def failure(row: int, sample: int | None = None, message: str = "no") -> Failure:
-    """What it makes of one that cannot be done."""
+    """Returns the job's failure of a row."""
     return Failure(row, f"k{row}", sample, "generate", "RowError", message, "{}")
 
 

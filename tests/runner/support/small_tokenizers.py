@@ -31,7 +31,7 @@ def fast(backend: Backend, **names: str) -> Tokenizer:
 
 @functools.cache
 def sentencepiece_like(*, bpe: bool) -> Tokenizer:
-    """As Llama 2's and Gemma's: ▁ for a space, a token a byte for what there is no token for."""
+    """A tokenizer like Llama 2's and Gemma's: ▁ for a space, bytes for characters without a token."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁king", "a", "e", "é", "k", "t", "h", "."]
     if bpe:
         vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -46,7 +46,7 @@ def sentencepiece_like(*, bpe: bool) -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """As T5's and older conversions: pieces of words, without bytes."""
+    """A tokenizer like T5's and older conversions: pieces of words, without bytes."""
     pieces = ["▁", "▁the", "▁king", "a", "e", "é", "k", "t", "h", ".", "東", "京"]
     backend = Backend(models.Unigram([("<unk>", -20.0), *((piece, -2.0) for piece in pieces)], unk_id=0))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -68,7 +68,7 @@ def outcomes_of(setup: Setup, requests: list[Request], eos: Sequence[int] = ()) 
 
 
 def run(setup: Setup, requests: list[Request], eos: Sequence[int] = ()) -> list[Generated]:
-    """As ``outcomes_of``, where no row may fail."""
+    """Returns the completions of all requests. Asserts that no row fails."""
     outcomes = outcomes_of(setup, requests, eos)
     done = [o for o in outcomes if isinstance(o, Generated)]
     assert len(done) == len(outcomes), [o for o in outcomes if not isinstance(o, Generated)]
@@ -100,7 +100,7 @@ def scored_with(scorer: Scorer, requests: list[ScoreRequest]) -> list[Outcome]:
 
 
 def scored(setup: Setup, requests: list[ScoreRequest], reference: Setup | None = None) -> list[Scored]:
-    """As ``scored_with``, where no row may fail."""
+    """Returns the scores of all requests. Asserts that no row fails."""
     outcomes = scored_with(Scorer(setup, reference), requests)
     done = [o for o in outcomes if isinstance(o, Scored)]
     assert [o.row for o in done] == sorted(r.row for r in requests), [o for o in outcomes if not isinstance(o, Scored)]

@@ -12,7 +12,7 @@ from ..support.small_tokenizers import GPT2_BYTES, IM_START, demo, demo_backend,
 
 
 def pushed(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...], after: int = 0) -> tuple[int, str | None]:
-    """How many of ``ids`` were taken until one completed a stop string, and which."""
+    """Returns how many of ``ids`` were taken until one completed a stop string, and which."""
     watch = StopStrings(tokenizer, stop, after)
     for count, token in enumerate(ids, start=1):
         if (found := watch.push(token)) is not None:

@@ -133,7 +133,7 @@ def test_powers_are_found_anywhere_and_nothing_else_is():
 
 
 def with_code(folder: Path, **files: dict[str, Any]) -> Path:
-    """A checkpoint whose JSON files ask for code that comes with it, and that code, which leaves a mark when it is run."""
+    """A checkpoint whose JSON files ask for its own code; that code leaves a mark when it runs."""
     for name, values in files.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
