@@ -5,17 +5,14 @@ unless they are called token-wise. standard_errors.py has the formulas; score_su
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from ...configs.score import ScoreConfig
-from ...runner.core.arrays import Floats
-from .score_sums import Lines, ScoreSums, collect_scores
-from .standard_errors import bits_per_byte, clustered_error, percentiles, perplexity, share_error, through_exp, tokenwise_error
+from .score_sums import ScoreSums, collect_scores, compared
+from .standard_errors import bits_per_byte, percentiles, perplexity, share_error, through_exp
 
 KL_PERCENTILES = {
     "kl_min": 0.0,
@@ -42,6 +39,7 @@ COUNTS = (
     "bytes",  # of the scored tokens
     "greedy",  # completions of which each token is the model's first choice
 )
+TOKEN_COUNTS = ("documents", "nothing_to_score", "truncated", "minus_infinity", "scored_tokens", "words", "bytes")
 TYPES = {
     "of": pa.string(),
     "group": pa.large_string(),
@@ -69,81 +67,60 @@ def score_statistics(run: Path, config: ScoreConfig, prefix: str, bos_every_wind
         "windows": score.windows if score.kind == "text" else None,
         "stride": score.stride,
     }
-    rows = [{"of": of, "group": group, **_figures(part, score.kind), **settings} for of, group, part in _parts(sums)]
+    named: list[tuple[str, str | None, int | None]] = [("all", "all", None)]
+    named += [("group", group, number) for number, group in enumerate(sums.groups)]
+    rows = [{"of": of, "group": group, **_figures(sums, number, score.kind, compared(config)), **settings} for of, group, number in named]
     return pa.table({name: pa.array([row[name] for row in rows], TYPES.get(name, pa.float64())) for name in rows[0]})
 
 
-def _parts(sums: ScoreSums) -> Iterator[tuple[str, str | None, ScoreSums]]:
-    """Yields for each row of the table: ``of``, the group, and its lines and KLs. The KLs are a copy, since they get sorted."""
-    yield "all", "all", ScoreSums(sums.lines, [], None if sums.kls is None else sums.kls.copy())
-    order = np.argsort(sums.lines["group"], kind="stable")
-    ends = np.cumsum(np.bincount(sums.lines["group"], minlength=len(sums.groups)))
-    token_ends = np.cumsum(sums.lines["tokens"], dtype=np.int64) if sums.kls is not None else None
-    for code, group in enumerate(sums.groups):
-        mine = order[ends[code - 1] if code else 0 : ends[code]]
-        kls = None
-        if sums.kls is not None and token_ends is not None:
-            starts = token_ends[mine] - sums.lines["tokens"][mine]
-            kls = np.concatenate([sums.kls[start:end] for start, end in zip(starts, token_ends[mine], strict=True)])
-        yield "group", group, ScoreSums(sums.lines[mine], [], kls)
-
-
-def _figures(part: ScoreSums, kind: str) -> dict[str, Any]:
+def _figures(sums: ScoreSums, group: int | None, kind: str, against: bool) -> dict[str, Any]:
     if kind == "choices":
-        return _of_choices(part.lines)
-    row = _of_tokens(part.lines)
+        return _of_choices(sums, group)
+    row = _of_tokens(sums, group)
     if kind == "completion":
-        hits, of = int(part.lines["greedy"].sum()), row["documents"] - row["nothing_to_score"]
+        hits, of = sums.counted("greedy", group), row["documents"] - row["nothing_to_score"]
         row |= {"greedy": hits, "greedy_share": hits / of if of else None, "greedy_share_stderr": share_error(hits, of)}
-    return row if part.kls is None else row | _of_divergences(part.lines, part.kls, row)
+    return row | _of_divergences(sums, group, row) if against else row
 
 
-def _of_tokens(lines: Lines) -> dict[str, Any]:
-    scored = lines[lines["tokens"] > 0]
-    sums, counts = scored["sum_logprob"], scored["tokens"].astype(np.int64)
-    tokens, words, size = int(counts.sum()), int(scored["words"].sum(dtype=np.int64)), int(scored["bytes"].sum())
-    total = math.fsum(sums)
-    error, perplexed = clustered_error(sums, counts), perplexity(total, tokens)
+def _of_tokens(sums: ScoreSums, group: int | None) -> dict[str, Any]:
+    counts = {name: sums.counted(name, group) for name in TOKEN_COUNTS}
+    tokens, words, size = counts["scored_tokens"], counts["words"], counts["bytes"]
+    logprob = sums.mean("logprob")
+    total, error = logprob.total(group), logprob.clustered_error(group)
+    perplexed = perplexity(total, tokens)
     return {
-        "documents": len(lines),
-        "nothing_to_score": len(lines) - len(scored),
-        "truncated": int(lines["truncated"].sum()),
-        "minus_infinity": int(lines["minus_infinity"].sum()),
-        "scored_tokens": tokens,
-        "words": words,
-        "bytes": size,
+        **counts,
         "sum_logprob": total if tokens else None,
         "mean_nll": _mean(-total, tokens),
         "mean_nll_stderr": error,
-        "mean_nll_stderr_tokenwise": tokenwise_error(sums, counts, scored["squares"]),
+        "mean_nll_stderr_tokenwise": logprob.tokenwise_error(group),
         "token_perplexity": perplexed,
         "token_perplexity_stderr": through_exp(perplexed, error),
         "word_perplexity": perplexity(total, words),
         "byte_perplexity": perplexity(total, size),
         "bits_per_byte": bits_per_byte(total, size),
-        "first_token_scored": bool(lines["whole"].all()),
+        "first_token_scored": sums.counted("cut_bytes", group) == 0,
     }
 
 
-def _of_divergences(lines: Lines, kls: Floats, row: dict[str, Any]) -> dict[str, Any]:
-    lines = lines[lines["tokens"] > 0]
-    counts, tokens = lines["tokens"].astype(np.int64), int(lines["tokens"].sum())
-    with np.errstate(invalid="ignore"):  # documents that neither model gives a chance
-        gaps = lines["reference_sum"] - lines["sum_logprob"]
-    reference = math.fsum(lines["reference_sum"])
+def _of_divergences(sums: ScoreSums, group: int | None, row: dict[str, Any]) -> dict[str, Any]:
+    tokens = row["scored_tokens"]
+    kl, delta_p, agreement, gap = (sums.mean(name) for name in ("kl", "delta_p", "agreement", "gap"))
+    reference = sums.mean("reference").total(group)
     log_ratio = None if reference == row["sum_logprob"] == -math.inf else _mean(reference - (row["sum_logprob"] or 0.0), tokens)
     ratio = None if log_ratio is None else perplexity(-log_ratio, 1)
-    error, tokenwise = clustered_error(gaps, counts), tokenwise_error(gaps, counts, lines["gap_squares"])
+    error, tokenwise = gap.clustered_error(group), gap.tokenwise_error(group)
     return {
-        "kl_mean": _mean(math.fsum(lines["kl"]), tokens),
-        "kl_mean_stderr": clustered_error(lines["kl"], counts),
-        "kl_mean_stderr_tokenwise": tokenwise_error(lines["kl"], counts, lines["kl_squares"]),
-        **dict(zip(KL_PERCENTILES, percentiles(kls, tuple(KL_PERCENTILES.values())), strict=True)),
-        "delta_p_mean": _mean(math.fsum(lines["delta_p"]), tokens),
-        "delta_p_mean_stderr": clustered_error(lines["delta_p"], counts),
-        "delta_p_rms": math.sqrt(math.fsum(lines["delta_p_power"]) / tokens) if tokens else None,
-        "agreement": _mean(float(lines["agreements"].sum()), tokens),
-        "agreement_stderr": clustered_error(lines["agreements"].astype(np.float64), counts),
+        "kl_mean": _mean(kl.total(group), tokens),
+        "kl_mean_stderr": kl.clustered_error(group),
+        "kl_mean_stderr_tokenwise": kl.tokenwise_error(group),
+        **dict(zip(KL_PERCENTILES, percentiles(sums.kls(group), tuple(KL_PERCENTILES.values())), strict=True)),
+        "delta_p_mean": _mean(delta_p.total(group), tokens),
+        "delta_p_mean_stderr": delta_p.clustered_error(group),
+        "delta_p_rms": math.sqrt(sums.mean("delta_p_power").total(group) / tokens) if tokens else None,
+        "agreement": _mean(agreement.total(group), tokens),
+        "agreement_stderr": agreement.clustered_error(group),
         "reference_perplexity": perplexity(reference, tokens),
         "log_ratio": log_ratio,
         "log_ratio_stderr": error,
@@ -154,17 +131,11 @@ def _of_divergences(lines: Lines, kls: Floats, row: dict[str, Any]) -> dict[str,
     }
 
 
-def _of_choices(lines: Lines) -> dict[str, Any]:
-    labelled = int(lines["labelled"].sum())
-    row: dict[str, Any] = {
-        "rows": len(lines),
-        "labelled": labelled,
-        "truncated": int(lines["truncated"].sum()),
-        "minus_infinity": int(lines["minus_infinity"].sum()),
-        "scored_tokens": int(lines["tokens"].sum(dtype=np.int64)),
-    }
+def _of_choices(sums: ScoreSums, group: int | None) -> dict[str, Any]:
+    labelled = sums.counted("labelled", group)
+    row: dict[str, Any] = {name: sums.counted(name, group) for name in ("rows", "labelled", "truncated", "minus_infinity", "scored_tokens")}
     for name in ACCURACIES:
-        hits = int(lines[name].sum())
+        hits = sums.counted(name, group)
         row |= {name: hits / labelled if labelled else None, f"{name}_stderr": share_error(hits, labelled)}
     return row
 

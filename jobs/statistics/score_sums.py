@@ -1,14 +1,13 @@
-"""Reads the records of a scoring job into one line of sums for each document, or of results for each row of choices.
+"""Adds up the records of a scoring job, a batch at a time and each record once, for each group.
 
-Records are read in input order, a batch at a time; lines do not depend on how records fall into batches. About 50 bytes a document
-stay in memory (twice that with a reference model), and 4 bytes a token where percentiles need each token's KL divergence:
-100 million tokens are 0.4 GB, twice that while they are sorted.
+What comes out depends neither on the order of records nor on their batches. Memory grows with the number of groups, not with that of
+records. Only with a reference model 4 bytes a token stay, as percentiles need each token's KL divergence: 100 million tokens are 0.4 GB,
+twice that while they are sorted.
 """
 
 import math
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,128 +19,142 @@ from numpy.typing import NDArray
 from ...configs.score import ScoreConfig
 from ...runner.core.arrays import Doubles, Floats, Ints
 from ...runner.store.results import read_results
+from .mean_sums import MeanSums
 
-Lines = NDArray[Any]  # of one of the dtypes below
-
-# squares: Σ (x − the document's mean)² over its tokens.
-TOKENS = [
-    ("group", np.int32),
-    ("tokens", np.int32),  # scored
-    ("sum_logprob", np.float64),
-    ("squares", np.float64),
-    ("minus_infinity", np.int32),
-    ("words", np.int32),
-    ("bytes", np.int64),  # scored
-    ("whole", np.bool_),  # all its bytes count, but for a cut at the context's end
-    ("truncated", np.bool_),
-    ("greedy", np.bool_),
-]
-DIVERGENCES = [
-    ("kl", np.float64),
-    ("kl_squares", np.float64),
-    ("delta_p", np.float64),
-    ("delta_p_power", np.float64),  # Σ Δp²
-    ("agreements", np.int32),
-    ("reference_sum", np.float64),
-    ("gap_squares", np.float64),  # squares of logprob − the reference's
-]
-CHOICES = [
-    ("group", np.int32),
-    ("tokens", np.int32),
-    ("minus_infinity", np.int32),
-    ("truncated", np.bool_),
-    ("labelled", np.bool_),
-    ("acc", np.bool_),
-    ("acc_norm", np.bool_),
-    ("acc_bytes", np.bool_),
-    ("acc_tokens", np.bool_),
-]
+_TOKENS = ["token_logprobs", "sum_logprob", "scored_tokens", "bytes", "scored_bytes", "words", "truncated"]
+_DIVERGENCES = ["kls", "delta_ps", "agreements", "reference_logprobs"]
+_CHOICES = ["choice_logprobs", "choice_token_logprobs", "choice_tokens", "choice_bytes", "choice_chars", "label", "correct", "truncated"]
 
 
-@dataclass(slots=True, frozen=True)
 class ScoreSums:
-    """The sums of D records. groups: the groups' values in order of first appearance.
+    """The sums of records. A group is its place in ``groups``, which stand in order of first appearance; None means all records.
 
-    kls: [T], the KL divergence of each scored token of all documents, where there is a reference model.
+    Without groups every record counts as of the group 0, and ``groups`` is empty. means: by the name of what is averaged over tokens.
     """
 
-    lines: Lines
-    groups: list[str | None]
-    kls: Floats | None
+    def __init__(self) -> None:
+        self.groups: list[str | None] = []
+        self.means: dict[str, MeanSums] = {}
+        self._numbers: dict[str | None, int] = {}
+        self._counts: dict[str, Ints] = {}
+        self._kls: list[array[float]] = []
+
+    def numbers(self, groups: Sequence[str | None]) -> Ints:
+        """Returns the places of groups in ``groups``, which takes those that are new."""
+        found = np.array([self._numbers.setdefault(group, len(self._numbers)) for group in groups], np.int64)
+        self.groups += list(self._numbers)[len(self.groups) :]
+        return found
+
+    def count(self, groups: Ints, **numbers: NDArray[Any]) -> None:
+        """Adds numbers [D] of documents of ``groups`` [D]: integers below 2^31, or bools."""
+        for name, values in numbers.items():
+            held = self._counts.get(name, np.zeros(0, np.int64))
+            new = np.bincount(groups, weights=values, minlength=len(held)).astype(np.int64)
+            new[: len(held)] += held
+            self._counts[name] = new
+
+    def counted(self, name: str, group: int | None) -> int:
+        """Returns a count; 0 where nothing was counted."""
+        counts = self._counts.get(name, np.zeros(0, np.int64))
+        if group is None:
+            return int(counts.sum())
+        return int(counts[group]) if group < len(counts) else 0
+
+    def mean(self, name: str) -> MeanSums:
+        """Returns the sums behind a mean, empty at first."""
+        return self.means.setdefault(name, MeanSums())
+
+    def keep_kls(self, groups: Ints, counts: Ints, kls: Floats) -> None:
+        """Keeps the KL divergences of tokens [Σ counts] of documents of ``groups`` [D]."""
+        owners = np.repeat(groups, counts)
+        for group in np.unique(groups).tolist():
+            self._kls += [array("f") for _ in range(group + 1 - len(self._kls))]
+            self._kls[group].frombytes(kls[owners == group].tobytes())
+
+    def kls(self, group: int | None) -> Floats:
+        """Returns a copy of the KL divergences kept, of a group or of all."""
+        held = self._kls if group is None else self._kls[group : group + 1]
+        return np.concatenate([np.zeros(0, np.float32), *(np.frombuffer(kls, np.float32) for kls in held)])
+
+
+def compared(config: ScoreConfig) -> bool:
+    """Returns True where records hold figures of a reference model too."""
+    return config.reference is not None and config.score.kind != "choices"
 
 
 def collect_scores(run: Path, config: ScoreConfig) -> ScoreSums:
     """Returns the sums of all records in a run directory. Raises RunDirError where a part is missing or lacks a column."""
-    kind, compared = config.score.kind, config.reference is not None and config.score.kind != "choices"
-    columns, dtype, lines_of = _layout(kind, compared)
+    columns, add = _layout(config.score.kind, compared(config))
     grouped = config.score.group_by is not None
-    codes: dict[str | None, int] = {}
-    held, kls = bytearray(), array("f")
+    sums = ScoreSums()
     for batch in read_results(run, [*columns, *(["group"] if grouped else [])]):
-        lines = np.zeros(batch.num_rows, dtype)
-        if grouped:
-            lines["group"] = [codes.setdefault(value, len(codes)) for value in batch.column("group").to_pylist()]
-        lines_of(batch, lines)
-        held += lines.tobytes()
-        if compared:
-            kls.frombytes(batch.column("kls").flatten().drop_null().to_numpy().tobytes())
-    return ScoreSums(np.frombuffer(held, dtype), list(codes), np.frombuffer(kls, np.float32) if compared else None)
+        groups = sums.numbers(batch.column("group").to_pylist()) if grouped else np.zeros(batch.num_rows, np.int64)
+        add(sums, batch, groups)
+    return sums
 
 
-def _layout(kind: str, compared: bool) -> tuple[list[str], np.dtype[Any], Callable[[pa.RecordBatch, Lines], None]]:
-    """Returns the columns to read, the fields of a line, and the function that fills lines."""
+def _layout(kind: str, against: bool) -> tuple[list[str], Callable[[ScoreSums, pa.RecordBatch, Ints], None]]:
+    """Returns the columns to read, and the function that adds a batch of them."""
     if kind == "choices":
-        counted = ["choice_logprobs", "choice_token_logprobs", "choice_tokens", "choice_bytes", "choice_chars"]
-        return [*counted, "label", "correct", "truncated"], np.dtype(CHOICES), _fill_choices
-    columns = ["token_logprobs", "sum_logprob", "scored_tokens", "bytes", "scored_bytes", "words", "truncated"]
-    columns += ["is_greedy"] if kind == "completion" else []
-    if compared:
-        return [*columns, "kls", "delta_ps", "agreements", "reference_logprobs"], np.dtype(TOKENS + DIVERGENCES), _fill_compared
-    return columns, np.dtype(TOKENS), _fill_tokens
+        return _CHOICES, _add_choices
+    columns = [*_TOKENS, *(["is_greedy"] if kind == "completion" else [])]
+    return ([*columns, *_DIVERGENCES], _add_compared) if against else (columns, _add_tokens)
 
 
-def _fill_tokens(batch: pa.RecordBatch, lines: Lines) -> None:
+def _add_tokens(sums: ScoreSums, batch: pa.RecordBatch, groups: Ints) -> None:
     logprobs, counts = _ragged(batch.column("token_logprobs"))
-    for name in ("words", "truncated"):
-        lines[name] = _plain(batch, name)
-    lines["tokens"] = counts
-    lines["sum_logprob"] = sums = _plain(batch, "sum_logprob")
-    lines["squares"] = _squares(logprobs, sums, counts)
-    lines["minus_infinity"] = _by_document(np.isneginf(logprobs), counts)
-    lines["bytes"] = _plain(batch, "scored_bytes")
-    lines["whole"] = lines["truncated"] | (lines["bytes"] >= _plain(batch, "bytes"))
+    scored, truncated, size = counts > 0, _plain(batch, "truncated"), _plain(batch, "scored_bytes")
+    sums.mean("logprob").add(groups, _plain(batch, "sum_logprob"), counts, logprobs)
+    sums.count(
+        groups,
+        documents=np.ones(len(counts)),
+        nothing_to_score=~scored,
+        truncated=truncated,
+        minus_infinity=_by_document(np.isneginf(logprobs), counts),
+        scored_tokens=counts,
+        words=_plain(batch, "words") * scored,
+        bytes=size * scored,
+        cut_bytes=~(truncated | (size >= _plain(batch, "bytes"))),
+    )
     if "is_greedy" in batch.schema.names:
-        lines["greedy"] = _plain(batch, "is_greedy") & (counts > 0)
+        sums.count(groups, greedy=_plain(batch, "is_greedy") & scored)
 
 
-def _fill_compared(batch: pa.RecordBatch, lines: Lines) -> None:
-    _fill_tokens(batch, lines)
+def _add_compared(sums: ScoreSums, batch: pa.RecordBatch, groups: Ints) -> None:
+    _add_tokens(sums, batch, groups)
     logprobs, counts = _ragged(batch.column("token_logprobs"))
     references, kls, delta_ps = (_ragged(batch.column(name))[0] for name in ("reference_logprobs", "kls", "delta_ps"))
-    lines["kl"] = _sums(kls, counts)
-    lines["kl_squares"] = _squares(kls, lines["kl"], counts)
-    lines["delta_p"] = _sums(delta_ps, counts)
-    lines["delta_p_power"] = _sums(delta_ps**2, counts)
-    lines["agreements"] = _by_document(_flat(batch.column("agreements")), counts)
-    lines["reference_sum"] = _sums(references, counts)
+    sums.mean("kl").add(groups, _sums(kls, counts), counts, kls)
+    sums.mean("delta_p").add(groups, _sums(delta_ps, counts), counts)
+    sums.mean("delta_p_power").add(groups, _sums(delta_ps**2, counts), counts)
+    sums.mean("agreement").add(groups, _by_document(_flat(batch.column("agreements")), counts).astype(np.float64), counts)
+    reference_sums = _sums(references, counts)
+    sums.mean("reference").add(groups, reference_sums, counts)
     with np.errstate(invalid="ignore"):  # no chance under either model: no gap that is a number
-        lines["gap_squares"] = _squares(logprobs - references, lines["sum_logprob"] - lines["reference_sum"], counts)
+        gaps = reference_sums - _plain(batch, "sum_logprob")
+        sums.mean("gap").add(groups, gaps, counts, references - logprobs)
+    sums.keep_kls(groups, counts, _flat(batch.column("kls")))
 
 
-def _fill_choices(batch: pa.RecordBatch, lines: Lines) -> None:
-    lines["truncated"] = _plain(batch, "truncated")
-    lines["labelled"] = labelled = ~batch.column("label").is_null().to_numpy(zero_copy_only=False)
-    lines["acc"] = _plain(batch, "correct") & labelled
-    by_choice = batch.column("choice_token_logprobs").flatten()
-    logprobs, counts = _ragged(by_choice)
+def _add_choices(sums: ScoreSums, batch: pa.RecordBatch, groups: Ints) -> None:
+    labelled = ~batch.column("label").is_null().to_numpy(zero_copy_only=False)
+    logprobs, counts = _ragged(batch.column("choice_token_logprobs").flatten())
     choices = _lengths(batch.column("choice_token_logprobs"))
-    lines["tokens"] = _by_document(counts, choices)
-    lines["minus_infinity"] = _by_document(_by_document(np.isneginf(logprobs), counts), choices)
+    sums.count(
+        groups,
+        rows=np.ones(batch.num_rows),
+        labelled=labelled,
+        truncated=_plain(batch, "truncated"),
+        scored_tokens=_by_document(counts, choices),
+        minus_infinity=_by_document(_by_document(np.isneginf(logprobs), counts), choices),
+        acc=_plain(batch, "correct") & labelled,
+    )
     labels = batch.column("label").to_pylist()
-    sums = batch.column("choice_logprobs").to_pylist()
+    totals = batch.column("choice_logprobs").to_pylist()
     for name, lengths in (("acc_norm", "choice_chars"), ("acc_bytes", "choice_bytes"), ("acc_tokens", "choice_tokens")):
-        picked = map(_best, sums, batch.column(lengths).to_pylist())
-        lines[name] = [label is not None and choice == label for label, choice in zip(labels, picked, strict=True)]
+        picked = map(_best, totals, batch.column(lengths).to_pylist())
+        hits = [label is not None and choice == label for label, choice in zip(labels, picked, strict=True)]
+        sums.count(groups, **{name: np.array(hits, np.bool_)})
 
 
 def _best(sums: Sequence[float], lengths: Sequence[int]) -> int:
@@ -180,11 +193,3 @@ def _sums(values: Doubles, counts: Ints) -> Doubles:
     """Returns for each document the sum of its ``counts`` values, exactly rounded."""
     every, ends = values.tolist(), np.cumsum(counts).tolist()
     return np.array([math.fsum(every[end - count : end]) for end, count in zip(ends, counts.tolist(), strict=True)], np.float64)
-
-
-def _squares(values: Doubles, sums: Doubles, counts: Ints) -> Doubles:
-    """Returns for each document Σ (x − mean)² over its ``counts`` values with the sums ``sums``; NaN where one is infinite."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    with np.errstate(invalid="ignore"):
-        gaps = values - (sums / np.maximum(counts, 1))[owner]
-    return np.asarray(np.bincount(owner, weights=gaps**2, minlength=len(counts)), np.float64)

@@ -48,20 +48,6 @@ def clustered_error(sums: Doubles, counts: Ints) -> float | None:
     return math.sqrt(len(sums) / (len(sums) - 1) * squares) / total
 
 
-def tokenwise_error(sums: Doubles, counts: Ints, squares: Doubles) -> float | None:
-    """Returns the standard error of the same mean as if all N values were independent: ``sqrt(Σ (x − m)² / (N − 1) / N)``.
-
-    squares: [D], each document's Σ (x − its own mean)². The whole spread is that within documents plus that between them.
-    None for fewer than two values, and where a sum is infinite.
-    """
-    sums, counts, squares = sums[counts > 0], counts[counts > 0], squares[counts > 0]
-    total = int(counts.sum())
-    if total < 2 or not np.isfinite(sums).all():
-        return None
-    spread = math.fsum(squares) + math.fsum(counts * (sums / counts - math.fsum(sums) / total) ** 2)
-    return math.sqrt(spread / (total - 1) / total)
-
-
 def through_exp(value: float | None, error: float | None) -> float | None:
     """Returns the standard error of ``value = exp(x)`` where x has ``error``: value · error (delta method). None without either."""
     return None if value is None or error is None or math.isinf(value) else value * error
