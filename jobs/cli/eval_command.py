@@ -1,6 +1,6 @@
 """``mlx-bulk eval CONFIG``: parses its options, and runs the evaluation, or what is left of it, in this process.
 
-A run ends on SIGINT and SIGTERM between two steps. ``jobs/evals`` does the work.
+A run ends on SIGINT, SIGTERM and SIGHUP between two steps. ``jobs/evals`` does the work.
 """
 
 import logging

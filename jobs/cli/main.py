@@ -5,6 +5,7 @@ Every command module imports heavy libraries late, so that ``--help`` and config
 
 import os
 import sys
+from pathlib import Path
 
 import click
 
@@ -27,6 +28,7 @@ for command in (run_command, plan, eval_, init, status, report, compare, verify,
 
 def main() -> None:
     """Runs the console script ``mlx-bulk``."""
+    _open_streams()
     try:
         cli()
     except SystemExit as error:
@@ -34,6 +36,17 @@ def main() -> None:
         if error.code in [128 + number for number in SIGNALS]:
             os._exit(int(error.code))  # libraries take seconds to be unloaded, and the end is to be prompt
         raise
+
+
+def _open_streams() -> None:
+    """Puts the null device in place of standard streams that are closed (``>&-``), so that no other file gets their numbers."""
+    null_device = os.open(os.devnull, os.O_RDWR)
+    while null_device <= 2:
+        null_device = os.open(os.devnull, os.O_RDWR)
+    os.close(null_device)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
 def _flush() -> None:

@@ -1,6 +1,6 @@
 """``mlx-bulk run CONFIG``: parses its options and runs it, in this process or in a second one under a supervisor.
 
-A run in this process ends on SIGINT and SIGTERM between two steps. ``execution.py`` does the work.
+A run in this process ends on SIGINT, SIGTERM and SIGHUP between two steps. ``execution.py`` does the work.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""Ends a run on SIGINT or SIGTERM between two steps, or within seconds in a long step, so that finished rows are safe.
+"""Ends a run on SIGINT, SIGTERM or SIGHUP between two steps, or within seconds in a long step, so that finished rows are safe.
 
 Python runs a handler only after the main thread returns from the model's step. So a second thread, the watcher, reads the wakeup
 file descriptor, which gets a byte at each signal. If the step takes too long, it saves finished rows and ends the process. Knows no run.
@@ -25,11 +25,16 @@ WORD_SECONDS = 0.2  # for a message: a terminal may be stopped, a pipe full
 
 _T = TypeVar("_T")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heeded() -> tuple[signal.Signals, ...]:
+    """Returns those of SIGNALS that end a run: SIGHUP does not where the process was started to ignore it (``nohup``)."""
+    return tuple(number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN)
 
 
 class Stop:
-    """A context manager in which SIGINT and SIGTERM ask the run to end between two steps; a second signal ends it at once.
+    """A context manager in which SIGINT, SIGTERM and SIGHUP ask the run to end between two steps; a second signal ends it at once.
 
     Files on disk stay whole either way. Before the first step there is nothing to save: reading the input or loading the model is
     broken off. The process ends within 5 seconds in any case. After ``finish`` there is nothing to save either, and the run's own
@@ -82,7 +87,7 @@ class Stop:
             self._ends = os.pipe()
             os.set_blocking(self._ends[1], False)
             self._wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
-            self._before = {number: signal.signal(number, self._take) for number in SIGNALS}
+            self._before = {number: signal.signal(number, self._take) for number in heeded()}
             self._watcher.start()
         return self
 

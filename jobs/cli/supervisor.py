@@ -21,6 +21,7 @@ from typing import Any
 
 from ...runner.core.errors import ModelError
 from .crash_suspects import Suspects
+from .signals import heeded
 from .supervisor_link import VARIABLE
 
 log = logging.getLogger("mlx_bulk")
@@ -56,7 +57,10 @@ def supervise(command: Sequence[str]) -> int:
 
 
 class _Signals:
-    """A context manager that catches SIGINT, SIGTERM and SIGCHLD. Each makes ``fileno`` readable; ``read`` returns the first two."""
+    """A context manager that catches SIGINT, SIGTERM, SIGHUP and SIGCHLD. Each makes ``fileno`` readable.
+
+    ``read`` returns the first three.
+    """
 
     def __init__(self) -> None:
         self.first: int | None = None
@@ -67,7 +71,7 @@ class _Signals:
         self._reading.setblocking(False)
         self._writing.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writing.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        for number in (*heeded(), signal.SIGCHLD):
             self._before[number] = signal.signal(number, lambda *_: None)
         return self
 
@@ -82,7 +86,7 @@ class _Signals:
         return self._reading.fileno()
 
     def read(self) -> list[int]:
-        """Returns the numbers of SIGINT and SIGTERM that came since the last call, in order."""
+        """Returns the numbers of SIGINT, SIGTERM and SIGHUP that came since the last call, in order."""
         numbers: list[int] = []
         with suppress(BlockingIOError):
             while True:

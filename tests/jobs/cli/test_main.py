@@ -116,6 +116,21 @@ def test_a_run_that_is_complete_keeps_its_summary(bench: Bench):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(bench: Bench, closed: str):
+    assert bench.run().code == 0
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *MODULE, "status", str(bench.root / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_run_with_closed_streams_is_complete(bench: Bench):
+    command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *MODULE, "run", str(bench.write_config())]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert bench.run().last_line.startswith("complete already")
+
+
 @pytest.mark.parametrize("command", [(INSTALLED,), MODULE], ids=["script", "module"])
 def test_the_command_as_a_process(bench: Bench, command: tuple[str, ...]):
     path = bench.write_config()

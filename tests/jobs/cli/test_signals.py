@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -164,7 +165,8 @@ def test_earlier_signal_handlers_come_back():
         os.close(writing)
 
 
-def test_signals_are_told(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_told(number: int):
     told: list[int] = []
     heard = threading.Event()
 
@@ -174,10 +176,45 @@ def test_signals_are_told(monkeypatch: pytest.MonkeyPatch):
 
     with Stop(tell) as stop:
         assert not stop.requested()
-        os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(number) is not signal.SIG_DFL
+        os.kill(os.getpid(), number)
         assert stop.requested()
         assert heard.wait(PATIENCE)
-    assert (told, stop.code) == ([signal.SIGTERM], 143)
+    assert (told, stop.code) == ([number], 128 + number)
+
+
+def test_a_hangup_that_the_start_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.requested()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
+def test_a_closed_terminal_saves_and_ends_the_run(bench: Bench, supervised: str):
+    path = bench.write_config(rows=ROWS * 100, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    terminal, theirs = os.openpty()
+    termios.tcsetwinsize(terminal, (24, 100))
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", take, sys.executable, "-m", "mlx_bulk.jobs", "run", str(path), supervised]
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(theirs)
+    try:
+        shown = b""
+        while b"tok/s" not in shown:  # the progress bar
+            shown += os.read(terminal, 4096)
+        os.close(terminal)
+        assert process.wait(PATIENCE) == 129
+    finally:
+        process.kill()
+        process.wait()
+    assert sessions(bench.root / "run")[-1]["how"] == "stopped"
 
 
 def test_another_thread_takes_no_signals():
