@@ -27,13 +27,13 @@ def status(run_folder: Path, as_json: bool, log_level: str) -> None:
     with one_line_errors():
         from ...runner.runs.run_files import is_sweep
         from ...runner.runs.status import run_status
-        from ..status.sweep import cell_statuses, sweep_status_as_json, sweep_status_as_text
+        from ..status.sweep import cell_statuses, sweep_status_as_json, sweep_status_as_text, sweep_status_exit_code
         from ..status.text import status_as_json, status_as_text
 
         if is_sweep(run_folder):
             cells = cell_statuses(run_folder)
             click.echo(sweep_status_as_json(run_folder, cells) if as_json else sweep_status_as_text(run_folder, cells))
-            return
+            sys.exit(sweep_status_exit_code(cells))
         run = run_status(run_folder)
         click.echo(status_as_json(run) if as_json else status_as_text(run, shutil.get_terminal_size((100, 0)).columns))
 
@@ -88,8 +88,10 @@ def verify(run_folder: Path, mode: str | None, as_json: bool, log_level: str) ->
     with one_line_errors():
         if mode is not None:
             prepare_mlx()
-        from ..verify.verify import audit_as_json, audit_as_text, recompute_logprobs, verify_exit_code, verify_run
+        from ..verify.verify import audit_as_json, audit_as_text, recompute_logprobs, require_completions, verify_exit_code, verify_run
 
+        if mode is not None:
+            require_completions(run_folder, mode)
         account = verify_run(run_folder)
         comparison = None if mode is None else recompute_logprobs(run_folder, mode)
         click.echo(audit_as_json(account, comparison) if as_json else audit_as_text(account, comparison))

@@ -19,6 +19,7 @@ from ...runner.runs.throughput import duration
 from ..sweep.results_table import setting_columns
 from ..sweep.sweep import in_loading_order, missing_paths
 from ..terminal.closing_line import QUARANTINED
+from ..terminal.console import warnings_said_once
 from ..terminal.tables import align_columns, count_text
 from .values import plan_values
 
@@ -43,9 +44,10 @@ def plan_sweep(cells: Sequence[Cell], kinds: Mapping[str, Kind], calibrate: bool
         log.warning("%s", line)
     models = ModelPool() if calibrate else None
     plans: dict[str, CellPlan] = {}
-    for number, cell in enumerate(in_loading_order(cells), start=1):
-        log.info("cell %d of %d: %s", number, len(cells), cell.label)
-        plans[cell.name] = _plan_cell(cell, lambda cell=cell: plan_run(cell.config, kinds[cell.config.job], models))
+    with warnings_said_once():
+        for number, cell in enumerate(in_loading_order(cells), start=1):
+            log.info("cell %d of %d: %s", number, len(cells), cell.label)
+            plans[cell.name] = _plan_cell(cell, lambda cell=cell: plan_run(cell.config, kinds[cell.config.job], models))
     return [plans[cell.name] for cell in cells]
 
 

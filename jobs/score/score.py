@@ -47,8 +47,8 @@ class ScoreJob:
         self._require_stride()
         _ = self._bos_every_window, self._request  # raises where the model does not allow what the config asks
         if self.config.score.text is not None and self._prefix[1] is None and self.config.score.prefix != "none":
-            cure = " (prefix: bos_or_eos puts EOS there)" if self.config.score.prefix == "bos" else ""
-            log.warning("score.prefix: this tokenizer has none, so the first token of each document is not scored%s", cure)
+            missing, cure = ("BOS", " (prefix: bos_or_eos puts EOS there)") if self.config.score.prefix == "bos" else ("BOS and no EOS", "")
+            log.warning("score.prefix: this tokenizer has no %s, so the first token of each document is not scored%s", missing, cure)
         if self.config.score.text is not None and is_constant(self.config.score.text):
             log.warning("score.text: found %r, the same text for each row; a column is written {{ name }}", self.config.score.text)
 

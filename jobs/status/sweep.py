@@ -2,41 +2,73 @@
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
+from ...configs.errors import BulkError
 from ...configs.visible import visible
 from ...runner.runs.run_files import cells_of
 from ...runner.runs.status import Status, run_status
+from ..sweep.results_table import stored_failures
 from ..terminal.tables import align_columns, count_text, shorten
 from .text import progress_of, status_values
 
 _NAME_WIDTH = 60
 
 
-def cell_statuses(folder: Path) -> dict[str, Status | None]:
-    """Returns the status of each cell of the sweep in ``folder``, in order; None for a cell that no start has reached.
+@dataclass(slots=True, frozen=True)
+class CellStatus:
+    """A cell's status: of its run, None where there is none yet; and why its last start failed, None where it did not."""
+
+    run: Status | None
+    failure: str | None
+
+    @property
+    def state(self) -> str:
+        """The state of the cell's run, or failed, or waiting."""
+        if self.failure is not None and (self.run is None or self.run.state not in ("complete", "running", "starting")):
+            return "failed"
+        return "waiting" if self.run is None else self.run.state
+
+
+def cell_statuses(folder: Path) -> dict[str, CellStatus]:
+    """Returns the status of each cell of the sweep in ``folder``, in order.
 
     Raises RunDirError where sweep.json, or a cell, cannot be read.
     """
-    names = [str(cell["name"]) for cell in cells_of(folder)]
-    return {name: run_status(folder / name) if (folder / name).is_dir() else None for name in names}
+    names, failures = [str(cell["name"]) for cell in cells_of(folder)], stored_failures(folder)
+    return {name: CellStatus(run_status(folder / name) if (folder / name).is_dir() else None, failures.get(name)) for name in names}
 
 
-def sweep_status_as_text(folder: Path, statuses: dict[str, Status | None]) -> str:
+def sweep_status_exit_code(statuses: dict[str, CellStatus]) -> int:
+    """Returns 5 where a cell has failed, else 0."""
+    return BulkError.exit_code if any(status.state == "failed" for status in statuses.values()) else 0
+
+
+def sweep_status_as_text(folder: Path, statuses: dict[str, CellStatus]) -> str:
     """Returns a line on all cells, then one a cell: state, rows, errors. Their results are in the sweep's report and its table."""
-    states = Counter("waiting" if status is None else status.state for status in statuses.values())
+    states = Counter(status.state for status in statuses.values())
     counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     lines = [["cell", "state", "rows", "errors"]]
     for name, status in statuses.items():
-        figures = ["waiting", "", ""] if status is None else [status.state, progress_of(status), f"{status.errors - status.dropped:,}"]
-        lines.append([shorten(visible(name), _NAME_WIDTH), *figures])
+        figures = ["", ""] if (run := status.run) is None else [progress_of(run), f"{run.errors - run.dropped:,}"]
+        lines.append([shorten(visible(name), _NAME_WIDTH), status.state, *figures])
+    failed = [f"{visible(name)}: {visible(status.failure or '')}" for name, status in statuses.items() if status.state == "failed"]
     report = folder / "report.html"
     report_line = [f"report    {report}"] if report.is_file() else []
     head = f"sweep     {folder}: {count_text(len(statuses), 'cell')}: {counts}"
-    return "\n".join([head, *report_line, "", *align_columns(lines, 2)])
+    return "\n".join([head, *report_line, "", *align_columns(lines, 2), *failed])
 
 
-def sweep_status_as_json(folder: Path, statuses: dict[str, Status | None]) -> str:
+def sweep_status_as_json(folder: Path, statuses: dict[str, CellStatus]) -> str:
     """Returns one JSON object; a cell's status is the object of its run, null where no start has reached it."""
-    cells = [{"name": name, "status": None if status is None else status_values(status)} for name, status in statuses.items()]
+    cells = [
+        {
+            "name": name,
+            "state": status.state,
+            "error": status.failure if status.state == "failed" else None,
+            "status": None if status.run is None else status_values(status.run),
+        }
+        for name, status in statuses.items()
+    ]
     return json.dumps({"sweep": str(folder), "cells": cells}, indent=2, ensure_ascii=False)

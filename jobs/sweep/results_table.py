@@ -73,6 +73,17 @@ def write_sweep_table(table: pa.Table, folder: Path) -> None:
         writer.write_table(table)
 
 
+def stored_failures(folder: Path) -> dict[str, str]:
+    """Returns why cells of the sweep in ``folder`` failed at its last start, by their names; nothing without a table that can be read."""
+    try:
+        with pa.OSFile(str(folder / TABLE_FILE)) as file:
+            table = pa.ipc.open_file(file).read_all().select(["cell", "state", "error"])
+        table.validate(full=True)
+    except (OSError, ValueError, KeyError):  # any start of the sweep writes it anew
+        return {}
+    return {row["cell"]: row["error"] or "" for row in table.to_pylist() if row["state"] == "failed"}
+
+
 def closing_table(outcomes: Sequence[CellOutcome]) -> str:
     """Returns the cells' settings and main statistics over all rows as aligned lines, then notes, and why cells failed."""
     rows = [_over_all(outcome) for outcome in outcomes]

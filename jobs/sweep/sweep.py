@@ -27,6 +27,7 @@ from ...runner.runs.run_files import SWEEP_FILE
 from ...runner.runs.summary import Summary
 from ...runner.store.paths import RunPaths
 from ..terminal.closing_line import QUARANTINED, continue_command, last_line
+from ..terminal.console import warnings_said_once
 from ..terminal.tables import count_text
 
 log = logging.getLogger("mlx_bulk")
@@ -80,7 +81,7 @@ def run_sweep(
     _check_templates(cells, kinds)
     for line in missing_paths(cells):
         log.warning("%s", line)
-    with held(folder, _MARK, _is_sweep_folder):
+    with held(folder, _MARK, _is_sweep_folder), warnings_said_once():
         _write_list(folder, cells)
         if start.overwrite:
             _mark_old_runs(cells, kinds, start.adopt, process)

@@ -35,6 +35,24 @@ def one_line_errors() -> Generator[None]:
         sys.exit(BulkError.exit_code)
 
 
+@contextmanager
+def warnings_said_once() -> Generator[None]:
+    """Logs a warning of the same text once inside the block: runs of one sweep would repeat it."""
+    said = set[str]()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        repeated = record.levelno == logging.WARNING and text in said
+        said.add(text)
+        return not repeated
+
+    log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_new)
+
+
 def print_message(text: str) -> None:
     """Prints ``text`` on stderr. A closed stderr is no error: the work is done all the same."""
     with suppress(OSError):

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from ...configs.visible import visible
 from ...runner.core.errors import DROP, RunDirError
 from ...runner.runs.audit import Audit, audit_run
-from ...runner.runs.run_files import current_run, is_sweep, notes_on
+from ...runner.runs.run_files import current_run, is_sweep, notes_on, stored_run
 from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import count_text
 from .logprob_diff import LogprobComparison, comparison_as_json, comparison_as_text
@@ -55,6 +55,14 @@ def recompute_logprobs(run: Path, how: str) -> LogprobComparison:
     from .replay import replay_run
 
     return replay_run(run)
+
+
+def require_completions(run: Path, how: str) -> None:
+    """Raises RunDirError where the run directory ``run`` has no completions to ``how``: rescore or replay."""
+    job = str(stored_run(run)["config"]["job"])
+    if job not in ("generate", "rollout"):
+        done = {"rescore": "scored anew", "replay": "decoded again"}[how]
+        raise RunDirError(f"{run}: is a {job} job; only completions can be {done} (generate, rollout). Verify it without --{how}.")
 
 
 def verify_exit_code(audit: Audit, recomputed: LogprobComparison | None = None) -> int:
@@ -108,7 +116,9 @@ def _counts(audit: Audit) -> Iterator[tuple[str, str]]:
         kinds = ", ".join(f"{count:,} {error}" for error, count in left_out.items())
         yield "dropped", f"{count_text(sum(left_out.values()), 'group')}: {kinds}; by the config, so they are no errors"
     yield "open", _open(audit)
-    yield "parts", f"{count_text(audit.files, 'file')}, {count_text(audit.bytes, 'byte')}, read in full: they are what was committed"
+    parts = f"{count_text(audit.files, 'file')}, {count_text(audit.bytes, 'byte')}"
+    whole = f"{parts}, read in full: they are what was committed"
+    yield "parts", f"sound are {parts}; what is wrong follows" if audit.problems else whole
 
 
 def _open(audit: Audit) -> str:

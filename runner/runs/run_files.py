@@ -115,7 +115,7 @@ def needs_report(summary: Summary) -> bool:
 
     A process that was killed before it drew leaves an older page.
     """
-    if not summary.complete or summary.records == 0:
+    if not summary.complete or summary.rows == 0:
         return False
     paths = RunPaths(summary.output)
     return summary.worked or not paths.report.exists() or paths.report.stat().st_mtime_ns < paths.commits.stat().st_mtime_ns

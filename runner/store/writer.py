@@ -154,6 +154,7 @@ class Writer:
 
         After a failure it still takes changes, and drops them, so that no thread waits for room in the queue.
         """
+        pa.array([0])  # pyarrow's first array imports pandas, which would hold up the first save after a signal
         while True:
             change = self._next()
             if change is None:

@@ -119,3 +119,11 @@ def test_speed_over_the_time_of_work(tmp_path: Path):
     assert sum(each.seconds for each in found) == 2 * 200 * 30
     assert sum(each.tokens_per_second * each.seconds for each in found) == 200 * 30 * (100 + 300)
     assert (found[-1].memory, sum(each.begins for each in found)) == (200, 2)
+
+
+@pytest.mark.draws
+def test_a_run_whose_rows_all_fail_has_a_report(bench: Bench):
+    done = bench.run(rows=[{"q": None}, {"q": None}])
+    assert done.code == 3
+    page = (done.output / "report.html").read_text(encoding="utf-8")
+    assert "Quarantined rows by stage and class" in page

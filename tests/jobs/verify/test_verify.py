@@ -133,3 +133,12 @@ def test_a_file_is_no_run(bench: Bench):
         result.stderr
         == f"mlx-bulk: {bench.root}/job.yaml: is not a run directory: it is a file; expected the output folder of mlx-bulk run\n"
     )
+
+
+def test_a_damaged_run_does_not_say_that_its_files_are_sound(bench: Bench):
+    done = bench.run()
+    for part in (done.output / "results").iterdir():
+        part.unlink()
+    text = CliRunner().invoke(cli, ["verify", str(done.output)]).stdout
+    assert "parts    sound are 0 files, 0 bytes; what is wrong follows\nwrong: " in text
+    assert "they are what was committed" not in text

@@ -1,5 +1,7 @@
 """Tests the writer's thread: what it keeps, how it bounds batches, and how its errors reach the caller."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -146,3 +148,16 @@ def test_a_flush_is_told_when_all_that_came_before_is_in_the_journal(tmp_path: P
         assert out.running
         out.close(flush=False)
         assert (out.running, out.broken) == (False, False)
+
+
+def test_the_first_save_imports_nothing(tmp_path: Path):
+    """A child that has no pandas yet makes a writer and waits for its thread: what pyarrow imports late is there then."""
+    child = (
+        "import sys, threading; from mlx_bulk.runner.store import writer as w; from mlx_bulk.runner.store.paths import RunPaths; "
+        "from mlx_bulk.runner.core.shard_layout import Layout; from mlx_bulk.runner.store.recovery import Recovered; import pyarrow as pa; "
+        "from pathlib import Path; r = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0); before = set(sys.modules); "
+        f"one = w.Writer(RunPaths(Path({str(tmp_path)!r})), '', pa.schema([('row', pa.int64())]), Layout(1, 1), r, 1.0); one.wait(); "
+        "began = set(sys.modules); w.record_batch(pa.schema([('row', pa.int64())]), [{'row': 1}]); "
+        "print(sorted(set(sys.modules) - began)); one.close()"
+    )
+    assert subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout == "[]\n"
