@@ -14,7 +14,7 @@ N = 2
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page's file defines. Row 1 was left out in round 0, row 3 in both; rows 0 and 2 have one prompt."""
+    """The names that the page's example defines. Row 1 was left out in round 0, row 3 in both; rows 0 and 2 have one prompt."""
     prompts = {0: "a", 1: "b", 2: "a", 3: "c"}
     kept = [(0, 0), (0, 2), (1, 0), (1, 1), (1, 2)]
     rows = [
@@ -32,7 +32,8 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     pq.write_table(pa.Table.from_pylist(rows), "trl.parquet")
     page = (ROOT / "docs" / "rollouts.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
-    exec(next(block.text for block in blocks(page) if block.title == "trl_rollouts.py"), names)
+    text = next(block.text for block in blocks(page) if "def rollout_func" in block.text)
+    exec(text[: text.index("batch = ")], names)  # what the page shows for its own run comes last
     return names
 
 
