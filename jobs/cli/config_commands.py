@@ -9,7 +9,7 @@ import sys
 
 import click
 
-from ..terminal.console import one_line_errors, prepare_mlx, set_log
+from ..terminal.console import one_line_errors, prepare_engine, prepare_mlx, set_log
 from .options import ConfigSource, config_source, json_option, log_level_option
 
 
@@ -43,7 +43,7 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
         return 0, _plan_of_eval(source, calibrate, as_json)
     config = load_config(source.file, source.overrides, source.options)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
-    prepare_mlx()
+    prepare_engine()
     from ...runner.estimate.plan import plan_run
     from ...runner.models.model_pool import ModelPool
     from ..kinds import KINDS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...runner.core.host_process import HostProcess
 from ..terminal.closing_line import QUARANTINED, closing_text, continue_command
-from ..terminal.console import prepare_mlx
+from ..terminal.console import prepare_engine
 from .options import ConfigSource
 from .signals import Stop
 
@@ -40,7 +40,7 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     config = load_config(source.file, source.overrides, source.options)
     if isinstance(config, SweepConfig):
         return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
-    prepare_mlx()
+    prepare_engine()
     from ...runner.models.model_pool import ModelPool
     from ...runner.pipeline import session
     from ...runner.runs.run_dir import Start
@@ -54,7 +54,7 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
 
 
 def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
-    prepare_mlx()
+    prepare_engine()
     from ...runner.runs.run_dir import Start
     from ..kinds import KINDS
     from ..sweep import sweep

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ..terminal.console import own_process
 from .config_commands import init, plan
 from .eval_command import eval_
 from .run_command import run_command
@@ -29,6 +30,7 @@ for command in (run_command, plan, eval_, init, status, report, compare, verify,
 def main() -> None:
     """Runs the console script ``mlx-bulk``."""
     _open_streams()
+    own_process()
     try:
         cli()
     except SystemExit as error:

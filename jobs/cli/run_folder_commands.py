@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from ..terminal.console import one_line_errors, prepare_mlx, set_log
+from ..terminal.console import one_line_errors, prepare_engine, set_log
 from .options import json_option, log_level_option, run_folder_argument
 
 _FORMATS = ("parquet", "jsonl", "csv", "openai", "trl", "verl", "prime-rl", "verifiers")
@@ -87,7 +87,7 @@ def verify(run_folder: Path, mode: str | None, as_json: bool, log_level: str) ->
     set_log(log_level)
     with one_line_errors():
         if mode is not None:
-            prepare_mlx()
+            prepare_engine()
         from ..verify.verify import audit_as_json, audit_as_text, recompute_logprobs, require_completions, verify_exit_code, verify_run
 
         if mode is not None:
@@ -111,7 +111,7 @@ def export(run_folder: Path, kind: str, to: str, partial: bool, overwrite: bool,
     set_log(log_level)
     with one_line_errors():
         if kind in ("openai", "trl"):  # they may need the tokenizer
-            prepare_mlx()
+            prepare_engine()
         from ..export.export import export_as_text, export_run
 
         try:

@@ -6,8 +6,10 @@ Imports nothing heavy.
 import logging
 import os
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import click
 
@@ -15,6 +17,8 @@ from ...configs.errors import BulkError
 from ...configs.visible import visible, visible_lines
 
 log = logging.getLogger("mlx_bulk")
+
+_own = threading.Event()
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -69,6 +73,30 @@ def prepare_mlx() -> None:
         load_mlx()
     except BackendError as error:
         raise ModelError(str(error)) from error
+
+
+def own_process() -> None:
+    """Notes that this process is the command's alone, so that ``prepare_engine`` may decide which libraries are there."""
+    _own.set()
+
+
+def prepare_engine() -> None:
+    """Loads mlx as ``prepare_mlx``. In the command's own process it also keeps transformers from importing PyTorch.
+
+    Where PyTorch is installed, tokenizers would import it, which takes seconds and slows the model's thread. Nothing of ours needs it.
+    Code that comes with a tokenizer can import it all the same.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if _own.is_set() and "torch" not in sys.modules:
+        hidden: dict[str, Any] = {"torch": None}  # as Python marks a module that is not there
+        sys.modules.update(hidden)
+        try:
+            from transformers.utils.import_utils import is_torch_available
+
+            is_torch_available()  # it remembers the answer
+        finally:
+            del sys.modules["torch"]
+    prepare_mlx()
 
 
 class _Visible(logging.Formatter):
