@@ -31,6 +31,7 @@ COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-sha
 _ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
 _ENTRIES: dict[str, list[Any]] = {
     "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
+    "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4],
     "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _ARRAY, _FLOAT, _INT],
     "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
     "swiglu": [_ARRAY, _ARRAY, _ARRAY],

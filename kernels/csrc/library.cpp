@@ -83,6 +83,29 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
   return -2;
 }
 
+// x [R, K], weight [E, N, K], bias [E, N] or null -> out [P, N]. Product i multiplies row sources[i] with one expert's weight and goes to row
+// places[i] of out; sources, places [P] and ends [E] are int64. Expert e has the products ends[e - 1] ... ends[e] - 1.
+int grouped(PyObject* x, PyObject* weight, PyObject* bias, PyObject* sources, PyObject* places, PyObject* ends, PyObject* out) try {
+  Arrays arrays({x, weight, sources, places, ends, out, bias});
+  if (!arrays.held) return -1;
+  long experts = arrays.size(1, 0), n = arrays.size(1, 1), k = arrays.size(1, 2), all = arrays.elements(2);
+  const int64_t *from = arrays.data<int64_t>(2), *to = arrays.data<int64_t>(3), *end = arrays.data<int64_t>(4);
+  long most = 0;
+  for (long e = 0; e < experts; e++) most = std::max<long>(most, end[e] - (e ? end[e - 1] : 0));
+  float* made = spare(PRODUCTS, most * n);
+  for (long e = 0; e < experts; e++) {
+    long first = e ? end[e - 1] : 0, rows = end[e] - first;
+    if (!rows) continue;
+    auto of = [&](long row, float*) { return arrays.data(0) + from[first + row] * k; };
+    Target target{arrays.data(1) + e * n * k, n, made, n, bias ? arrays.data(6) + e * n : nullptr};
+    multiply(rows, k, of, {target}, all <= FEW_ROWS);
+    pool.run(rows, [&](long row) { std::copy_n(made + row * n, n, arrays.data(5) + to[first + row] * n); });
+  }
+  return 0;
+} catch (...) {
+  return -2;
+}
+
 // q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], mask null or 4 axes that broadcast to [B, H, T, L] -> out [B, T, H, E]. The last axis of
 // q, k and v is dense; all other strides are free.
 int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) try {

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import mlx.core as mx
 from mlx import nn
 from mlx_lm.models.rope_utils import Llama3RoPE
+from mlx_lm.models.switch_layers import SwitchLinear
 
-from ...kernels import elementwise, linear, native, rope
+from ...kernels import elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
 from .call_context import CallContext, ListedProduct
 
@@ -51,6 +52,24 @@ class FastLinear(nn.Linear):
         if self.training or not _computes(self._context, x, weight, bias):
             return _listed(self._context, super().__call__(x), x, weight, bias)
         return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight, bias), lambda: super(FastLinear, self).__call__(x))
+
+
+class FastSwitchLinear(SwitchLinear):
+    """mlx-lm's ``SwitchLinear``, an expert's projection, with the rows of each expert multiplied at once."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        """x [..., 1, K], indices [...] -> [..., 1, N]."""
+        weight, bias = self["weight"], self.get("bias")
+        if self.training or not grouped_linear.suits(x, weight, indices, bias):
+            return super().__call__(x, indices, sorted_indices)
+        return run_kernel(
+            self._context.used,
+            "experts",
+            lambda: grouped_linear.on_cpu(x, weight, indices, bias),
+            lambda: super(FastSwitchLinear, self).__call__(x, indices, sorted_indices),
+        )
 
 
 class FastEmbedding(nn.Embedding):
@@ -126,6 +145,7 @@ class FastLlama3RoPE(Llama3RoPE):
 
 LAYERS: dict[type, type] = {
     nn.Linear: FastLinear,
+    SwitchLinear: FastSwitchLinear,
     nn.Embedding: FastEmbedding,
     nn.RMSNorm: FastRMSNorm,
     nn.RoPE: FastRoPE,
