@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_bulk.runner.core.requests import Failure, Outcome
+from mlx_bulk.runner.engine.scorer import Scorer
 
 from ..jobs.support.eval_commands import TASKS, bulk, computed, eval_config, offline
 
@@ -113,6 +116,47 @@ def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path, model: Path):
     assert bulk("eval", eval_config(tmp_path, model, tasks=["nothing"])).exit_code == 2
     assert bulk("eval", eval_config(tmp_path, tmp_path / "none")).exit_code != 0
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_drawn_does_not_depend_on_where_a_run_was_interrupted(tmp_path: Path, model: Path):
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "s.yaml").write_text((TASKS / "sums.yaml").read_text() + "repeats: 3\n")
+    drawn = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 6, "until": []}
+    settings: dict[str, Any] = {"tasks": ["sums"], "include_path": str(tasks), "gen_kwargs": drawn, "log_samples": True, "limit": 3}
+    assert bulk("eval", eval_config(tmp_path / "whole", model, **settings)).exit_code == 0
+    config = eval_config(tmp_path / "broken", model, **settings)
+    with computed(4) as first:
+        assert bulk("eval", config).exit_code == 130
+    with computed() as second:
+        assert bulk("eval", config).exit_code == 0
+    assert sorted(first + second) == list(range(9))
+    assert samples(tmp_path / "broken") == samples(tmp_path / "whole")
+    assert len({text for texts in samples(tmp_path / "whole") for each in texts for text in each}) > 5  # repeats differ
+
+
+def test_a_request_without_an_answer_is_kept_until_errors_are_retried(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch):
+    config = eval_config(tmp_path, model, tasks=["plays"], limit=4)
+    run = Scorer.run
+
+    def failing(self: Scorer, *arguments: Any) -> Iterator[Outcome]:
+        for outcome in run(self, *arguments):
+            yield Failure(1, None, 0, "score", "NaN", "its logits are not numbers", "") if outcome.row == 1 else outcome
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scorer, "run", failing)
+        failed = bulk("eval", config)
+    assert failed.exit_code == 0
+    assert "complete: 4 requests, 1 without an answer (errors/) -> " in failed.stderr
+    assert "1 score (NaN), first row 1 (key plays/1): its logits are not numbers" in bulk("status", tmp_path / "out").stdout
+    with computed() as rows:
+        assert bulk("eval", config).exit_code == 0
+    assert rows == []
+    with computed() as rows:
+        again = bulk("eval", config, "--retry-errors")
+    assert rows == [1]
+    assert "complete: 4 requests, 3 from before -> " in again.stderr
+    assert all(value == value for value in figures(tmp_path).values())
 
 
 @pytest.mark.slow
