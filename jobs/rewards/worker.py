@@ -35,6 +35,7 @@ MESSAGE_CHARACTERS = 450  # of an error's message
 OFFERED: dict[str, Any] = {"log_extra": lambda *_: None, "log_metric": lambda *_: None, "trainer_state": None}
 
 _WORKER = os.getpid()
+_SHA256: dict[str, str] = {}  # of the files that were run, by path
 
 Inputs = dict[str, Any]
 Answer = dict[str, Any]
@@ -104,7 +105,8 @@ def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
         signature = _signature(function)
         if first := signature.pop("by_position"):
             raise FunctionRefused(f"{file}: {name} takes {first[0]!r} by position only; expected parameters that are given by name")
-        about = {"path": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), **signature}
+        sha256 = _SHA256.get(str(file)) or hashlib.sha256(file.read_bytes()).hexdigest()
+        about = {"path": str(file), "sha256": sha256, **signature}
     except FunctionRefused as refused:
         return {"refused": str(refused)}, None
     return about, function
@@ -128,10 +130,12 @@ def _module(place: str) -> ModuleType:
         sys.path.append(str(path.parent))  # files beside it can be imported, as in a script
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    source = path.read_bytes()
+    _SHA256[str(path)] = hashlib.sha256(source).hexdigest()
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader: it may find an older file of the same time and size in Python's cache.
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         _end_fork(error)
         raise FunctionRefused(_where(error)) from error

@@ -1,6 +1,7 @@
 """What is wrong with a reward function is said before anything is started: which file, which line, and the fix."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,13 @@ def test_a_file_of_the_name_of_a_library_hides_nothing(tmp_path: Path):
     written(tmp_path, "raise RuntimeError('the wrong one')", "random.py")
     file = written(tmp_path, "import random\ndef f(completions): return [random.Random(1).random()] * 2", "json.py")
     assert rated(named(f"{file}:f")).errors == {"f": [None, None]}
+
+
+def test_a_file_is_run_as_it_is_hashed_though_its_time_and_size_are_those_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As after a deployment that keeps times: Python's own cache would give the function of the file before."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    for value in (1.0, 2.0):
+        file = written(tmp_path, f"def f(completions): return [{value}, {value}]")
+        os.utime(file, (1, 1))
+        assert function_fingerprints(find_functions(named(f"{file}:f"))) == {"f": hashlib.sha256(file.read_bytes()).hexdigest()}
+        assert rated(named(f"{file}:f")).rewards == {"f": [value, value]}
