@@ -1,5 +1,6 @@
 """The processes of the rewards: they start again, begin with the functions that the run began with, and end with the run."""
 
+import logging
 import os
 import select
 import signal
@@ -172,3 +173,16 @@ def test_ctrl_c_is_not_for_reward_functions(tmp_path: Path):
     """They are in a session of their own; a signal to the run's group does not reach them."""
     file = written(tmp_path, "import os\ndef f(completions): return [os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()]")
     assert rated(named(f"{file}:f")).rewards == {"f": [1.0, 1.0]}
+
+
+def test_a_copy_of_the_runs_pipes_keeps_no_worker_alive(caplog: pytest.LogCaptureFixture):
+    """A trainer forks too, say for its data: what it forks holds the pipe by whose end a worker sees that the run has ended."""
+    worker = Worker()
+    worker.load(["json:loads"])
+    os.set_inheritable(worker._life, True)
+    with subprocess.Popen(["sleep", "600"], pass_fds=[worker._life]) as holder:
+        try:
+            worker.close()
+        finally:
+            holder.kill()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
