@@ -22,13 +22,21 @@ _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 
 def write_parquet(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
-    """Writes Parquet with all types, zstd-compressed, in row groups of about 64 MB."""
+    """Writes Parquet with all types, zstd-compressed, in row groups of about 64 MB. Maps become lists of {key, value}.
+
+    The library datasets cannot load a column that holds a map.
+    """
+    loadable = pa.schema([column.with_type(_without_maps(column.type)) for column in schema])
+    notes: Notes = []
+    if not loadable.equals(schema):
+        schema, batches = loadable, (batch.cast(loadable) for batch in batches)
+        notes = ["maps are lists of {key, value} here, as the library datasets loads no maps"]
     # Content-defined chunks: the hub stores data that two uploads share once.
     with pq.ParquetWriter(file, schema, compression="zstd", write_page_index=True, use_content_defined_chunking=True) as writer:
         for group in portions(batches, ROW_GROUP_BYTES):
             table = pa.Table.from_batches(list(group), schema)
             writer.write_table(table, row_group_size=table.num_rows)
-    return []
+    return notes
 
 
 def write_jsonl(file: BinaryIO, schema: pa.Schema, batches: Batches) -> Notes:
@@ -72,6 +80,17 @@ def portions(batches: Batches, size: int) -> Iterator[Iterator[pa.RecordBatch]]:
 
     while (first := next(rest, None)) is not None:
         yield group(first)
+
+
+def _without_maps(kind: pa.DataType) -> pa.DataType:
+    """Returns the type with a list of {key, value} in place of each map."""
+    if pa.types.is_map(kind):
+        return pa.list_(pa.struct([pa.field("key", _without_maps(kind.key_type), False), ("value", _without_maps(kind.item_type))]))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_maps(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_maps(kind.value_type)))
+    return pa.large_list(_without_maps(kind.value_type)) if pa.types.is_large_list(kind) else kind
 
 
 def _lost(count: int) -> Notes:

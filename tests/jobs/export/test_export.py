@@ -10,9 +10,10 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click import Choice
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.export import table_writers
 from mlx_bulk.jobs.export.export import FORMATS, export_as_text
@@ -283,6 +284,20 @@ def test_a_folder_that_is_no_run(tmp_path: Path):
 
 def test_public_is_for_the_hub(generated: Done, tmp_path: Path):
     assert "--public: goes with --to hf:owner/name" in export(generated.output, "parquet", tmp_path / "x", "--public", code=2).stderr
+
+
+def test_maps_of_the_input_are_loaded_by_datasets(bench: Bench):
+    counts = pa.map_(pa.string(), pa.int64())
+    columns = {"q": ["a", "b"], "m": pa.array([[("k", 1)], None], counts), "l": pa.array([[[("x", 2)]], []], pa.list_(counts))}
+    pq.write_table(pa.table(columns), bench.root / "maps.parquet")
+    done = bench.run(data={"path": str(bench.root / "maps.parquet")})
+    result = export(done.output, "parquet", bench.root / "out.parquet")
+    assert "note: maps are lists of {key, value} here" in result.stderr
+    table = Dataset.from_parquet(str(bench.root / "out.parquet"), cache_dir=str(bench.root / "cache"))
+    assert list(table["input"]) == [
+        {"q": "a", "m": [{"key": "k", "value": 1}], "l": [[{"key": "x", "value": 2}]]},
+        {"q": "b", "m": None, "l": []},
+    ]
 
 
 def test_one_record_is_not_called_records():
