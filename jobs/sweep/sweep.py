@@ -21,7 +21,7 @@ from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline import session
 from ...runner.pipeline.job import Kind
 from ...runner.pipeline.progress_display import Show
-from ...runner.pipeline.run_spec import why_refused
+from ...runner.pipeline.run_spec import refusal_reasons
 from ...runner.runs.run_dir import RunDir, Start
 from ...runner.runs.run_files import SWEEP_FILE
 from ...runner.runs.summary import Summary
@@ -197,7 +197,7 @@ def _mark_old_runs(cells: Sequence[Cell], kinds: Mapping[str, Kind], adopt: tupl
     old = [cell for cell in cells if RunPaths(_path(cell)).run.exists() and not process.supervisor.orders(_path(cell).absolute()).started]
     for cell in old:
         RunDir.open(_path(cell)).close()
-    reasons = why_refused([cell.config for cell in old], kinds, adopt)
+    reasons = refusal_reasons([cell.config for cell in old], kinds, adopt)
     for cell, why in zip(old, reasons, strict=True):
         if why is not None:
             log.warning("cell %s cannot start, so its old run stays: %s", cell.name, why)

@@ -19,7 +19,7 @@ from ..core.errors import ModelError
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import BatchFeatures, Setup
-from ..layers.kv_cache import fresh, growth
+from ..layers.kv_cache import growth, make_caches
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.checkpoint import checkpoint_fingerprints
@@ -138,7 +138,7 @@ def _expected(model: LanguageModel, scores: bool) -> _CheckedModel:
 
 def _row_bytes(network: Any) -> tuple[float, float]:
     """Returns the bytes of a row's caches, a token and besides, from the shapes that a prompt would leave; it is not computed."""
-    caches = fresh(network, 1, padded=False)
+    caches = make_caches(network, 1, padded=False)
     Network(network)(mx.array([[0] * LENGTHS[0]]), caches, read="nothing")
     return growth(caches)
 

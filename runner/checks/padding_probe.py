@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import first_line
-from ..layers.kv_cache import Caches, finish_padding, fresh, growth, joined, prepare_padding, select
+from ..layers.kv_cache import Caches, finish_padding, growth, join_caches, make_caches, prepare_padding, select
 from ..layers.network import Network
 from .trial import largest_gap, random_ids, row_logits
 
@@ -102,7 +102,7 @@ class _ProbeRows:
 
     def __init__(self, network: Any, prompts: list[NDArray[np.int32]]):
         self.prompts, self._network = prompts, network
-        self.caches = fresh(network, 1, padded=False)
+        self.caches = make_caches(network, 1, padded=False)
         first = row_logits(network, prompts[0], caches=self.caches)[-STEPS:]
         self._precision = str(first.dtype).removeprefix("mlx.core.")
         self._at_once = {0: _numpy(first)}
@@ -134,7 +134,7 @@ class _ProbeRows:
         """
         ids = mx.array(np.tile(self.prompts[0], (COPIES, 1)))
         try:
-            logits = _numpy(Network(self._network)(ids, fresh(self._network, COPIES, padded=False))[:, -STEPS:])
+            logits = _numpy(Network(self._network)(ids, make_caches(self._network, COPIES, padded=False))[:, -STEPS:])
         except Exception:  # a model file may fail in any way
             return 0.0
         return max(_difference(*pair) for row in logits for pair in zip(row, self.at_once(0), strict=True))
@@ -142,12 +142,13 @@ class _ProbeRows:
 
 def _padded(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
     """Prefills two rows together, right-padded; a third joins; all decode."""
-    return _decoded(network, prompts, joined([_prefilled(network, prompts[:2]), _prefilled(network, prompts[2:3])]), [0, 1, 2], padded=True)
+    caches = join_caches([_prefilled(network, prompts[:2]), _prefilled(network, prompts[2:3])])
+    return _decoded(network, prompts, caches, [0, 1, 2], padded=True)
 
 
 def _joined(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
     """Prefills three rows each by itself, and decodes them together."""
-    return _decoded(network, prompts, joined([_prefilled(network, [prompt]) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
+    return _decoded(network, prompts, join_caches([_prefilled(network, [prompt]) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
 
 
 def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
@@ -156,7 +157,7 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
     tokens = np.zeros((len(prompts), width), np.int32)
     for row, x, n in zip(tokens, prompts, lengths, strict=True):
         row[:n] = x[:n]
-    caches = fresh(network, len(prompts), padded=True)
+    caches = make_caches(network, len(prompts), padded=True)
     prepare_padding(caches, lengths, width)
     mx.eval(Network(network)(mx.array(tokens), caches, lengths=lengths))
     if min(lengths) < width:
@@ -166,7 +167,7 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
 
 def _exact(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
     """Decodes two rows of one length on plain caches."""
-    caches = fresh(network, 2, padded=False)
+    caches = make_caches(network, 2, padded=False)
     mx.eval(Network(network)(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), caches))
     return _decoded(network, prompts, caches, [0, 3], padded=False)
 

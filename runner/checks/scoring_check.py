@@ -17,7 +17,7 @@ from ..core.logprob_options import LogprobOptions
 from ..core.requests import Passage, Scored, ScoreRequest
 from ..engine.scorer import Scorer
 from ..engine.setup import BatchFeatures, Setup
-from ..layers.kv_cache import fresh
+from ..layers.kv_cache import make_caches
 from ..layers.lm_head import Head
 from ..layers.logit_scores import score_logits
 from ..layers.network import Network
@@ -125,7 +125,7 @@ def _head(network: Any) -> Head:
     """Splits the network in two. Raises ValueError where its parts have other names than usual, or the body makes the logits."""
     head = Head(network)
     split = Network(network, head)
-    states = split(mx.array([[0, 0]]), fresh(network, 1, padded=False), read="states")
+    states = split(mx.array([[0, 0]]), make_caches(network, 1, padded=False), read="states")
     if states.shape[-1] == split.logits(states[0]).shape[-1]:
         raise ValueError(f"the body of {type(network).__name__} makes the logits itself")
     return head

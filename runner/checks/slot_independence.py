@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers.kv_cache import fresh
+from ..layers.kv_cache import make_caches
 from ..layers.network import Network
 
 
@@ -24,6 +24,6 @@ def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
 
 def _two_steps(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
     """Returns the logits [2, B, V] of two decode steps after a prefill of ``tokens`` [B, T]."""
-    caches = fresh(network, len(tokens), padded=False)
+    caches = make_caches(network, len(tokens), padded=False)
     mx.eval(Network(network)(mx.array(tokens[:, :-2]), caches))
     return np.stack([np.array(Network(network)(mx.array(tokens[:, [at]]), caches)[:, -1].astype(mx.float32)) for at in (-2, -1)])

@@ -18,7 +18,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 
 from ..core.errors import first_line
-from ..layers.kv_cache import fresh
+from ..layers.kv_cache import make_caches
 from ..layers.layer_patching import is_patched, patch_layers
 from ..layers.network import Network
 from .tiny_config import VOCABULARY, Config, shrink_config, shrinks
@@ -55,7 +55,7 @@ def twin(network: Any, config: Config) -> Any:
                 reason = f"its first {layers} layers have not all {len(kinds)} kinds of layers and caches, {len(missing)} are missing"
                 continue
             _randomize(small)
-            mx.eval(Network(small)(mx.array([[0, 1]]), fresh(small, 1, padded=False)))
+            mx.eval(Network(small)(mx.array([[0, 1]]), make_caches(small, 1, padded=False)))
         except Exception as error:
             reason = first_line(error)
             continue
@@ -70,14 +70,14 @@ def rounding_noise(network: nn.Module, vocabulary: int, tokens: int) -> float:
     """
     rng = np.random.default_rng(1)
     ids = mx.array(rng.integers(0, vocabulary, (1, tokens)))
-    right, parameters = Network(network)(ids, fresh(network, 1, padded=False)), network.parameters()
+    right, parameters = Network(network)(ids, make_caches(network, 1, padded=False)), network.parameters()
     mx.eval(right)
 
     def off(value: mx.array) -> mx.array:
         return value * (1 + mx.array(rng.choice(OFF, value.shape))) if value.dtype == mx.float32 else value
 
     network.update(tree_map(off, parameters))
-    moved = mx.abs(Network(network)(ids, fresh(network, 1, padded=False)) - right)
+    moved = mx.abs(Network(network)(ids, make_caches(network, 1, padded=False)) - right)
     gap = np.array(mx.where(mx.isnan(moved), 0.0, moved)).max()  # two that are -inf
     network.update(parameters)
     return float(gap)
@@ -146,7 +146,7 @@ def _ids(network: nn.Module) -> Iterator[mx.array]:
 
 def _kinds(network: Any) -> set[Kind]:
     """Returns the kinds of layers and of caches that a network has, apart from their sizes."""
-    caches = {frozenset([_cache_kind(cache)]) for cache in fresh(network, 1, padded=False)}
+    caches = {frozenset([_cache_kind(cache)]) for cache in make_caches(network, 1, padded=False)}
     return caches | {_layer_kind(layer) for layer in network.layers if layer is not None}
 
 

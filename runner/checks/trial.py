@@ -16,7 +16,7 @@ from ..core.requests import AnyRequest, Generate, Generated, Outcome, Prompt, Re
 from ..engine.engine import Engine
 from ..engine.interface import EngineInterface, one_window
 from ..engine.setup import Setup
-from ..layers.kv_cache import Caches, fresh
+from ..layers.kv_cache import Caches, make_caches
 from ..layers.network import Network
 from ..scheduler.limits import Limits
 
@@ -56,7 +56,7 @@ def row_logits(network: Any, ids: Ids, cuts: Sequence[int] = (), caches: Caches 
 
     The row is fed in one call, or in several that end before the positions ``cuts`` (and at the end).
     """
-    caches = fresh(network, 1, padded=False) if caches is None else caches
+    caches = make_caches(network, 1, padded=False) if caches is None else caches
     parts = [part for part in np.split(ids, cuts) if len(part)]
     logits = list[mx.array]()
     for part in parts:

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers.kv_cache import fresh
+from ..layers.kv_cache import make_caches
 from ..models.config_compat import mlx_lm_settings
 from .tiny_config import WINDOW, Config
 from .tiny_twin import TEXT, twin
@@ -28,7 +28,7 @@ def missing_window(network: Any, config: Config) -> int | None:
     window = text.get(SETTING)
     if not isinstance(window, int) or text.get("use_sliding_window") is False:
         return None
-    if any(hasattr(inner, "max_size") for cache in fresh(network, 1, padded=False) for inner in getattr(cache, "caches", [cache])):
+    if any(hasattr(inner, "max_size") for cache in make_caches(network, 1, padded=False) for inner in getattr(cache, "caches", [cache])):
         return None
     try:
         near, far = (_last_logits(network, config, length) for length in (WINDOW // 2, WINDOW))

@@ -3,7 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..layers.kv_cache import Caches, evaluate_caches, forked, fresh, needs_no_caches, read_only_views, select, trim, trimmable, widened
+from ..layers.kv_cache import (
+    Caches,
+    evaluate_caches,
+    fork_caches,
+    make_caches,
+    needs_no_caches,
+    read_only_views,
+    select,
+    trim,
+    trimmable,
+    widen_caches,
+)
 from .prefill import call_tokens
 from .setup import Setup
 
@@ -22,7 +33,7 @@ class BatchCaches:
     @classmethod
     def empty(cls, models: Sequence[Setup], rows: int) -> "BatchCaches":
         """Makes empty caches."""
-        return cls([fresh(model.model, rows, padded=False) for model in models], rows)
+        return cls([make_caches(model.model, rows, padded=False) for model in models], rows)
 
     @classmethod
     def views(cls, models: Sequence[Setup], rows: int, parent: "BatchCaches | None") -> "BatchCaches":
@@ -32,11 +43,11 @@ class BatchCaches:
 
     def repeated(self, rows: int) -> "BatchCaches":
         """Copies the one row of these caches ``rows`` times."""
-        return BatchCaches([widened(caches, rows) for caches in self._held()], rows)
+        return BatchCaches([widen_caches(caches, rows) for caches in self._held()], rows)
 
     def copied(self) -> "BatchCaches":
         """Copies all rows."""
-        return BatchCaches([forked(caches, list(range(self.rows)), self.rows, padded=False) for caches in self._held()], self.rows)
+        return BatchCaches([fork_caches(caches, list(range(self.rows)), self.rows, padded=False) for caches in self._held()], self.rows)
 
     def keep_first(self, rows: int) -> None:
         """Drops all rows but the first ``rows``."""

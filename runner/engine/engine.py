@@ -19,7 +19,7 @@ from ...kernels.logprobs import Scores
 from ...kernels.sampling import draw
 from ..core.errors import first_line
 from ..core.requests import Failure, Generated, Outcome, Request, Sample, Sampling
-from ..layers.kv_cache import Caches, forked, select
+from ..layers.kv_cache import Caches, fork_caches, select
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
@@ -127,7 +127,7 @@ class Engine(FixedWeights):
         rows, of, padded = [i for i, _ in now], len(group.requests), self._setup.features.padded
         caches = group.caches
         if later:
-            caches = forked(caches, rows, of, padded)
+            caches = fork_caches(caches, rows, of, padded)
         else:
             select(caches, rows, of, padded)
         entering = [self._active(group.requests[i], sample, group.echoes[i]) for i, sample in now]

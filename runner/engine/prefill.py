@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores, join_scores
 from ..core.requests import Request, Sample
-from ..layers.kv_cache import Caches, evaluate_caches, finish_padding, forked, fresh, joined, merged, prepare_padding, select
+from ..layers.kv_cache import (
+    Caches,
+    evaluate_caches,
+    finish_padding,
+    fork_caches,
+    join_caches,
+    make_caches,
+    merge_caches,
+    prepare_padding,
+    select,
+)
 from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
 from ..scheduler.prefill_calls import call_width, prefill_calls
@@ -69,7 +79,7 @@ def prefill(setup: Setup, requests: list[Request], prefixes: Sequence[ComputedPr
     if len(calls) == 1:
         return _prefill_together(setup, rows)
     parts = [_prefill_together(setup, [rows[i] for i in call]) for call in calls]
-    caches = joined([part.caches for part in parts])
+    caches = join_caches([part.caches for part in parts])
     evaluate_caches(caches)
     requests = [request for part in parts for request in part.requests]
     echoes = [echo for part in parts for echo in part.echoes]
@@ -101,8 +111,10 @@ def _caches(setup: Setup, prefixes: list[ComputedPrefix | None]) -> Caches:
     """Returns caches of one row per prefix: a copy of the prefix's, or an empty row."""
     distinct = list(dict.fromkeys(prefixes))
     if distinct == [None]:
-        return fresh(setup.model, len(prefixes), setup.features.padded)
-    caches = merged(setup.model, [fresh(setup.model, 1, padded=False) if prefix is None else prefix.caches for prefix in distinct])
+        return make_caches(setup.model, len(prefixes), setup.features.padded)
+    caches = merge_caches(
+        setup.model, [make_caches(setup.model, 1, padded=False) if prefix is None else prefix.caches for prefix in distinct]
+    )
     select(caches, [distinct.index(prefix) for prefix in prefixes], len(distinct), setup.features.padded)
     evaluate_caches(caches)  # a row whose prefix is its whole prompt needs no call that would compute them
     return caches
@@ -111,7 +123,7 @@ def _caches(setup: Setup, prefixes: list[ComputedPrefix | None]) -> Caches:
 def compute_prefix(setup: Setup, ids: NDArray[np.int32], parent: ComputedPrefix | None) -> ComputedPrefix:
     """Computes the prefix ``ids`` [T], on top of a copy of ``parent``, a computed prefix of it."""
     row = _PrefillRow(ids, len(ids), parent)
-    caches = fresh(setup.model, 1, padded=False) if parent is None else forked(parent.caches, [0], 1, padded=False)
+    caches = make_caches(setup.model, 1, padded=False) if parent is None else fork_caches(parent.caches, [0], 1, padded=False)
     (echo,), last_state = _run(setup, ids[None, row.start :], [row], caches)
     return ComputedPrefix(caches, len(ids), echo, last_state)
 

@@ -8,7 +8,7 @@ changed, is computed again when a row needs it.
 from collections.abc import Callable, Iterable
 
 from ..core.requests import Request
-from ..layers.kv_cache import fresh
+from ..layers.kv_cache import make_caches
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix
 from .prefill import compute_prefix
@@ -54,7 +54,7 @@ class PrefixKV:
     def _from_disk(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix | None:
         if setup.prefix_cache is None:
             return None
-        return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: fresh(setup.model, 1, padded=False))
+        return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: make_caches(setup.model, 1, padded=False))
 
     def _compute(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix:
         parent = None if prefix.parent is None else self._computed(setup, prefix.parent)

@@ -26,7 +26,7 @@ from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
 from .call_context import context_of
 from .cpu_layers import run_kernel
-from .kv_cache import fresh
+from .kv_cache import make_caches
 from .layer_patching import patch_layers, unpatch_layers
 from .network import Network
 
@@ -191,7 +191,7 @@ def _result(way: _Way, network: Network, rows: list[NDArray[np.int32]]) -> NDArr
 
 def _alone(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
     """Runs a long call, another on top of it, and a decode step."""
-    caches = fresh(network.model, 1, padded=False)
+    caches = make_caches(network.model, 1, padded=False)
     parts = [network(mx.array(part)[None], caches)[:, -3:] for part in (rows[0][:-4], rows[0][-4:-1], rows[0][-1:])]
     return mx.concatenate(parts, axis=1)
 
@@ -200,7 +200,7 @@ def _in_a_batch(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
     """Runs rows of different lengths, padded on the right, and a decode step."""
     width, lengths = len(rows[0]) - 1, [len(row) - 1 for row in rows]
     tokens = np.stack([np.pad(row[:-1], (0, width - len(row) + 1)) for row in rows])
-    caches = fresh(network.model, len(rows), padded=True)
+    caches = make_caches(network.model, len(rows), padded=True)
     for cache in caches:
         cache.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
     first = network(mx.array(tokens), caches, lengths=lengths)

@@ -46,7 +46,7 @@ class Cache(Protocol):
 Caches = list[Cache]
 
 
-def fresh(model: Any, rows: int, padded: bool) -> Caches:
+def make_caches(model: Any, rows: int, padded: bool) -> Caches:
     """Makes empty caches for ``rows`` rows, one per layer. Raises AttributeError where a layer's cache cannot be padded."""
     plain = make_prompt_cache(model)
     if not padded:
@@ -115,7 +115,7 @@ def kept_inside(caches: Caches) -> Iterator[Any]:
             yield cache
 
 
-def joined(parts: list[Caches]) -> Caches:
+def join_caches(parts: list[Caches]) -> Caches:
     """Appends the rows of all padded caches to the first ones, and returns these."""
     for mine, *others in zip(*parts, strict=True):
         for other in others:
@@ -123,7 +123,7 @@ def joined(parts: list[Caches]) -> Caches:
     return parts[0]
 
 
-def merged(model: Any, rows: list[Caches]) -> Caches:
+def merge_caches(model: Any, rows: list[Caches]) -> Caches:
     """Makes padded caches from copies of plain caches of one row each, of any lengths."""
     layers: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
     if _ragged(model, list(rows[0])):
@@ -160,14 +160,14 @@ def _change(cache: Any, change: Callable[[Any], Any]) -> None:
             setattr(cache, name, tree_map(change, value))
 
 
-def forked(caches: Caches, rows: list[int], of: int, padded: bool) -> Caches:
+def fork_caches(caches: Caches, rows: list[int], of: int, padded: bool) -> Caches:
     """Makes new caches with ``rows`` of ``caches``, which stay as they are."""
     twins = copy.deepcopy(caches)  # mlx arrays are changed in place by -= and by slices: sharing them would tie the two
     select(twins, rows, of, padded)
     return twins
 
 
-def widened(caches: Caches, rows: int) -> Caches:
+def widen_caches(caches: Caches, rows: int) -> Caches:
     """Makes plain caches that hold the one row of ``caches`` ``rows`` times."""
 
     def repeat(leaf: Any) -> Any:

@@ -25,13 +25,13 @@ class ModelPool:
     _held: dict[Key, LanguageModel] = field(default_factory=dict[Key, LanguageModel])
 
     def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[LanguageModel]:
-        """Returns the models ``wanted``, in that order, and loads those that are not here; for ``memory`` see ``rooms``.
+        """Returns the models ``wanted``, in that order, and loads those that are not here; for ``memory`` see ``memory_shares``.
 
         Raises OutOfRoom, before anything is loaded, where their files alone are larger; ModelError where one cannot be loaded.
         """
         _refuse_too_large([checkpoint for _, checkpoint in wanted], memory)
-        left = rooms(wanted, memory)
-        keys = [_key(each, dequantized(each, room)) for each, room in zip(wanted, left, strict=True)]
+        left = memory_shares(wanted, memory)
+        keys = [_key(each, dequantizes(each, room)) for each, room in zip(wanted, left, strict=True)]
         self._held = {key: model for key, model in self._held.items() if key in keys}
         for key, (config, checkpoint), room in zip(keys, wanted, left, strict=True):
             if key not in self._held:
@@ -51,7 +51,7 @@ class ModelPool:
         self._held.clear()
 
 
-def rooms(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
+def memory_shares(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
     """Returns the bytes that each of the models may take: what those before it leave of ``memory``.
 
     Follows from the checkpoints alone, not from what is loaded: whether a model is dequantized must not depend on that.
@@ -64,7 +64,7 @@ def rooms(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
     return left
 
 
-def dequantized(wanted: ModelChoice, room: int) -> bool | None:
+def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
     """Returns whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None if none are quantized."""
     config, checkpoint = wanted
     return size(config, checkpoint, room)[1] if checkpoint.quantized else None

@@ -15,7 +15,7 @@ from ..core.requests import AnyRequest
 from ..engine.setup import Setup
 from ..models.device_memory import memory_for
 from ..models.loader import LanguageModel, outline
-from ..models.model_pool import ModelChoice, ModelPool, rooms
+from ..models.model_pool import ModelChoice, ModelPool, memory_shares
 
 
 @dataclass(slots=True, frozen=True)
@@ -66,5 +66,5 @@ def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: L
 
     Raises OutOfRoom where memory does not hold the weights, ModelError where a checkpoint cannot be read.
     """
-    outlines = [outline(*choice, room) for choice, room in zip(choices, rooms(choices, memory_for(batch)), strict=True)]
+    outlines = [outline(*choice, room) for choice, room in zip(choices, memory_shares(choices, memory_for(batch)), strict=True)]
     return list(zip(outlines, expected_setups(outlines, batch, wanted), strict=True))

@@ -22,7 +22,7 @@ from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
 from ..models.device_memory import memory_for
-from ..models.model_pool import ModelChoice, dequantized, rooms
+from ..models.model_pool import ModelChoice, dequantizes, memory_shares
 from ..models.reference_checkpoint import vocabulary_of
 from ..runs.drift import columns_of, require_adoptable
 from ..runs.run_files import rows_wanted
@@ -100,7 +100,7 @@ class RunSpec:
     def _dequantized(self, config: JobConfig) -> dict[str, bool]:
         """Returns how each model's quantized weights are held. That depends on the memory that is there, and changes bits."""
         choices = self.models(config)
-        whole, keys = map(dequantized, choices, rooms(choices, memory_for(config.batch))), ("model", config.reference_key)
+        whole, keys = map(dequantizes, choices, memory_shares(choices, memory_for(config.batch))), ("model", config.reference_key)
         return {f"{key}.dequantized": each for key, each in zip(keys, whole, strict=False) if each is not None}
 
 
@@ -110,7 +110,7 @@ def with_rows_of_run(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"data": config.data.model_copy(update={"limit": limit})})
 
 
-def why_refused(configs: Sequence[JobConfig], kinds: Mapping[str, Kind], adopt: tuple[str, ...]) -> list[str | None]:
+def refusal_reasons(configs: Sequence[JobConfig], kinds: Mapping[str, Kind], adopt: tuple[str, ...]) -> list[str | None]:
     """Returns for each config why its run could not start over, in their order: None where input, model and tokenizer are there.
 
     A sweep asks this for all its runs before it marks the first old one for removal. Reads no weights and no rows, and changes

@@ -50,7 +50,7 @@ _PIECE = 1 << 20
 
 
 @dataclass(slots=True, frozen=True)
-class Declared:
+class PartDeclaration:
     """The declaration in a part's footer. run: digest of the run's identity. rows, records, errors: of the shard, in both of its parts.
 
     errors_sha256: of the file with the shard's errors. Only the part with the results has it; None where there are no errors.
@@ -72,7 +72,7 @@ class Declared:
 # --------------------------------------------------------------------------------------------------------------- writing
 
 
-def write_part(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], declared: Declared) -> PartFile:
+def write_part(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch], declared: PartDeclaration) -> PartFile:
     """Writes a part to ``path``, whole and durable or not at all. Raises OSError.
 
     Its bytes are hashed while they are written. Arrow writes the footer last, when it closes. The footer is held back until the
@@ -132,7 +132,7 @@ class _Sink:
 # -------------------------------------------------------------------------------------------------------------- checking
 
 
-def check_part(path: Path) -> tuple[Declared, PartFile] | None:
+def check_part(path: Path) -> tuple[PartDeclaration, PartFile] | None:
     """Returns the declaration of the part at ``path``; None where its bytes have changed. Raises OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -153,7 +153,7 @@ def check_part(path: Path) -> tuple[Declared, PartFile] | None:
     whole.update(footer)
     values = json.loads(declared[0])
     del values["sha256"]
-    return Declared(**values), PartFile.at(path, whole.hexdigest())
+    return PartDeclaration(**values), PartFile.at(path, whole.hexdigest())
 
 
 def _footer_start(file: BinaryIO, size: int) -> int | None:

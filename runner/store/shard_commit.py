@@ -17,7 +17,7 @@ from ..files.file_stamp import sha256
 from . import journal
 from .commit_log import Commit, append_commit
 from .journal import Header, Journal
-from .part_file import Declared, errors_schema, read_part, write_part
+from .part_file import PartDeclaration, errors_schema, read_part, write_part
 from .paths import RunPaths
 from .row_order import positions, sorted_records
 from .shard_ledger import Ledger
@@ -39,7 +39,7 @@ def commit_shard(paths: RunPaths, identity: str, schema: pa.Schema, header: Head
     _check_counts(journal_path, results, failures, ledger)
     results_part, errors_part = (name(header.shard, header.generation) for name in (paths.results_part, paths.errors_part))
     require_room(results_part, journal_path.stat().st_size + sum(file.bytes for _, file in old))
-    declared = Declared(identity, header.shard, ledger.rows, ledger.records, ledger.errors, None)
+    declared = PartDeclaration(identity, header.shard, ledger.rows, ledger.records, ledger.errors, None)
     errors_file = write_part(errors_part, errors_schema(schema), sorted_records(failures), declared) if ledger.errors else None
     declared = replace(declared, errors_sha256=None if errors_file is None else errors_file.sha256)
     results_file = write_part(results_part, schema, sorted_records(results), declared)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_bulk.runner.core.requests import Generated, Request, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from numpy.typing import NDArray
 
 from ..runner.support.tiny import Ids
@@ -74,7 +74,7 @@ class Alone:
         """Logprobs [T - 1] of a row's own tokens from one call."""
         key = tuple(ids)
         if key not in self._wholes:
-            caches = fresh(self._network, 1, padded=False)
+            caches = make_caches(self._network, 1, padded=False)
             self._wholes[key] = _of_targets(self._network(mx.array([ids[:-1]]), cache=caches)[0], ids[1:]) if len(ids) > 1 else np.zeros(0)
         return self._wholes[key]
 
@@ -82,7 +82,7 @@ class Alone:
         """Logprobs [N] of a completion, its tokens fed one by one."""
         key = (*prompt, -1, *completion)
         if key not in self._steps:
-            caches = fresh(self._network, 1, padded=False)
+            caches = make_caches(self._network, 1, padded=False)
             if len(prompt) > 1:
                 mx.eval(self._network(mx.array([prompt[:-1]]), cache=caches))
             fed = [prompt[-1], *completion[:-1]]

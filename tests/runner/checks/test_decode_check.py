@@ -49,7 +49,7 @@ def test_a_row_alone_is_as_far_from_itself_as_nothing():
 @pytest.mark.parametrize("way", ["padded", "exact"])
 def test_rows_join_leave_and_fork_and_prompts_come_in_calls(monkeypatch: pytest.MonkeyPatch, way: Way):
     seen: Counter[str] = Counter()
-    select, forked, forward = engines.select, engines.forked, calls.set_call_lengths
+    select, forked, forward = engines.select, engines.fork_caches, calls.set_call_lengths
 
     def selecting(caches: Any, rows: list[int], of: int, padded: bool) -> None:
         seen["leave"] += len(rows) < of
@@ -73,7 +73,7 @@ def test_rows_join_leave_and_fork_and_prompts_come_in_calls(monkeypatch: pytest.
     extend = caching.KVCache.merge([caching.KVCache()]).extend.__func__  # pyright: ignore[reportFunctionMemberAccess]
     monkeypatch.setattr(type(caching.KVCache.merge([caching.KVCache()])), "extend", extending)
     monkeypatch.setattr(engines, "select", selecting)
-    monkeypatch.setattr(engines, "forked", forking)
+    monkeypatch.setattr(engines, "fork_caches", forking)
     monkeypatch.setattr(calls, "set_call_lengths", calling)
     assert difference(build("llama"), way) <= ALLOWED
     expected = {"leave", "fork", "fork later", "long call", "later call"} | ({"join", "ragged call"} if way == "padded" else set[str]())

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_bulk.runner.checks import tiny_twin as twins
 from mlx_bulk.runner.checks.tiny_config import VOCABULARY
 from mlx_bulk.runner.checks.tiny_twin import NoTwin, rounding_noise, twin
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_lm.models import llama
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -31,7 +31,7 @@ def parameters(network: nn.Module) -> dict[str, mx.array]:
 def classes_of(network: Any) -> set[str]:
     """Of all that its layers are made of, and of its caches."""
     modules = {type(module).__name__ for layer in network.layers for module in layer.modules()}
-    return modules | {type(cache).__name__ for cache in fresh(network, 1, padded=False)}
+    return modules | {type(cache).__name__ for cache in make_caches(network, 1, padded=False)}
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -41,7 +41,7 @@ def test_what_is_released_has_a_small_twin_with_every_class_of_layer(name: str):
     arrays = parameters(small)
     assert sum(math.prod(a.shape) for a in arrays.values()) < 6_000_000
     assert {a.dtype for a in arrays.values() if mx.issubdtype(a.dtype, mx.floating)} == {mx.float32}
-    logits = small(mx.array([[1, 2, 3]]), cache=fresh(small, 1, padded=False))
+    logits = small(mx.array([[1, 2, 3]]), cache=make_caches(small, 1, padded=False))
     assert logits.shape == (1, 3, VOCABULARY)
     assert np.array(logits).std() > 0.05  # scaled down, as the model says, in some of them
     assert len(small.layers) == LAYERS.get(name, len(small.layers))
@@ -148,7 +148,7 @@ def test_an_object_that_is_no_network_has_no_twin():
 def test_rounding_is_about_what_two_ways_to_compute_the_same_differ_by():
     small = twin(tiny.build("llama"), LLAMA)
     ids = mx.array([list(range(24))])
-    caches = fresh(small, 1, padded=False)
+    caches = make_caches(small, 1, padded=False)
     by_steps = mx.concatenate([small(ids[:, i : i + 1], cache=caches) for i in range(24)], axis=1)
     before = parameters(small)
     noise = rounding_noise(small, VOCABULARY, 24)

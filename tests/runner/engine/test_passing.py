@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.layers import cpu_blocks, kv_cache
-from mlx_bulk.runner.layers.kv_cache import Caches, fresh, needs_no_caches, read_only_views, widened
+from mlx_bulk.runner.layers.kv_cache import Caches, make_caches, needs_no_caches, read_only_views, widen_caches
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from numpy.typing import NDArray
@@ -49,12 +49,12 @@ def held(layer: Any) -> NDArray[np.float32]:
 def test_logits_are_those_with_caches(name: str, front: int):
     network = kernel_models.put(name)
     assert needs_no_caches(network)
-    base = fresh(network, 1, padded=False)
+    base = make_caches(network, 1, padded=False)
     if front:
         network(tokens(1, front), cache=base)
     before = [held(layer) for layer in base] if front else []
     found = fed(network, read_only_views(base if front else None))
-    truth = fed(network, widened(base, 3) if front else fresh(network, 3, padded=False))
+    truth = fed(network, widen_caches(base, 3) if front else make_caches(network, 3, padded=False))
     for ours, theirs in zip(found, truth, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for layer, left in zip(base, before, strict=False):
@@ -64,9 +64,9 @@ def test_logits_are_those_with_caches(name: str, front: int):
 @pytest.mark.parametrize("name", NAMES)
 def test_layers_that_the_kernel_leaves_alone_get_copies(name: str, monkeypatch: pytest.MonkeyPatch):
     network = kernel_models.put(name)
-    base = fresh(network, 1, padded=False)
+    base = make_caches(network, 1, padded=False)
     network(tokens(1, 50), cache=base)
-    truth = fed(network, widened(base, 3))
+    truth = fed(network, widen_caches(base, 3))
     block = cpu_blocks._block  # pyright: ignore[reportPrivateUsage]
     for refused in ([network.layers[1]], network.layers):
         monkeypatch.setattr(
@@ -104,7 +104,7 @@ def test_a_shared_prefix_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatc
     seen: list[int] = []
     right = cpu_blocks._run_unkept  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(cpu_blocks, "_run_unkept", lambda *call: seen.append(0 if call[3] is None else call[3].offset) or right(*call))
-    monkeypatch.setattr("mlx_bulk.runner.engine.batch_caches.widened", lambda *_: pytest.fail("a copy"))
+    monkeypatch.setattr("mlx_bulk.runner.engine.batch_caches.widen_caches", lambda *_: pytest.fail("a copy"))
     assert_close(tiny_runs.scored(setup(name, tokens=10_000, head=Head(network)), texts), truth)
     assert set(seen) == {40}
 

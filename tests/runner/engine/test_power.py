@@ -12,7 +12,7 @@ from mlx_bulk.kernels.sampling import Drawn, Parameters, draw
 from mlx_bulk.runner.core.requests import Generated
 from mlx_bulk.runner.engine import engine
 from mlx_bulk.runner.layers import logit_scores
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from numpy.typing import NDArray
 
 from ..support.naive_truth import assert_decode_is_echo, assert_echo_is_naive, assert_greedy_as_alone
@@ -57,7 +57,7 @@ class ContextDropped(Wrapped):
     """Sees the tokens of one call alone."""
 
     def __call__(self, tokens: mx.array, cache: Any) -> mx.array:
-        for layer, empty in zip(cache, fresh(self.network, tokens.shape[0], padded=True), strict=True):
+        for layer, empty in zip(cache, make_caches(self.network, tokens.shape[0], padded=True), strict=True):
             layer.state = empty.state
         return self.network(tokens, cache=cache)
 

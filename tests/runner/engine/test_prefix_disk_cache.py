@@ -19,7 +19,7 @@ from mlx_bulk.runner.engine import prefix_disk_cache as keeping
 from mlx_bulk.runner.engine.prefill import compute_prefix
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, ComputedPrefix, PrefixCache
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.models.loader import LanguageModel
 from numpy.typing import NDArray
 
@@ -177,7 +177,7 @@ def test_the_least_recently_used_goes_first(tmp_path: Path):
     small = replace(kept, most_bytes=int(3.5 * path.stat().st_size))
 
     def has(number: int) -> bool:
-        return small.load(stems[number][0], "", lambda: fresh(build("llama"), 1, padded=False)) is not None
+        return small.load(stems[number][0], "", lambda: make_caches(build("llama"), 1, padded=False)) is not None
 
     assert has(0)  # and is used now
     small.save(stems[3][0], "", stems[3][1])

@@ -11,7 +11,7 @@ from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.utils import tree_flatten, tree_map
 from mlx_bulk.runner.layers import cpu_blocks
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import unpatch_layers
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
@@ -90,7 +90,7 @@ def test_quantized_layers_are_left_to_mlx(both: Both):
 
 def test_a_training_network_has_the_gradients_of_mlx(both: Both):
     def loss(network: Any, tokens: mx.array) -> mx.array:
-        return cross_entropy(network(tokens[:, :-1], cache=fresh(network, 2, padded=False)), tokens[:, 1:]).mean()
+        return cross_entropy(network(tokens[:, :-1], cache=make_caches(network, 2, padded=False)), tokens[:, 1:]).mean()
 
     both.call(ids(2, 8), both.caches(2, padded=False))
     both.each(lambda network: network.train())
@@ -109,7 +109,7 @@ def test_compiled_functions_are_left_to_mlx(both: Both):
     for each in both.networks:
 
         def call(tokens: mx.array, each: Any = each) -> mx.array:
-            caches = fresh(each, 2, padded=False)
+            caches = make_caches(each, 2, padded=False)
             return mx.concatenate([each(tokens, cache=caches), each(tokens[:, :1], cache=caches)], axis=1)
 
         both.used.clear()
@@ -122,11 +122,11 @@ def test_compiled_functions_are_left_to_mlx(both: Both):
 def test_half_precision_has_the_bits_of_mlx(both: Both, dtype: mx.Dtype):
     both.each(lambda network: network.set_dtype(dtype))
     both.used.clear()
-    truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)
+    truth, found = (each(ids(2, 9), cache=make_caches(each, 2, padded=True)) for each in both.networks)
     assert not both.used
     assert mx.array_equal(truth, found)
     both.each(lambda network: network.model.embed_tokens.set_dtype(mx.float32))  # float32 goes in, weights stay
-    truth, found = (each(ids(2, 9), cache=fresh(each, 2, padded=True)) for each in both.networks)
+    truth, found = (each(ids(2, 9), cache=make_caches(each, 2, padded=True)) for each in both.networks)
     np.testing.assert_allclose(found, truth, rtol=0, atol=1e-3 * float(mx.abs(truth).max()))
 
 

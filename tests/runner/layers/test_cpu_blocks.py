@@ -7,7 +7,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.kv_cache import finish_padding, forked, fresh, joined, merged, prepare_padding, select, trim, widened
+from mlx_bulk.runner.layers.kv_cache import (
+    finish_padding,
+    fork_caches,
+    join_caches,
+    make_caches,
+    merge_caches,
+    prepare_padding,
+    select,
+    trim,
+    widen_caches,
+)
 from mlx_lm.models.cache import BatchKVCache, KVCache
 from numpy.typing import NDArray
 
@@ -45,7 +55,7 @@ def test_rows_of_unlike_length_that_leave_and_join(both: Both):
     for each in caches:
         select(each, [3, 1], 4, padded=True)
     both.steps(2, 3, caches)
-    caches = [joined([mine, other]) for mine, other in zip(caches, late, strict=True)]
+    caches = [join_caches([mine, other]) for mine, other in zip(caches, late, strict=True)]
     both.steps(4, 3, caches)
     for each in caches:
         select(each, [1, 1, 0], 4, padded=True)
@@ -55,7 +65,7 @@ def test_rows_of_unlike_length_that_leave_and_join(both: Both):
 def test_a_row_joins_an_empty_batch_and_pads_come_in_the_middle(both: Both):
     empty, caches = both.caches(1, padded=True), both.caches(2, padded=True)
     both.call(ids(2, 6), caches)
-    caches = [joined([mine, other]) for mine, other in zip(caches, empty, strict=True)]
+    caches = [join_caches([mine, other]) for mine, other in zip(caches, empty, strict=True)]
     for each in caches:
         prepare_padding(each, [2, 4, 5], 5)
     both.call(ids(3, 5), caches, lengths=[2, 4, 5])
@@ -100,7 +110,7 @@ def test_a_cache_that_is_told_another_position(both: Both):
 def test_copies_of_a_cache_continue_independently(both: Both, padded: bool):
     caches = both.caches(3, padded)
     both.call(ids(3, 10), caches)
-    copies = [forked(each, [2, 0, 0], 3, padded) for each in caches]
+    copies = [fork_caches(each, [2, 0, 0], 3, padded) for each in caches]
     deep = copy.deepcopy(caches)
     for seed in range(3):
         for i, parts in enumerate((caches, copies, deep)):
@@ -115,12 +125,12 @@ def test_one_row_widened_and_rows_merged(both: Both):
     one, other = both.caches(1, padded=False), both.caches(1, padded=False)
     both.call(ids(1, 9), one)
     both.call(ids(1, 4, seed=1), other)
-    wide = [widened(each, 3) for each in one]
+    wide = [widen_caches(each, 3) for each in one]
     both.steps(3, 2, wide)
     for each in wide:
         select(each, [2, 0], 3, padded=False)
     both.steps(2, 2, wide)
-    batch = [merged(network, [a, b]) for network, a, b in zip(both.networks, one, other, strict=True)]
+    batch = [merge_caches(network, [a, b]) for network, a, b in zip(both.networks, one, other, strict=True)]
     both.steps(2, 3, batch)
     both.steps(1, 2, one)
     both.steps(2, 70, batch)
@@ -158,7 +168,7 @@ def test_threads_share_a_network(both: Both):
     prompts = [ids(1 + i, 6 + i, seed=i) for i in range(2)]
 
     def logits(i: int) -> NDArray[np.float32]:
-        caches = fresh(fast, 1 + i, padded=False)
+        caches = make_caches(fast, 1 + i, padded=False)
         parts = [fast(tokens, cache=caches) for tokens in (prompts[i], *(ids(1 + i, 1, seed=s) for s in range(20)))]
         return np.array(mx.concatenate(parts, axis=1))
 

@@ -8,7 +8,7 @@ import pytest
 from mlx import nn
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.layers.state_scores import read_scores
@@ -20,7 +20,7 @@ TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, (3, 12))
 
 
 def whole_logits(network: Any) -> NDArray[np.float32]:
-    return np.array(network(mx.array(TOKENS), cache=fresh(network, 3, padded=False)).astype(mx.float32))
+    return np.array(network(mx.array(TOKENS), cache=make_caches(network, 3, padded=False)).astype(mx.float32))
 
 
 class Counted(Network):
@@ -42,7 +42,7 @@ class Counted(Network):
 def test_logits_of_any_positions_are_the_networks_own(name: str):
     network, at = build(name), [3, 7, 8, 20, 35]
     head = Head(network)
-    states = head.states(mx.array(TOKENS), fresh(network, 3, padded=False))
+    states = head.states(mx.array(TOKENS), make_caches(network, 3, padded=False))
     assert states.shape == (3, 12, 64)
     found = np.array(head.logits(states.reshape(36, 64)[mx.array(at)]))
     # the same products in another shape; logits of size 10 to 30
@@ -58,7 +58,7 @@ def test_the_networks_own_code_behind_the_body_is_run():
 def test_a_split_network_stays_whole_itself():
     network = build("llama")
     before = whole_logits(network)
-    Head(network).states(mx.array(TOKENS), fresh(network, 3, padded=False))
+    Head(network).states(mx.array(TOKENS), make_caches(network, 3, padded=False))
     assert isinstance(network.model, nn.Module)
     np.testing.assert_array_equal(whole_logits(network), before)
 
@@ -73,7 +73,7 @@ def test_a_text_model_inside_another_is_split_there():
             return 0.5 * self.language_model(tokens, cache=cache)
 
     head = Head(Both())
-    states = head.states(mx.array(TOKENS), fresh(build("llama"), 3, padded=False))
+    states = head.states(mx.array(TOKENS), make_caches(build("llama"), 3, padded=False))
     found = np.array(head.logits(states[0]))
     np.testing.assert_allclose(found, 0.5 * whole_logits(build("llama"))[0], rtol=0, atol=3e-5)
 
@@ -86,7 +86,7 @@ def test_no_body_is_an_error_that_names_the_class():
 def test_a_whole_network_reads_its_own_logits():
     network = build("llama")
     whole = Network(network)
-    states = whole(mx.array(TOKENS), fresh(network, 3, padded=False), read="states")
+    states = whole(mx.array(TOKENS), make_caches(network, 3, padded=False), read="states")
     np.testing.assert_array_equal(np.array(whole.logits(states)), whole_logits(network))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
@@ -64,7 +64,7 @@ def test_each_network_has_calls_of_its_own():
 
 def test_a_call_of_which_nothing_is_read_fills_the_caches():
     model = build("llama")
-    read, unread = (fresh(model, 2, padded=False) for _ in range(2))
+    read, unread = (make_caches(model, 2, padded=False) for _ in range(2))
     logits = Network(model)(TOKENS, read)
     assert Network(model)(TOKENS, unread, read="nothing") is None
     for a, b in zip(read, unread, strict=True):
@@ -76,6 +76,6 @@ def test_a_call_of_which_nothing_is_read_fills_the_caches():
 def test_logits_of_states_are_the_logits(split: bool):
     model = build("llama")
     network = Network(model, Head(model) if split else None)
-    states = network(TOKENS, fresh(model, 2, padded=False), read="states")
+    states = network(TOKENS, make_caches(model, 2, padded=False), read="states")
     logits = network.logits(states.reshape(10, -1)).reshape(2, 5, VOCABULARY)
-    np.testing.assert_allclose(np.array(logits), np.array(network(TOKENS, fresh(model, 2, padded=False))), rtol=0, atol=3e-5)
+    np.testing.assert_allclose(np.array(logits), np.array(network(TOKENS, make_caches(model, 2, padded=False))), rtol=0, atol=3e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import native
 from mlx_bulk.runner.layers import cpu_blocks, kv_cache
-from mlx_bulk.runner.layers.kv_cache import Caches, finish_padding, fresh, joined, merged, select
+from mlx_bulk.runner.layers.kv_cache import Caches, finish_padding, join_caches, make_caches, merge_caches, select
 from mlx_bulk.runner.layers.ragged_kv_cache import STEP, RaggedKVCache
 from numpy.typing import NDArray
 
@@ -40,7 +40,7 @@ def prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
     """Caches of prompts of unlike length, fed in two calls with pads behind."""
     width, lengths = max(map(len, prompts)), [len(prompt) for prompt in prompts]
     ids = np.stack([np.pad(prompt, (0, width - len(prompt))) for prompt in prompts])
-    caches = fresh(network, len(prompts), padded=True)
+    caches = make_caches(network, len(prompts), padded=True)
     for layer in caches:
         layer.prepare(lengths=lengths, right_padding=[width - n for n in lengths])
     for part in (ids[:, : width // 2], ids[:, width // 2 :]):
@@ -62,7 +62,7 @@ def rows_that_leave_and_join(network: Any) -> Logits:
     caches = prefilled(network, [tokens(n, seed=n) for n in (30, 5, 12, 9)])
     first = decoded(network, caches, tokens(4, 3, seed=1))
     select(caches, [3, 1], 4, padded=True)
-    caches = joined([caches, prefilled(network, [tokens(50, seed=7)])])
+    caches = join_caches([caches, prefilled(network, [tokens(50, seed=7)])])
     second = decoded(network, caches, tokens(3, 4, seed=2))
     return np.concatenate([first.reshape(-1, tiny.VOCABULARY), second.reshape(-1, tiny.VOCABULARY)])
 
@@ -78,7 +78,7 @@ def forks_of_forks(network: Any) -> Logits:
     select(caches, [0, 0, 1, 2, 1], 3, padded=True)
     first = decoded(network, caches, tokens(5, 3, seed=3))
     select(caches, [4, 1, 1, 3, 4], 5, padded=True)
-    caches = joined([caches, prefilled(network, [tokens(50, seed=7)])])
+    caches = join_caches([caches, prefilled(network, [tokens(50, seed=7)])])
     second = decoded(network, caches, tokens(6, STEP + 3, seed=4))
     twins = copy.deepcopy(caches)
     select(twins, [5, 0, 0], 6, padded=True)
@@ -97,9 +97,9 @@ def copies_that_go_on_apart(network: Any) -> Logits:
 
 
 def on_top_of_bases(network: Any) -> Logits:
-    base = fresh(network, 1, padded=False)
+    base = make_caches(network, 1, padded=False)
     fed(network, base, tokens(1, 21, seed=4))
-    caches = merged(network, [base, fresh(network, 1, padded=False)])
+    caches = merge_caches(network, [base, make_caches(network, 1, padded=False)])
     select(caches, [0, 1, 0], 2, padded=True)
     return np.concatenate([fed(network, caches, tokens(3, 7, seed=5)), decoded(network, caches, tokens(3, 2, seed=6))], axis=1)
 
@@ -111,7 +111,7 @@ def on_top_of_bases(network: Any) -> Logits:
 def test_logits_are_those_of_batches_in_mlx_lm(name: str, story: Callable[[Any], Logits]):
     truth = story(tiny.build(name))
     network = kernel_models.put(name)
-    assert type(fresh(network, 1, padded=True)[0]) is RaggedKVCache
+    assert type(make_caches(network, 1, padded=True)[0]) is RaggedKVCache
     np.testing.assert_allclose(story(network), truth, rtol=0, atol=2e-4)
 
 
@@ -143,7 +143,7 @@ def test_rows_that_stay_are_neither_copied_nor_padded():
     rows: Any = caches[0]
     before = rows.slabs[1]
     select(caches, [1], 3, padded=True)
-    caches = joined([caches, prefilled(network, [tokens(200, seed=7)])])
+    caches = join_caches([caches, prefilled(network, [tokens(200, seed=7)])])
     fed(network, caches, tokens(2, 1))
     assert rows.slabs[0] is before
     assert rows.slabs[0].array.shape[2] == STEP
@@ -184,4 +184,4 @@ def test_an_adapted_layer_keeps_mlx_lm_s_batches(monkeypatch: pytest.MonkeyPatch
     attn = network.layers[0].self_attn
     with monkeypatch.context() as patch:  # the layer is in its place again before the classes of ours are taken off
         patch.setitem(attn, "q_proj", type("Adapted", (type(attn.q_proj),), {})(*reversed(attn.q_proj.weight.shape)))
-        assert type(fresh(network, 1, padded=True)[0]) is not RaggedKVCache
+        assert type(make_caches(network, 1, padded=True)[0]) is not RaggedKVCache

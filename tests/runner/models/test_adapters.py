@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.runner.core.errors import ModelError
-from mlx_bulk.runner.layers.kv_cache import fresh as empty
+from mlx_bulk.runner.layers.kv_cache import make_caches as empty
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.models.adapters import AdapterRefused, Adapters
 from mlx_lm.utils import load_adapters
@@ -139,7 +139,7 @@ def spoiled(folder: Path, how: str) -> None:
     config, tensors = folder / "adapter_config.json", folder / "adapters.safetensors"
     given: Any = mx.load(str(tensors))
     mx.eval(given)
-    settings = json.loads(config.read_text())
+    settings: Any = json.loads(config.read_text())
     name = min(given)
     match how:
         case "half written":

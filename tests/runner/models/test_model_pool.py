@@ -12,7 +12,7 @@ from mlx_bulk.runner.layers import kernel_injection
 from mlx_bulk.runner.models import model_pool
 from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.loader import size
-from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool, dequantized, rooms
+from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool, dequantizes, memory_shares
 from mlx_lm.utils import load as mlx_lm_load
 
 from ...adapters import write_adapter
@@ -128,5 +128,5 @@ def test_dequantization_follows_from_total_memory(tmp_path: Path) -> None:
     pairs = [wanted(folder), wanted(folder, "float16")]
     assert [model.quantized for model in ModelPool().get(pairs, 2 * whole_bytes)] == [False, False]
     assert [model.quantized for model in ModelPool().get(pairs, 2 * whole_bytes - 1)] == [False, True]
-    assert [dequantized(each, room) for each, room in zip(pairs, rooms(pairs, 2 * whole_bytes - 1), strict=True)] == [True, False]
-    assert dequantized(wanted(write_checkpoint(tmp_path / "plain")), PLENTY) is None
+    assert [dequantizes(each, room) for each, room in zip(pairs, memory_shares(pairs, 2 * whole_bytes - 1), strict=True)] == [True, False]
+    assert dequantizes(wanted(write_checkpoint(tmp_path / "plain")), PLENTY) is None

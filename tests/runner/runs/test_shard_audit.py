@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.runner.runs.shard_audit import DamageError, count_shard
 from mlx_bulk.runner.store.commit_log import Commit
-from mlx_bulk.runner.store.part_file import ERRORS_SCHEMA, Declared, write_part
+from mlx_bulk.runner.store.part_file import ERRORS_SCHEMA, PartDeclaration, write_part
 from mlx_bulk.runner.store.paths import RunPaths
 
 from ..support.sessions import flip
@@ -28,7 +28,7 @@ def commit(run: Path, results: Sampled, errors: Failed, *, batch: int = 2, gener
     paths = RunPaths(run)
     paths.results.mkdir(parents=True, exist_ok=True)
     paths.errors.mkdir(exist_ok=True)
-    declared = Declared("", 2, ROWS, len(results), len(errors), None)
+    declared = PartDeclaration("", 2, ROWS, len(results), len(errors), None)
     failures = [
         {"row": row, "key": f"k{row}", "sample": sample, "stage": "read" if sample is None else "generate", "error": "RowError"}
         for row, sample in errors
@@ -53,7 +53,7 @@ def test_records_without_samples_are_one_a_row(tmp_path: Path):
     paths = RunPaths(tmp_path)
     paths.results.mkdir()
     batch = pa.RecordBatch.from_pylist([{"row": row, "sum_logprob": -1.0} for row in range(START, START + ROWS)], SCORED)
-    file = write_part(paths.results_part(2, 1), SCORED, [batch], Declared("", 2, ROWS, ROWS, 0, None))
+    file = write_part(paths.results_part(2, 1), SCORED, [batch], PartDeclaration("", 2, ROWS, ROWS, 0, None))
     committed = Commit.of(2, 1, ROWS, (ROWS, 0), file, None)
     assert count_shard(paths, committed, START, 1).records == ROWS
     with pytest.raises(DamageError, match="lacks 1 row"):

@@ -16,14 +16,14 @@ from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.files.file_stamp import sha256, stamp_of
 from mlx_bulk.runner.store import results
 from mlx_bulk.runner.store.commit_log import read_commits
-from mlx_bulk.runner.store.part_file import Declared, check_part, read_part, write_part
+from mlx_bulk.runner.store.part_file import PartDeclaration, check_part, read_part, write_part
 from mlx_bulk.runner.store.paths import RunPaths
 from mlx_bulk.runner.store.results import read_errors, read_results
 
 from ..support.sessions import flip, work
 
 SCHEMA = pa.schema([("row", pa.int64()), ("text", pa.large_string())])
-DECLARED = Declared("ab12", 3, 4, 4, 0, None)
+DECLARED = PartDeclaration("ab12", 3, 4, 4, 0, None)
 BATCHES = [
     pa.record_batch({"row": [12, 13], "text": ["a", None]}, SCHEMA),
     pa.record_batch({"row": [14, 15], "text": ["é", "x" * 99]}, SCHEMA),
@@ -95,8 +95,8 @@ def test_an_arrow_file_without_our_footer_is_no_part(tmp_path: Path):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_columns_and_text_that_look_like_the_footer_do_not_disturb_it(tmp_path: Path, number: int):
-    for declared in (DECLARED, Declared("", 0, 1, 1, 0, None)):
-        mimic = [DECLARED, Declared("", 0, 1, 1, 0, None)][number].bytes.decode()
+    for declared in (DECLARED, PartDeclaration("", 0, 1, 1, 0, None)):
+        mimic = [DECLARED, PartDeclaration("", 0, 1, 1, 0, None)][number].bytes.decode()
         schema = pa.schema([("row", pa.int64()), (mimic, pa.large_string())])
         file = write_part(tmp_path / "part", schema, [pa.record_batch({"row": [1], mimic: [mimic]}, schema)], declared)
         assert check_part(tmp_path / "part") == (declared, file)

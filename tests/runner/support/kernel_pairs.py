@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_map_with_path
 from mlx_bulk.runner.layers.call_context import context_of
-from mlx_bulk.runner.layers.kv_cache import fresh
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.layer_patching import patch_layers
 
 from . import tiny
@@ -66,7 +66,7 @@ class Both:
 
     def caches(self, rows: int, padded: bool) -> list[Any]:
         """Of each network, one a layer."""
-        return [fresh(each, rows, padded) for each in self.networks]
+        return [make_caches(each, rows, padded) for each in self.networks]
 
     def call(self, tokens: mx.array, caches: list[Any], fast: bool = True, lengths: Sequence[int] | None = None) -> None:
         """Pads behind the first ``lengths`` tokens of a row are nobody's."""
