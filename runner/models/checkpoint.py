@@ -75,11 +75,13 @@ def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
         raise ModelError(f"{key}.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
     from mlx_lm.utils import load_config
 
+    for name in ("config.json", "generation_config.json"):
+        _require_settings(folder / name, key)
     try:
         found = load_config(folder)
     except ValueError as error:
         raise ModelError(f"{key}.path: {folder / 'config.json'} is not readable: {error}") from error
-    return Checkpoint(folder, adapter, found | _own_eos(folder, key))
+    return Checkpoint(folder, adapter, found | _own_eos(folder))
 
 
 def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
@@ -109,13 +111,24 @@ def checkpoint_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
     return prints
 
 
-def _own_eos(folder: Path, key: str) -> dict[str, Any]:
+def _require_settings(path: Path, key: str) -> None:
+    """Raises ModelError where ``path`` is there and holds no JSON object."""
+    if not path.is_file():
+        return
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        reason = "its values are nested too deeply" if isinstance(error, RecursionError) else f"{error}"
+        raise ModelError(f"{key}.path: {path} is not readable: {reason}; fetch the model anew") from error
+    if not isinstance(values, dict):
+        kind = type(values).__name__
+        raise ModelError(f"{key}.path: {path} holds a {kind}; expected an object with the model's settings; fetch the model anew")
+
+
+def _own_eos(folder: Path) -> dict[str, Any]:
     """Reads the generation config's EOS, also an id 0 (which mlx-lm takes for none)."""
     path = folder / "generation_config.json"
-    try:
-        generation = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ModelError(f"{key}.path: {path} is not readable: {error}") from error
+    generation = json.loads(path.read_bytes()) if path.is_file() else {}
     return {} if generation.get("eos_token_id") is None else {"eos_token_id": generation["eos_token_id"]}
 
 

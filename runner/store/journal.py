@@ -13,12 +13,14 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
+from ..core.errors import RunDirError
 from ..files.atomic import append_bytes, replacing, sync_file
 
 log = logging.getLogger("mlx_bulk")
@@ -53,13 +55,29 @@ class Journal:
     errors: list[pa.RecordBatch]
 
 
+@contextmanager
+def loss_as_error(path: Path) -> Generator[None]:
+    """Surrounds work on the journal at ``path``. Raises RunDirError where somebody has removed it or its folder."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if path.exists():
+            raise
+        what = f"{path.parent}/ was removed" if not path.parent.is_dir() else f"{path} was removed"
+        cure = "the same command does them again; leave the folder of a running run alone"
+        raise RunDirError(
+            f"{what} while the run was going on, and with it finished rows of shards that are not committed; {cure}"
+        ) from error
+
+
 def begin(path: Path, header: Header, errors: Sequence[pa.RecordBatch] = ()) -> None:
     """Makes the journal at ``path``, durably: with its header and these errors, or not at all. Raises OSError."""
     rewrite(path, header, [], errors)
 
 
 def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
-    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError."""
+    """Appends ``batch`` as one frame of ``kind`` (RESULTS or ERRORS) to an existing journal. Raises OSError, also where it is gone."""
+    path.stat()  # frames without a header would be lost without a word
     append_bytes(path, *_batch_frame(kind, batch))
 
 

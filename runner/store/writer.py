@@ -236,7 +236,8 @@ class Writer:
             self._commit(number, shard)
             return
         if shard.frame_is_full:
-            self._write_frames(number, shard)
+            with journal.loss_as_error(self._paths.journal_of(number)):
+                self._write_frames(number, shard)
         if self._due is None and not shard.synced:
             self._due = monotonic() + self._fsync_seconds
 
@@ -246,8 +247,9 @@ class Writer:
                 self._commit(number, shard)
 
     def _commit(self, number: int, shard: _OpenShard) -> None:
-        self._write_frames(number, shard)
-        commit_shard(self._paths, self._identity, self._schema, shard.header, shard.base, shard.ledger)
+        with journal.loss_as_error(self._paths.journal_of(number)):
+            self._write_frames(number, shard)
+            commit_shard(self._paths, self._identity, self._schema, shard.header, shard.base, shard.ledger)
         self._committed.add(number)
         del self._open[number]
 
@@ -272,8 +274,9 @@ class Writer:
 
     def _save(self, number: int, shard: _OpenShard) -> None:
         if not shard.synced:
-            self._write_frames(number, shard)
-            journal.sync_journal(self._paths.journal_of(number))
+            with journal.loss_as_error(self._paths.journal_of(number)):
+                self._write_frames(number, shard)
+                journal.sync_journal(self._paths.journal_of(number))
             shard.synced = True
 
     def _save_the_rest(self) -> None:

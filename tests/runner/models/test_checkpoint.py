@@ -44,6 +44,22 @@ def test_a_broken_config_is_named(tmp_path: Path, tiny: Path):
         find_checkpoint(ModelConfig(path=str(folder)))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": ' + "[" * 200_000 + "]" * 200_000 + "}", "is not readable: its values are nested too deeply; fetch the model anew"),
+        ("[1]", "holds a list; expected an object with the model's settings; fetch the model anew"),
+    ],
+    ids=["deep", "list"],
+)
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_settings_that_are_none_are_named(tmp_path: Path, tiny: Path, name: str, content: str, message: str):
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / name).write_text(content)
+    with pytest.raises(ModelError, match=f"^model.path: {folder / name} {message}$"):
+        find_checkpoint(ModelConfig(path=str(folder)))
+
+
 def test_the_demo_is_found_by_name():
     checkpoint = find_checkpoint(ModelConfig(path="demo"))
     assert (checkpoint.folder / "model.safetensors").is_file()

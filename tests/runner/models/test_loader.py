@@ -38,6 +38,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"model_type": "martian"}, "mlx-lm has no model type 'martian'; a newer mlx-lm may"),
         ({"hidden_size": 32}, r"Expected shape \(2048, 32\) but received shape \(2048, 64\)"),
+        ({"hidden_size": 32}, r"config\.json and the weights do not fit each other: .*; fetch both anew from one place"),
+        (
+            {"num_attention_heads": 0},
+            r"config\.json says num_attention_heads: 0; expected whole numbers of at least 1; fetch config\.json anew",
+        ),
+        ({"hidden_size": 1.5, "vocab_size": "x\n"}, r"config\.json says hidden_size: 1\.5, vocab_size: 'x\\n'; expected"),
         ({"num_hidden_layers": 3}, r"Missing 9 parameters:.*more lines; --log-level debug shows them"),
     ],
 )
@@ -47,6 +53,18 @@ def test_weights_and_config_that_do_not_fit(tmp_path: Path, tiny: Path, change: 
     with pytest.raises(ModelError, match=f"^model.path: {folder} cannot be loaded: .*{message}") as caught:
         loaded(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("../../other/x.safetensors", "lies outside of the folder and is not read"), ("model-9.safetensors", "is not there")],
+)
+def test_weights_that_the_index_names_and_nobody_reads(tmp_path: Path, tiny: Path, name: str, reason: str):
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 3}))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.layers.2.x": name}}))
+    with pytest.raises(ModelError, match=f"cannot be loaded: model.safetensors.index.json names {name}, which {reason}; fetch the model"):
+        loaded(folder)
 
 
 def test_a_model_file_that_leaves_the_process_is_a_model_that_cannot_be_loaded(tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,5 +1,6 @@
 """Tests the writer's thread: what it keeps, how it bounds batches, and how its errors reach the caller."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -161,3 +162,29 @@ def test_the_first_save_imports_nothing(tmp_path: Path):
         "print(sorted(set(sys.modules) - began)); one.close()"
     )
     assert subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("committing", [True, False])
+def test_a_journal_that_is_removed_under_the_run_is_named(tmp_path: Path, whole: bool, committing: bool):
+    with RunDir.open(tmp_path / "run") as run:
+        out = open_writer(run)
+        for row in range(4):
+            out.admit(row, 1)
+        out.add(0, 0, RECORD)
+        saved = threading.Event()
+        out.flush(saved.set)
+        assert saved.wait(PATIENCE)
+        folder = run.journal_of(0).parent
+        shutil.rmtree(folder) if whole else run.journal_of(0).unlink()
+        for row in range(1, 4 if committing else 2):
+            out.add(row, 0, RECORD)
+        with pytest.raises(RunDirError, match=r"journal/?\S* was removed while the run was going on, .* the same command does them again"):
+            out.close()
+    with RunDir.open(tmp_path / "run") as run:
+        out = open_writer(run)
+        for row in range(ROWS):
+            out.admit(row, 1)
+            out.add(row, 0, RECORD)
+        out.finish()
+        assert out.records == ROWS
