@@ -149,7 +149,8 @@ LogitBias = Annotated[
     Expected("a mapping of token ids to numbers from -100 to 100, each id once"),
 ]
 Delimiter = Annotated[
-    Annotated[str, AfterValidator(_delimiter)] | None, Expected("one character such as ';', or tab; null is found out from the file")
+    Annotated[str, AfterValidator(_delimiter)] | None,
+    Expected("one character such as ';', or tab; or null, which finds it out from the first lines"),
 ]
 JsonMapping = Annotated[dict[str, JsonValue], AfterValidator(_json), Expected("a mapping of names to JSON values")]
 FolderOrNull = Annotated[_Name | None, Expected("a folder, or null")]
