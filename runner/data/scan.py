@@ -1,9 +1,12 @@
 """The pre-scan. Before anything runs, one streamed pass over the input counts rows, hashes files, infers types and finds duplicate keys.
 
-Its result is reused while files and settings stay the same. Knows no prompts, and nothing of a run's progress.
+Its result is reused while files and settings stay the same, by another run too. Knows no prompts, and nothing of a run's progress.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...configs.schema import DataConfig
+from ...kernels.backend import cache_folder
 from ..core.errors import DataError
 from ..files.file_stamp import sha256
 from ..formats.entry import UnreadableError
@@ -19,13 +23,14 @@ from ..formats.source import Source, source_errors
 from ..formats.table_formats import batch_rows, hub_sha256, open_table
 from .column_paths import columns_on, require_column
 from .row_key import row_key, row_place
-from .scan_result import Scan, ScannedSource, is_surely_unchanged, source_stamp
+from .scan_result import VERSION, Scan, ScannedSource, is_surely_unchanged, source_stamp
 from .sources import find_sources
-from .spooled_stdin import keep_spooled
+from .spooled_stdin import keep_spooled, reads_stdin
 from .type_inference import EXACT, Column
 from .unique_keys import KeyDigests
 
 SCAN_FILE = "inputs.json"
+REMEMBERED_BYTES = 1_000_000  # smaller inputs are scanned in a moment
 HASHED_BYTES = 64_000_000  # smaller files are hashed again: that is cheap, and users can set a stamp back
 
 
@@ -38,9 +43,29 @@ def scan(data: DataConfig, folder: Path, afresh: bool = False) -> Scan:
     such key column.
     """
     sources = find_sources(data, folder, afresh)
-    saved = None if afresh else _valid_saved_scan(folder / SCAN_FILE, data, sources)
-    if saved:
-        return saved
+    remembered = _remembered(data, sources)
+    for path in ([] if afresh else [folder / SCAN_FILE]) + ([] if remembered is None else [remembered]):
+        if (saved := _valid_saved_scan(path, data, sources)) is not None:
+            return saved
+    found = _scan(data, sources)
+    if remembered is not None:
+        with suppress(OSError):  # with a read-only home nothing is remembered, which only costs time
+            remembered.parent.mkdir(parents=True, exist_ok=True)
+            found.save(remembered)
+    return found
+
+
+def _remembered(data: DataConfig, sources: list[Source]) -> Path | None:
+    """Returns the file in the user's cache for the scan of a large input, so that a run need not repeat its plan's; else None."""
+    sizes = [] if reads_stdin(data) else [source_stamp(source)[0] for source in sources]
+    folder = cache_folder("scans")
+    if None in sizes or sum(size or 0 for size in sizes) < REMEMBERED_BYTES or not folder.is_absolute():
+        return None
+    named = repr((VERSION, version("mlx-bulk"), str(Path.cwd()), data.model_dump_json(), sources))
+    return folder / f"{blake2b(named.encode(), digest_size=16).hexdigest()}.json"
+
+
+def _scan(data: DataConfig, sources: list[Source]) -> Scan:
     tally = _Tally(data)
     scanned = tuple(_scan_source(source, tally) for source in sources)
     if data.key is not None:

@@ -108,3 +108,25 @@ def test_a_saved_scan_with_a_flipped_bit_is_not_used(tmp_path: Path) -> None:
     saved.write_bytes(saved.read_bytes().replace(b'"rows": 1', b'"rows": 9'))
     os.utime(saved, ns=(LATER, LATER))
     assert scanned(tmp_path, path).rows == 1
+
+
+def test_a_run_reuses_the_scan_of_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(scans, "REMEMBERED_BYTES", 10)
+    path = jsonl(tmp_path / "rows.jsonl", [{"a": 1}, {"a": 2}])
+    data = DataConfig(path=str(path))
+    first = scan(data, tmp_path / "nowhere")
+    [kept] = (tmp_path / "cache" / "mlx-bulk" / "scans").iterdir()
+    write_document(kept, read_document(kept) | {"rows": 77})  # a mark that only a reused scan bears
+    os.utime(kept, ns=(LATER, LATER))
+    assert scan(data, tmp_path / "run").rows == scan(data, tmp_path / "run", afresh=True).rows == 77
+    assert scan(data.model_copy(update={"limit": 1}), tmp_path / "run").rows == 1
+    path.write_text('{"a": 1}\n{"b": 2}\n')
+    assert scan(data, tmp_path / "run").columns == ["a", "b"]
+    assert first.rows == 2
+
+
+def test_a_small_input_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    scan(DataConfig(path=str(jsonl(tmp_path / "rows.jsonl", [{"a": 1}]))), tmp_path / "run")
+    assert not (tmp_path / "cache").exists()
