@@ -177,7 +177,7 @@ def test_ctrl_c_is_not_for_reward_functions(tmp_path: Path):
 
 def test_a_copy_of_the_runs_pipes_keeps_no_worker_alive(caplog: pytest.LogCaptureFixture):
     """A trainer forks too, say for its data: what it forks holds the pipe by whose end a worker sees that the run has ended."""
-    worker = Worker()
+    worker: Any = Worker()
     worker.load(["json:loads"])
     os.set_inheritable(worker._life, True)
     with subprocess.Popen(["sleep", "600"], pass_fds=[worker._life]) as holder:
