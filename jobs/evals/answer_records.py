@@ -13,9 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.errors import BulkError
+from ...runner.core.errors import DriftError
 from ...runner.core.requests import Failure, Generated, Outcome, Scored
 from ...runner.store.results import finished_errors, finished_results
-from .request_list import EvalRequest
+from .request_list import EvalRequest, RequestList
 
 Answer = tuple[float, bool] | float | str
 
@@ -66,6 +67,20 @@ def answer_record(request: EvalRequest, outcome: Outcome, answer: Any) -> dict[s
 def answer_failure(position: int, request: EvalRequest, failure: Failure) -> Failure:
     """Returns the failure of the request in row ``position``, as errors/ holds it."""
     return replace(failure, row=position, sample=None, key=f"{request.task}/{request.doc_id}")
+
+
+def require_same_places(run: Path, requests: RequestList) -> None:
+    """Raises DriftError where an answer in the run directory is not to the document whose request is in its row now."""
+    for batch in finished_results(run):
+        columns = [batch.column(name).to_pylist() for name in ("row", "task", "doc_id", "idx", "repeat")]
+        for row, *place in zip(*columns, strict=True):
+            now = requests.at(row) if row < requests.rows else None
+            if now is None or [now.task, now.doc_id, now.idx, now.repeat] != place:
+                has = "no request" if now is None else f"document {now.doc_id} of {now.task}"
+                raise DriftError(
+                    f"{run}: cannot adopt this: row {row} holds an answer to document {place[1]} of {place[0]}, where the tasks now have "
+                    f"{has}. Go back to what the run has, choose another --output, or start over with --overwrite."
+                )
 
 
 def kept_answers(run: Path, kinds: list[str]) -> dict[int, Answer]:

@@ -28,7 +28,7 @@ from ...runner.runs.run_dir import RunDir, Start
 from ...runner.runs.run_files import is_sweep, unchecked_run
 from ...runner.runs.throughput import Counts
 from ...runner.store.writer import Writer
-from .answer_records import SCHEMA, Answer, answer_failure, answer_record, kept_answers
+from .answer_records import SCHEMA, Answer, answer_failure, answer_record, kept_answers, require_same_places
 from .request_list import RequestList
 
 if TYPE_CHECKING:
@@ -152,7 +152,12 @@ class EvalRun:
         layout = Layout.of(description)
         run_dir = self._run_dir = self._open.enter_context(RunDir.open(self.folder, lambda folder: True))
         self._open.enter_context(room_on(run_dir.root))
-        (run_dir.replace if self._start.overwrite or run_dir.doomed.exists() else run_dir.bind)(description, self._start.adopt)
+        if self._start.overwrite or run_dir.doomed.exists():
+            run_dir.replace(description, self._start.adopt)
+        elif self._start.adopt:  # what is adopted may change what a request asks, not which one it is
+            run_dir.bind(description, self._start.adopt, lambda: require_same_places(run_dir.root, requests))
+        else:
+            run_dir.bind(description)
         recovered = run_dir.recover(layout, SCHEMA, self._start.retry_errors)
         self._answers = kept_answers(run_dir.root, [request.kind for request in requests])
         self.known = len(self._answers)

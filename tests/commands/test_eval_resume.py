@@ -112,6 +112,33 @@ def test_a_task_whose_documents_changed_is_refused(tmp_path: Path, model: Path):
     assert "tasks: source 1 was plays (requests of lm-eval, 7 rows, " in refused.stderr
 
 
+def test_adopting_never_gives_an_answer_to_another_document(tmp_path: Path, model: Path):
+    config = eval_config(tmp_path, model, tasks=["questions", "plays"], limit=2)
+    with computed() as rows:
+        assert bulk("eval", config).exit_code == 0
+    before = figures(tmp_path)
+    refused = bulk("eval", config, "--set", "limit=3", "--adopt", "limit", "--adopt", "tasks")  # it moves the second task's rows
+    assert refused.exit_code == 4
+    assert "holds an answer to document 0 of plays, where the tasks now have document 2 of questions" in refused.stderr
+    with computed() as again:
+        assert bulk("eval", config).exit_code == 0  # it is still the run that it was
+        assert bulk("eval", config, "--set", "seeds.sampling=5", "--adopt", "seeds.sampling").exit_code == 0
+    assert (again, figures(tmp_path)) == ([], before)
+    assert len(rows) > 2
+
+
+def test_a_damaged_part_is_computed_again(tmp_path: Path, model: Path):
+    config = eval_config(tmp_path, model, tasks=["questions"], limit=4)
+    assert bulk("eval", config).exit_code == 0
+    before, part = figures(tmp_path), tmp_path / "out/results/part-00000000.arrow"
+    part.write_bytes(part.read_bytes()[:-100])
+    with computed() as rows:
+        assert bulk("eval", config).exit_code == 0
+    assert sorted(rows) == list(range(8))  # the shard's, no others
+    assert figures(tmp_path) == pytest.approx(before, rel=1e-5)
+    assert bulk("verify", tmp_path / "out").exit_code == 0
+
+
 def test_a_start_that_is_refused_leaves_no_folder(tmp_path: Path, model: Path):
     assert bulk("eval", eval_config(tmp_path, model, tasks=["nothing"])).exit_code == 2
     assert bulk("eval", eval_config(tmp_path, tmp_path / "none")).exit_code != 0
