@@ -4,9 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 
-def as_strings(values: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the strings; one string stands for itself."""
-    return (values,) if isinstance(values, str) else tuple(values)
+def as_strings(values: object, name: str, example: str) -> tuple[str, ...]:
+    """Returns the strings; one string stands for itself. Raises TypeError for what is no list of strings."""
+    if isinstance(values, str):
+        return (values,)
+    if not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
+        found = "a mapping" if isinstance(values, Mapping) else repr(values)
+        raise TypeError(f"{name}: found {found}; expected a list of strings such as {example}")
+    return tuple(map(str, values))
 
 
 def require_progress(progress: object) -> None:

@@ -71,7 +71,7 @@ def run(
     job = _parsed(config, overrides)
     if isinstance(job, SweepConfig):
         raise ConfigError("job: found sweep; expected generate, score or rollout: mlx_bulk.sweep runs a sweep")
-    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt))
+    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt, "adopt", '["data.path"]'))
     models = ModelPool()
     try:
         summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, models)
@@ -105,7 +105,7 @@ def sweep(
         raise ConfigError(f"job: found {parsed.job}; expected sweep: mlx_bulk.run runs one job")
     folder = Path(parsed.output.path)
     source = str(config) if isinstance(config, str | Path) else "the config"
-    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt))
+    start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt, "adopt", '["data.path"]'))
 
     def write_table(ended: Sequence[CellOutcome]) -> None:
         write_sweep_table(sweep_table(ended), folder)
@@ -121,11 +121,12 @@ def sweep(
 
 
 def _parsed(config: Config, overrides: Sequence[str]) -> JobConfig | SweepConfig:
+    settings = as_strings(overrides, "overrides", '["data.limit=8"]')
     if not isinstance(config, JobConfig | SweepConfig):
         if not isinstance(config, str | Path | Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] - the caller may not check types
             raise TypeError(f"config: found {type(config).__name__}; expected a path, a mapping, or what load_config returned")
-        return load_config(config, overrides)
-    return load_config(config.model_dump(exclude_unset=True), overrides) if overrides else config
+        return load_config(config, settings)
+    return load_config(config.model_dump(exclude_unset=True), settings) if settings else config
 
 
 def _host(stopped: Callable[[], bool] | None) -> HostProcess:

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlx_bulk.configs.schema import JobConfig
-from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Row
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.layers.kernel_injection import only_inside
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
-from mlx_bulk.runner.models.device_memory import is_out_of_memory
+from mlx_bulk.runner.models.device_memory import shortage_as_error
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.models.reference_checkpoint import vocabulary_of
 from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
@@ -120,18 +119,13 @@ def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels,
     def counts() -> Counts:
         return Counts(len(sink.records) + len(sink.failures), len(rows), len(sink.failures))
 
-    try:
-        with Watch(engine.progress, counts, lambda line: None, show):
-            try:
-                for outcome in engine.run(threads.next_window, lambda: threads.failed):
-                    threads.put(outcome)
-            except BaseException:
-                threads.abandon()
-                raise
-            finally:
-                threads.close()  # so the last line counts every row
-    except BaseException as error:
-        if is_out_of_memory(error):
-            raise OutOfRoom(f"out of device memory ({error}): lower batch.memory, batch.rows or batch.tokens") from error
-        raise
+    with shortage_as_error("lower batch.memory, batch.rows or batch.tokens"), Watch(engine.progress, counts, lambda line: None, show):
+        try:
+            for outcome in engine.run(threads.next_window, lambda: threads.failed):
+                threads.put(outcome)
+        except BaseException:
+            threads.abandon()
+            raise
+        finally:
+            threads.close()  # so the last line counts every row
     return sink

@@ -26,9 +26,13 @@ def results(path: str | Path, columns: Sequence[str] | None = None, errors: bool
     stored_run(run)
     if partial:
         table = _table(list(read_finished(run, OpenShards.of(run), errors)))
-        return table if columns is None else table.select([name for name in table.column_names if name in as_strings(columns)])
+        return (
+            table
+            if columns is None
+            else table.select([name for name in table.column_names if name in as_strings(columns, "columns", '["completion"]')])
+        )
     read = read_errors if errors else read_results
-    batches = list(read(run, None if columns is None else list(as_strings(columns))))
+    batches = list(read(run, None if columns is None else list(as_strings(columns, "columns", '["completion"]'))))
     return _table(batches)
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import mlx_bulk
 import pytest
 from mlx_bulk import arguments
 
@@ -36,8 +37,15 @@ def test_texts_are_a_list_of_strings(texts: Any, message: str) -> None:
 
 
 def test_one_string_stands_for_itself() -> None:
-    assert arguments.as_strings("sampling.n") == ("sampling.n",)
-    assert arguments.as_strings(["a", "b"]) == ("a", "b")
+    assert arguments.as_strings("sampling.n=2", "overrides", "") == ("sampling.n=2",)
+    assert arguments.as_strings(["a", "b"], "overrides", "") == ("a", "b")
+
+
+def test_overrides_in_a_mapping_are_refused_with_an_example() -> None:
+    with pytest.raises(TypeError, match=r'^overrides: found a mapping; expected a list of strings such as \["data.limit=8"\]$'):
+        mlx_bulk.run({}, {"data.limit": 8})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"^adopt: found \[1\]; expected a list of strings such as"):
+        arguments.as_strings([1], "adopt", "")
 
 
 def test_settings_are_a_mapping() -> None:
