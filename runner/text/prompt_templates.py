@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta, nodes
+from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, UndefinedError, meta, nodes
 from jinja2.exceptions import SecurityError
 
 from ...configs.errors import ConfigError
@@ -235,6 +235,8 @@ class _UnprintableError(Exception):
 def _printable(value: Any) -> Any:
     if isinstance(value, _Absent):
         str(value)  # raises
+    if isinstance(value, Undefined):  # an if without else
+        return ""
     if value is None:
         raise _UnprintableError("a value is null")
     if callable(value):

@@ -191,7 +191,7 @@ def test_usual_prompts_are_rendered_here(monkeypatch: pytest.MonkeyPatch):
     row = {"q": "naïve  text\n" * 2000, "choices": ["x", "y"], "n": 3, "z": {"k": [1.5, None]}}
     template = (
         "{{ q | truncate(20) }}{{ q.strip().split('\n') | length }}{{ '%.2f' | format(n / 7) }}{{ '{:>3}|{:<5}'.format(n, 'a') }}"
-        "{% for c in choices %}{{ 'ABCD'[loop.index0] }}. {{ c }}{{ '\n' if not loop.last else '' }}{% endfor %}{{ z | tojson(indent=2) }}"
+        "{% for c in choices %}{{ 'ABCD'[loop.index0] }}. {{ c }}{{ '\n' if not loop.last }}{% endfor %}{{ z | tojson(indent=2) }}"
         "{{ q | replace('\n', ' ') | wordcount }}{{ choices | map('upper') | join(', ') }}{{ n ~ '/' ~ n * 2 }}{{ q[:4] + '…' }}"
         "{{ z.k[0] | round(1) }}"
     )
