@@ -72,13 +72,18 @@ def save(folder: Path, shape: dict[str, Any]) -> int:
     weights: dict[str, Any] = dict(tree_flatten(network.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape))
+    save_tokenizer(folder, shape["vocab_size"])
+    return sum(array.size for array in weights.values())
+
+
+def save_tokenizer(folder: Path, size: int) -> None:
+    """Writes the demo's tokenizer with so many ids: each id that a random model draws is some text."""
     shutil.copy(DEMO / "tokenizer_config.json", folder)
     tokenizer = json.loads((DEMO / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    for unused in range(len(vocabulary), shape["vocab_size"]):  # each id that a random model draws is some text
+    for unused in range(len(vocabulary), size):
         vocabulary[f"\u0120w{unused}"] = unused
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return sum(array.size for array in weights.values())
 
 
 def gflop(shape: dict[str, Any], tokens: int, keys: int, logits: int) -> float:

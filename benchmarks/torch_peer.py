@@ -81,7 +81,7 @@ def score(folder: Path, rows: list[Ids], dtype: str = "float32", logits: bool = 
             if logits:
                 scores = model(input_ids=ids[:, :-1]).logits[kept].float().log_softmax(-1).gather(-1, targets[:, None])[:, 0]
             else:
-                states = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[kept]
+                states = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[kept]
                 chunks = zip(states.split(HEAD_TOKENS), targets.split(HEAD_TOKENS), strict=True)
                 losses = [torch.nn.functional.cross_entropy(model.lm_head(x).float(), y, reduction="none") for x, y in chunks]
                 scores = -torch.cat(losses)

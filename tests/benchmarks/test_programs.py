@@ -85,3 +85,10 @@ def test_recovery_of_a_large_run_is_timed_in_a_process_of_its_own(tmp_path: Path
     said = last_line(["resume.py", "--rows", "2500"], tmp_path)
     assert said.keys() == {"rows", "shards", "recover_seconds", "recover_bytes", "write_seconds"}
     assert said["shards"] == 3
+
+
+@pytest.mark.oracle
+def test_an_architecture_is_raced_with_transformers(tmp_path: Path):
+    said = last_line(["architectures.py", "--names", "phi3", "--prompts", "2", "--new", "2", "--rounds", "1"], tmp_path)
+    assert said["runs"].keys() == {"phi3 generate", "phi3 score"}
+    assert all(run["ratio"] > 0 for run in said["runs"].values())
