@@ -2,4 +2,5 @@
 
 from . import backend
 
-backend.prepare()
+if __name__ != "kernels":  # with a clone's root on sys.path, transformers takes this for Hugging Face's package `kernels`
+    backend.prepare()

@@ -46,6 +46,14 @@ def test_mlx_loaded_before_us_gives_a_warning(tmp_path: Path):
 
 
 @linux_cpu
+def test_who_takes_the_folder_for_hugging_faces_package_hears_nothing(tmp_path: Path):
+    root = Path(__file__).parents[2]
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); import mlx_bulk.kernels, mlx.core, kernels; print(kernels.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (str(root / "kernels" / "__init__.py"), "")
+
+
+@linux_cpu
 def test_this_session_has_the_fast_blas_where_there_is_one(tmp_path: Path):
     """The reference BLAS hides bits that depend on shapes: numerical tests that run on it prove less."""
     alone = python("from mlx_bulk.kernels import backend; print(backend.prepare().library)", tmp_path)
