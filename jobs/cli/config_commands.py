@@ -21,7 +21,7 @@ from .options import ConfigSource, config_source, json_option, log_level_option
 @json_option
 @log_level_option
 def plan(source: ConfigSource, calibrate: bool, as_json: bool, log_level: str) -> None:
-    """Shows what a run of CONFIG would have to do and what it takes: rows, tokens, memory, disk. Writes nothing, loads no weights."""
+    """Shows what a run of CONFIG has to do and takes: rows, tokens, memory, disk. Loads no weights, leaves its output folder alone."""
     set_log(log_level)
     with one_line_errors():
         try:

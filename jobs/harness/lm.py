@@ -12,14 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]  (the extra eval has it)
 from lm_eval.api.registry import register_model  # pyright: ignore[reportMissingImports]
 from lm_eval.models.utils import has_bos_prefix, resolve_max_length  # pyright: ignore[reportMissingImports]
 from tqdm import tqdm
 
 from ...configs.errors import ConfigError
-from ...runner.core.errors import DataError
+from ...runner.core.errors import DataError, RowError
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import (
     AnyRequest,
@@ -137,9 +136,8 @@ class BulkLM(TemplateLM):
         """Renders messages as text, without the system turn where the template refuses it."""
 
         def render(messages: list[dict[str, str]]) -> str:
-            return self.tokenizer.apply_chat_template(
+            return self._eval_model.tokenizer.messages_text(
                 messages,
-                tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
                 **self._eval_model.template_args,
@@ -147,9 +145,14 @@ class BulkLM(TemplateLM):
 
         try:
             return render(chat_history)
-        except TemplateError:
-            log.warning("the chat template refuses the messages; they are sent without the system turn")
+        except RowError as error:
+            if not any(message["role"] == "system" for message in chat_history):
+                raise DataError(str(error)) from error
+            log.warning("%s; they are sent without the system turn", error)
+        try:
             return render([message for message in chat_history if message["role"] != "system"])
+        except RowError as error:
+            raise DataError(str(error)) from error
 
     # ----------------------------------------------------------------------------------------------------------- scoring
 

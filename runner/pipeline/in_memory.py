@@ -6,11 +6,9 @@ belongs to the thread that makes an ``InMemoryRollouts``: call all of its method
 
 import logging
 import shutil
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self, cast
@@ -23,7 +21,7 @@ from ...configs.errors import ConfigError
 from ...configs.rollout import RolloutConfig
 from ..core.errors import DROP
 from ..core.policy import Policy
-from ..core.requests import Failure, Request
+from ..core.requests import Request
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..engine.interface import one_window
@@ -33,8 +31,7 @@ from ..policies.policy_engine import full_weights_fit, policy_engine_of
 from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import PolicyUpdater
-from ..store.arrow_builder import record_batch
-from ..store.part_file import errors_schema
+from ..store.group_queue import GroupQueue
 from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Kind
 from .loading import load_models
@@ -42,8 +39,6 @@ from .row_requests import NOTHING_RECORDED
 from .run_spec import RunSpec
 
 log = logging.getLogger("mlx_bulk")
-
-_POLL_SECONDS = 0.2  # between two looks at whether recording has failed
 
 
 class InMemoryRollouts:
@@ -101,7 +96,7 @@ class InMemoryRollouts:
         self._end_iteration()
         groups = self._groups()
         self._iteration = ref(groups)  # not the generator: one that nobody holds any more ends by itself
-        return groups
+        return _OpenGroups(groups, self._require_open)
 
     def update(self, version: int, adapter: str | Path) -> None:
         """Samples from another policy, beginning with the next shard (or round, see ``policy.update``).
@@ -158,7 +153,7 @@ class InMemoryRollouts:
         spec, layout, config = self._spec, self._layout, self.config
         by_round, ended = config.policy.update == "round", False
         engine = policy_engine_of(self._updater, spec.job.engine, self._setup, self._reference, config, layout)
-        sink = _GroupSink(self.schema, layout)
+        sink = GroupQueue(self.schema, layout)
         self.errors = sink.errors
         rules = SessionRules(
             check=self._check,
@@ -212,89 +207,17 @@ class InMemoryRollouts:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+class _OpenGroups(Iterator[pa.RecordBatch]):
+    """The groups of one pass. Taking one raises RuntimeError when the rollouts are closed."""
+
+    def __init__(self, groups: Generator[pa.RecordBatch], require_open: Callable[[], None]):
+        self._groups, self._require_open = groups, require_open
+
+    def __next__(self) -> pa.RecordBatch:
+        self._require_open()
+        return next(self._groups)
+
+
 def _log_errors(errors: list[dict[str, Any]]) -> None:
     if failed := [error for error in errors if error["stage"] != DROP]:
         log.warning("%d rows have no group, the first for: %s", len(failed), failed[0]["message"])
-
-
-@dataclass(slots=True, frozen=True)
-class _RowResult:
-    """The result of a row: the records of its group, or its line for errors/."""
-
-    position: int
-    group: pa.RecordBatch | None
-    error: dict[str, Any] | None
-
-
-class _GroupSink:
-    """Passes groups from the recording thread to the thread that iterates. Implements ``Sink``.
-
-    Groups have the columns of ``schema``, failures those of errors/; both have their input row and round, by ``layout``.
-    """
-
-    running, broken = True, False
-
-    def __init__(self, schema: pa.Schema, layout: Layout):
-        self._schema, self._layout = schema, layout
-        self._error_columns = errors_schema(schema).names
-        self._results: SimpleQueue[_RowResult] = SimpleQueue()
-        self._expected: set[int] = set()
-        self.errors: list[dict[str, Any]] = []
-
-    # ------------------------------------------------------------------------------------------ for the recording thread
-
-    def admit(self, position: int, samples: int) -> None:
-        """Does nothing: the iterating thread waits for rows, not for samples."""
-
-    def add(self, position: int, sample: int, record: dict[str, Any]) -> None:
-        """Is never called: all samples of a row come together."""
-        raise AssertionError("a record without its group")
-
-    def add_group(self, position: int, records: Mapping[int, dict[str, Any]]) -> None:
-        """Takes all records of a row, by their sample."""
-        place = self._place(position)
-        rows = [record | place | {"sample": sample} for sample, record in sorted(records.items())]
-        self._results.put(_RowResult(position, record_batch(self._schema, rows), None))
-
-    def fail(self, failure: Failure) -> None:
-        """Takes the failure of a row."""
-        error = asdict(failure) | self._place(failure.row)
-        self._results.put(_RowResult(failure.row, None, {name: error[name] for name in self._error_columns}))
-
-    def flush(self, saved: Callable[[], None]) -> None:
-        """Calls ``saved`` at once: nothing is held back."""
-        saved()
-
-    # --------------------------------------------------------------------------------------- for the iterating thread
-
-    def expect(self, positions: Iterable[int]) -> None:
-        """Notes the rows that the model is given next."""
-        self._expected.update(positions)
-
-    def ready(self) -> Iterator[pa.RecordBatch]:
-        """Yields the groups that have come. Failures go to ``errors``."""
-        while True:
-            try:
-                result = self._results.get_nowait()
-            except Empty:
-                return
-            yield from self._take(result)
-
-    def rest(self, failed: Callable[[], bool]) -> Iterator[pa.RecordBatch]:
-        """Waits for all rows that are expected, and yields their groups. Ends early when recording has ``failed``."""
-        while self._expected and not failed():
-            try:
-                result = self._results.get(timeout=_POLL_SECONDS)
-            except Empty:
-                continue
-            yield from self._take(result)
-
-    def _take(self, result: _RowResult) -> Iterator[pa.RecordBatch]:
-        self._expected.discard(result.position)
-        if result.error is not None:
-            self.errors.append(result.error)
-        if result.group is not None:
-            yield result.group
-
-    def _place(self, position: int) -> dict[str, int]:
-        return {"row": self._layout.row_of(position), "round": self._layout.round_of(position)}

@@ -112,14 +112,20 @@ class Tokenizer:
     def chat_text(self, messages: list[dict[str, Any]], prefill: str) -> str:
         """Returns the text of such a prompt. Raises RowError if the template refuses the messages (roles must alternate, say)."""
         if not self._uses_jinja:
-            return self._own_chat_text(messages) + prefill
+            return self._own_chat_text(messages, add_generation_prompt=True) + prefill
         template = self._hf.get_chat_template(self._template, self._template_args.get("tools"))
         return render_chat(template, messages, self._prompt_variables) + prefill
 
-    def _own_chat_text(self, messages: list[dict[str, Any]]) -> str:
+    def messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        """Returns messages as text, with the template's own ``variables`` (add_generation_prompt, …). Raises as ``chat_text``."""
+        if not self._uses_jinja:
+            return self._own_chat_text(messages, **variables)
+        return render_chat(self._hf.get_chat_template(self._template), messages, {**self._variables, **variables})
+
+    def _own_chat_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Returns the text that a tokenizer of another kind makes by code of its own."""
         try:
-            return str(self._hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **self._template_args))
+            return str(self._hf.apply_chat_template(messages, tokenize=False, **{**self._template_args, **variables}))
         except Exception as error:
             raise RowError("template", f"the chat template refuses the messages: {error}") from error
 

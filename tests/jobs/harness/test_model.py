@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.jobs.harness.model import load_for_eval
-from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.core.errors import DataError, ModelError
 
 from ...checkpoints import BOS, CONTEXT, EOS
 
@@ -70,6 +70,14 @@ def test_a_template_that_refuses_a_system_turn_gets_none(model: Path):
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}{% endfor %}"
     )
     assert ours.apply_chat_template([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]) == "b"
+
+
+@oracle
+def test_what_a_template_may_take_is_bounded(model: Path):
+    ours = lm(model)
+    ours.tokenizer.chat_template = "{{ '{:>2000000000}'.format(5) }}"
+    with pytest.raises(DataError, match="the chat template takes more than 1 GiB of memory with these messages"):
+        ours.apply_chat_template([{"role": "user", "content": "b"}])
 
 
 @oracle

@@ -60,10 +60,12 @@ def test_what_is_handed_over_in_another_type_is_named(bench: Bench):
 
 def test_closed_rollouts_say_so(bench: Bench):
     rollouts = Rollouts(job(bench))
-    assert next(iter(rollouts)).num_rows
+    groups = iter(rollouts)
+    assert next(groups).num_rows
     rollouts.close()
     rollouts.close()
     for call in (
+        lambda: next(groups),
         lambda: iter(rollouts),
         lambda: list(rollouts),
         lambda: rollouts.update(1, Path("x")),
