@@ -37,13 +37,13 @@ _PATHS = (
 
 
 def load_config(
-    source: Path | str | Mapping[str, object], overrides: Sequence[str] = (), options: Options | None = None
+    source: Path | str | Mapping[str, object], overrides: Sequence[str] = (), paths: Options | None = None
 ) -> JobConfig | SweepConfig:
-    """Returns the config in ``source`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``options``.
+    """Returns the config in ``source`` with ``overrides`` ("sampling.n=4", values in YAML) on top, then ``paths``.
 
     source: the path of a YAML file, or a mapping of the same keys (its values may be ``Path`` objects; it is not changed).
-    overrides: one string is one override. options: values by their keys (model.path, data.path, data.limit, output.path); in a
-    sweep all but the last are its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path
+    overrides: one string is one override. paths: values by their keys (model.path, data.path, output.path, and data.limit too); in a
+    sweep all but output.path are its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path
     of a shipped file.
     Raises ConfigError, with one line for each problem. A sweep's base is opened where it is a path; its cells are not checked.
     """
@@ -53,7 +53,7 @@ def load_config(
     model = _kind(values, overrides, path)
     sweeps = issubclass(model, SweepConfig)
     overridden: Sources = {}
-    for text, source in [*_given(overrides), *option_overrides(options or {}, sweeps)]:
+    for text, source in [*_given(overrides), *option_overrides(paths or {}, sweeps)]:
         if sweeps:  # the next override may reach into it
             _open_base(values, path)
         overridden |= _override(values, text, source, model)

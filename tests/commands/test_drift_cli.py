@@ -90,7 +90,6 @@ def test_a_setting_that_shapes_results_is_refused(bench: Bench, sections: dict[s
         ({"batch": {"rows_per_shard": 2}}, "batch.rows_per_shard: the run has 1024, the config now says 2"),
         ({"data": {"keep": "none"}}, 'data.keep: the run has "all", the config now says "none"'),
         ({"logprobs": {"top": 1}}, "logprobs.top: the run has 0, the config now says 1"),
-        ({"data": {"limit": 3}}, "data.limit: the run covers 5 rows, the config now says 3"),
     ],
 )
 def test_changes_of_the_shard_layout_are_never_accepted(bench: Bench, sections: dict[str, Any], line: str):

@@ -98,12 +98,12 @@ from mlx_bulk.jobs.cli.supervisor_link import Link
 
 link = Link.inherited()
 orders = link.orders(Path("run"))
-if orders.begun:
-    sys.exit(0 if orders.apart == ((1, 2), (3,)) else 9)
+if orders.started:
+    sys.exit(0 if orders.suspect_groups == ((1, 2), (3,)) else 9)
 link.begin(Path("run"), False, 10)
-link.flight([1, 2, 3])
+link.note_in_flight([1, 2, 3])
 if os.fork() == 0:
-    link.flight([7])
+    link.note_in_flight([7])
     link.ending(5)
     os.write(link._connection.fileno(), b"no message\\n[1]\\n")
     os._exit(0)

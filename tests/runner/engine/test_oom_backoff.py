@@ -63,7 +63,7 @@ def test_results_are_the_same_wherever_memory_runs_out(moment: str, asked: list[
 
 
 JOINS: dict[str, tuple[Any, str]] = {
-    "prompts are forked": (engines, "forked"),
+    "prompts are forked": (engines, "fork_caches"),
     "caches are picked": (engines, "select"),
     "a batch is joined": (BatchKVCache, "extend"),
     "rows enter": (Slots, "enter"),
