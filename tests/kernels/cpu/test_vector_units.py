@@ -29,6 +29,34 @@ def test_avx2_limits_kernels_and_blas(tmp_path: Path):
     assert name != all_units  # so that records of one are not taken for the other's
 
 
+# Up to 4 rows are added in another order than more of them.
+ROWS_CODE = """
+import numpy as np
+from mlx_bulk.kernels import backend
+mx = backend.load_mlx()
+from mlx_bulk.kernels import linear
+rng, found = np.random.default_rng(0), set()
+for depth in (17, 64, 2049):
+    for columns in (1, 7, 17, 47, 100, 257):
+        x, weight = (mx.array(rng.normal(0, 1, (n, depth)).astype(np.float32)) for n in (200, columns))
+        for biased in (None, mx.ones(columns)):
+            one, many = (linear.on_cpu(x[:n], weight, biased) for n in (1, 200))
+            for rows in (2, 3, 4, 5, 8, 13, 191, 193):
+                whole, kept = (many, rows) if rows > 4 else (one, 1)
+                if not mx.array_equal(linear.on_cpu(x[:rows], weight, biased)[:kept], whole[:kept]):
+                    found.add((rows, depth, columns))
+print(len(found), sorted(found)[:3])
+"""
+
+
+@x86
+@pytest.mark.skipif(sys.platform != "linux" or not backend.compiles(), reason="the kernels are compiled with g++")
+@pytest.mark.parametrize("units", ["avx2", ""])
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows(tmp_path: Path, units: str):
+    """For some processors g++ rounds a product before it adds it, in one instance of a template and not in another."""
+    assert python(ROWS_CODE, tmp_path, MLX_BULK_CPU=units) == "0 []\n"
+
+
 @x86
 @pytest.mark.parametrize("units", ["avx2", "avx512"])
 def test_the_compiler_leaves_out_what_is_wider(units: str):
