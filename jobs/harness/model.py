@@ -85,9 +85,11 @@ class EvalModel:
 
     @property
     def tokenizer_fingerprint(self) -> str:
-        """The sha256 of the tokenizer that is used, by its contents."""
+        """The sha256 of the tokenizer that is used, by its contents: how it splits text, its special tokens, its length."""
         backend_of = getattr(self.hf, "backend_tokenizer", None)
         content = json.dumps(sorted(self.hf.get_vocab().items())) if backend_of is None else backend_of.to_str()
+        settings = [self.hf.special_tokens_map, self.hf.model_max_length, getattr(self.hf, "clean_up_tokenization_spaces", None)]
+        content += json.dumps(settings, sort_keys=True, default=str)  # BOS stands before texts, EOS ends them
         return f"sha256 {sha256(content.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
     @cached_property

@@ -1,7 +1,9 @@
 """Tests the arguments of our model for lm-eval, and the properties that lm-eval reads."""
 
+import json
 import logging
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.jobs.harness.model import load_for_eval
+from mlx_bulk.jobs.harness.model import load_for_eval, prepare_for_eval
 from mlx_bulk.runner.core.errors import DataError, ModelError
 
 from ...checkpoints import BOS, CONTEXT, EOS
@@ -45,6 +47,19 @@ def test_what_lm_eval_passes_to_every_model_is_taken(model: Path):
     assert found.eos == {EOS, BOS}
     assert found.special["<|im_end|>"] == EOS
     assert found.info["model_dtype"] == "float32"
+
+
+def test_another_eos_is_another_tokenizer(model: Path, tmp_path: Path):
+    """It ends what is generated, so that answers of one are not taken for the other's."""
+
+    def fingerprint(**changed: str) -> str:
+        own = tmp_path / "-".join(["tokenizer", *changed])
+        shutil.copytree(model, own)
+        settings = json.loads((own / "tokenizer_config.json").read_text())
+        (own / "tokenizer_config.json").write_text(json.dumps(settings | changed))
+        return prepare_for_eval({"pretrained": str(model), "tokenizer": str(own)}).tokenizer_fingerprint
+
+    assert fingerprint() != fingerprint(eos_token="<|endoftext|>")
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path):
