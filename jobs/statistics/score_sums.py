@@ -66,10 +66,9 @@ class ScoreSums:
 
     def keep_kls(self, groups: Ints, counts: Ints, kls: Floats) -> None:
         """Keeps the KL divergences of tokens [Σ counts] of documents of ``groups`` [D]."""
-        owners = np.repeat(groups, counts)
-        for group in np.unique(groups).tolist():
-            self._kls += [array("f") for _ in range(group + 1 - len(self._kls))]
-            self._kls[group].frombytes(kls[owners == group].tobytes())
+        self._kls += [array("f") for _ in range(max(groups.tolist(), default=-1) + 1 - len(self._kls))]
+        for group, count, end in zip(groups.tolist(), counts.tolist(), np.cumsum(counts).tolist(), strict=True):
+            self._kls[group].frombytes(kls[end - count : end].tobytes())
 
     def kls(self, group: int | None) -> Floats:
         """Returns a copy of the KL divergences kept, of a group or of all."""
