@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
-from .cpu.numpy_blas import open_adapted
+from .cpu.numpy_blas import open_adapted, wheel_library
 from .cpu.vector_units import UnknownUnits, compiler_options, limit_blas
 
 log = logging.getLogger("mlx_bulk")
@@ -118,6 +118,19 @@ def threads() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def product_build() -> str:
+    """Names all that decides the bits of a BLAS's products but the threads: who multiplies, the version, the core type.
+
+    Where mlx has only its own slow BLAS, NumPy may multiply (``linear.py``), so it is named too.
+    """
+    blas = prepare()
+    if not blas.slow:
+        return "; ".join(part for part in (str(blas), _config(_library)) if part)
+    path = wheel_library()
+    own = "the slow one inside mlx", f"NumPy {distribution('numpy').version}", _config(None if path is None else ctypes.CDLL(str(path)))
+    return "; ".join(part for part in own if part)
+
+
 def cache_folder(kind: str) -> Path:
     """Returns the folder for one ``kind`` of files in the user's cache; a relative path where the user has no home."""
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
@@ -127,11 +140,20 @@ def cache_folder(kind: str) -> Path:
 
 
 def _core(library: ctypes.CDLL) -> str | None:
-    for name in ("openblas_get_corename", "scipy_openblas_get_corename64_"):
+    return _told(library, "corename")
+
+
+def _config(library: ctypes.CDLL | None) -> str | None:
+    return None if library is None else _told(library, "config")
+
+
+def _told(library: ctypes.CDLL, what: str) -> str | None:
+    """Returns what an OpenBLAS says of itself; None for other libraries."""
+    for name in (f"openblas_get_{what}", f"scipy_openblas_get_{what}64_"):
         with suppress(AttributeError):
-            corename = getattr(library, name)
-            corename.restype = ctypes.c_char_p
-            return corename().decode()
+            function = getattr(library, name)
+            function.restype = ctypes.c_char_p
+            return function().decode()
     return None
 
 

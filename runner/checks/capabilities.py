@@ -133,7 +133,7 @@ def _key(model: LanguageModel, config: Config) -> str:
             "versions": {name: version(name) for name in names},
             "code": code_digest(model.network),
             "device": backend.device_name(),
-            "blas": str(backend.prepare()),
+            "blas": backend.product_build(),
             "kernels": native.name(),
             "substitutes": model.substitutes,
         }

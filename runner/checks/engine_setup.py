@@ -185,7 +185,7 @@ def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal
         "versions": {name: version(name) for name in ("mlx", "mlx-lm", "mlx-bulk")},
         "code": code_digest(model.network),
         "device": backend.device_name(),
-        "blas": str(backend.prepare()),
+        "blas": backend.product_build(),
         "kernels": native.name(),
     }
     return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))

@@ -77,8 +77,10 @@ class RunSpec:
             }
         machine: dict[str, Any] = {}
         if config.batch.deterministic:  # bits are promised, and they are this machine's and these libraries'
-            machine = {"device": backend.device_name(), "BLAS": str(backend.prepare()), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
+            machine = {"device": backend.device_name(), "BLAS": backend.product_build(), "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
             machine["kernels"] = native.name()
+            if machine["device"] == "cpu":  # a BLAS splits a product among its threads, and adds in another order with fewer
+                machine["threads"] = backend.threads()
             machine |= self._dequantized(config)
         return {
             **machine,

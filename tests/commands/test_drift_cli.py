@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_bulk.kernels import backend
 
 from ..checkpoints import write_adapter
 from ..jobs.support.bench import Bench
@@ -132,6 +133,11 @@ def test_a_deterministic_run_holds_its_batches_and_its_machine_fast(bench: Bench
     assert refused(bench, bench.run(batch=batch | {"rows": 4}), before, "batch.rows") == [
         "batch.rows: the run has 2, the config now says 4"
     ]
+    if backend.device_name() == "cpu":  # a BLAS adds in another order with other threads
+        with monkeypatch.context() as patched:
+            patched.setattr("mlx_bulk.kernels.backend.threads", lambda: 99)
+            lines = refused(bench, bench.run(batch=batch), before, "threads")
+        assert lines == [f"threads: the run has {backend.threads()}, this machine now has 99"]
     monkeypatch.setattr("mlx_bulk.runner.pipeline.run_spec.version", lambda name: "0.99" if name == "mlx" else None)
     lines = refused(bench, bench.run(batch=batch), before, "mlx", "mlx-lm")
     assert lines[0].endswith(', this machine now has "0.99"')

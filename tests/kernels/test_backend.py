@@ -1,6 +1,7 @@
 """Tests that the fast BLAS goes in before mlx, or a line says why not. Each case has its own interpreter."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,17 @@ print(str(blas).startswith("NumPy's OpenBLAS ("), blas.library.split("/")[-2], b
 def test_numpys_openblas_can_be_asked_for(tmp_path: Path):
     out = python("from mlx_bulk.kernels import backend; print(backend.prepare())", tmp_path, MLX_BULK_BLAS="numpy")
     assert out.startswith("NumPy's OpenBLAS (")
+
+
+@linux_cpu
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the core types are of x86-64")
+@pytest.mark.parametrize("blas", ["numpy", "off"])
+def test_a_blas_of_another_core_type_is_another_build(tmp_path: Path, blas: str):
+    """With "off", and without g++, NumPy multiplies: its OpenBLAS decides the bits, so that a run must not go on with another."""
+    code = "from mlx_bulk.kernels import backend; print(backend.product_build())"
+    haswell, prescott = (python(code, tmp_path, MLX_BULK_BLAS=blas, OPENBLAS_CORETYPE=core) for core in ("Haswell", "Prescott"))
+    assert haswell != prescott
+    assert "OpenBLAS 0." in haswell
 
 
 @linux_cpu
