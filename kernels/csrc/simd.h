@@ -19,6 +19,7 @@ constexpr int W = 4, REGISTERS = 16;
 
 typedef float V __attribute__((vector_size(4 * W)));
 typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef uint32_t U __attribute__((vector_size(4 * W)));
 typedef float Loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
@@ -110,7 +111,7 @@ inline V exp(V x) {
   V f = (x - n * 0.693359375f) - n * -2.12194440e-4f, square = f * f;
   V power = (1.0f + f) + square * ((0.49999230308219417f + 0.16667115389023707f * f) +
                                    square * (0.04189033169876025f + 0.008312501317320553f * f));
-  V value = (V)((I)power + ((I)shifted << 23));
+  V value = (V)((U)power + ((U)shifted << 23));
   return x < -87.3f ? all(0.0f) : x == x ? value : x;
 }
 
