@@ -45,9 +45,10 @@ def on_cpu(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.ar
     out = native.empty((*x.shape[:-1], weight.shape[0]))
     if native.library() is None:
         made = native.view(out).reshape(-1, weight.shape[0])
-        np.matmul(native.view(x).reshape(-1, x.shape[-1]), native.view(weight).T, out=made)
-        if bias is not None:
-            made += native.view(bias)
+        with np.errstate(all="ignore"):  # logits that are not finite are told of by row
+            np.matmul(native.view(x).reshape(-1, x.shape[-1]), native.view(weight).T, out=made)
+            if bias is not None:
+                made += native.view(bias)
     else:
         native.library().linear(x, weight, None if bias is None else id(bias), out)
     return out

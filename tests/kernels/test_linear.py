@@ -1,5 +1,8 @@
 """Tests products of few rows against mx's and float64, for shapes that fill no panel."""
 
+import math
+import warnings
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -117,3 +120,14 @@ def test_numpy_stays_away_from_a_fast_blas(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(backend, "prepare", lambda: backend.Blas("/usr/lib/libopenblas.so.0"))
     assert not linear.suits(mx.ones((3, 40)), mx.ones((7, 40)))
+
+
+@pytest.mark.skipif(backend.device_name() != "cpu", reason="it serves the CPU")
+def test_numpy_says_nothing_of_numbers_that_are_not_finite(monkeypatch: pytest.MonkeyPatch):
+    """As mlx and the library: a run tells of such rows by itself."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    x, weight = mx.array([[math.inf, -math.inf], [3e38, 3e38], [1.0, 2.0]]), mx.full((20, 2), 2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = np.array(linear.on_cpu(x, weight, mx.ones(20)))
+    np.testing.assert_array_equal(found[:, 0], [math.nan, math.inf, 7.0])
