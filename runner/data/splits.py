@@ -137,9 +137,11 @@ def split_sources(listings: Sequence[Listing], split: str, config: str | None) -
     found = [splits_of(listing, config) for listing in listings]
     chosen = {source for splits in found for source in splits.get(split, [])}
     if not chosen:
-        names = dict.fromkeys(name for splits in found for name in splits)
+        names = dict.fromkeys(name for splits in found for name, sources in splits.items() if sources)
         told = f"they hold {names_in_words(names)}" if set(names) - {ONLY} else "nothing divides them into splits"
         where = names_in_words(str(listing.folder) for listing in listings)
+        if any(split in splits for splits in found):  # of a README's configs, or of dataset_dict.json
+            told = "the folder's metadata names it, but none of its files is there"
         raise DataError(
             f"data.split: no file has the split {split!r} in {where}, by README.md, folders and file names; {told}. "
             "Correct data.split, or remove it to read all files."

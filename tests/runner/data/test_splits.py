@@ -81,6 +81,14 @@ def test_a_readme_names_the_files_of_splits_and_configurations(tmp_path: Path) -
     assert found(folder, folder, "holdout") == ["a.jsonl"]
 
 
+def test_a_split_whose_files_are_gone_is_not_listed_as_one_that_is_there(tmp_path: Path) -> None:
+    folder = rows_in(tmp_path / "in", ["a.jsonl", "c.jsonl"])
+    configs = [{"config_name": "small", "data_files": [{"split": "train", "path": "a.jsonl"}, {"split": "test", "path": "gone.jsonl"}]}]
+    (folder / "README.md").write_text(f"---\nconfigs: {configs}\n---\n")
+    with pytest.raises(DataError, match=r"'test'.*the folder's metadata names it, but none of its files is there\. Correct"):
+        found(folder, folder, "test")
+
+
 def test_a_split_that_nothing_tells_is_refused(tmp_path: Path) -> None:
     folder = rows_in(tmp_path / "in", ["rows.jsonl", "test.jsonl"])
     for path in (folder / "rows.jsonl", folder / "row*.jsonl", [folder / "rows.jsonl"]):
