@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
-from mlx_bulk.kernels import backend
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of their BLAS would wait for each other, awake
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Importing it opens the BLAS, which reads the variable then.
+from mlx_bulk.kernels import backend  # noqa: E402
 
 settings.register_profile("no deadline", parent=settings(), deadline=None)  # a shared machine is slow at times
 settings.load_profile("no deadline")
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of their BLAS would wait for each other
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 backend.prepare()
 # Tests change model files under way: what a run of them remembers is for no one else. The hub's files stay where they are.
 os.environ.setdefault("HF_HOME", str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface"))

@@ -87,6 +87,7 @@ def test_recovery_of_a_large_run_is_timed_in_a_process_of_its_own(tmp_path: Path
     assert said["shards"] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.oracle
 def test_an_architecture_is_raced_with_transformers(tmp_path: Path):
     said = last_line(["architectures.py", "--names", "phi3", "--prompts", "2", "--new", "2", "--rounds", "1"], tmp_path)

@@ -55,6 +55,13 @@ def test_who_takes_the_folder_for_hugging_faces_package_hears_nothing(tmp_path: 
 
 
 @linux_cpu
+@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process has all cores")
+def test_a_process_among_others_multiplies_in_one_thread():
+    """Two processes with two threads each wait for one another: the tests would take a third longer."""
+    assert backend.threads() == int(os.environ["OPENBLAS_NUM_THREADS"])
+
+
+@linux_cpu
 def test_this_session_has_the_fast_blas_where_there_is_one(tmp_path: Path):
     """The reference BLAS hides bits that depend on shapes: numerical tests that run on it prove less."""
     alone = python("from mlx_bulk.kernels import backend; print(backend.prepare().library)", tmp_path)

@@ -65,7 +65,10 @@ def assert_bits(one: Sequence[Generated], other: Sequence[Generated]) -> None:
                 np.testing.assert_array_equal(getattr(a.echo, name), getattr(b.echo, name))
 
 
-@pytest.mark.parametrize("name", [*PADDED, *JOINED])
+QUICK = ("llama", "gemma3_text", "mamba2")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in (*PADDED, *JOINED)])
 def test_a_second_run_computes_less_and_says_the_same(name: str, tmp_path: Path):
     first, computed = generated(of(tmp_path, name))
     # two documents behind the system prompt are long enough, what is below 64 tokens is not kept

@@ -43,7 +43,7 @@ def with_shared_prefixes(setup: Setup, asked: Sequence[Request]) -> tuple[list[G
     return sorted(done, key=lambda one: (one.row, one.index)), engine
 
 
-@pytest.mark.parametrize("tokens", [40, 1024])
+@pytest.mark.parametrize("tokens", [40, pytest.param(1024, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "way"), [*((name, "padded") for name in PADDED), *((name, "joined") for name in (*JOINED, "lfm2"))])
 def test_rows_are_as_alone_and_what_they_share_is_fed_once(name: str, way: str, tokens: int):
     network, texts = build(name), prompts()
