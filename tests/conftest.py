@@ -19,7 +19,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads o
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Importing it opens the BLAS, which reads the variable then.
-from mlx_bulk.kernels import backend  # noqa: E402
+from mlx_bulk.kernels import backend
 
 settings.register_profile("no deadline", parent=settings(), deadline=None)  # a shared machine is slow at times
 settings.load_profile("no deadline")
