@@ -25,9 +25,8 @@ log = logging.getLogger("mlx_bulk")
 
 SOURCE = Path(__file__).with_name("csrc") / "library.cpp"
 HEADERS = sorted(SOURCE.parent.glob("*.h"))  # what it includes
-# No fast math: NaN and infinities keep their meaning, and sums their order. The last option: for some processors (AMD's Zen) g++ rounds a
-# product before it adds it in one instance of a template, and not in another. Then a row's bits would depend on how many rows there are.
-COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "--param=avoid-fma-max-bits=0")
+# No fast math: NaN and infinities keep their meaning, and sums their order.
+COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 
 _ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
 _ENTRIES: dict[str, list[Any]] = {

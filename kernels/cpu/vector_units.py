@@ -20,6 +20,9 @@ class Units:
 
 
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
+# For some processors (AMD's Zen) g++ rounds a product before it adds it in one instance of a template, and not in another. Then a row's bits
+# would depend on how many rows there are. g++ for other processors does not know this option.
+_ALL_FMA = ("--param=avoid-fma-max-bits=0",)
 UNITS = {
     "avx2": Units((*_NO_TILES, "-mno-avx512f"), {"OPENBLAS_CORETYPE": "Haswell", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
     "avx512": Units(_NO_TILES, {"MKL_ENABLE_INSTRUCTIONS": "AVX512"}),
@@ -34,11 +37,13 @@ class UnknownUnits(ValueError):
 def compiler_options() -> Sequence[str]:
     """Returns g++'s options for the units allowed. Raises UnknownUnits."""
     wish = os.environ.get(VARIABLE)
-    if not wish or platform.machine() != "x86_64":
+    if platform.machine() != "x86_64":
         return ()
+    if not wish:
+        return _ALL_FMA
     if wish not in UNITS:
         raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join(UNITS)}; unset it for the widest units of this processor")
-    return UNITS[wish].options
+    return (*_ALL_FMA, *UNITS[wish].options)
 
 
 def limit_blas() -> None:

@@ -83,3 +83,10 @@ def test_a_wrong_name_is_refused_with_the_right_ones(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLX_BULK_CPU", "sse")
     with pytest.raises(backend.BackendError, match="MLX_BULK_CPU=sse: expected avx2, avx512, amx; unset it"):
         backend.load_mlx()
+
+
+def test_other_processors_get_no_option_of_x86(monkeypatch: pytest.MonkeyPatch):
+    """g++ for aarch64 refuses them, and nothing would be compiled."""
+    monkeypatch.setattr(vector_units.platform, "machine", lambda: "aarch64")
+    monkeypatch.setenv("MLX_BULK_CPU", "avx2")
+    assert vector_units.compiler_options() == ()
