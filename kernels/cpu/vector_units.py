@@ -20,8 +20,8 @@ class Units:
 
 
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-# For some processors (AMD's Zen) g++ rounds a product before it adds it in one instance of a template, and not in another. Then a row's bits
-# would depend on how many rows there are. g++ for other processors does not know this option.
+# For some processors (AMD's Zen) g++ rounds a product before it adds it in one instance of a template, and not in another. A row's bits
+# would then depend on how many rows there are. g++ for other processors does not know this option.
 _ALL_FMA = ("--param=avoid-fma-max-bits=0",)
 UNITS = {
     "avx2": Units((*_NO_TILES, "-mno-avx512f"), {"OPENBLAS_CORETYPE": "Haswell", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
