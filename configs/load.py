@@ -179,7 +179,10 @@ def _override(values: Values, text: str, source: str, model: type[Section]) -> S
     refuse_unknown(names, source, model)
     # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
     spell_out(values)
-    put(values, names, written if written.lstrip().startswith(("{{", "{%")) else parse(written, source), source)
+    value: Value = written if written.lstrip().startswith(("{{", "{%")) else parse(written, source)
+    if isinstance(value, dict) and not written.lstrip().startswith("{") and _takes_text(names, model):
+        value = written  # a text with a colon, such as the column "Unnamed: 0"
+    put(values, names, value, source)
     return {key: source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
 
 
@@ -213,6 +216,19 @@ def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> No
                 raise ConfigError(f"{source}: {key} is a single value and has no keys; set {key} itself")
             return
         model = section
+
+
+def _takes_text(names: Sequence[str], root: type[Section]) -> bool:
+    """Returns True when the setting that ``names`` spell is a text and no mapping."""
+    model = root
+    for name in names[:-1]:
+        field = model.model_fields.get(name)
+        section = None if field is None else section_of(field)
+        if section is None:
+            return False
+        model = section
+    field = model.model_fields.get(names[-1])
+    return field is not None and section_of(field) is None and not holds_keys(field) and "[str, " in str(field.annotation)
 
 
 def _expand_paths(values: Values) -> list[SettingProblem]:

@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from ...configs.schema import ModelConfig
+from ...configs.visible import visible
 from ..core.errors import ModelError, first_line
 from ..files.hash_cache import folder_sha256
 
 WEIGHTS = ("*.safetensors", "config.json")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
+_SHAPES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+)
 TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
 
 
@@ -70,7 +80,8 @@ def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
     if not any(folder.glob("model*.safetensors")):
         other = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf", ".npz")]
         found = f" (found {', '.join(sorted(other)[:3])}: only safetensors are read)" if other else ""
-        raise ModelError(f"{key}.path: {folder} holds no model*.safetensors{found}")
+        named = f"; model.safetensors.index.json names {name}" if (name := unread_weights(folder)) else ""
+        raise ModelError(f"{key}.path: {folder} holds no model*.safetensors{found}{named}")
     if adapter is not None and (missing := [name for name in ADAPTER if not (adapter / name).is_file()]):
         raise ModelError(f"{key}.adapter: {adapter} holds no {missing[0]}; expected a LoRA or DoRA adapter in mlx-lm's format")
     from mlx_lm.utils import load_config
@@ -157,3 +168,26 @@ def _near(path: Path) -> str:
     names = [p.name for p in path.parent.iterdir() if p.is_dir()] if path.parent.is_dir() else []
     close = get_close_matches(path.name, names, n=1)
     return f" (did you mean {path.parent / close[0]}?)" if close else ""
+
+
+def unread_weights(folder: Path) -> str:
+    """Returns the first file that the index of the weights names and that is not read, with the reason; "" where there is none."""
+    try:
+        names = set(json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # none, or one that nobody needs
+        return ""
+    for name in sorted(str(name) for name in names):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"{visible(name)}, which lies outside of the folder and is not read"
+        if not (folder / name).is_file():
+            return f"{visible(name)}, which is not there"
+    return ""
+
+
+def impossible_shapes(config: dict[str, Any]) -> str:
+    """Returns the shapes in config.json that no model can have. Ask after a failure: some models leave out or list a few."""
+    text = config.get("text_config")
+    values = config | (text if isinstance(text, dict) else {})
+    found = {name: values[name] for name in _SHAPES if name in values and not isinstance(values[name], list | None)}
+    wrong = [f"{name}: {value!r}" for name, value in found.items() if type(value) is not int or value < 1]
+    return visible(", ".join(wrong))

@@ -3,7 +3,6 @@
 Settings that transformers 5 renamed are translated first (config_compat.py). Knows nothing of prompts or batches.
 """
 
-import json
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,27 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
-from ...configs.visible import visible
 from ...kernels import backend
 from ..core.errors import ModelError, first_line
 from ..core.units import size_as_text
-from .checkpoint import Checkpoint, checkpoint_fingerprints
+from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, unread_weights
 from .config_compat import mlx_lm_settings
 
 if TYPE_CHECKING:
     from .adapters import Adapters
 
 log = logging.getLogger("mlx_bulk")
-
-_SHAPES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-)
 
 
 @dataclass(slots=True, frozen=True)
@@ -180,38 +168,15 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     if "trust_remote_code" in str(error):
         return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
-    if nonsense := _nonsense(checkpoint.config):
+    if nonsense := impossible_shapes(checkpoint.config):
         return f"config.json says {nonsense}; expected whole numbers of at least 1; fetch config.json anew, or mend it"
-    if named := _missing_files(checkpoint.folder):
+    if named := unread_weights(checkpoint.folder):
         return f"model.safetensors.index.json names {named}; fetch the model anew, all of its files into one folder"
     more = len(str(error).strip().splitlines()) - 1
     text = first_line(error, None) + (f" (and {more} more lines; --log-level debug shows them)" if more > 0 else "")
     if text.startswith("Expected shape"):
         return f"config.json and the weights do not fit each other: {text}; fetch both anew from one place"
     return text
-
-
-def _missing_files(folder: Path) -> str:
-    """Returns the first file that the index of the weights names and that is not read, with the reason; "" where there is none."""
-    try:
-        names = set(json.loads((folder / "model.safetensors.index.json").read_bytes())["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # none, or one that nobody needs
-        return ""
-    for name in sorted(str(name) for name in names):
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            return f"{visible(name)}, which lies outside of the folder and is not read"
-        if not (folder / name).is_file():
-            return f"{visible(name)}, which is not there"
-    return ""
-
-
-def _nonsense(config: dict[str, Any]) -> str:
-    """Returns the shapes in config.json that no model can have. Looked at after a failure: some models leave out or list a few."""
-    text = config.get("text_config")
-    values = config | (text if isinstance(text, dict) else {})
-    found = {name: values[name] for name in _SHAPES if name in values and not isinstance(values[name], list | None)}
-    wrong = [f"{name}: {value!r}" for name, value in found.items() if type(value) is not int or value < 1]
-    return visible(", ".join(wrong))
 
 
 def _dtype(wanted: str) -> Any:

@@ -15,6 +15,7 @@ from ...configs.errors import BulkError
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig, identity
 from ...kernels import backend, native
+from ..core.errors import ModelError
 from ..data.scan import scan
 from ..data.scan_result import Scan
 from ..data.type_inference import JSON_METADATA
@@ -55,9 +56,7 @@ class RunSpec:
         kind.check(config, scanned.columns)
         kept = scanned.input_type(config.data.keep)
         checkpoint = checkpoints.find_checkpoint(config.loaded)
-        tokenizer = tokenizers.load_tokenizer(
-            checkpoint.folder, config.prompt.chat_template, config.prompt.chat_template_args, config.model.trust_remote_code
-        )
+        tokenizer = _tokenizer_of(checkpoint, config)
         vocabulary = vocabulary_of(checkpoint, tokenizer)
         reference = (
             None if config.reference is None else references.find_reference(config.reference, vocabulary, tokenizer, config.reference_key)
@@ -142,3 +141,15 @@ def _warn(config: JobConfig, scanned: Scan) -> None:
             log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
     if config.prompt.too_long == "truncate_right" and config.prompt.sources not in ([], ["text"]):
         log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")
+
+
+def _tokenizer_of(checkpoint: Checkpoint, config: JobConfig) -> tokenizers.Tokenizer:
+    """Loads the model's tokenizer. Raises ModelError, about config.json where that is to blame: transformers reads it too."""
+    prompt = config.prompt
+    try:
+        return tokenizers.load_tokenizer(checkpoint.folder, prompt.chat_template, prompt.chat_template_args, config.model.trust_remote_code)
+    except ModelError as error:
+        if shapes := checkpoints.impossible_shapes(checkpoint.config):
+            cure = "expected whole numbers of at least 1; fetch config.json anew, or mend it"
+            raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: config.json says {shapes}; {cure}") from error
+        raise

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx_bulk.configs
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
@@ -14,6 +15,8 @@ from mlx_bulk.jobs.cli.main import cli
 from ..checkpoints import LLAMA
 from ..jobs.support.bench import Bench, Record
 from ..jobs.support.command_inputs import LOADING, THREE
+
+DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
 
 
 def changed(bench: Bench, model: Path, **config: Any) -> Path:
@@ -262,3 +265,13 @@ def test_a_refused_start_leaves_what_was_there(bench: Bench):
 def test_rows_from_stdin_are_refused_without_a_trace(bench: Bench):
     assert bench.run(data={"path": "-"}, prompt={"text": "{{ gone }}"}, stdin='{"q": "a"}\n').code > 0
     assert not (bench.root / "run").exists()
+
+
+def test_config_json_is_blamed_where_the_tokenizer_stumbles_over_it(bench: Bench):
+    """transformers reads config.json for a tokenizer too."""
+    folder = shutil.copytree(DEMO, bench.root / "broken")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"num_attention_heads": 0}))
+    done = bench.run(rows=[{"q": "a"}], model={"path": str(folder)})
+    assert done.code == 5
+    assert "cannot be loaded: config.json says num_attention_heads: 0; expected whole numbers of at least 1" in done.stderr

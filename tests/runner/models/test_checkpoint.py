@@ -37,6 +37,14 @@ def test_other_formats_of_weights_are_named(tmp_path: Path, tiny: Path):
         find_checkpoint(ModelConfig(path=str(folder)))
 
 
+def test_an_index_that_names_weights_elsewhere_is_said(tmp_path: Path, tiny: Path):
+    folder = shutil.copytree(tiny, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../other/model.safetensors"}}')
+    with pytest.raises(ModelError, match=r"index\.json names \.\./other/model\.safetensors, which lies outside of the folder"):
+        find_checkpoint(ModelConfig(path=str(folder)))
+
+
 def test_a_broken_config_is_named(tmp_path: Path, tiny: Path):
     folder = shutil.copytree(tiny, tmp_path / "model")
     (folder / "config.json").write_text("{")
