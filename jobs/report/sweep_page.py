@@ -14,9 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from ...runner.core.errors import RunDirError
-from ...runner.runs.run_files import cells_of
+from ...runner.runs.run_files import TABLE_FILE, cells_of
 from ...runner.runs.throughput import duration
-from ..sweep.results_table import TABLE_FILE
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
 from .page import Card, Page, PageSection, Table, TableCell

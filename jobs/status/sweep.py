@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ...configs.errors import BulkError
 from ...configs.visible import visible
-from ...runner.runs.run_files import cells_of
+from ...runner.runs.run_files import cells_of, stored_failures
 from ...runner.runs.status import Status, run_status
-from ..sweep.results_table import stored_failures
 from ..terminal.tables import align_columns, count_text, shorten
 from .text import progress_of, status_values
 

@@ -14,13 +14,11 @@ from ...configs.cells import Overrides, plain
 from ...runner.files.atomic import replacing
 from ...runner.files.checked_json import read_document
 from ...runner.files.disk_space import room_on
-from ...runner.runs.run_files import stored_statistics
+from ...runner.runs.run_files import TABLE_FILE, stored_statistics
 from ...runner.store.paths import RunPaths
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
 from ..terminal.tables import align_columns, count_text, figure, shorten, width_of
 from .sweep import CellOutcome
-
-TABLE_FILE = "sweep.arrow"
 
 _WIDTH, _SETTINGS_WIDTH, _LEAST_WIDTH = 110, 60, 8  # columns of a terminal: the table, its settings, one setting that is cut
 _COUNTS = ("documents", "rows", "labelled", "tokens")  # headings of the last columns
@@ -71,17 +69,6 @@ def write_sweep_table(table: pa.Table, folder: Path) -> None:
     """Writes the table to sweep.arrow in the sweep's folder, atomically."""
     with room_on(folder), replacing(folder / TABLE_FILE) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
-
-
-def stored_failures(folder: Path) -> dict[str, str]:
-    """Returns why cells of the sweep in ``folder`` failed at its last start, by their names; nothing without a table that can be read."""
-    try:
-        with pa.OSFile(str(folder / TABLE_FILE)) as file:
-            table = pa.ipc.open_file(file).read_all().select(["cell", "state", "error"])
-        table.validate(full=True)
-    except (OSError, ValueError, KeyError):  # any start of the sweep writes it anew
-        return {}
-    return {row["cell"]: row["error"] or "" for row in table.to_pylist() if row["state"] == "failed"}
 
 
 def closing_table(outcomes: Sequence[CellOutcome]) -> str:

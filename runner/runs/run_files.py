@@ -21,6 +21,7 @@ from .summary import Summary
 log = logging.getLogger("mlx_bulk")
 
 SWEEP_FILE = "sweep.json"
+TABLE_FILE = "sweep.arrow"
 SCHEMA_VERSION = 2  # of run.json
 
 
@@ -132,3 +133,14 @@ def cells_of(folder: Path) -> list[dict[str, Any]]:
         return read_document(folder / SWEEP_FILE)["cells"]
     except (OSError, ValueError, KeyError) as error:
         raise RunDirError(f"{folder}: {SWEEP_FILE} cannot be read ({error}). Run the sweep's command again: it writes it anew.") from error
+
+
+def stored_failures(folder: Path) -> dict[str, str]:
+    """Returns why cells of the sweep in ``folder`` failed at its last start, by their names; nothing without a table that can be read."""
+    try:
+        with pa.OSFile(str(folder / TABLE_FILE)) as file:
+            table = pa.ipc.open_file(file).read_all().select(["cell", "state", "error"])
+        table.validate(full=True)
+    except (OSError, ValueError, KeyError):  # any start of the sweep writes it anew
+        return {}
+    return {row["cell"]: row["error"] or "" for row in table.to_pylist() if row["state"] == "failed"}

@@ -62,13 +62,14 @@ def command(bench: Bench, *arguments: str) -> "subprocess.CompletedProcess[str]"
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def killed(bench: Bench, config: Path, call: int) -> None:
-    """Runs the command until a reward function ends it, at its ``call``-th call since now."""
+def killed(bench: Bench, config: Path, call: int) -> str:
+    """Runs the command until a reward function ends it, at its ``call``-th call since now. Returns what it has said."""
     (bench.root / "calls").write_bytes(b"")
     (bench.root / "kill").write_text(str(call))
     done = command(bench, "run", str(config), "--no-supervised")
     (bench.root / "kill").unlink()
     assert done.returncode == -signal.SIGKILL, done.stderr
+    return done.stderr
 
 
 def step(bench: Bench, number: int) -> None:
@@ -97,9 +98,9 @@ def test_a_night_of_rollouts(bench: Bench):
     )
     run = bench.root / "run"
 
-    killed(bench, config, draw.randint(1, ROWS))
+    said = killed(bench, config, draw.randint(1, ROWS))
     step(bench, 2)
-    killed(bench, config, draw.randint(8, ROWS))
+    said += killed(bench, config, draw.randint(8, ROWS))
 
     parts = sorted((run / "results").glob("part-*.arrow"))
     assert parts, "nothing was committed before the second kill"
@@ -114,7 +115,9 @@ def test_a_night_of_rollouts(bench: Bench):
     ended = command(bench, "run", str(config), "--no-supervised")
     assert ended.returncode == 0, ended.stderr
     assert re.search(rf"complete: {ROWS * ROUNDS} of {ROWS * ROUNDS} rows", ended.stderr), ended.stderr
-    assert ended.stderr.count("reward fatal: died: its process ended with exit code 9") == 1
+    death = "reward fatal: died: its process ended with exit code 9"
+    assert ended.stderr.count(death) <= 1  # said once a run
+    assert death in said + ended.stderr  # by the run that met it
     again = command(bench, "run", str(config), "--no-supervised")
     assert (again.returncode, "complete already" in again.stderr) == (0, True)
     verified = command(bench, "verify", str(run))
