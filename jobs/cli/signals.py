@@ -128,23 +128,26 @@ class Stop:
         _within(WORD_SECONDS, lambda: self._on_signal(first))
         self._handled.wait(WORD_SECONDS)
         # Two signals sent at once arrive in either order: the lower number goes first, as with Python's handlers.
-        come = sorted(number for number in (first, self._next_signal(0.0)) if number is not None)
+        come = sorted(number for number in (first, self._next_signal(0.0, first)) if number is not None)
         if self._stepping and log.isEnabledFor(logging.WARNING):  # not with --quiet
             _say(f"{signal.Signals(come[0]).name}: finishing this step and saving (again: stop at once)")
-        second = come[1] if len(come) > 1 else self._next_signal(deadline)
+        second = come[1] if len(come) > 1 else self._next_signal(deadline, first)
         if second is not None:
             os._exit(128 + second if self._finished is None else self._finished)
         if not self._ended.is_set():
             self._end(first)
 
-    def _next_signal(self, deadline: float | None) -> int | None:
-        """Waits for the next of SIGNALS; returns None when the block has ended, or at ``deadline``."""
+    def _next_signal(self, deadline: float | None, first: int | None = None) -> int | None:
+        """Waits for the next of SIGNALS; returns None when the block has ended, or at ``deadline``.
+
+        After a ``first`` SIGHUP no other one counts: the system sends two where a terminal closes.
+        """
         reading, _ = self._ends
         while not self._ended.is_set():
             if deadline is not None and not _readable(reading, deadline - monotonic()):
                 return None
             for number in os.read(reading, 1):
-                if number in SIGNALS:
+                if number in SIGNALS and not number == first == signal.SIGHUP:
                     return number
         return None
 

@@ -196,7 +196,7 @@ def test_a_hangup_that_the_start_ignores_stays_ignored():
 @pytest.mark.slow
 @pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
 def test_a_closed_terminal_saves_and_ends_the_run(bench: Bench, supervised: str):
-    path = bench.write_config(rows=ROWS * 100, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    path = bench.write_config(rows=ROWS * 2000, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
     terminal, theirs = os.openpty()
     termios.tcsetwinsize(terminal, (24, 100))
     take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
@@ -207,7 +207,8 @@ def test_a_closed_terminal_saves_and_ends_the_run(bench: Bench, supervised: str)
     os.close(theirs)
     try:
         shown = b""
-        while b"tok/s" not in shown:  # the progress bar
+        journal = bench.root / "run" / "journal"
+        while b"tok/s" not in shown or not any(journal.iterdir()):  # the bar is there before the first step
             shown += os.read(terminal, 4096)
         os.close(terminal)
         assert process.wait(PATIENCE) == 129
