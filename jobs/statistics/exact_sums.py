@@ -1,6 +1,7 @@
 """Adds float64 numbers without rounding, one sum for each group. The order and the batches in which they come do not matter.
 
-A sum is a whole number of 2^-1200, so Python's integers hold it. Memory is some hundred bytes a group, however many numbers come.
+A sum is a whole number of 2^-1200, so Python's integers hold it. It takes some two hundred bytes a group, however many
+numbers come.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Adds up the records of a scoring job, a batch at a time and each record once, for each group.
 
-What comes out depends neither on the order of records nor on their batches. Memory grows with the number of groups, not with that of
-records. Only with a reference model 4 bytes a token stay, as percentiles need each token's KL divergence: 100 million tokens are 0.4 GB,
-twice that while they are sorted.
+What comes out depends neither on the order of records nor on their batches. Memory grows with the number of groups, some kilobytes each,
+and not with that of records. Only with a reference model 4 bytes a token stay, as percentiles need each token's KL divergence: 100 million
+tokens are 0.4 GB, twice that while they are sorted.
 """
 
 import math
