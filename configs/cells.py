@@ -17,7 +17,7 @@ from .errors import ConfigError
 from .explain import SettingProblem, shown
 from .fields import nearest
 from .jobs import ROW_JOBS
-from .load import Values, checked, either, line, put, refuse_unknown
+from .load import Values, checked, either, known_setting, line, put
 from .parse import Value
 from .schema import JobConfig
 from .sweep import SweepConfig
@@ -132,7 +132,7 @@ def _refuse_keys(keys: Mapping[str, object], place: str, model: type[JobConfig])
             raise ConfigError(f"{place}: job is one for all cells; set base.job, or make another sweep")
         if names[0] == "output":
             raise ConfigError(f"{place}: {key}: a cell's folder lies in the sweep's output.path; remove it")
-        refuse_unknown(names, place, model)
+        known_setting(names, place, model)
         if above := [other for other in keys if key.startswith(f"{other}.")]:
             raise ConfigError(f"{place}: {key} lies in {above[0]}, which is set as a whole; set one of them")
 

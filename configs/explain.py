@@ -6,7 +6,8 @@ It turns pydantic's errors into such lines. Knows the models of configs, and no 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -64,6 +65,20 @@ def holds_keys(field: FieldInfo) -> bool:
     """Returns True for a field that can hold a mapping: names to values, or a section or null."""
     kinds = (field.annotation, *get_args(field.annotation))
     return any(get_origin(kind) is dict or (isinstance(kind, type) and issubclass(kind, Section)) for kind in kinds)
+
+
+def holds_text(field: FieldInfo) -> bool:
+    """Returns True for a field that can hold a text, and no mapping."""
+    return not holds_keys(field) and str in _types_within(field.annotation)
+
+
+def _types_within(kind: Any) -> list[Any]:
+    """Returns a type and its alternatives, without what they are annotated with. A list's items are not among them."""
+    if get_origin(kind) is Annotated:
+        return _types_within(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [inner for part in get_args(kind) for inner in _types_within(part)]
+    return [kind]
 
 
 def unknown(key: str, valid: Sequence[str], root: type[Section]) -> SettingProblem:

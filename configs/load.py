@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from pydantic import JsonValue, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from .config_file import Values, read_config
 from .errors import ConfigError
 from .eval import EvalConfig
-from .explain import SettingProblem, holds_keys, problems, section_of, shown, unknown
+from .explain import SettingProblem, holds_keys, holds_text, problems, section_of, shown, unknown
 from .fields import Section, nearest
 from .jobs import JOBS
 from .parse import Scalar, Value, parse
@@ -176,11 +177,11 @@ def _override(values: Values, text: str, source: str, model: type[Section]) -> S
         raise ConfigError(f"{source}: expected KEY=VALUE, for example sampling.temperature=0")
     if names[0] == "matrix":  # its keys have dots of their own
         names[1:] = [".".join(names[1:])] if names[1:] else []
-    refuse_unknown(names, source, model)
+    setting = known_setting(names, source, model)
     # In YAML {{ opens a mapping in a mapping, which no setting is: it is a template.
     spell_out(values)
     value: Value = written if written.lstrip().startswith(("{{", "{%")) else parse(written, source)
-    if isinstance(value, dict) and not written.lstrip().startswith("{") and _takes_text(names, model):
+    if isinstance(value, dict) and not written.lstrip().startswith("{") and setting is not None and holds_text(setting):
         value = written  # a text with a colon, such as the column "Unnamed: 0"
     put(values, names, value, source)
     return {key: source if len(source) <= _LONG else f"{source[: _LONG - 1]}…"}
@@ -202,8 +203,8 @@ def put(values: Values, names: Sequence[str], value: Value, source: str) -> None
     place[same[0] if same else names[-1]] = value
 
 
-def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> None:
-    """Raises ConfigError if ``names`` spell no key of a config of the kind ``root``."""
+def known_setting(names: Sequence[str], source: str, root: type[Section]) -> FieldInfo | None:
+    """Returns the setting that ``names`` spell in a config of the kind ``root``, None for a section. Raises ConfigError for others."""
     model = root
     for depth, name in enumerate(names):
         key = ".".join(names[: depth + 1])
@@ -214,21 +215,9 @@ def refuse_unknown(names: Sequence[str], source: str, root: type[Section]) -> No
         if section is None:
             if depth + 1 < len(names) and not holds_keys(field):
                 raise ConfigError(f"{source}: {key} is a single value and has no keys; set {key} itself")
-            return
+            return field
         model = section
-
-
-def _takes_text(names: Sequence[str], root: type[Section]) -> bool:
-    """Returns True when the setting that ``names`` spell is a text and no mapping."""
-    model = root
-    for name in names[:-1]:
-        field = model.model_fields.get(name)
-        section = None if field is None else section_of(field)
-        if section is None:
-            return False
-        model = section
-    field = model.model_fields.get(names[-1])
-    return field is not None and section_of(field) is None and not holds_keys(field) and "[str, " in str(field.annotation)
+    return None
 
 
 def _expand_paths(values: Values) -> list[SettingProblem]:

@@ -185,9 +185,14 @@ def unread_weights(folder: Path) -> str:
 
 
 def impossible_shapes(config: dict[str, Any]) -> str:
-    """Returns the shapes in config.json that no model can have. Ask after a failure: some models leave out or list a few."""
+    """Names the shapes in config.json that no model can have, and the cure; "" where there are none.
+
+    Ask after a failure: some models leave out or list a few.
+    """
     text = config.get("text_config")
     values = config | (text if isinstance(text, dict) else {})
     found = {name: values[name] for name in _SHAPES if name in values and not isinstance(values[name], list | None)}
     wrong = [f"{name}: {value!r}" for name, value in found.items() if type(value) is not int or value < 1]
-    return visible(", ".join(wrong))
+    if not wrong:
+        return ""
+    return f"config.json says {visible(', '.join(wrong))}; expected whole numbers of at least 1; fetch config.json anew, or mend it"

@@ -168,8 +168,8 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     if "trust_remote_code" in str(error):
         return f"it needs code that comes with it ({checkpoint.config.get('model_file')}); set model.trust_remote_code if you trust it"
-    if nonsense := impossible_shapes(checkpoint.config):
-        return f"config.json says {nonsense}; expected whole numbers of at least 1; fetch config.json anew, or mend it"
+    if shapes := impossible_shapes(checkpoint.config):
+        return shapes
     if named := unread_weights(checkpoint.folder):
         return f"model.safetensors.index.json names {named}; fetch the model anew, all of its files into one folder"
     more = len(str(error).strip().splitlines()) - 1

@@ -150,6 +150,5 @@ def _tokenizer_of(checkpoint: Checkpoint, config: JobConfig) -> tokenizers.Token
         return tokenizers.load_tokenizer(checkpoint.folder, prompt.chat_template, prompt.chat_template_args, config.model.trust_remote_code)
     except ModelError as error:
         if shapes := checkpoints.impossible_shapes(checkpoint.config):
-            cure = "expected whole numbers of at least 1; fetch config.json anew, or mend it"
-            raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: config.json says {shapes}; {cure}") from error
+            raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {shapes}") from error
         raise

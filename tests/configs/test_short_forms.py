@@ -96,6 +96,6 @@ def test_a_config_may_be_json(tmp_path: Path) -> None:
 def test_a_text_with_a_colon_is_a_text():
     """YAML reads it as a mapping; a column may be called so."""
     rows = {"job": "generate", "model": "demo", "data": "rows.csv", "prompt": {"user": "{{ q }}"}, "output": {"path": "out"}}
-    config = load_config(rows, ["data.key=Unnamed: 0", "sampling=temperature: 0.5"])
+    config = load_config(rows, ["data.key=Unnamed: 0", "prompt.system=Rule: be brief", "sampling=temperature: 0.5"])
     assert isinstance(config, GenerateConfig)
-    assert (config.data.key, config.sampling.temperature) == ("Unnamed: 0", 0.5)
+    assert (config.data.key, config.prompt.system, config.sampling.temperature) == ("Unnamed: 0", "Rule: be brief", 0.5)
