@@ -86,6 +86,9 @@ class ScoreJob:
 
     def engine(self, setup: Setup, reference: Setup | None) -> Scorer:
         """Returns the scorer, with the reference model if the config names one."""
+        rows = min(each.fixed_rows for each in (setup, reference) if each is not None)
+        if setup.static and rows < setup.limits.rows:
+            log.info("batch.deterministic: passages go through the model one at a time, as here a row's bits depend on its slot in a batch")
         return Scorer(setup, reference)
 
     # ------------------------------------------------------------------------------------------ what the model brings

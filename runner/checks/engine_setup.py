@@ -30,7 +30,7 @@ from .capabilities import Capabilities, capabilities_of, code_digest
 from .padding_probe import LENGTHS, PADDED, BatchingMode, probe
 from .prefix_check import refused_by_weights
 from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
-from .slot_independence import slots_independent
+from .slot_independence import slots_alike, slots_independent
 
 log = logging.getLogger("mlx_bulk")
 
@@ -99,6 +99,8 @@ def fit(model: LanguageModel, config: BatchConfig, wanted: LogprobOptions, refer
     if wanted.echo or wanted.reference:
         models = [each.with_scoring(limits) for each in models]
     setup, *others = [each.setup(config, wanted, limits) for each in models]
+    if config.deterministic and wanted.echo and not all(slots_alike(each) for each in (setup, *others)):
+        setup, *others = [each.with_features(any_slot=False) for each in (setup, *others)]
     setup, refusal = _sharing_prompts(setup, models[0])
     if config.prefix_cache is not None:
         setup = _with_prefix_cache(setup, model, Path(config.prefix_cache), refusal)

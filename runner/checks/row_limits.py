@@ -46,7 +46,7 @@ def _too_large(request: AnyRequest, setup: Setup) -> str | None:
     """
     limits = setup.limits
     scored = not isinstance(request, Request)
-    rows = limits.rows if scored and setup.static else 1
+    rows = setup.fixed_rows if scored and setup.static else 1
     need = limits.kv(rows, request.reach)
     if need <= limits.kv_bytes:
         return None

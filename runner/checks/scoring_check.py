@@ -23,7 +23,7 @@ from ..layers.logit_scores import score_logits
 from ..layers.network import Network
 from ..scheduler.limits import Limits
 from .padding_probe import allowed_difference
-from .trial import largest_gap, outcomes_of, random_ids, row_logits
+from .trial import largest_gap, outcomes_of, random_ids, row_logits, trial_score_request
 
 CHUNKS = "chunks"  # what reasons call a row that is fed in several calls
 WINDOW = 8  # tokens: rows are longer, and so is what they share
@@ -56,7 +56,7 @@ def find_shortcuts(
     padded: as in ``BatchFeatures``. allowed: how far a logprob may be off; None for what the device's noise allows.
     """
     rng = np.random.default_rng(2)
-    rows = [_whole(i, ids) for i, ids in enumerate(random_ids(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
+    rows = [trial_score_request(i, ids) for i, ids in enumerate(random_ids(rng, vocabulary, (3 * window, window - 1, 2 * window - 1)))]
     (prefix,) = random_ids(rng, vocabulary, [2 * window + 2])  # long enough for the plan to share it
     contexts = [np.concatenate([prefix, ids]) for ids in random_ids(rng, vocabulary, (2 * window + 1, 2 * window + 4))]
     choices = [_choices(i, context, len(prefix), random_ids(rng, vocabulary, CHOICES)) for i, context in enumerate(contexts)]
@@ -129,10 +129,6 @@ def _head(network: Any) -> Head:
     if states.shape[-1] == split.logits(states[0]).shape[-1]:
         raise ValueError(f"the body of {type(network).__name__} makes the logits itself")
     return head
-
-
-def _whole(row: int, ids: NDArray[np.int32]) -> ScoreRequest:
-    return ScoreRequest(row, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),))
 
 
 def _choices(row: int, context: NDArray[np.int32], first: int, choices: list[NDArray[np.int32]]) -> ScoreRequest:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...kernels.logprobs import score
 from ..core.arrays import Floats, Ids
-from ..core.requests import AnyRequest, Generate, Generated, Outcome, Prompt, Request, Sample, Sampling
+from ..core.requests import AnyRequest, Generate, Generated, Outcome, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from ..engine.engine import Engine
 from ..engine.interface import EngineInterface, one_window
 from ..engine.setup import Setup
@@ -35,6 +35,11 @@ def trial_request(row: int, ids: Ids, max_tokens: int, samples: int = 1) -> Requ
     """Returns a request for ``samples`` completions of ``max_tokens`` tokens after the prompt ``ids`` [T]."""
     drawn = tuple(Sample(index, 10 * row + index) for index in range(samples))
     return Request(row, Prompt("", ids, np.zeros_like(ids)), Generate(Sampling(max_tokens=max_tokens), drawn))
+
+
+def trial_score_request(row: int, ids: Ids) -> ScoreRequest:
+    """Returns a request for the logprobs of all of a text's ``ids`` [T] but the first."""
+    return ScoreRequest(row, (Passage(ids, np.arange(1, len(ids), dtype=np.int32)),))
 
 
 def trial_engine(setup: Setup) -> Engine:

@@ -145,7 +145,8 @@ class Scorer(FixedWeights):
 
     def _score_fixed(self, window: _Window, requests: list[ScoreRequest]) -> Iterator[Outcome]:
         """Scores each passage by itself, in batches of fixed shapes (deterministic mode)."""
-        for batch in fixed_batches(requests, self._room.limits.rows, bucket_length if self._right_padded else int):
+        rows = min(model.fixed_rows for model in self._models)
+        for batch in fixed_batches(requests, rows, bucket_length if self._right_padded else int):
             if window.stopped():
                 return
             window.batch = batch

@@ -22,7 +22,8 @@ class BatchFeatures:
     padded: rows of unlike length decode together, with pads in front. ragged: prompts of unlike length are prefilled together, with
     pads behind. chunked: a row's tokens may be fed in several calls. right_padded: passages of unlike length are scored together on
     plain caches, with pads behind. shared_passages: what passages begin with alike is scored once, and the rest on copies of its
-    caches. shared_prompts: the same for the prefill of prompts.
+    caches. shared_prompts: the same for the prefill of prompts. any_slot: in batches of one shape a passage's bits do not depend on
+    its slot.
     """
 
     padded: bool
@@ -31,6 +32,7 @@ class BatchFeatures:
     right_padded: bool = False
     shared_passages: bool = False
     shared_prompts: bool = False
+    any_slot: bool = True
 
 
 @dataclass(slots=True, frozen=True)
@@ -71,6 +73,11 @@ class Setup:
     def logit_rows(self) -> int:
         """Returns how many positions' logits may be in memory at once."""
         return max(LEAST_ROWS, self.logit_bytes // (4 * self.vocabulary))
+
+    @property
+    def fixed_rows(self) -> int:
+        """Returns how many passages a scoring batch of deterministic mode holds. Which slot a passage gets depends on the other rows."""
+        return self.limits.rows if self.features.any_slot else 1
 
     @property
     def joins(self) -> bool:

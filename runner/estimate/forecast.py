@@ -149,7 +149,8 @@ def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> W
     limits = scoring_limits(first.limits, right_padded)
     work.scored = sum(len(passage.positions) for request in requests for passage in request.passages)
     if first.static:
-        for batch in fixed_batches(requests, limits.rows, bucket_length if right_padded else int):
+        rows = min(setup.fixed_rows for setup in setups)
+        for batch in fixed_batches(requests, rows, bucket_length if right_padded else int):
             _count_segments(work, batch, limits, 0.0)
     else:
         shared = right_padded and all(setup.features.shared_passages for setup in setups)

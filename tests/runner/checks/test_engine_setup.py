@@ -81,6 +81,7 @@ def test_a_row_is_too_large_for_what_both_models_keep_of_it(checkpoint: Path):
 
 def test_in_deterministic_mode_a_row_has_to_fit_as_often_as_a_batch_has_rows(checkpoint: Path):
     setup = fit(loaded(checkpoint), BatchConfig(rows=4, deterministic=True), LogprobOptions(echo=True)).setup
+    setup = setup.with_features(any_slot=True)  # whatever the BLAS of this machine
     (row,) = documents(prompts_of((20,)))
     enough = replace(setup.limits, kv_bytes=setup.limits.kv(4, 20))
     assert row_check(replace(setup, limits=enough), {})(row) is None

@@ -6,7 +6,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.runner.checks.padding_probe import probe
-from mlx_bulk.runner.checks.slot_independence import slots_independent
 
 from ..support.naive_truth import assert_decode_is_echo, assert_greedy_as_alone
 from ..support.tiny import EXACT, JOINED, PADDED, VOCABULARY, build, prompts_of
@@ -117,8 +116,3 @@ def test_a_way_that_is_known_to_be_wrong_is_not_tried():
     assert (found.way, found.reason) == ("alone", "")
     assert found.token_bytes > 0
 
-
-@pytest.mark.parametrize("rows", [2, 3, 6, 16])
-def test_slots_are_independent_where_bits_do_not_depend_on_other_rows(rows: int):
-    assert slots_independent(build("llama"), VOCABULARY, rows)
-    assert not slots_independent(Mixing(build("llama"), 1e-3), VOCABULARY, rows)
