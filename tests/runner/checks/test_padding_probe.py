@@ -115,4 +115,3 @@ def test_a_way_that_is_known_to_be_wrong_is_not_tried():
     found = probe(build("llama"), VOCABULARY, "alone")
     assert (found.way, found.reason) == ("alone", "")
     assert found.token_bytes > 0
-

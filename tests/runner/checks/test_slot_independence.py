@@ -64,5 +64,6 @@ def test_deterministic_mode_holds_with_the_kernels_of_other_processors(core: str
         pytest.skip("this processor has no AVX-512")
     files = [TESTS / "runner" / "checks" / "test_scorer_static.py", TESTS / "commands" / "test_score_batches.py"]
     told = {**os.environ, "OPENBLAS_CORETYPE": core, "MLX_BULK_BLAS": "numpy"}
-    ran = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", *files], cwd=TESTS.parent, env=told, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *files]
+    ran = subprocess.run(command, cwd=TESTS.parent, env=told, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout[-4000:]
