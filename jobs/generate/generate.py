@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -11,30 +11,24 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from ...configs.errors import ConfigError
-from ...configs.explain import shown
-from ...configs.fields import Expected
-from ...configs.schema import GenerateConfig, SamplingConfig
+from ...configs.schema import GenerateConfig
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
-from ...runner.data.column_paths import lookup, require_column
 from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Grouping, Parts
-from ...runner.store.arrow_builder import LEADING_NULL
-from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt
+from ...runner.text.prompt_templates import compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
+from .completion_columns import completion_fields
 from .prompt_encoding import encode_prompt, require_chat_template, require_top, require_vocabulary
+from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, sampling_parameters
 
-SAMPLING_FIELDS = tuple(Sampling.__slots__)
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
-FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 
 
 @dataclass(frozen=True)
@@ -45,8 +39,7 @@ class GenerateJob:
 
     def __post_init__(self) -> None:
         require_chat_template(self.parts)
-        for name, path in self.config.sampling.columns.items():
-            require_column(self.parts.columns, path, f"sampling.columns.{name}")
+        assert self.rows  # whose columns are checked here, before the model is loaded
         require_top(self.parts)
         for name, ids in (
             ("logit_bias", self.config.sampling.logit_bias),
@@ -69,9 +62,9 @@ class GenerateJob:
         return self.parts.config
 
     @cached_property
-    def render(self) -> Callable[[Columns], Rendered]:
-        """The function from a row's columns to its prompt."""
-        return compile_prompt(self.config.prompt, self.parts.columns)
+    def rows(self) -> RowReader:
+        """Reads what each row asks for."""
+        return ConfiguredRows(self.config, self.parts.columns, self.parts.vocabulary)
 
     def engine(self, setup: Setup, reference: Setup | None) -> Engine:
         """Returns the engine that decodes; a generation job has no reference model."""
@@ -102,32 +95,14 @@ class GenerateJob:
 
     def requests(self, row: Row) -> list[Request]:
         """Returns the row's one request, with all its samples. Raises RowError."""
-        prompt = encode_prompt(self.render(row.columns), self.parts.tokenizer)
+        asked = self.rows.settings(row)
+        prompt = encode_prompt(asked.prompt, self.parts.tokenizer)
         require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
-        sampling, n, seed = self._sampling(row)
-        prompt, sampling = self._fit(prompt, sampling)
-        config = self.config.sampling
-        seeds = (seed + row.round * n + s if seed is not None else sample_seed(config.seed, row.key, s, row.round) for s in range(n))
+        prompt, sampling = self._fit(prompt, asked.sampling)
+        n, seed, own = asked.n, self.config.sampling.seed, asked.seed
+        seeds = (own + row.round * n + s if own is not None else sample_seed(seed, row.key, s, row.round) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
         return [Request(row.position, prompt, Generate(sampling, samples))]
-
-    def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
-        """Returns the row's sampling parameters, its number of samples, and its own seed if it brings one."""
-        config, columns = self.config.sampling, self.config.sampling.columns
-        if not columns:
-            return self._shared, config.n, None
-        values = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
-        try:
-            merged = type(config).model_validate(config.model_dump() | {name: _convert(name, value) for name, value in values.items()})
-        except ValidationError as error:
-            raise RowError("sampling", _sampling_message(error.errors()[0], columns, values)) from error
-        if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self.parts.vocabulary]:
-            raise RowError("sampling", f"token id {wrong[0]} is not below {self.parts.vocabulary}, the model's vocabulary")
-        return _parameters(merged), merged.n, merged.seed if "seed" in values else None
-
-    @cached_property
-    def _shared(self) -> Sampling:
-        return _parameters(self.config.sampling)
 
     def _fit(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
         """Cuts prompt and max_tokens so that both fit into the context. Raises RowError where they cannot.
@@ -166,26 +141,12 @@ class GenerateJob:
 
     def fields(self) -> list[pa.Field]:
         """Returns the columns of a completion."""
-        logprobs = self.config.logprobs
-        fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
-        fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
-        fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
-        fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
-        fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
-        if logprobs.tokens:
-            fields += [("logprobs", FLOATS)]
-        if self.differs:
-            fields += [("sampled_logprobs", FLOATS)]
-        fields += _figures("", logprobs.top, logprobs.stats) if logprobs.tokens else []
-        fields += [("text_offset", INTS), ("prompt_text_offset", INTS)]
-        fields += [("cumulative_logprob", pa.float64()), ("seed", pa.uint64())]
-        echo = [("prompt_logprobs", FLOATS), *_figures("prompt_", logprobs.top, logprobs.stats)] if logprobs.prompt else []
-        return [*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)]
+        return completion_fields(self.config, self.parts.kept, self.differs)
 
     @property
     def differs(self) -> bool:
         """True when the distribution sampled from can differ from the model's own."""
-        return not self._shared.plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
+        return not sampling_parameters(self.config.sampling).plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """Returns a finished completion as the schema's columns."""
@@ -245,43 +206,5 @@ def sample_seed(seed: int, key: str, sample: int, round_number: int = 0) -> int:
     return int.from_bytes(digest, "big") >> 11
 
 
-def _parameters(config: SamplingConfig) -> Sampling:
-    values: dict[str, Any] = {name: getattr(config, name) for name in SAMPLING_FIELDS}
-    values |= {"stop": tuple(config.stop), "stop_token_ids": tuple(config.stop_token_ids)}
-    return Sampling(**values)
-
-
 def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:
     return replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
-
-
-def _convert(name: str, value: Any) -> Any:
-    """Converts a column's value to its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
-    if isinstance(value, str) and name != "stop":
-        try:
-            return json.loads(value.lower() if value in ("True", "False") else value)
-        except ValueError:
-            return value
-    if name == "logit_bias" and isinstance(value, dict | list):  # a table's map is a list of pairs, its struct has nulls
-        return {key: bias for key, bias in dict(value).items() if bias is not None}
-    whole = isinstance(value, float) and value.is_integer() and type(SamplingConfig.model_fields[name].default) is int
-    return int(value) if whole else value
-
-
-def _sampling_message(problem: ErrorDetails, columns: dict[str, str], values: dict[str, Any]) -> str:
-    """Returns why a row's values are no sampling parameters, in the words of the config's own errors."""
-    if problem["type"] == "contradiction":
-        context = problem.get("ctx", {})
-        return f"sampling.{context['key']} of this row: {context['text']}"
-    name = str(problem["loc"][0])
-    expected = [mark.words for mark in SamplingConfig.model_fields[name].metadata if isinstance(mark, Expected)][-1]
-    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}"
-
-
-def _figures(prefix: str, top: int, stats: bool) -> list[tuple[str, pa.DataType]]:
-    fields: list[tuple[str, pa.DataType]] = []
-    if top:
-        fields += [(f"{prefix}top_ids", pa.list_(INTS)), (f"{prefix}top_logprobs", pa.list_(FLOATS))]
-    if stats:
-        fields += [(f"{prefix}ranks", INTS), (f"{prefix}entropies", FLOATS)]
-    return fields

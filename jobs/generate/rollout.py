@@ -19,13 +19,15 @@ from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Failure, Generated, Request, Row
 from ...runner.pipeline.job import Judge, Ratings, row_failure
+from ...runner.text.prompt_templates import Rendered
 from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool
 from ..statistics.advantages import DEGENERATE, LARGEST, advantages, is_degenerate, weighted
 from ..statistics.rollout_stats import rollout_statistics
 from ..statistics.rollout_table import rollout_closing
-from .generate import FLOATS, INTS, GenerateJob
+from .completion_columns import FLOATS, INTS
+from .generate import GenerateJob
 
 _MASK = pa.list_(pa.int8())
 
@@ -80,7 +82,10 @@ class RolloutJob(GenerateJob):
 
     def judge(self) -> Judge | None:
         """Returns the judge that calls reward functions in worker processes; None where the config has none."""
-        return GroupJudge(RewardPool(self._functions), self.render, self._text) if self._functions else None
+        return GroupJudge(RewardPool(self._functions), self._prompt, self._text) if self._functions else None
+
+    def _prompt(self, row: Row) -> Rendered:
+        return self.rows.settings(row).prompt
 
     def _text(self, request: Request, outcome: Generated) -> str:
         return self.completion(request, outcome, self.parts.tokenizer.offsets(outcome.ids))

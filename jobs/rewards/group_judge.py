@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ...runner.core.requests import Generated, Request, Row
 from ...runner.pipeline.job import Ratings
-from ...runner.text.prompt_templates import Chat, Columns, Message, Rendered
+from ...runner.text.prompt_templates import Chat, Message, Rendered
 from .pool import Group, RewardPool
 
 
@@ -17,16 +17,16 @@ from .pool import Group, RewardPool
 class GroupJudge:
     """Rates groups in a pool.
 
-    render: makes a row's prompt from its columns. read: returns a completion's text, as its record has it.
+    render: makes a row's prompt. read: returns a completion's text, as its record has it.
     """
 
     pool: RewardPool
-    render: Callable[[Columns], Rendered]
+    render: Callable[[Row], Rendered]
     read: Callable[[Request, Generated], str]
 
     def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
         """Returns the future ratings of a row's outcomes, in their order."""
-        prompt = self.render(row.columns)
+        prompt = self.render(row)
         texts = [self.read(request, outcome) for outcome in outcomes]
         return self.pool.rate(
             Group(

@@ -10,6 +10,7 @@ from typing import Any, Self
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from .arrays import Floats, Ids
+from .guide import Guidance
 from .policy import Policy
 
 
@@ -101,10 +102,14 @@ class Sample:
 
 @dataclass(slots=True, frozen=True)
 class Generate:
-    """Asks for one completion of the prompt per sample. One prefill serves them all."""
+    """Asks for one completion of the prompt per sample. One prefill serves them all.
+
+    guidance: makes the guide that holds each completion to a grammar; None where any text will do.
+    """
 
     sampling: Sampling
     samples: tuple[Sample, ...]
+    guidance: Guidance | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -128,7 +133,7 @@ class Request:
     def without(self, done: set[int]) -> Self:
         """Returns the request without the samples that are ``done``."""
         left = tuple(sample for sample in self.work.samples if sample.index not in done)
-        return replace(self, work=Generate(self.work.sampling, left)) if done else self
+        return replace(self, work=replace(self.work, samples=left)) if done else self
 
 
 @dataclass(slots=True, frozen=True)
@@ -180,7 +185,8 @@ class Generated:
 
     Fields that were not asked for are None. tempered_logprobs: [N], log_softmax of logits / temperature; at temperature 0 as at 1.
     kept_ids: for each token the ids that could be drawn, ascending; None also for a row whose sampling leaves no token out.
-    ref_logprobs, ref_tempered_logprobs: [N], under the reference. policy: the policy it was sampled from.
+    ref_logprobs, ref_tempered_logprobs: [N], under the reference. policy: the policy it was sampled from. grammar_complete: its guide
+    accepts the text as a whole; None without a guide.
     """
 
     row: int
@@ -196,6 +202,7 @@ class Generated:
     ref_logprobs: Floats | None = None
     ref_tempered_logprobs: Floats | None = None
     policy: Policy | None = None
+    grammar_complete: bool | None = None
 
     @property
     def index(self) -> int:

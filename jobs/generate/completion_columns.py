@@ -1,0 +1,39 @@
+"""The columns of a completion's record, as far as a config fills them."""
+
+import pyarrow as pa
+
+from ...configs.schema import GenerateConfig
+from ...runner.store.arrow_builder import LEADING_NULL
+
+FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
+
+
+def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differs: bool) -> list[pa.Field]:
+    """Returns the columns of a completion.
+
+    kept: type of the ``input`` struct, None without one. differs: the distribution sampled from can differ from the model's own.
+    """
+    logprobs = config.logprobs
+    fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
+    fields += [("input", kept)] if kept is not None else []
+    fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
+    fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
+    fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
+    if logprobs.tokens:
+        fields += [("logprobs", FLOATS)]
+    if differs:
+        fields += [("sampled_logprobs", FLOATS)]
+    fields += _figures("", logprobs.top, logprobs.stats) if logprobs.tokens else []
+    fields += [("text_offset", INTS), ("prompt_text_offset", INTS)]
+    fields += [("cumulative_logprob", pa.float64()), ("seed", pa.uint64())]
+    echo = [("prompt_logprobs", FLOATS), *_figures("prompt_", logprobs.top, logprobs.stats)] if logprobs.prompt else []
+    return [*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)]
+
+
+def _figures(prefix: str, top: int, stats: bool) -> list[tuple[str, pa.DataType]]:
+    fields: list[tuple[str, pa.DataType]] = []
+    if top:
+        fields += [(f"{prefix}top_ids", pa.list_(INTS)), (f"{prefix}top_logprobs", pa.list_(FLOATS))]
+    if stats:
+        fields += [(f"{prefix}ranks", INTS), (f"{prefix}entropies", FLOATS)]
+    return fields

@@ -1,0 +1,105 @@
+"""What one row asks for: its prompt and its sampling parameters, from the config and from the row's own columns."""
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from ...configs.explain import shown
+from ...configs.fields import Expected
+from ...configs.schema import GenerateConfig, SamplingConfig
+from ...runner.core.errors import RowError
+from ...runner.core.requests import Row, Sampling
+from ...runner.data.column_paths import lookup, require_column
+from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt
+
+SAMPLING_FIELDS = tuple(Sampling.__slots__)
+
+
+@dataclass(slots=True, frozen=True)
+class RowSettings:
+    """What a row asks for. n: how many samples; seed: the row's own, None where the config's counts."""
+
+    prompt: Rendered
+    sampling: Sampling
+    n: int
+    seed: int | None = None
+
+
+class RowReader(Protocol):
+    """Reads what a row asks for."""
+
+    def settings(self, row: Row) -> RowSettings:
+        """Returns the row's settings. Raises RowError."""
+        ...
+
+
+class ConfiguredRows:
+    """Rows of any table: the config says what each column is for. ``vocabulary``: token ids of a row's own must be below it."""
+
+    def __init__(self, config: GenerateConfig, columns: Collection[str], vocabulary: int):
+        """Raises ConfigError or DataError where the config names a column that no row has."""
+        self._config, self._columns, self._vocabulary = config, columns, vocabulary
+        for name, path in config.sampling.columns.items():
+            require_column(columns, path, f"sampling.columns.{name}")
+
+    @cached_property
+    def render(self) -> Callable[[Columns], Rendered]:
+        """The function from a row's columns to its prompt."""
+        return compile_prompt(self._config.prompt, self._columns)
+
+    def settings(self, row: Row) -> RowSettings:
+        """Returns the row's settings. Raises RowError."""
+        return RowSettings(self.render(row.columns), *self._sampling(row))
+
+    def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
+        """Returns the row's sampling parameters, its number of samples, and its own seed if it brings one."""
+        config, columns = self._config.sampling, self._config.sampling.columns
+        if not columns:
+            return self._shared, config.n, None
+        values = {name: value for name, path in columns.items() if (value := lookup(row.columns, path)) is not None}
+        try:
+            merged = type(config).model_validate(config.model_dump() | {name: _convert(name, value) for name, value in values.items()})
+        except ValidationError as error:
+            raise RowError("sampling", _sampling_message(error.errors()[0], columns, values)) from error
+        if wrong := [i for i in (*merged.logit_bias, *merged.stop_token_ids) if i >= self._vocabulary]:
+            raise RowError("sampling", f"token id {wrong[0]} is not below {self._vocabulary}, the model's vocabulary")
+        return sampling_parameters(merged), merged.n, merged.seed if "seed" in values else None
+
+    @cached_property
+    def _shared(self) -> Sampling:
+        return sampling_parameters(self._config.sampling)
+
+
+def sampling_parameters(config: SamplingConfig) -> Sampling:
+    """Returns a section's values as the engine takes them."""
+    values: dict[str, Any] = {name: getattr(config, name) for name in SAMPLING_FIELDS}
+    values |= {"stop": tuple(config.stop), "stop_token_ids": tuple(config.stop_token_ids)}
+    return Sampling(**values)
+
+
+def _convert(name: str, value: Any) -> Any:
+    """Converts a column's value to its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
+    if isinstance(value, str) and name != "stop":
+        try:
+            return json.loads(value.lower() if value in ("True", "False") else value)
+        except ValueError:
+            return value
+    if name == "logit_bias" and isinstance(value, dict | list):  # a table's map is a list of pairs, its struct has nulls
+        return {key: bias for key, bias in dict(value).items() if bias is not None}
+    whole = isinstance(value, float) and value.is_integer() and type(SamplingConfig.model_fields[name].default) is int
+    return int(value) if whole else value
+
+
+def _sampling_message(problem: ErrorDetails, columns: dict[str, str], values: dict[str, Any]) -> str:
+    """Returns why a row's values are no sampling parameters, in the words of the config's own errors."""
+    if problem["type"] == "contradiction":
+        context = problem.get("ctx", {})
+        return f"sampling.{context['key']} of this row: {context['text']}"
+    name = str(problem["loc"][0])
+    expected = [mark.words for mark in SamplingConfig.model_fields[name].metadata if isinstance(mark, Expected)][-1]
+    return f"sampling.{name} from column {columns[name]!r}: found {shown(values[name])}; expected {expected}"
