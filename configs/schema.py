@@ -5,8 +5,9 @@ Holds the bounds, the contradictions and a one-line description of each setting.
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
+from .answers import NamedTool, ReasoningConfig, ToolRule, Tools, ToolsConfig
 from .fields import (
     FREE,
     FROZEN_IF_DETERMINISTIC,
@@ -20,7 +21,6 @@ from .fields import (
     Expected,
     Flag,
     FolderOrNull,
-    Identity,
     Inputs,
     JsonMapping,
     LogitBias,
@@ -106,6 +106,11 @@ class PromptConfig(Section):
     chat_template_args: JsonMapping = Field(
         default={}, description="Variables for the chat template, for example {enable_thinking: false}."
     )
+    tools: Tools = Field(default=None, description="Tools that the chat template shows to the model: a list, or a column that holds one.")
+    tool_choice: ToolRule = Field(
+        default="auto", description="none: tools are not shown; auto: the model decides; required, or {name: …}: one must be called."
+    )
+    parallel_tool_calls: Flag = Field(default=True, description="A completion may call several tools; false keeps the first call.")
     too_long: Literal["error", "truncate_left", "truncate_right"] = Field(
         default="error", description="What happens to a prompt that leaves no room for one token."
     )
@@ -123,9 +128,19 @@ class PromptConfig(Section):
             place = "in the messages column" if self.messages else "in the text"
             raise contradiction("system", f"expected null, since it goes with prompt.user only; put the system turn {place}")
         if self.text is not None:
-            for key in ("prefill", "chat_template", "chat_template_args"):
+            for key in ("prefill", "chat_template", "chat_template_args", "tools"):
                 if getattr(self, key) not in (None, {}):
                     raise contradiction(key, "expected nothing, since prompt.text has no chat template; use prompt.user, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _choice_of_tools(self) -> Self:
+        if self.tools is None and self.tool_choice not in ("none", "auto"):
+            raise contradiction("tool_choice", "expected auto, since there are no tools; give prompt.tools, or remove it")
+        if isinstance(self.tool_choice, NamedTool) and isinstance(self.tools, list):
+            names = [str(function["name"]) for tool in self.tools if isinstance(function := tool["function"], dict)]
+            if self.tool_choice.name not in names:
+                raise contradiction("tool_choice.name", f"found {self.tool_choice.name}; expected one of prompt.tools: {', '.join(names)}")
         return self
 
 
@@ -245,6 +260,8 @@ class GenerateConfig(JobConfig):
 
     job: Literal["generate"] = Field(description="What the job does.")  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="How tokens are drawn, and when a completion ends.")
+    tools: ToolsConfig = Field(default=ToolsConfig(), description="How calls of tools are read from a completion.")
+    reasoning: ReasoningConfig = Field(default=ReasoningConfig(), description="How reasoning is split off, and how long it may be.")
 
     @model_validator(mode="after")
     def _has_a_prompt(self) -> Self:
@@ -256,45 +273,3 @@ class GenerateConfig(JobConfig):
 def names_a_file(chat_template: str) -> bool:
     """Returns True when a chat_template setting names a file. A literal template contains {{ or {%."""
     return "{{" not in chat_template and "{%" not in chat_template
-
-
-def identity(config: Section) -> dict[str, JsonValue]:
-    """Returns the settings that shape results, by dotted key. Runs that differ in them may not share a run directory.
-
-    It leaves out settings that don't change results (memory, durability), and paths of files that a run fingerprints itself (weights,
-    adapter, input).
-    """
-    settings = {key: value for key, (value, shapes) in _settings(config).items() if shapes}
-    # Runs have always stored train for a split that is not set. Which files are read is in the inputs, by content.
-    return settings | {"data.split": config.data.split or "train"} if isinstance(config, JobConfig) else settings
-
-
-def free(config: Section) -> dict[str, JsonValue]:
-    """Returns the settings that may change between two starts of one run, by dotted key."""
-    return {key: value for key, (value, shapes) in _settings(config).items() if not shapes}
-
-
-def _settings(section: Section, prefix: str = "", frozen_batches: bool = False) -> dict[str, tuple[JsonValue, bool]]:
-    """Returns all settings by dotted key: the value, and True if it shapes results."""
-    frozen_batches = frozen_batches or (isinstance(section, JobConfig) and section.batch.deterministic)
-    values: dict[str, tuple[JsonValue, bool]] = {}
-    written: dict[str, JsonValue] = section.model_dump(mode="json")
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            values |= _settings(value, f"{prefix}{name}.", frozen_batches)
-        elif sections := _sections(value):
-            inner = [_settings(each, "", frozen_batches) for each in sections]
-            shaping = [{key: setting for key, (setting, shapes) in each.items() if shapes} for each in inner]
-            values[f"{prefix}{name}"] = list[JsonValue](shaping), True
-            free = {f"[{index}].{key}": setting for index, each in enumerate(inner) for key, setting in each.items() if not setting[1]}
-            values |= {f"{prefix}{name}{key}": setting for key, setting in free.items()}
-        else:
-            marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
-            values[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and frozen_batches)
-    return values
-
-
-def _sections(value: object) -> list[Section]:
-    """Returns the sections of a list of them; empty for any other value."""
-    return [each for each in value if isinstance(each, Section)] if isinstance(value, list) else []

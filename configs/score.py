@@ -100,6 +100,10 @@ class ScoreConfig(JobConfig):
     @model_validator(mode="after")
     def _prompt_fits_the_kind(self) -> Self:
         kind = self.score.kind
+        for name in ("tools", "tool_choice", "parallel_tool_calls"):
+            if getattr(self.prompt, name) != PromptConfig.model_fields[name].default:
+                cure = "for a prompt that shows them, set chat_template_args: {tools: [...]}" if name == "tools" else "remove it"
+                raise contradiction(f"prompt.{name}", f"expected nothing, since a scoring job reads no calls of tools; {cure}")
         if kind not in OF_PROMPT:
             if not self.prompt.sources:
                 raise contradiction("prompt", f"found none of text, messages, user; score.{kind} completes one: give one of them")

@@ -19,8 +19,8 @@ from ...configs.jobs import JOBS
 
 _WIDTH = 88
 _ORDER = (
-    *("job", "base", "model", "data", "prompt", "sampling", "score", "rewards", "advantages", "drop_degenerate", "policy", "rounds"),
-    *("matrix", "include", "exclude", "logprobs", "batch", "on_error"),
+    *("job", "base", "model", "data", "prompt", "sampling", "tools", "reasoning", "score", "rewards", "advantages"),
+    *("drop_degenerate", "policy", "rounds", "matrix", "include", "exclude", "logprobs", "batch", "on_error"),
 )
 
 Values = dict[str, Any]

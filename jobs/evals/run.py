@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ...configs.eval import EvalConfig
-from ...configs.schema import free, identity
+from ...configs.identity import free, identity
 from ...runner.core.errors import RunDirError
 from ...runner.core.host_process import HostProcess
 from ...runner.core.requests import Failure, Outcome

@@ -1,22 +1,39 @@
 """The columns of a completion's record, as far as a config fills them."""
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
 from ...configs.schema import GenerateConfig
 from ...runner.store.arrow_builder import LEADING_NULL
 
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
+TOOL_CALLS = pa.list_(pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.large_string())]))
 
 
-def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differs: bool) -> list[pa.Field]:
+@dataclass(slots=True, frozen=True)
+class AnswerColumns:
+    """Which columns hold the parts of a completion.
+
+    reasoning: the model's reasoning can be told from its answer. forced: its end may be forced. tools: calls of tools are read.
+    """
+
+    reasoning: bool = False
+    forced: bool = False
+    tools: bool = False
+
+
+def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differs: bool, parts: AnswerColumns) -> list[pa.Field]:
     """Returns the columns of a completion.
 
     kept: type of the ``input`` struct, None without one. differs: the distribution sampled from can differ from the model's own.
+    parts: those that are columns of their own.
     """
     logprobs = config.logprobs
     fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
     fields += [("input", kept)] if kept is not None else []
     fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
+    fields += _parts(config, parts)
     fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
     fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
     if logprobs.tokens:
@@ -28,6 +45,20 @@ def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differ
     fields += [("cumulative_logprob", pa.float64()), ("seed", pa.uint64())]
     echo = [("prompt_logprobs", FLOATS), *_figures("prompt_", logprobs.top, logprobs.stats)] if logprobs.prompt else []
     return [*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)]
+
+
+def _parts(config: GenerateConfig, parts: AnswerColumns) -> list[tuple[str, pa.DataType]]:
+    fields: list[tuple[str, pa.DataType]] = []
+    if parts.reasoning:
+        fields += [] if config.reasoning.strip else [("reasoning", pa.large_string())]
+        fields += [("reasoning_tokens", pa.int32())]
+    if parts.forced:
+        fields += [("reasoning_forced", pa.bool_())]
+    if parts.reasoning or parts.tools:
+        fields += [("content", pa.large_string())]
+    if parts.tools:
+        fields += [("tool_calls", TOOL_CALLS), ("tool_error", pa.string())]
+    return fields
 
 
 def _figures(prefix: str, top: int, stats: bool) -> list[tuple[str, pa.DataType]]:

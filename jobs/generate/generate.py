@@ -24,8 +24,8 @@ from ...runner.pipeline.job import Grouping, Parts
 from ...runner.text.prompt_templates import compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
-from .completion_columns import completion_fields
-from .prompt_encoding import encode_prompt, require_chat_template, require_top, require_vocabulary
+from .completion_columns import AnswerColumns, completion_fields
+from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
 from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, sampling_parameters
 
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
@@ -40,6 +40,8 @@ class GenerateJob:
     def __post_init__(self) -> None:
         require_chat_template(self.parts)
         assert self.rows  # whose columns are checked here, before the model is loaded
+        if self.config.prompt.tools is not None:
+            require_shown_tools(self.parts.tokenizer)
         require_top(self.parts)
         for name, ids in (
             ("logit_bias", self.config.sampling.logit_bias),
@@ -96,7 +98,7 @@ class GenerateJob:
     def requests(self, row: Row) -> list[Request]:
         """Returns the row's one request, with all its samples. Raises RowError."""
         asked = self.rows.settings(row)
-        prompt = encode_prompt(asked.prompt, self.parts.tokenizer)
+        prompt = encode_prompt(asked.prompt, self.parts.tokenizer, asked.template_variables)
         require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
         prompt, sampling = self._fit(prompt, asked.sampling)
         n, seed, own = asked.n, self.config.sampling.seed, asked.seed
@@ -141,7 +143,7 @@ class GenerateJob:
 
     def fields(self) -> list[pa.Field]:
         """Returns the columns of a completion."""
-        return completion_fields(self.config, self.parts.kept, self.differs)
+        return completion_fields(self.config, self.parts.kept, self.differs, AnswerColumns())
 
     @property
     def differs(self) -> bool:

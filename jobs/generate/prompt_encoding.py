@@ -1,19 +1,25 @@
 """Encodes a row's prompt as tokens, for every job with prompts: raw text, or messages through the chat template."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...configs.errors import ConfigError
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.requests import Prompt
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Rendered, Text
-from ...runner.text.tokenizer import Tokenizer
+from ...runner.text.tokenizer import NOTHING, Tokenizer
 
 
-def encode_prompt(rendered: Rendered, tokenizer: Tokenizer) -> Prompt:
-    """Returns the prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages."""
+def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, variables: Mapping[str, Any] = NOTHING) -> Prompt:
+    """Returns the prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages.
+
+    variables: the chat template's, for this prompt alone.
+    """
     if isinstance(rendered, Text):
         return tokenizer.encode(rendered.text)
-    return tokenizer.encode_chat(rendered.messages, rendered.prefill or "")
+    return tokenizer.encode_chat(rendered.messages, rendered.prefill or "", variables)
 
 
 def require_chat_template(parts: Parts) -> None:
@@ -22,6 +28,14 @@ def require_chat_template(parts: Parts) -> None:
     if sources and sources != ["text"] and not parts.tokenizer.has_chat_template:
         cure = "set prompt.chat_template, or use prompt.text for a base model"
         raise ConfigError(f"prompt: the model's tokenizer has no chat template; {cure}")
+
+
+def require_shown_tools(tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where the chat template has no place for tools."""
+    function = {"name": "look_up", "description": "Looks a word up.", "parameters": {"type": "object", "properties": {}}}
+    if not tokenizer.shows(tools=[{"type": "function", "function": function}]):
+        cure = "set prompt.chat_template to one that shows them, take a model made for tools, or remove the tools"
+        raise ConfigError(f"prompt.tools: the chat template ignores tools: a prompt has the same text with them and without; {cure}")
 
 
 def require_vocabulary(ids: Ids, vocabulary: int, where: str) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 from ...configs.explain import shown
 from ...configs.fields import Expected
 from ...configs.schema import GenerateConfig, SamplingConfig
+from ...runner.answers.tools import ANY_TOOL, Tool, ToolChoice, read_tools
 from ...runner.core.errors import RowError
 from ...runner.core.requests import Row, Sampling
 from ...runner.data.column_paths import lookup, require_column
@@ -22,16 +23,41 @@ SAMPLING_FIELDS = tuple(Sampling.__slots__)
 
 @dataclass(slots=True, frozen=True)
 class RowSettings:
-    """What a row asks for. n: how many samples; seed: the row's own, None where the config's counts."""
+    """What a row asks for. n: how many samples; seed: the row's own, None where the config's counts.
+
+    tools: as the chat template takes them, ``{type: function, function: {name, …}}``; None or empty without any. template_args:
+    variables of the chat template, over the config's. thinking_budget: most tokens of reasoning; None is no limit.
+    """
 
     prompt: Rendered
     sampling: Sampling
     n: int
     seed: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice = ANY_TOOL
+    parallel_tool_calls: bool = True
+    template_args: dict[str, Any] = field(default_factory=dict[str, Any])
+    thinking_budget: int | None = None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The chat template's variables of this row: its own, and its tools unless it may call none."""
+        shown = bool(self.tools) and self.tool_choice.mode != "none"
+        return {**self.template_args, **({"tools": self.tools} if shown else {})}
 
 
 class RowReader(Protocol):
-    """Reads what a row asks for."""
+    """Reads what a row asks for. Its properties do not change: they decide a run's columns."""
+
+    @property
+    def tools(self) -> bool:
+        """True when a row may have tools."""
+        ...
+
+    @property
+    def budgets(self) -> bool:
+        """True when a row may limit its reasoning."""
+        ...
 
     def settings(self, row: Row) -> RowSettings:
         """Returns the row's settings. Raises RowError."""
@@ -46,6 +72,18 @@ class ConfiguredRows:
         self._config, self._columns, self._vocabulary = config, columns, vocabulary
         for name, path in config.sampling.columns.items():
             require_column(columns, path, f"sampling.columns.{name}")
+        if isinstance(config.prompt.tools, str):
+            require_column(columns, config.prompt.tools, "prompt.tools")
+
+    @property
+    def tools(self) -> bool:
+        """True when a row may have tools."""
+        return self._config.prompt.tools is not None
+
+    @property
+    def budgets(self) -> bool:
+        """True when a row may limit its reasoning."""
+        return self._config.reasoning.budget is not None
 
     @cached_property
     def render(self) -> Callable[[Columns], Rendered]:
@@ -54,7 +92,15 @@ class ConfiguredRows:
 
     def settings(self, row: Row) -> RowSettings:
         """Returns the row's settings. Raises RowError."""
-        return RowSettings(self.render(row.columns), *self._sampling(row))
+        prompt = self._config.prompt
+        return RowSettings(
+            self.render(row.columns),
+            *self._sampling(row),
+            tools=read_tools(row.columns, prompt.tools) if isinstance(prompt.tools, str) else prompt.tools,
+            tool_choice=ToolChoice.of(prompt.tool_choice),
+            parallel_tool_calls=prompt.parallel_tool_calls,
+            thinking_budget=self._config.reasoning.budget,
+        )
 
     def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
         """Returns the row's sampling parameters, its number of samples, and its own seed if it brings one."""

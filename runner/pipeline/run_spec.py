@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...configs.errors import BulkError
+from ...configs.identity import identity
 from ...configs.rollout import RolloutConfig
-from ...configs.schema import JobConfig, identity
+from ...configs.schema import JobConfig
 from ...kernels import backend, native
 from ..core.errors import ModelError
 from ..data.scan import scan

@@ -2,8 +2,7 @@
 
     config -> reader -> prompts -> tokenizer -> scheduler -> engine -> writer -> statistics
 
-The calling thread alone touches the model. Rows are read and tokenized beside it (io_threads.py), and records written
-(store/writer.py).
+The calling thread alone touches the model. Rows are read and tokenized beside it (io_threads.py); store/writer.py writes records.
 """
 
 import logging
@@ -16,7 +15,8 @@ from typing import get_args
 
 import pyarrow as pa
 
-from ...configs.schema import DataConfig, JobConfig, free
+from ...configs.identity import free
+from ...configs.schema import DataConfig, JobConfig
 from ...kernels import backend
 from ..core.host_process import HostProcess, Orders
 from ..core.requests import BadRow, Outcome, Row

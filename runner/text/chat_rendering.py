@@ -4,7 +4,9 @@ What it may cost is counted (``metered_sandbox.py``); where that is too much or 
 tokens.
 """
 
+import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any
@@ -37,6 +39,29 @@ def chat_within(template: str, messages: Messages, variables: Mapping[str, Any],
 
 
 def _rendered(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
+    """Returns text and spans. A few templates take the arguments of a call as JSON text only: where one refuses, that is tried."""
+    try:
+        return _tried(template, messages, variables, marks)
+    except RowError:
+        texts = [_arguments_as_text(message) for message in messages]
+        if texts != messages:
+            with suppress(RowError):
+                return _tried(template, texts, variables, marks)
+        raise
+
+
+def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    def as_text(call: Any) -> Any:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
+            return call
+        return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
+
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [as_text(call) for call in calls]} if isinstance(calls, list) else message
+
+
+def _tried(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
     try:
         return _bounded(template, messages, variables, marks, SECONDS)
     except TooMuch as error:

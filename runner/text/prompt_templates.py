@@ -142,7 +142,8 @@ def _is_expression(template: nodes.Template) -> bool:
 def read_messages(row: Columns, path: str) -> list[Message]:
     """Returns the chat messages at ``path`` in the row: a list of {role, content}, or JSON text of one.
 
-    Text parts are joined into one string. Other keys (name, tool_calls) pass through, and null ones are dropped. Raises RowError.
+    Text parts are joined into one string. Arguments of tool calls that are JSON text become mappings. Other keys pass through, and null
+    ones are dropped. Raises RowError.
     """
     messages = lookup(row, path)
     if messages is None:
@@ -174,6 +175,8 @@ def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RowError("template", f"{where} is {_shown(message)}; {{role, content}} is expected, with the role as a string")
     kept = {name: value for name, value in message.items() if value is not None}
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [_with_arguments(call) for call in calls]
     content = message.get("content")
     if isinstance(content, list):
         kept["content"] = "".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
@@ -182,6 +185,16 @@ def _message(message: object, where: str) -> Message:
     elif not isinstance(content, str):
         raise RowError("template", f"{where}.content is {_shown(content)}; a string or a list of text parts is expected")
     return kept
+
+
+def _with_arguments(call: Any) -> Any:
+    """Returns a call with its arguments as a mapping where they are JSON text of one, as OpenAI writes them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
+        with suppress(ValueError, RecursionError):
+            if isinstance(arguments := json.loads(text), dict):
+                return {**call, "function": {**function, "arguments": arguments}}
+    return call
 
 
 def _part(part: object, where: str) -> str:

@@ -8,8 +8,10 @@ Knows no datasets and no models.
 """
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, piece_starts, token_starts
 from .tokenizer_compat import tokenizer_difference
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 FILES = ("token*", "vocab*", "*.tiktoken")
 
 
@@ -105,16 +108,27 @@ class Tokenizer:
         prompt = Prompt(text, ids, offsets)
         return AssistantTurns(prompt, spans, tokens, without_special(prompt, spans, self.special))
 
-    def encode_chat(self, messages: list[dict[str, Any]], prefill: str) -> Prompt:
+    def encode_chat(self, messages: list[dict[str, Any]], prefill: str, variables: Mapping[str, Any] = NOTHING) -> Prompt:
         """Encodes messages up to the beginning of the assistant's turn, followed by ``prefill``. Raises as ``chat_text``."""
-        return self.encode_text(self.chat_text(messages, prefill))
+        return self.encode_text(self.chat_text(messages, prefill, variables))
 
-    def chat_text(self, messages: list[dict[str, Any]], prefill: str) -> str:
-        """Returns the text of such a prompt. Raises RowError if the template refuses the messages (roles must alternate, say)."""
+    def chat_text(self, messages: list[dict[str, Any]], prefill: str, variables: Mapping[str, Any] = NOTHING) -> str:
+        """Returns the text of such a prompt. Raises RowError if the template refuses the messages (roles must alternate, say).
+
+        variables: this prompt's own, such as ``tools``; they go before the tokenizer's ``template_args``.
+        """
         if not self._uses_jinja:
-            return self._own_chat_text(messages, add_generation_prompt=True) + prefill
-        template = self._hf.get_chat_template(self._template, self._template_args.get("tools"))
-        return render_chat(template, messages, self._prompt_variables) + prefill
+            return self._own_chat_text(messages, add_generation_prompt=True, **variables) + prefill
+        known = {**self._prompt_variables, **variables}
+        return render_chat(self._hf.get_chat_template(self._template, known.get("tools")), messages, known) + prefill
+
+    def shows(self, **variables: Any) -> bool:
+        """Returns False when the chat template gives one short chat the same text with ``variables`` as without them."""
+        chat = [{"role": "user", "content": "Hi"}]
+        try:
+            return self.chat_text(chat, "", variables) != self.chat_text(chat, "")
+        except RowError:  # it may need what rows have: they tell
+            return True
 
     def messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Returns messages as text, with the template's own ``variables`` (add_generation_prompt, …). Raises as ``chat_text``."""

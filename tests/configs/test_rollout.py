@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.configs.identity import free, identity
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.rollout import RolloutConfig
-from mlx_bulk.configs.schema import free, identity
 
 LEAST: dict[str, Any] = {
     "job": "rollout",

@@ -10,8 +10,9 @@ from mlx_bulk.configs import load as loading
 from mlx_bulk.configs.eval import EvalConfig
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.fields import Section
+from mlx_bulk.configs.identity import identity
 from mlx_bulk.configs.jobs import JOBS
-from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig, identity
+from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig
 from pydantic import ValidationError
 
 from .structural import breaches

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.configs.identity import identity
 from mlx_bulk.configs.load import load_config
-from mlx_bulk.configs.schema import identity
 from mlx_bulk.configs.score import ScoreConfig
 from pydantic import ValidationError
 

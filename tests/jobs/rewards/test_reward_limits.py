@@ -5,9 +5,9 @@ import select
 from pathlib import Path
 
 import pytest
+from mlx_bulk.configs.identity import free, identity
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.rollout import RolloutConfig
-from mlx_bulk.configs.schema import free, identity
 from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.pool import Group, RewardPool
 from mlx_bulk.runner.core.errors import DataError
