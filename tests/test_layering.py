@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = """
-    configs kernels/cpu kernels
+    configs kernels/cpu kernels kernels/sampling
     runner runner/core runner/files runner/formats runner/data runner/text runner/answers runner/scheduler runner/layers runner/models
     runner/engine runner/checks runner/store runner/runs runner/policies runner/pipeline runner/estimate
     jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/evals jobs/export jobs/sweep
@@ -201,14 +201,14 @@ def test_rooms_that_start_at_once_load_no_mlx(room: str) -> None:
         ("configs/load", "from .schema import RunConfig", False),
         ("configs/load", "from ..runner.core.errors import DataError", True),
         ("kernels/backend", "def f():\n    from ..configs import errors", True),
-        ("runner/engine/engine", "from ...kernels.sampling import draw", False),
-        ("runner/engine/engine", "from ...kernels import sampling", False),
+        ("runner/engine/engine", "from ...kernels.sampling.draw import draw", False),
+        ("runner/engine/engine", "from ...kernels import logprobs", False),
         ("runner/engine/engine", "from ..layers.kv_cache import fresh", False),
         ("runner/engine/engine", "from ..checks import engine_setup", True),
         ("runner/engine/engine", "from ... import jobs", True),
         ("runner/engine/engine", "from ...jobs.cli.main import main", True),
         ("jobs/cli/main", "import mlx_bulk.runner.engine.engine", True),
-        ("jobs/cli/main", "from kernels import sampling", True),
+        ("jobs/cli/main", "from kernels import logprobs", True),
         ("jobs/cli/main", "import json\nfrom mlx_lm import load", False),
         ("jobs/cli/main", "from ...runner.pipeline import session", False),
         ("jobs/cli/main", "from ...runner.store import journal", True),

@@ -1,5 +1,5 @@
-// Draws a token from a row of logits. Applies the temperature, then top-k, top-p and min-p together, then inverts the cumulative
-// distribution over ascending ids. Knows nothing of threads or arrays.
+// Draws a token from a row of logits. Applies the grammar's mask, the temperature, then top-k, top-p and min-p together, then inverts the
+// cumulative distribution over ascending ids. Knows nothing of threads or arrays.
 
 #pragma once
 
@@ -7,8 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "thread_pool.h"
+#include "grammar_mask.h"
 #include "simd.h"
+#include "thread_pool.h"
 
 namespace {
 
@@ -20,16 +21,30 @@ struct Filter {
   bool any(long n) const { return top_k < n || top_p < 1 || least > -INFINITE; }
 };
 
-// A row of n logits as z = (x - peak) / temperature, where `peak` is the largest, and e = exp(z). The filters set e to 0.
+// A row of n logits as z = (x - peak) / temperature, where `peak` is the largest that is allowed, and e = exp(z). For ids that the grammar
+// or a filter leaves out, z is -inf and e is 0.
 class Draw {
  public:
-  Draw(const float* x, long n, float peak, const Filter& filter) : n(n), filter(filter) {
+  Draw(const float* x, long n, const GrammarMask& mask, float peak, const Filter& filter) : n(n), filter(filter) {
     long whole = (n + BLOCK - 1) / BLOCK * BLOCK, j = 0;
     z = spare(SCORES, 2 * whole), e = z + whole;
-    for (; j + W <= n; j += W) weigh(j, (load(x + j) - peak) / filter.temperature);
+    auto weigh = [&](long at, V y) {
+      V scaled = (y - peak) / filter.temperature;
+      store(z + at, scaled), store(e + at, exp(scaled));
+    };
+    if (mask.words) {
+      for (; j + mask.WORD <= n; j += mask.WORD)
+        if (mask.words[j / mask.WORD])
+          for (long i = j; i < j + mask.WORD; i += W) weigh(i, mask.of(load(x + i), i));
+        else
+          std::fill_n(z + j, mask.WORD, -INFINITE), std::fill_n(e + j, mask.WORD, 0.0f);
+    }
+    for (; j + W <= n; j += W) weigh(j, mask.words ? mask.of(load(x + j), j) : load(x + j));
     float last[W];
-    std::fill_n(std::copy(x + j, x + n, last), W - (n - j), -INFINITE);
-    for (; j < whole; j += W, std::fill_n(last, W, -INFINITE)) weigh(j, (load(last) - peak) / filter.temperature);
+    std::fill_n(last, W, -INFINITE);
+    for (long i = j; i < n; i++)
+      if (mask.allows(i)) last[i - j] = x[i];
+    for (; j < whole; j += W, std::fill_n(last, W, -INFINITE)) weigh(j, load(last));
     if (filter.any(n)) cut();
   }
 
@@ -56,6 +71,7 @@ class Draw {
 
  private:
   static constexpr long BLOCK = 256, BINS = 4096;
+  static constexpr long OUT = 16;  // more bins, for ids with z = -inf: no walk comes to them; several, as adding to one waits for itself
   static constexpr float FINE = 128;  // bins for a difference of 1 in z; with 50,000 ids a bin holds some dozens
 
   struct Weight {
@@ -70,8 +86,6 @@ class Draw {
   Filter filter;
   float *z, *e;
 
-  void weigh(long at, V to) { store(z + at, to), store(e + at, exp(to)); }
-
   static double sum_of(const float* from) {
     double eight[8] = {}, found = 0;  // eight sums side by side, so that the compiler uses vectors
     for (long j = 0; j < BLOCK; j += 8)
@@ -80,14 +94,14 @@ class Draw {
     return found;
   }
 
-  // The ids by falling z. They are put into bins; a bin's members are sorted only when the bin is opened.
+  // The ids by falling z, less those with z = -inf. They are put into bins; a bin's members are sorted only when the bin is opened.
   class Sorted {
    public:
     Sorted(const float* z, const float* e, long n) : z(z), e(e), n(n) {
-      place = (int32_t*)spare(QUERIES, n), bins = (Bin*)spare(MADE, BINS * sizeof(Bin) / sizeof(float));
+      place = (int32_t*)spare(QUERIES, n), bins = (Bin*)spare(MADE, (BINS + OUT) * sizeof(Bin) / sizeof(float));
       members = (Weight*)spare(VALUES, 2 * n);
-      std::fill_n(bins, BINS, Bin{});
-      for (long j = 0; j < n; j++) place[j] = (int32_t)std::min(-z[j] * FINE, (float)(BINS - 1));
+      std::fill_n(bins, BINS + OUT, Bin{});
+      for (long j = 0; j < n; j++) place[j] = z[j] > -INFINITE ? (int32_t)std::min(-z[j] * FINE, (float)(BINS - 1)) : BINS + j % OUT;
       for (long j = 0; j < n; j++) bins[place[j]].mass += e[j], bins[place[j]].count++;
     }
 
@@ -153,7 +167,7 @@ class Draw {
       count = std::min(count, reached);
     }
     int32_t likely = 0;
-    for (long j = 0; j < n; j++) likely += z[j] >= filter.least;
+    for (long j = 0; j < n; j++) likely += z[j] >= filter.least && z[j] > -INFINITE;
     keep(std::max(1l, std::min(count, (long)likely)), sorted);
   }
 

@@ -40,10 +40,10 @@ constexpr int log2(int n) { return n > 1 ? 1 + log2(n / 2) : 0; }
 struct Lanes {
   I low[6], high[6], across[6];    // the halves of blocks of 2 * half lanes: their sum folds each block in two
   I kept[6], taken[6];             // to transpose: the rows of the first half of a block, and of its second half
-  I number;
+  I number, bit;                   // lane i: i, 1 << i
 
   Lanes() {
-    for (int i = 0; i < W; i++) number[i] = i;
+    for (int i = 0; i < W; i++) number[i] = i, bit[i] = 1 << i;
     for (int level = 0, half = 1; half < 2 * W; level++, half *= 2)
       for (int i = 0; i < W; i++) {
         low[level][i] = (i / half * 2 * half + i % half) % (2 * W);

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores
-from ...kernels.sampling import draw
+from ...kernels.sampling.draw import draw
 from ..core.errors import first_line
 from ..core.requests import Failure, Generated, Outcome, Request, Sample, Sampling
 from ..layers.kv_cache import Caches, fork_caches, select

@@ -10,9 +10,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.logits_processors import Edits
 from ...kernels.logprobs import Scores
-from ...kernels.sampling import Drawn, Parameters
+from ...kernels.sampling.draw import Drawn
+from ...kernels.sampling.logits_processors import Edits
+from ...kernels.sampling.parameters import Parameters
 from ..core.requests import Request, Sample, Sampling
 
 DRAWS = 64  # uniforms drawn ahead for a row

@@ -6,14 +6,17 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import sampling, temperature_logprobs
-from mlx_bulk.kernels.logits_processors import Edits
-from mlx_bulk.kernels.sampling import Drawn, Parameters
+from mlx_bulk.kernels import temperature_logprobs
+from mlx_bulk.kernels.sampling import draw as sampling
+from mlx_bulk.kernels.sampling.draw import Drawn
+from mlx_bulk.kernels.sampling.logits_processors import Edits
+from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
 from ..oracle import distribution, edited
-from .test_sampling import COMPLETION, EOS, LOGITS, PROMPT, VARIANTS, edits_of, parameters, uniforms
+from .sampling.samplers import parameters
+from .sampling.test_sampling import COMPLETION, EOS, LOGITS, PROMPT, VARIANTS, edits_of, uniforms
 
 Floats = NDArray[np.float32]
 Sampler = Callable[[Floats, Parameters], Drawn]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
-from mlx_bulk.kernels import sampling as sampling_kernel
+from mlx_bulk.kernels.sampling import draw as sampling_kernel
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Generated, Sampling
 

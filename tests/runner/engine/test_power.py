@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.kernels.sampling import Drawn, Parameters, draw
+from mlx_bulk.kernels.sampling.draw import Drawn, draw
+from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.requests import Generated
 from mlx_bulk.runner.engine import engine
 from mlx_bulk.runner.layers import logit_scores

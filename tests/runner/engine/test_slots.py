@@ -2,7 +2,7 @@
 
 import numpy as np
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.kernels.sampling import Drawn
+from mlx_bulk.kernels.sampling.draw import Drawn
 from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.engine.slots import DRAWS, Active, Slots
 

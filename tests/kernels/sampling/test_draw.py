@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
-from mlx_bulk.kernels import native, sampling
-from mlx_bulk.kernels.sampling import Drawn, Parameters
+from mlx_bulk.kernels import native
+from mlx_bulk.kernels.sampling import draw as sampling
+from mlx_bulk.kernels.sampling.draw import Drawn
+from mlx_bulk.kernels.sampling.parameters import Parameters
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels import logprobs, native, sampling
-from mlx_bulk.kernels.logits_processors import Edits
-from mlx_bulk.kernels.sampling import Parameters
+from mlx_bulk.kernels import logprobs, native
+from mlx_bulk.kernels.sampling import draw as sampling
+from mlx_bulk.kernels.sampling.logits_processors import Edits
+from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
-from ..oracle import assert_frequencies, chi_square_bound, distribution, edited
+from ...oracle import assert_frequencies, chi_square_bound, distribution, edited
+from .samplers import parameters
 
 Floats = NDArray[np.float32]
 Sampler = Callable[[Floats, Parameters], tuple[NDArray[np.int32], Floats]]
@@ -44,23 +45,6 @@ SAMPLERS = [
     pytest.param(by_numpy, id="numpy"),
     pytest.param(by_library, id="library", marks=pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")),
 ]
-
-
-def parameters(rows: list[Sampling], uniforms: Any, edits: Edits | None = None) -> Parameters:
-    def floats(name: str) -> Floats:
-        return np.array([getattr(s, name) for s in rows], np.float32)
-
-    return Parameters(
-        floats("temperature"),
-        np.array([s.top_k for s in rows], np.int32),
-        floats("top_p"),
-        floats("min_p"),
-        floats("repetition_penalty"),
-        floats("presence_penalty"),
-        floats("frequency_penalty"),
-        np.asarray(uniforms, np.float32),
-        edits,
-    )
 
 
 def edits_of(s: Sampling, rows: int, prompt: list[int], completion: list[int], eos: list[int]) -> Edits:

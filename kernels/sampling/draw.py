@@ -1,0 +1,198 @@
+"""Draws token ids [B] from logits [B, V] with per-row parameters, with each token's logprob under the distribution sampled from.
+
+Order: the grammar's mask, edits (min_tokens, bias, penalties), then greedy or temperature, top-k, top-p, min-p, renormalise, draw. What
+the grammar leaves out stays out, whatever an edit adds. On request each token also gets its tempered logprob
+(temperature_logprobs.py) and the ids that could be drawn. Metal and CUDA run ``reference``, the specification in plain mx ops;
+``on_cpu`` does the same by the library or in NumPy.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import logprobs, native
+from .. import temperature_logprobs as _tempered
+from ..backend import device_name
+from ..logprobs import Scores
+from . import grammar_mask, inverse_cdf, token_filters
+from . import logits_processors as edits
+from .parameters import Floats, Ints, Parameters
+
+
+@dataclass(slots=True)
+class Drawn:
+    """B drawn tokens, of B rows or of one. ids: [B]. sampled: [B], their logprobs under the distribution sampled from.
+
+    Figures that were not requested are None. tempered: [B], log_softmax of logits / temperature at the ids, before any mask, edit or
+    filter; at temperature 0 as at 1. kept: for each the ascending ids that could be drawn; None where no filter left any out.
+
+    A row from which nothing can be drawn (its logits are NaN, or those that are left are all -inf) has NaN in ``sampled``. Its id is in
+    [0, V) and means nothing.
+    """
+
+    ids: Ints
+    sampled: Floats
+    tempered: Floats | None = None
+    kept: list[Ints | None] | None = None
+
+
+def draw(
+    logits: mx.array,
+    parameters: Parameters,
+    top: int = 0,
+    stats: bool = False,
+    tempered: bool = False,
+    kept: bool = False,
+    scored: bool = True,
+) -> tuple[Drawn, Scores]:
+    """Draws one decode step's tokens, with one evaluation: logits [B, V] -> the tokens of B rows, and their scores.
+
+    Scores are under the model's own distribution (temperature 1, before any mask or edit). The tempered logprobs of rows at temperature 1
+    or 0 equal them to the bit. Without ``scored``, the logprobs sampled from take their place: greedy rows then need no sums. Raises
+    ValueError where the grammar's mask does not fit the logits.
+    """
+    scored = scored or bool(top or stats or tempered)
+    if parameters.allowed is not None:
+        parameters.allowed.check(*logits.shape)
+    own = (parameters.temperature == 0) | (parameters.temperature == 1)
+    draw_now = _draw_on_cpu if device_name() == "cpu" else _draw_on_device
+    drawn, scores = draw_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
+    if tempered:
+        drawn.tempered = scores.logprobs if drawn.tempered is None else np.where(own, scores.logprobs, drawn.tempered)
+    return drawn, scores
+
+
+def _draw_on_cpu(
+    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
+) -> tuple[Drawn, Scores]:
+    """``draw`` by the library or NumPy, on a view of the logits."""
+    logits = logits.astype(mx.float32)
+    mx.eval(logits)
+    x = np.array(logits, copy=False)
+    sums = logprobs.softmax_sums(x) if scored else None
+    drawn = on_cpu(x, parameters, tempered, kept, sums)
+    return drawn, logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
+
+
+def _draw_on_device(
+    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
+) -> tuple[Drawn, Scores]:
+    """``draw`` by mx's ops, evaluated at once."""
+    ids, sampled, under, left = reference(logits, parameters, tempered, kept)
+    parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
+    mx.eval(*(p for p in (ids, sampled, under, left, *parts) if p is not None))
+    sets = None if left is None else _ids_of(np.array(left), parameters)
+    drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
+    return drawn, Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+
+
+def _ids_of(left: NDArray[np.bool_], p: Parameters) -> list[Ints | None]:
+    """Returns each row's ids that ``left`` [B, V] marks; None for a row without filters."""
+    limited = p.filtered | p.greedy
+    return [np.flatnonzero(row).astype(np.int32) if own else None for row, own in zip(left, limited, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------ the specification
+
+
+def reference(
+    logits: mx.array, p: Parameters, tempered: bool = False, kept: bool = False
+) -> tuple[mx.array, mx.array, mx.array | None, mx.array | None]:
+    """Computes the specification: logits [B, V] -> the fields of ``Drawn``, unevaluated; the kept ids as bool [B, V]."""
+    given = x = logits.astype(mx.float32)
+    if p.edits is not None:  # in place, so on a copy
+        x = edits.reference(mx.array(given), p.edits, p.repetition, p.presence, p.frequency)
+    if p.allowed is not None:  # an edit changes single logits: behind the edits the mask gives what it gives before them, and wins
+        x = grammar_mask.reference(x, p.allowed)
+    best, peak = mx.argmax(x, axis=-1), x.max(axis=-1)
+    possible = mx.isfinite(peak)
+    ids, under = best, mx.where(possible, 0.0, mx.nan)
+    greedy, left = _mask(p.greedy), None
+    if not p.greedy.all():
+        z = (x - peak[:, None]) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
+        if p.filtered.any():
+            z = mx.where(token_filters.reference(z, p), z, -mx.inf)
+        drawn, total = inverse_cdf.reference(mx.exp(z), mx.array(p.uniforms))
+        ids = mx.where(greedy, best, drawn)
+        under = mx.where(greedy, under, mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total))
+        left = z > -mx.inf
+    if kept:
+        alone = (mx.arange(x.shape[-1]) == best[:, None]) & possible[:, None]
+        left = alone if left is None else mx.where(greedy[:, None], alone, left)
+    return ids.astype(mx.int32), under, _tempered.reference(given, ids, p.temperature) if tempered else None, left if kept else None
+
+
+def _mask(rows: NDArray[np.bool_]) -> mx.array:
+    return mx.array(rows)  # pyright: ignore[reportArgumentType]  (mlx's stubs leave NumPy arrays out)
+
+
+# ------------------------------------------------------------------------------------------------------ on the CPU
+
+
+def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.SoftmaxSums | None = None) -> Drawn:
+    """Computes ``reference`` by the library, or in NumPy without it: logits [B, V] float32, which stay as they are.
+
+    ``sums``: the sums of the logits, if the caller has them.
+    """
+    x = given if p.edits is None else edits.on_cpu(given.copy(), p.edits, p.repetition, p.presence, p.frequency)
+    known = None if sums is None or p.edits is not None else sums.best.copy()  # each row's best id, before any mask
+    left = np.zeros(x.shape, np.bool_) if kept else None
+    ids, under = (_by_numpy if native.library() is None else _by_library)(x, p, known, left)
+    if left is not None:
+        rows = np.flatnonzero(p.greedy & ~np.isnan(under))
+        left[rows, ids[rows]] = True
+    found = under.copy() if tempered else None  # right already where nothing but the temperature changes a row
+    rows = np.flatnonzero(p.greedy | p.filtered | p.masked | (p.edits is not None))
+    if found is not None and len(rows):
+        found[rows] = _tempered.on_cpu(given[rows], ids[rows], p.temperature[rows])
+    return Drawn(ids, under, found, None if left is None else _ids_of(left, p))
+
+
+def _possible(x: Floats, ids: Ints) -> Floats:
+    """Returns greedy rows' logprobs [B]: 0, or NaN where the best logit is not finite."""
+    return np.where(np.isfinite(x[np.arange(len(x)), ids]), np.float32(0), np.float32(np.nan))
+
+
+def _by_library(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.bool_] | None) -> tuple[Ints, Floats]:
+    """Returns ids [B] and their logprobs. Marks in ``left`` what the rows that are not greedy could draw."""
+    masked = p.masked
+    if known is not None or not masked.any():
+        ids = np.argmax(x, axis=-1).astype(np.int32) if known is None else known
+    else:  # the library finds the best of rows with a mask
+        ids = np.array([-1 if own else row.argmax() for row, own in zip(x, masked, strict=True)], np.int32)
+    under = _possible(x, ids)
+    if p.greedy.all() and p.allowed is None:
+        return ids, under
+    with np.errstate(divide="ignore"):
+        least = np.log(p.min_p)
+    of_rows = (p.temperature, p.top_k, p.top_p, least, p.uniforms)
+    more = None if left is None else id(left)
+    places, words = (None, None) if p.allowed is None else (grammar_mask.places(p.allowed, len(x)), np.ascontiguousarray(p.allowed.bits))
+    held = (None, None) if words is None else (id(places), id(words))
+    native.library().draw(np.ascontiguousarray(x), ids, *map(np.ascontiguousarray, of_rows), under, more, *held)
+    return ids, under
+
+
+def _by_numpy(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.bool_] | None) -> tuple[Ints, Floats]:
+    """Does the same in NumPy."""
+    if p.allowed is not None:
+        x, known = grammar_mask.on_cpu(x.copy(), p.allowed), None
+    ids = np.argmax(x, axis=-1).astype(np.int32) if known is None else known
+    under = _possible(x, ids)
+    rows = np.flatnonzero(~p.greedy)
+    if not len(rows):
+        return ids, under
+    with np.errstate(invalid="ignore"):  # a row of NaN stays one; its scores quarantine it
+        z = x[rows] - x[rows, ids[rows]][:, None]
+    z /= p.temperature[rows, None]
+    if p.filtered.any():
+        token_filters.on_cpu(z, rows, p)
+    if left is not None:
+        left[rows] = z > -np.inf
+    drawn, total = inverse_cdf.on_cpu(np.exp(z), p.uniforms[rows])
+    ids[rows] = drawn
+    with np.errstate(divide="ignore", invalid="ignore"):  # the same row
+        under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
+    return ids, under
