@@ -90,7 +90,8 @@ def _not_tiny(value: float) -> float:
     return value
 
 
-def _json(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def json_values(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Returns the mapping. Raises ValueError for a number that JSON does not have."""
     json.dumps(value, allow_nan=False)
     return value
 
@@ -152,5 +153,5 @@ Delimiter = Annotated[
     Annotated[str, AfterValidator(_delimiter)] | None,
     Expected("one character such as ';', or tab; or null, which finds it out from the first lines"),
 ]
-JsonMapping = Annotated[dict[str, JsonValue], AfterValidator(_json), Expected("a mapping of names to JSON values")]
+JsonMapping = Annotated[dict[str, JsonValue], AfterValidator(json_values), Expected("a mapping of names to JSON values")]
 FolderOrNull = Annotated[_Name | None, Expected("a folder, or null")]

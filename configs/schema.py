@@ -42,6 +42,7 @@ from .fields import (
     contradiction,
     nearest,
 )
+from .structured import StructuredConfig
 
 
 class ModelConfig(Section):
@@ -262,11 +263,18 @@ class GenerateConfig(JobConfig):
     sampling: SamplingConfig = Field(default=SamplingConfig(), description="How tokens are drawn, and when a completion ends.")
     tools: ToolsConfig = Field(default=ToolsConfig(), description="How calls of tools are read from a completion.")
     reasoning: ReasoningConfig = Field(default=ReasoningConfig(), description="How reasoning is split off, and how long it may be.")
+    structured: StructuredConfig = Field(default=StructuredConfig(), description="The grammar that completions are held to.")
 
     @model_validator(mode="after")
     def _has_a_prompt(self) -> Self:
         if not self.prompt.sources:
             raise contradiction("prompt", "found none of them; expected exactly one of text, messages, user")
+        return self
+
+    @model_validator(mode="after")
+    def _a_grammar_can_end(self) -> Self:
+        if self.structured.used and self.sampling.ignore_eos:
+            raise contradiction("sampling.ignore_eos", "expected false, since a grammar (structured) ends with EOS; remove one of the two")
         return self
 
 

@@ -14,8 +14,10 @@ from ...configs.fields import Expected
 from ...configs.schema import GenerateConfig, SamplingConfig
 from ...runner.answers.tools import ANY_TOOL, Tool, ToolChoice, read_tools
 from ...runner.core.errors import RowError
+from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.requests import Row, Sampling
 from ...runner.data.column_paths import lookup, require_column
+from ...runner.grammar.spec_values import configured_spec, row_spec
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
@@ -27,6 +29,7 @@ class RowSettings:
 
     tools: as the chat template takes them, ``{type: function, function: {name, …}}``; None or empty without any. template_args:
     variables of the chat template, over the config's. thinking_budget: most tokens of reasoning; None is no limit.
+    structured: the grammar that its completions are held to; None without one.
     """
 
     prompt: Rendered
@@ -38,6 +41,7 @@ class RowSettings:
     parallel_tool_calls: bool = True
     template_args: dict[str, Any] = field(default_factory=dict[str, Any])
     thinking_budget: int | None = None
+    structured: GrammarSpec | None = None
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -59,6 +63,11 @@ class RowReader(Protocol):
         """True when a row may limit its reasoning."""
         ...
 
+    @property
+    def guided(self) -> bool:
+        """True when a row may have a grammar."""
+        ...
+
     def settings(self, row: Row) -> RowSettings:
         """Returns the row's settings. Raises RowError."""
         ...
@@ -74,6 +83,8 @@ class ConfiguredRows:
             require_column(columns, path, f"sampling.columns.{name}")
         if isinstance(config.prompt.tools, str):
             require_column(columns, config.prompt.tools, "prompt.tools")
+        if config.structured.column is not None:
+            require_column(columns, config.structured.column, "structured.column")
 
     @property
     def tools(self) -> bool:
@@ -84,6 +95,11 @@ class ConfiguredRows:
     def budgets(self) -> bool:
         """True when a row may limit its reasoning."""
         return self._config.reasoning.budget is not None
+
+    @property
+    def guided(self) -> bool:
+        """True when a row may have a grammar."""
+        return self._config.structured.used
 
     @cached_property
     def render(self) -> Callable[[Columns], Rendered]:
@@ -100,7 +116,17 @@ class ConfiguredRows:
             tool_choice=ToolChoice.of(prompt.tool_choice),
             parallel_tool_calls=prompt.parallel_tool_calls,
             thinking_budget=self._config.reasoning.budget,
+            structured=self._grammar(row),
         )
+
+    def _grammar(self, row: Row) -> GrammarSpec | None:
+        """Returns the row's grammar, None where it has none. Raises RowError."""
+        own = self._config.structured.column
+        return self._shared_grammar if own is None else row_spec(lookup(row.columns, own), self._config.structured)
+
+    @cached_property
+    def _shared_grammar(self) -> GrammarSpec | None:
+        return configured_spec(self._config.structured)
 
     def _sampling(self, row: Row) -> tuple[Sampling, int, int | None]:
         """Returns the row's sampling parameters, its number of samples, and its own seed if it brings one."""

@@ -58,3 +58,17 @@ def token_starts(ids: Ids, tokens: Sequence[str], decode: Callable[[Ids], str]) 
             starts[begin] = at
         at, before = at + len(text), ids[begin:end]
     return starts
+
+
+def byte_characters() -> dict[int, str]:
+    """Returns GPT-2's visible characters for the 256 bytes (Radford et al. 2019), which every byte-level BPE uses."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
+
+
+def byte_level_bytes(token: str | None, of: dict[str, int]) -> bytes:
+    """Returns the bytes of a token; of: the byte that each visible character stands for."""
+    if token is None:
+        return b""
+    return bytes(of[c] for c in token) if all(c in of for c in token) else token.encode()

@@ -9,6 +9,7 @@ Knows no datasets and no models.
 
 import json
 from collections.abc import Mapping
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,7 @@ from .assistant_spans import AssistantTurns, marks_turns, token_spans, without_s
 from .chat_rendering import render_chat, render_turns
 from .chat_template_check import try_template, uses_jinja
 from .stop_strings import BROKEN, StopStrings
-from .token_offsets import BYTE_TOKEN, piece_starts, token_starts
+from .token_offsets import BYTE_TOKEN, byte_characters, byte_level_bytes, piece_starts, token_starts
 from .tokenizer_compat import tokenizer_difference
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -60,6 +61,19 @@ class Tokenizer:
     def size(self) -> int:
         """The number of tokens, with added ones."""
         return len(self._hf)
+
+    @property
+    def fast(self) -> bool:
+        """True where a tokenizer.json says all of it."""
+        return bool(self._hf.is_fast)
+
+    @property
+    def definition(self) -> str:
+        """A fast tokenizer as its tokenizer.json says it, without padding and truncation."""
+        plain = copy(self._hf.backend_tokenizer)
+        plain.no_padding()
+        plain.no_truncation()
+        return plain.to_str()
 
     @property
     def chat_template(self) -> str | None:
@@ -226,11 +240,11 @@ class Tokenizer:
         parts = decoder.get("decoders", [decoder])
         if [p.get("type") for p in parts] != ["ByteLevel"]:
             return None
-        of = {char: byte for byte, char in _byte_characters().items()}
+        of = {char: byte for byte, char in byte_characters().items()}
         added = {i: t.content.encode() for i, t in self._hf.added_tokens_decoder.items()}
         size = max([len(self._hf), *(i + 1 for i in added)])
         tokens = self._hf.convert_ids_to_tokens(list(range(size)))
-        return [added.get(i) or _token_bytes(token, of) for i, token in enumerate(tokens)]
+        return [added.get(i) or byte_level_bytes(token, of) for i, token in enumerate(tokens)]
 
     def stopper(self, sampling: Sampling) -> StopStrings:
         """Returns a watcher for a row's stop strings. Matches that end in the first ``min_tokens`` tokens don't count."""
@@ -240,19 +254,6 @@ class Tokenizer:
 def token_text(content: bytes) -> str:
     r"""Returns the bytes of a token as text; bytes that are no UTF-8 by themselves become escapes such as ``\xe2``."""
     return content.decode("utf-8", "backslashreplace")
-
-
-def _byte_characters() -> dict[int, str]:
-    """Returns GPT-2's visible characters for the 256 bytes (Radford et al. 2019), which every byte-level BPE uses."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [b for b in range(256) if b not in visible]
-    return {b: chr(b) for b in visible} | {b: chr(256 + i) for i, b in enumerate(hidden)}
-
-
-def _token_bytes(token: str | None, of: dict[str, int]) -> bytes:
-    if token is None:
-        return b""
-    return bytes(of[c] for c in token) if all(c in of for c in token) else token.encode()
 
 
 def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[str, Any], trust_remote_code: bool) -> Tokenizer:

@@ -187,7 +187,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     assert "cannot be read: Is a directory" in message(tmp_path)
     assert "job.yaml: empty; expected a job config (" in message(written(tmp_path, "# only a comment\n"))
     assert message(written(tmp_path, "- a\n")).startswith('job.yaml: found ["a"]; expected a mapping with job, model')
-    assert ", sampling, tools, reasoning (" in message(written(tmp_path, "just text\n"))
+    assert ", sampling, tools, reasoning, structured (" in message(written(tmp_path, "just text\n"))
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("job: générer".encode("latin-1"))
     assert message(latin) == "job.yaml: byte 7 is not UTF-8; save the file as UTF-8"
