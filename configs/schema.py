@@ -87,10 +87,14 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _revision_has_a_hub_dataset(self) -> Self:
-        paths = [self.path] if isinstance(self.path, str) else self.path
-        if self.revision is not None and not any(path.startswith("hf:") for path in paths):
+        if self.revision is not None and not self.reads_hub:
             raise contradiction("revision", "expected null, since data.path is no hub dataset (hf:owner/name); remove it")
         return self
+
+    @property
+    def reads_hub(self) -> bool:
+        """True where a hub dataset is among the paths."""
+        return any(path.startswith("hf:") for path in ([self.path] if isinstance(self.path, str) else self.path))
 
 
 class PromptConfig(Section):

@@ -9,7 +9,8 @@ import sys
 
 import click
 
-from ..terminal.console import one_line_errors, prepare_engine, prepare_mlx, set_log
+from ..terminal.console import one_line_errors, set_log
+from ..terminal.engine_imports import engine_imports, prepare_mlx
 from .options import ConfigSource, config_source, json_option, log_level_option
 
 
@@ -43,13 +44,14 @@ def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, st
         return 0, _plan_of_eval(source, calibrate, as_json)
     config = load_config(source.file, source.overrides, source.options)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []
-    prepare_engine()
-    from ...runner.estimate.plan import plan_run
-    from ...runner.models.model_pool import ModelPool
-    from ..kinds import KINDS
-    from ..plan.sweep import bad_rows_exit_code, plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
-    from ..plan.text import plan_as_text
-    from ..plan.values import plan_as_json
+    jobs = [cell.config for cell in sweep_cells] if isinstance(config, SweepConfig) else [config]
+    with engine_imports(any(job.data.reads_hub for job in jobs)):
+        from ...runner.estimate.plan import plan_run
+        from ...runner.models.model_pool import ModelPool
+        from ..kinds import KINDS
+        from ..plan.sweep import bad_rows_exit_code, plan_exit_code, plan_sweep, sweep_plan_as_json, sweep_plan_as_text
+        from ..plan.text import plan_as_text
+        from ..plan.values import plan_as_json
 
     if isinstance(config, SweepConfig):
         plans = plan_sweep(sweep_cells, KINDS, calibrate)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...runner.core.host_process import HostProcess
 from ..terminal.closing_line import QUARANTINED, closing_text, continue_command
-from ..terminal.console import prepare_engine
+from ..terminal.engine_imports import engine_imports
 from .options import ConfigSource
 from .signals import Stop
 
@@ -40,12 +40,12 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     config = load_config(source.file, source.overrides, source.options)
     if isinstance(config, SweepConfig):
         return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
-    prepare_engine()
-    from ...runner.models.model_pool import ModelPool
-    from ...runner.pipeline import session
-    from ...runner.runs.run_dir import Start
-    from ...runner.runs.run_files import needs_report
-    from ..kinds import KINDS
+    with engine_imports(config.data.reads_hub):
+        from ...runner.models.model_pool import ModelPool
+        from ...runner.pipeline import session
+        from ...runner.runs.run_dir import Start
+        from ...runner.runs.run_files import needs_report
+        from ..kinds import KINDS
 
     summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, ModelPool())
     code = QUARANTINED if summary.errors else 0
@@ -54,11 +54,11 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
 
 
 def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
-    prepare_engine()
-    from ...runner.runs.run_dir import Start
-    from ..kinds import KINDS
-    from ..sweep import sweep
-    from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
+    with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells)):
+        from ...runner.runs.run_dir import Start
+        from ..kinds import KINDS
+        from ..sweep import sweep
+        from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
 
     ended = sweep.run_sweep(
         sweep_cells, KINDS, folder, Start(**start), host, show, lambda ended: write_sweep_table(sweep_table(ended), folder)

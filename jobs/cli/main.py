@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ..terminal.console import own_process
+from ..terminal.engine_imports import own_process
 from .config_commands import init, plan
 from .eval_command import eval_
 from .run_command import run_command

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from ..terminal.console import one_line_errors, prepare_engine, set_log
+from ..terminal.console import one_line_errors, set_log
+from ..terminal.engine_imports import engine_imports, prepare_engine
 from .options import json_option, log_level_option, run_folder_argument
 
 _FORMATS = ("parquet", "jsonl", "csv", "openai", "trl", "verl", "prime-rl", "verifiers")
@@ -46,7 +47,8 @@ def report(run_folder: Path, to: Path | None, log_level: str) -> None:
     """Draws RUN, or a sweep's folder, as one HTML page with plots and samples, while it runs or after, and prints where it lies."""
     set_log(log_level)
     with one_line_errors():
-        from ..report.report import write_report
+        with engine_imports(reads_hub=False):
+            from ..report.report import write_report
 
         click.echo(write_report(run_folder, to))
 

@@ -204,7 +204,7 @@ class GenerateJob:
 
 def sample_seed(seed: int, key: str, sample: int, round_number: int = 0) -> int:
     """Returns the key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
-    digest = blake2b(json.dumps([seed, key, sample, round_number]).encode(), digest_size=8).digest()
+    digest = blake2b(f"[{seed}, {json.dumps(key)}, {sample}, {round_number}]".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 11
 
 

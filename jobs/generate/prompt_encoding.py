@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from ...configs.errors import ConfigError
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
@@ -40,8 +42,8 @@ def require_shown_tools(tokenizer: Tokenizer) -> None:
 
 def require_vocabulary(ids: Ids, vocabulary: int, where: str) -> None:
     """Raises RowError for a token id beyond the model's ``vocabulary``; the message begins with ``where``."""
-    if len(ids) and ids.max() >= vocabulary:
-        raise RowError("tokenize", f"{where} holds the token id {ids.max()}, which is not below {vocabulary}, the model's vocabulary")
+    if len(ids) and (largest := np.maximum.reduce(ids)) >= vocabulary:
+        raise RowError("tokenize", f"{where} holds the token id {largest}, which is not below {vocabulary}, the model's vocabulary")
 
 
 def require_top(parts: Parts) -> None:

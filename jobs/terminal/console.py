@@ -1,15 +1,12 @@
-"""Sets up what all commands share: the log, errors as one line and an exit code, and mlx.
+"""Sets up what all commands share: the log, and errors as one line and an exit code.
 
 Imports nothing heavy.
 """
 
 import logging
-import os
 import sys
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import click
 
@@ -17,8 +14,6 @@ from ...configs.errors import BulkError
 from ...configs.visible import visible, visible_lines
 
 log = logging.getLogger("mlx_bulk")
-
-_own = threading.Event()
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -61,42 +56,6 @@ def print_message(text: str) -> None:
     """Prints ``text`` on stderr. A closed stderr is no error: the work is done all the same."""
     with suppress(OSError):
         click.echo(text, err=True)
-
-
-def prepare_mlx() -> None:
-    """Loads mlx with its fast BLAS, before anything else imports it. Raises ModelError where that fails."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings address programmers
-    from ...kernels.backend import BackendError, load_mlx
-    from ...runner.core.errors import ModelError
-
-    try:
-        load_mlx()
-    except BackendError as error:
-        raise ModelError(str(error)) from error
-
-
-def own_process() -> None:
-    """Notes that this process is the command's alone, so that ``prepare_engine`` may decide which libraries are there."""
-    _own.set()
-
-
-def prepare_engine() -> None:
-    """Loads mlx as ``prepare_mlx``. In the command's own process it also keeps transformers from importing PyTorch.
-
-    Where PyTorch is installed, tokenizers would import it, which takes seconds and slows the model's thread. Nothing of ours needs it.
-    Code that comes with a tokenizer can import it all the same.
-    """
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    if _own.is_set() and "torch" not in sys.modules:
-        hidden: dict[str, Any] = {"torch": None}  # as Python marks a module that is not there
-        sys.modules.update(hidden)
-        try:
-            from transformers.utils.import_utils import is_torch_available
-
-            is_torch_available()  # it remembers the answer
-        finally:
-            del sys.modules["torch"]
-    prepare_mlx()
 
 
 class _Visible(logging.Formatter):

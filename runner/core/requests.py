@@ -123,7 +123,7 @@ class Request:
     @property
     def samples(self) -> tuple[int, ...]:
         """Indices of the outcomes that are asked for."""
-        return tuple(sample.index for sample in self.work.samples)
+        return tuple([sample.index for sample in self.work.samples])
 
     @property
     def reach(self) -> int:
@@ -132,8 +132,10 @@ class Request:
 
     def without(self, done: set[int]) -> Self:
         """Returns the request without the samples that are ``done``."""
+        if not done:
+            return self
         left = tuple(sample for sample in self.work.samples if sample.index not in done)
-        return replace(self, work=replace(self.work, samples=left)) if done else self
+        return replace(self, work=replace(self.work, samples=left))
 
 
 @dataclass(slots=True, frozen=True)

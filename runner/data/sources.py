@@ -35,7 +35,7 @@ def find_sources(data: DataConfig, spool: Path, afresh: bool = False) -> list[So
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
     found = [_find(path, data, spool, afresh) for path in paths]
     local = [listing for listing in found if isinstance(listing, Listing)]
-    of_hub = any(path.startswith("hf:") for path in paths)  # then split and config are the hub dataset's
+    of_hub = data.reads_hub  # then split and config are the hub dataset's
     chosen = set[Source]() if of_hub else _chosen(local, data)
     return [
         _as_read(source, data)

@@ -6,6 +6,7 @@ An input of more than 200,000 rows is sampled by whole windows, spread evenly ov
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -220,5 +221,6 @@ def _without_ids(prefixes: SharedPrefixes) -> dict[int, SharedPrefix]:
     return {row: copy(prefix) for row, prefix in prefixes.items()}
 
 
+@cache
 def _no_ids(tokens: int) -> Ids:
     return np.broadcast_to(np.int32(0), tokens)

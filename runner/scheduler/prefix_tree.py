@@ -99,7 +99,8 @@ def common_length(a: Ids, b: Ids) -> int:
     """Counts the tokens that ``a`` and ``b`` both begin with."""
     n = min(len(a), len(b))
     differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n
+    first = int(differ.argmax()) if n else 0
+    return first if n and differ[first] else n
 
 
 def forest(requests: Sequence[ScoreRequest], limits: Limits, shared: bool) -> list[Segment]:

@@ -23,8 +23,10 @@ def piece_starts(pieces: Iterable[bytes]) -> Ids:
     """
     parts = list(pieces)
     raw = b"".join(parts)
+    lengths = np.fromiter(map(len, parts), np.int32, len(parts))
+    starts = np.cumsum(lengths, dtype=np.int32) - lengths
     if raw.isascii():
-        return np.cumsum([0, *map(len, parts)])[:-1].astype(np.int32)
+        return starts
     opens = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80  # bytes that begin a character
     at = 0
     while at < len(raw):
@@ -36,7 +38,7 @@ def piece_starts(pieces: Iterable[bytes]) -> Ids:
             opens[at + error.start] = True
             at += error.end
     characters = np.append(np.cumsum(opens) - 1, np.sum(opens))  # of each byte, and of the end
-    return characters[np.cumsum([0, *map(len, parts)])[:-1]].astype(np.int32)
+    return characters[starts].astype(np.int32)
 
 
 def token_starts(ids: Ids, tokens: Sequence[str], decode: Callable[[Ids], str]) -> Ids:

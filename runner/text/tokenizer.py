@@ -174,15 +174,25 @@ class Tokenizer:
         if not self._hf.is_fast:
             ids = np.array(self._hf.encode(text, add_special_tokens=special), np.int32)
             return ids, self.offsets(ids)
-        found, added, offsets = self._encoded(text, special)
-        ids = np.array(found, np.int32)
-        if self._bytes is not None:
-            # The tokenizer's own offsets can leave out the space in front of a word. If no normalizer changed the text, its bytes
-            # give the start of each token. Special tokens before and after the text have no bytes.
-            pieces = [b"" if put else self._bytes[token] for token, put in zip(found, added, strict=True)]
-            if b"".join(pieces) == text.encode():
-                return ids, piece_starts(pieces)
-        return ids, np.array([start for start, _ in offsets], np.int32)
+        if self._plain and self._bytes is not None:
+            one = self._hf.backend_tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]  # fast: without offsets
+            if (found := self._placed(text, one.ids, one.special_tokens_mask if special else None)) is not None:
+                return found
+        ids, added, offsets = self._encoded(text, special)
+        return self._placed(text, ids, added) or (np.array(ids, np.int32), np.array([start for start, _ in offsets], np.int32))
+
+    def _placed(self, text: str, ids: list[int], added: list[int] | None) -> tuple[Ids, Ids] | None:
+        """Returns ids and their starts by the bytes of the tokens. None where these are unknown, or a normalizer changed the text.
+
+        The tokenizer's own offsets can leave out the space in front of a word, and they take as long as the ids. added: which tokens are
+        special ones before and after the text, which have no bytes; None where there are none.
+        """
+        if self._bytes is None:
+            return None
+        pieces = [*map(self._bytes.__getitem__, ids)]
+        if added is not None:
+            pieces = [b"" if put else piece for piece, put in zip(pieces, added, strict=True)]
+        return (np.array(ids, np.int32), piece_starts(pieces)) if b"".join(pieces) == text.encode() else None
 
     def _encoded(self, text: str, special: bool) -> tuple[list[int], list[int], list[tuple[int, int]]]:
         """Returns ids, which of them are added special tokens, and the tokenizer's own offsets.

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,12 @@ def test_identity_input_and_order(done: Done):
     assert [r["prompt"] for r in records] == [row["q"] for row in ROWS for _ in (0, 1)]
     assert [r["seed"] for r in records] == [sample_seed(0, row["id"], sample) for row in ROWS for sample in (0, 1)]
     assert all(0 <= record["seed"] < 2**53 for record in records)
+
+
+def test_a_seed_hashes_its_four_parts_as_json():
+    parts = (7, 'key "ключ"\u2028\n', 3, 1)
+    digest = blake2b(json.dumps(parts).encode(), digest_size=8).digest()
+    assert sample_seed(*parts) == int.from_bytes(digest, "big") >> 11
 
 
 def test_counts_and_ends(done: Done):

@@ -22,6 +22,8 @@ def test_ids_and_marks_are_those_of_transformers(make: Callable[[], Tokenizer], 
     ids, added, offsets = tokenizer._encoded(text, special)  # pyright: ignore[reportPrivateUsage]
     theirs = hf(text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True)
     assert ids == theirs["input_ids"]
+    fast, _ = tokenizer._encode(text, special)  # pyright: ignore[reportPrivateUsage]
+    assert fast.tolist() == ids
     assert added == theirs["special_tokens_mask"]
     assert offsets == theirs["offset_mapping"]
 

@@ -1,0 +1,98 @@
+"""Imports mlx and the libraries around it, for the commands that need an engine. Leaves out what nothing of ours uses.
+
+Only a process that is the command's alone decides what is left out; in a notebook other code may need it. Imports nothing heavy itself.
+"""
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+_own = threading.Event()
+
+
+def own_process() -> None:
+    """Notes that this process is the command's alone, so that it may be decided here which libraries are there."""
+    _own.set()
+
+
+@contextmanager
+def engine_imports(reads_hub: bool = True) -> Generator[None]:
+    """Prepares the engine, and lets the block import what it needs of it.
+
+    Without ``reads_hub`` pandas is left out too: only ``datasets``, which reads datasets of the hub, has tables of it. The garbage
+    collector waits, and then never looks at what was imported: a million objects that stay, at which it would look again and again.
+    """
+    if not _own.is_set():
+        prepare_engine()
+        yield
+        return
+    gc.disable()
+    try:
+        prepare_engine()
+        if not reads_hub:
+            _leave_out_pandas()
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def prepare_engine() -> None:
+    """Loads mlx as ``prepare_mlx``. In the command's own process it also keeps transformers from importing PyTorch.
+
+    Where PyTorch is installed, tokenizers would import it, which takes seconds and slows the model's thread. Nothing of ours needs it.
+    Code that comes with a tokenizer can import it all the same.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if _own.is_set() and "torch" not in sys.modules:
+        hidden: dict[str, Any] = {"torch": None}  # as Python marks a module that is not there
+        sys.modules.update(hidden)
+        try:
+            from transformers.utils.import_utils import is_torch_available
+
+            is_torch_available()  # it remembers the answer
+        finally:
+            del sys.modules["torch"]
+    prepare_mlx()
+
+
+def prepare_mlx() -> None:
+    """Loads mlx with its fast BLAS, before anything else imports it. Raises ModelError where that fails."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings address programmers
+    from ...kernels.backend import BackendError, load_mlx
+    from ...runner.core.errors import ModelError
+
+    try:
+        load_mlx()
+    except BackendError as error:
+        raise ModelError(str(error)) from error
+
+
+class _NoPandas:
+    """An import hook for which pandas is not installed."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raises ModuleNotFoundError for pandas, and leaves other modules to other hooks."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
+def _leave_out_pandas() -> None:
+    """Keeps pyarrow from importing pandas, which takes half a second: it does so at its first array, and remembers whether it could.
+
+    Who imports pandas later gets it, and ``to_pandas`` works.
+    """
+    if "pandas" in sys.modules:
+        return
+    import pyarrow as pa
+
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(_NoPandas)
