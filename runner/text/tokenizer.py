@@ -28,7 +28,7 @@ from .chat_rendering import render_chat, render_turns
 from .chat_template_check import try_template, uses_jinja
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, byte_characters, byte_level_bytes, piece_starts, token_starts
-from .tokenizer_compat import tokenizer_difference
+from .tokenizer_compat import encodes_plainly, tokenizer_difference
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FILES = ("token*", "vocab*", "*.tiktoken")
@@ -45,7 +45,7 @@ class Tokenizer:
         self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self._plain = False
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
-        self._plain = hf.is_fast and _encodes_plainly(type(hf))
+        self._plain = hf.is_fast and encodes_plainly(type(hf))
 
     @property
     def eos(self) -> frozenset[int]:
@@ -285,13 +285,6 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
     template = _read_template(chat_template)
     try_template(hf, template)
     return Tokenizer(hf, template, template_args)
-
-
-def _encodes_plainly(kind: type) -> bool:
-    """Returns True where the class leaves it to its tokenizers library to encode; one of a model's own code may change the text first."""
-    from transformers import PreTrainedTokenizerFast
-
-    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus"))
 
 
 def _read_template(chat_template: str | None) -> str | None:

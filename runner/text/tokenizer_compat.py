@@ -1,6 +1,6 @@
-"""Checks that two tokenizers turn text into the same ids, for jobs that compare two models. Else it names the first difference.
+"""Checks how Hugging Face tokenizers encode: whether two give the same ids, or the first difference; whether one changes texts first.
 
-Compares Hugging Face tokenizers by their tokens, by their rules to split text, and by the ids of a probe text. Tokens that scoring
+Jobs that compare two models need the same ids. Compares Hugging Face tokenizers by their tokens, by their rules to split text, and by the ids of a probe text. Tokens that scoring
 does not use (EOS, padding) may differ, as between a base model and its chat model.
 """
 
@@ -69,3 +69,10 @@ def _named(hf: Any) -> str:
 def _shown(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return "none" if value is None else text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def encodes_plainly(kind: type) -> bool:
+    """Returns True where the class leaves it to its tokenizers library to encode; one of a model's own code may change the text first."""
+    from transformers import PreTrainedTokenizerFast
+
+    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus"))
