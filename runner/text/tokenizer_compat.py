@@ -1,7 +1,7 @@
 """Checks how Hugging Face tokenizers encode: whether two give the same ids, or the first difference; whether one changes texts first.
 
-Jobs that compare two models need the same ids. Compares Hugging Face tokenizers by their tokens, by their rules to split text, and by the ids of a probe text. Tokens that scoring
-does not use (EOS, padding) may differ, as between a base model and its chat model.
+Jobs that compare two models need the same ids. Tokenizers are compared by their tokens, by their rules to split text, and by the ids of
+a probe text. Tokens that scoring does not use (EOS, padding) may differ, as between a base model and its chat model.
 """
 
 import json
