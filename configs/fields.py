@@ -126,6 +126,8 @@ Temperature = Annotated[
     Expected("0 (greedy), or a number from 0.0001 to 100"),
 ]
 Share = Annotated[float, Field(gt=0, le=1), Expected("a number above 0 and at most 1")]
+ShareToHalf = Annotated[float, Field(gt=0, le=0.5), Expected("a number above 0 and at most 0.5")]
+Chance = Annotated[float, Field(ge=0, le=1), Expected("a number from 0 to 1 (0 is off)")]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1), Expected("a number of at least 0 and below 1 (0 is off)")]
 Ratio = Annotated[float, Field(ge=0.01, le=100), Expected("a number from 0.01 to 100 (1 is off)")]
 Penalty = Annotated[float, Field(ge=-2, le=2), Expected("a number from -2 to 2 (0 is off)")]

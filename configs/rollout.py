@@ -93,7 +93,9 @@ class RolloutSampling(SamplingConfig):
 class RolloutLogprobs(LogprobsConfig):
     """Which logprobs the records hold beside those that a trainer needs, which are always there."""
 
-    kept: Flag = Field(default=False, description="The ids that top_k, top_p and min_p left to draw from, for each token.")
+    kept: Flag = Field(
+        default=False, description="The ids that the filters (top_k, top_p, min_p, typical_p, XTC) left to draw from, for each token."
+    )
 
     @model_validator(mode="after")
     def _has_the_tokens(self) -> Self:
@@ -209,6 +211,9 @@ class RolloutConfig(GenerateConfig):
     def _filters_to_keep(self) -> Self:
         sampling = self.sampling
         filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+        filters |= {"typical_p": sampling.typical_p < 1, "xtc_probability": sampling.xtc_probability > 0}
         if self.logprobs.kept and not any(filters.values()) and not filters.keys() & sampling.columns.keys():
-            raise contradiction("logprobs.kept", "found true; expected false, since no top_k, top_p or min_p leaves a token out; remove it")
+            raise contradiction(
+                "logprobs.kept", f"found true; expected false, since none of {', '.join(filters)} leaves a token out; remove it"
+            )
         return self

@@ -11,6 +11,7 @@ from .answers import NamedTool, ReasoningConfig, ToolRule, Tools, ToolsConfig
 from .fields import (
     FREE,
     FROZEN_IF_DETERMINISTIC,
+    Chance,
     ColumnOf,
     Columns,
     Count,
@@ -33,6 +34,7 @@ from .fields import (
     Seed,
     Share,
     ShareBelowOne,
+    ShareToHalf,
     SomeSeconds,
     Strings,
     Temperature,
@@ -157,6 +159,13 @@ class SamplingConfig(Section):
     top_p: Share = Field(default=1.0, description="Keep the smallest set of tokens whose probability reaches this; 1 is off.")
     top_k: CountOrZero = Field(default=0, description="Keep the k most likely tokens; 0 is off.")
     min_p: ShareBelowOne = Field(default=0.0, description="Keep tokens at least this likely relative to the most likely one; 0 is off.")
+    typical_p: Share = Field(
+        default=1.0, description="Keep the tokens whose surprise is nearest to the entropy, until their probability reaches this; 1 is off."
+    )
+    xtc_probability: Chance = Field(
+        default=0.0, description="XTC: share of steps in which likely tokens are left out, all but the least likely of them; 0 is off."
+    )
+    xtc_threshold: ShareToHalf = Field(default=0.1, description="XTC: a token is likely from this probability on.")
     repetition_penalty: Ratio = Field(default=1.0, description="Penalty on tokens of prompt and completion; 1 is off.")
     presence_penalty: Penalty = Field(default=0.0, description="Subtracted once from the logit of a token that the completion holds.")
     frequency_penalty: Penalty = Field(default=0.0, description="Subtracted from a token's logit each time that the completion holds it.")

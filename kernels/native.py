@@ -39,7 +39,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "gelu_approx": [_ARRAY, _ARRAY, _FLOAT, _FLOAT],
     "rms_norm": [_ARRAY, _ARRAY, _ARRAY, _FLOAT],
     "softmax_sums": [_ARRAY, _ARRAY, _ARRAY, _ARRAY],
-    "draw": [*[_ARRAY] * 8, *[_MAYBE] * 3],
+    "draw": [*[_ARRAY] * 10, *[_MAYBE] * 3],
     "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6],
     "block": [ctypes.c_void_p],
 }

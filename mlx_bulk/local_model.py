@@ -28,6 +28,9 @@ class SamplingOptions(TypedDict, total=False):
     top_p: float
     top_k: int
     min_p: float
+    typical_p: float
+    xtc_probability: float
+    xtc_threshold: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float

@@ -28,8 +28,8 @@ def edited(
     return x
 
 
-def distribution(x: Sequence[float], s: Sampling) -> Distribution:
-    """Probabilities [V] that a token is drawn with from edited logits ``x`` [V]."""
+def distribution(x: Sequence[float], s: Sampling, coin: float = 0.0) -> Distribution:
+    """Probabilities [V] that a token is drawn with from edited logits ``x`` [V]. ``coin``: XTC's number in [0, 1)."""
     by_rank = sorted((i for i in range(len(x)) if x[i] > -math.inf), key=lambda i: (-x[i], i))
     if s.temperature == 0:
         return _spread({by_rank[0]: 1.0}, len(x))
@@ -43,7 +43,27 @@ def distribution(x: Sequence[float], s: Sampling) -> Distribution:
             nucleus += 1
         kept = kept[: max(nucleus, 1)]
     kept = [i for i in kept if weights[i] >= float(np.float32(s.min_p)) * weights[kept[0]]]
-    return _spread({i: weights[i] for i in kept}, len(x))
+    p = _spread({i: weights[i] for i in kept}, len(x))
+    if s.typical_p < 1:
+        p = _typical(p, float(np.float32(s.typical_p)))
+    if coin < float(np.float32(s.xtc_probability)):
+        top = [i for i in np.flatnonzero(p) if p[i] >= float(np.float32(s.xtc_threshold))]
+        if len(top) > 1:
+            least = min(x[i] for i in top)
+            p = _spread({int(i): float(p[i]) for i in np.flatnonzero(p) if x[i] <= least}, len(x))
+    return p
+
+
+def _typical(p: Distribution, share: float) -> Distribution:
+    """The smallest set of tokens whose surprise is nearest to the entropy (Meister et al. 2022, equation 9)."""
+    ids = np.flatnonzero(p).tolist()
+    entropy = -math.fsum(p[i] * math.log(p[i]) for i in ids)
+    nearest, mass = sorted(ids, key=lambda i: (abs(-math.log(p[i]) - entropy), i)), 0.0
+    kept: dict[int, float] = {}
+    while mass < share and len(kept) < len(nearest):
+        i = nearest[len(kept)]
+        kept[i], mass = float(p[i]), mass + float(p[i])
+    return _spread(kept, len(p))
 
 
 def _spread(weights: dict[int, float], vocabulary: int) -> Distribution:

@@ -68,7 +68,7 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
     if record.edited:
         return f"{figure}: penalties, a bias or min_tokens; --replay works them out"
     if record.filtered and record.kept is None:
-        return f"{figure}: top_k, top_p or min_p without logprobs.kept; --replay works them out"
+        return f"{figure}: filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
     return None
 
 

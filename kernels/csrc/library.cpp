@@ -224,21 +224,21 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) t
 
 // Draws an id in each row of logits x [N, V]. ids [N] int32 holds each row's best id and takes the drawn one; sampled [N] takes its logprob
 // after the filters; kept [N, V] bytes, if not null, takes 1 for each id that passes the filters. temperature, top_k (int32, 0: all), top_p,
-// least (log min_p) and uniforms are [N]. Row i draws from ids that words [K, ceil(V / 32)] int32 allow in line places[i] (int32) [N], or
+// least (log min_p), typical_p (1: all), xtc (this step's threshold; inf: none) and uniforms are [N]. Row i draws from ids that words [K, ceil(V / 32)] int32 allow in line places[i] (int32) [N], or
 // from all where that is -1; words and places may be null. A row with a mask may have -1 for its best id. If it has a temperature of 0, its
 // best id that is allowed is found. Other rows at temperature 0 stay as they are. Where the largest logit is not finite, no id is drawn, and
 // a row with a mask takes NaN.
-int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyObject* top_p, PyObject* least, PyObject* uniforms,
-         PyObject* sampled, PyObject* kept, PyObject* places, PyObject* words) try {
-  Arrays arrays({x, ids, temperature, top_k, top_p, least, uniforms, sampled, kept, places, words});
+int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyObject* top_p, PyObject* least, PyObject* typical_p,
+         PyObject* xtc, PyObject* uniforms, PyObject* sampled, PyObject* kept, PyObject* places, PyObject* words) try {
+  Arrays arrays({x, ids, temperature, top_k, top_p, least, typical_p, xtc, uniforms, sampled, kept, places, words});
   if (!arrays.held) return -1;
   long n = arrays.size(0, 0), v = arrays.size(0, 1);
   pool.run(n, [&](long row) {
     const float* a = arrays.data(0) + row * v;
     int32_t& id = arrays.data<int32_t>(1)[row];
-    float peak, temperature = arrays.data(2)[row], &logprob = arrays.data(7)[row];
-    long place = places ? arrays.data<int32_t>(9)[row] : -1;
-    GrammarMask mask{place < 0 ? nullptr : arrays.data<uint32_t>(10) + place * arrays.size(10, 1)};
+    float peak, temperature = arrays.data(2)[row], &logprob = arrays.data(9)[row];
+    long place = places ? arrays.data<int32_t>(11)[row] : -1;
+    GrammarMask mask{place < 0 ? nullptr : arrays.data<uint32_t>(12) + place * arrays.size(12, 1)};
     if (mask.words && (id < 0 || !mask.allows(id))) {
       auto best = mask.best(a, v);
       id = (int32_t)best.id, peak = best.value;
@@ -248,10 +248,11 @@ int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyO
     if (mask.words) logprob = std::isfinite(peak) ? 0 : NAN;
     if (temperature == 0 || !std::isfinite(peak)) return;
     long most = arrays.data<int32_t>(3)[row];
-    Filter filter{temperature, arrays.data(4)[row], arrays.data(5)[row], most > 0 ? std::min(most, v) : v};
+    Filter filter{temperature,        arrays.data(4)[row], arrays.data(5)[row], most > 0 ? std::min(most, v) : v, arrays.data(6)[row],
+                  arrays.data(7)[row]};
     Draw draw(a, v, mask, peak, filter);
-    id = draw.at(arrays.data(6)[row], logprob);
-    if (kept) draw.kept(arrays.data<uint8_t>(8) + row * v);
+    id = draw.at(arrays.data(8)[row], logprob);
+    if (kept) draw.kept(arrays.data<uint8_t>(10) + row * v);
   });
   return 0;
 } catch (...) {

@@ -1,5 +1,5 @@
-// Draws a token from a row of logits. Applies the grammar's mask, the temperature, then top-k, top-p and min-p together, then inverts the
-// cumulative distribution over ascending ids. Knows nothing of threads or arrays.
+// Draws a token from a row of logits. Applies the grammar's mask, the temperature, then top-k, top-p and min-p together, then typical-p, then
+// XTC, then inverts the cumulative distribution over ascending ids. Knows nothing of threads or arrays.
 
 #pragma once
 
@@ -13,12 +13,14 @@
 
 namespace {
 
-// A row's filters. A token with z below `least` (log min_p) is left out. top_k is at most the row's length.
+// A row's filters. A token with z below `least` (log min_p) is left out. top_k is at most the row's length. typical_p 1 is off. xtc is the
+// probability from which on a token is a top choice in this step; infinite is off.
 struct Filter {
   float temperature, top_p, least;
   long top_k;
+  float typical_p, xtc;
 
-  bool any(long n) const { return top_k < n || top_p < 1 || least > -INFINITE; }
+  bool cuts(long n) const { return top_k < n || top_p < 1 || least > -INFINITE; }
 };
 
 // A row of n logits as z = (x - peak) / temperature, where `peak` is the largest that is allowed, and e = exp(z). For ids that the grammar
@@ -27,7 +29,7 @@ class Draw {
  public:
   Draw(const float* x, long n, const GrammarMask& mask, float peak, const Filter& filter) : n(n), filter(filter) {
     long whole = (n + BLOCK - 1) / BLOCK * BLOCK, j = 0;
-    z = spare(SCORES, 2 * whole), e = z + whole;
+    z = spare(SCORES, 3 * whole), e = z + whole;
     auto weigh = [&](long at, V y) {
       V scaled = (y - peak) / filter.temperature;
       store(z + at, scaled), store(e + at, exp(scaled));
@@ -45,7 +47,9 @@ class Draw {
     for (long i = j; i < n; i++)
       if (mask.allows(i)) last[i - j] = x[i];
     for (; j < whole; j += W, std::fill_n(last, W, -INFINITE)) weigh(j, load(last));
-    if (filter.any(n)) cut();
+    if (filter.cuts(n)) cut();
+    if (filter.typical_p < 1) keep_typical(e + whole);
+    if (filter.xtc <= 1) exclude_top_choices();
   }
 
   // Returns the first id at which the cumulative sum of e exceeds `uniform` times its total, and sets its logprob.
@@ -71,11 +75,11 @@ class Draw {
 
  private:
   static constexpr long BLOCK = 256, BINS = 4096;
-  static constexpr long OUT = 16;  // more bins, for ids with z = -inf: no walk comes to them; several, as adding to one waits for itself
-  static constexpr float FINE = 128;  // bins for a difference of 1 in z; with 50,000 ids a bin holds some dozens
+  static constexpr long OUT = 16;  // bins for ids with key -inf, which no walk comes to; several, as adding to one waits for itself
+  static constexpr float FINE = 128;  // bins for a difference of 1 in the key; with 50,000 ids a bin holds some dozens
 
   struct Weight {
-    float z, e;
+    float key, e;
   };
   struct Bin {
     double mass;
@@ -94,14 +98,15 @@ class Draw {
     return found;
   }
 
-  // The ids by falling z, less those with z = -inf. They are put into bins; a bin's members are sorted only when the bin is opened.
+  // The ids by falling key (z, or another number of at most 0), less those with -inf. They are put into bins; a bin's members are sorted only
+  // when the bin is opened.
   class Sorted {
    public:
-    Sorted(const float* z, const float* e, long n) : z(z), e(e), n(n) {
+    Sorted(const float* key, const float* e, long n) : key(key), e(e), n(n) {
       place = (int32_t*)spare(QUERIES, n), bins = (Bin*)spare(MADE, (BINS + OUT) * sizeof(Bin) / sizeof(float));
       members = (Weight*)spare(VALUES, 2 * n);
       std::fill_n(bins, BINS + OUT, Bin{});
-      for (long j = 0; j < n; j++) place[j] = z[j] > -INFINITE ? (int32_t)std::min(-z[j] * FINE, (float)(BINS - 1)) : BINS + j % OUT;
+      for (long j = 0; j < n; j++) place[j] = key[j] > -INFINITE ? (int32_t)std::min(-key[j] * FINE, (float)(BINS - 1)) : BINS + j % OUT;
       for (long j = 0; j < n; j++) bins[place[j]].mass += e[j], bins[place[j]].count++;
     }
 
@@ -117,7 +122,7 @@ class Draw {
     }
 
    private:
-    const float *z, *e;
+    const float *key, *e;
     long n, opened = -1;
     int32_t* place;
     Bin* bins;
@@ -132,46 +137,78 @@ class Draw {
         int32_t any = 0;
         for (long j = from; j < end; j++) any |= place[j] == bin;
         for (long j = from; any && j < end; j++)
-          if (place[j] == bin) *to++ = {z[j], e[j]};
+          if (place[j] == bin) *to++ = {key[j], e[j]};
       }
-      std::sort(members, to, [](const Weight& a, const Weight& b) { return a.z > b.z; });
+      std::sort(members, to, [](const Weight& a, const Weight& b) { return a.key > b.key; });
     }
   };
 
-  // Applies the filters: keeps the first ids by falling z, ties by ascending id. All others get z = -inf and e = 0.
+  // Keeps the first ids by falling z, ties by ascending id.
   void cut() {
     Sorted sorted(z, e, n);
     long count = filter.top_k;
     if (filter.top_p < 1) {
       long reached = 0;
       double mass = 0;
-      auto whole = [&](const Bin& bin, bool all) {
-        if (all) reached += bin.count, mass += bin.mass;
-        return all;
-      };
-      auto one = [&](const Weight& weight) {
-        reached++, mass += weight.e;
-      };
-      sorted.walk([&](const Bin& bin) { return whole(bin, reached + bin.count <= count); },
-                  [&](const Weight& weight) {
-                    if (reached < count) one(weight);
-                    return reached == count;
-                  });
-      double needed = filter.top_p * mass;
-      reached = 0, mass = 0;
-      sorted.walk([&](const Bin& bin) { return whole(bin, mass + bin.mass < needed); },
-                  [&](const Weight& weight) {
-                    one(weight);
-                    return mass >= needed;
-                  });
-      count = std::min(count, reached);
+      sorted.walk(
+          [&](const Bin& bin) {
+            bool all = reached + bin.count <= count;
+            if (all) reached += bin.count, mass += bin.mass;
+            return all;
+          },
+          [&](const Weight& weight) {
+            if (reached < count) reached++, mass += weight.e;
+            return reached == count;
+          });
+      count = std::min(count, first_with(filter.top_p * mass, sorted));
     }
     int32_t likely = 0;
     for (long j = 0; j < n; j++) likely += z[j] >= filter.least && z[j] > -INFINITE;
-    keep(std::max(1l, std::min(count, (long)likely)), sorted);
+    keep(std::max(1l, std::min(count, (long)likely)), sorted, z);
   }
 
-  void keep(long count, Sorted& sorted) {
+  // Keeps the ids whose z is nearest to the mean of z, ties by ascending id. `nearness` takes n numbers.
+  void keep_typical(float* nearness) {
+    double total = 0, weighted = 0;
+    for (long j = 0; j < n; j++)
+      if (e[j] > 0) total += e[j], weighted += e[j] * z[j];
+    float mean = (float)(weighted / total);
+    for (long j = 0; j < n; j++) nearness[j] = -std::abs(z[j] - mean);
+    Sorted sorted(nearness, e, n);
+    keep(first_with(filter.typical_p * total, sorted), sorted, nearness);
+  }
+
+  // Of the ids whose probability is at least filter.xtc, keeps the least likely, and its equals.
+  void exclude_top_choices() {
+    double total = 0;
+    for (long j = 0; j < n; j++) total += e[j];
+    double level = filter.xtc * total;
+    float lowest = INFINITE;
+    for (long j = 0; j < n; j++)
+      if (e[j] >= level) lowest = std::min(lowest, z[j]);
+    for (long j = 0; j < n; j++)
+      if (z[j] > lowest) z[j] = -INFINITE, e[j] = 0;
+  }
+
+  // Returns how many of the first ids it takes to come to a sum of e; all, if that does not come to it.
+  static long first_with(double needed, Sorted& sorted) {
+    long reached = 0;
+    double mass = 0;
+    sorted.walk(
+        [&](const Bin& bin) {
+          bool all = mass + bin.mass < needed;
+          if (all) reached += bin.count, mass += bin.mass;
+          return all;
+        },
+        [&](const Weight& weight) {
+          reached++, mass += weight.e;
+          return mass >= needed;
+        });
+    return reached;
+  }
+
+  // Keeps the first `count` ids by falling key, ties by ascending id. All others get z = -inf and e = 0.
+  void keep(long count, Sorted& sorted, float* key) {
     long seen = 0;
     float lowest = 0;
     int32_t above = 0, level = 0;
@@ -182,14 +219,14 @@ class Draw {
           return true;
         },
         [&](const Weight& weight) {
-          lowest = weight.z;
+          lowest = weight.key;
           return ++seen == count;
         });
-    for (long j = 0; j < n; j++) above += z[j] > lowest, level += z[j] == lowest;
-    for (long j = 0; j < n; j++) z[j] = z[j] >= lowest ? z[j] : -INFINITE, e[j] = z[j] >= lowest ? e[j] : 0;
+    for (long j = 0; j < n; j++) above += key[j] > lowest, level += key[j] == lowest;
     long left = count - above;  // how many of the ties at the cut are kept
     for (long j = 0; left < level && j < n; j++)
-      if (z[j] == lowest && left-- <= 0) z[j] = -INFINITE, e[j] = 0;
+      if (key[j] == lowest && left-- <= 0) key[j] = -INFINITE;
+    for (long j = 0; j < n; j++) z[j] = key[j] >= lowest ? z[j] : -INFINITE, e[j] = key[j] >= lowest ? e[j] : 0;
   }
 };
 

@@ -1,7 +1,7 @@
 """Draws token ids [B] from logits [B, V] with per-row parameters, with each token's logprob under the distribution sampled from.
 
-Order: the grammar's mask, edits (min_tokens, bias, penalties), then greedy or temperature, top-k, top-p, min-p, renormalise, draw. What
-the grammar leaves out stays out, whatever an edit adds. On request each token also gets its tempered logprob
+Order: the grammar's mask, edits (logits_processors.py), then greedy or temperature, the filters (token_filters.py), renormalise, draw.
+What the grammar leaves out stays out, whatever an edit adds. On request each token also gets its tempered logprob
 (temperature_logprobs.py) and the ids that could be drawn. Metal and CUDA run ``reference``, the specification in plain mx ops;
 ``on_cpu`` does the same by the library or in NumPy.
 """
@@ -113,7 +113,7 @@ def reference(
     if not p.greedy.all():
         z = (x - peak[:, None]) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
         if p.filtered.any():
-            z = mx.where(token_filters.reference(z, p), z, -mx.inf)
+            z = token_filters.reference(z, p)
         drawn, total = inverse_cdf.reference(mx.exp(z), mx.array(p.uniforms))
         ids = mx.where(greedy, best, drawn)
         under = mx.where(greedy, under, mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total))
@@ -167,7 +167,9 @@ def _by_library(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.b
         return ids, under
     with np.errstate(divide="ignore"):
         least = np.log(p.min_p)
-    of_rows = (p.temperature, p.top_k, p.top_p, least, p.uniforms)
+    typical = np.ones_like(least) if p.typical_p is None else p.typical_p
+    levels = np.full_like(least, np.inf) if p.top_choices is None else p.top_choices.levels
+    of_rows = (p.temperature, p.top_k, p.top_p, least, typical, levels, p.uniforms)
     more = None if left is None else id(left)
     places, words = (None, None) if p.allowed is None else (grammar_mask.places(p.allowed, len(x)), np.ascontiguousarray(p.allowed.bits))
     held = (None, None) if words is None else (id(places), id(words))

@@ -29,6 +29,15 @@ def reference(e: mx.array, uniforms: mx.array) -> tuple[mx.array, mx.array]:
     return (block * BLOCK)[:, 0] + mx.argmax(ahead, axis=-1), total
 
 
+def running_sums(x: mx.array) -> mx.array:
+    """Returns running sums of [B, V] over V, by blocks: no sum adds more than a few hundred float32 terms in turn."""
+    b, v = x.shape
+    inside = mx.cumsum(mx.pad(x, [(0, 0), (0, -v % BLOCK)]).reshape(b, -1, BLOCK), axis=-1)
+    ends = mx.cumsum(inside[:, :, -1], axis=-1)
+    before = mx.pad(ends[:, :-1], [(0, 0), (1, 0)])
+    return (inside + before[:, :, None]).reshape(b, -1)[:, :v]
+
+
 def _last_positive(x: mx.array) -> mx.array:
     """Returns the index [B, 1] of the last positive entry in each row of ``x`` [B, N]; -1 where there is none."""
     return mx.where(x > 0, mx.arange(x.shape[-1]), -1).max(axis=-1, keepdims=True) if x.shape[-1] else mx.full((x.shape[0], 1), -1)

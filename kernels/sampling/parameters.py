@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from .grammar_mask import Allowed
 from .logits_processors import Edits
+from .top_choices import TopChoices
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
@@ -14,7 +15,10 @@ Ints = NDArray[np.int32]
 
 @dataclass(slots=True)
 class Parameters:
-    """Sampling parameters of B rows, one entry per row; temperature 0 is greedy, top_k 0 is off. ``uniforms``: [B] in [0, 1)."""
+    """Sampling parameters of B rows, one entry per row; temperature 0 is greedy, top_k 0 is off. ``uniforms``: [B] in [0, 1).
+
+    typical_p, top_choices (XTC): None where no row uses it.
+    """
 
     temperature: Floats
     top_k: Ints
@@ -26,6 +30,8 @@ class Parameters:
     uniforms: Floats
     edits: Edits | None = None
     allowed: Allowed | None = None
+    typical_p: Floats | None = None
+    top_choices: TopChoices | None = None
 
     @property
     def greedy(self) -> NDArray[np.bool_]:
@@ -33,9 +39,19 @@ class Parameters:
         return self.temperature == 0
 
     @property
-    def filtered(self) -> NDArray[np.bool_]:
-        """Marks the rows that leave tokens out before the draw by top-k, top-p or min-p."""
+    def cut(self) -> NDArray[np.bool_]:
+        """Marks the rows that leave out unlikely tokens: by top-k, top-p or min-p."""
         return ~self.greedy & ((self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0))
+
+    @property
+    def filtered(self) -> NDArray[np.bool_]:
+        """Marks the rows that have any filter; XTC counts also in a step in which it leaves nothing out."""
+        found = self.cut
+        if self.typical_p is not None:
+            found |= self.typical_p < 1
+        if self.top_choices is not None:
+            found |= self.top_choices.on
+        return found & ~self.greedy
 
     @property
     def masked(self) -> NDArray[np.bool_]:

@@ -61,6 +61,9 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -78,8 +81,8 @@ class Sampling:
 
     @property
     def filters(self) -> bool:
-        """True when top-k, top-p or min-p can leave tokens out."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+        """True when top-k, top-p, min-p, typical-p or XTC can leave tokens out."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0 or self.typical_p < 1.0 or self.xtc_probability > 0.0
 
     @property
     def penalties(self) -> bool:

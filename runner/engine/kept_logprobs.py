@@ -1,4 +1,4 @@
-"""Computes the sampled logprobs of a finished completion again, from the token ids that top-k, top-p or min-p kept."""
+"""Computes the sampled logprobs of a finished completion again, from the token ids that the filters kept."""
 
 from collections.abc import Sequence
 

@@ -14,6 +14,7 @@ from ...kernels.logprobs import Scores
 from ...kernels.sampling.draw import Drawn
 from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
+from ...kernels.sampling.top_choices import TopChoices
 from ..core.requests import Request, Sample, Sampling
 
 DRAWS = 64  # uniforms drawn ahead for a row
@@ -63,8 +64,9 @@ class Slots:
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
             np.zeros(rows, np.float32) for _ in range(6)
         )
+        self._typical_p, self._xtc_probability, self._xtc_threshold = (np.zeros(rows, np.float32) for _ in range(3))
         self._top_k = np.zeros(rows, np.int32)
-        self._uniforms = np.zeros((rows, DRAWS), np.float32)
+        self._uniforms, self._coins = (np.zeros((rows, DRAWS), np.float32) for _ in range(2))
         self._tokens: dict[str, NDArray[np.generic]] = {}
         self._widen(64)
 
@@ -87,6 +89,7 @@ class Slots:
         self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
         self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None or row.fault is not None
         self._temperature[slot], self._top_k[slot], self._top_p[slot], self._min_p[slot] = s.temperature, s.top_k, s.top_p, s.min_p
+        self._typical_p[slot], self._xtc_probability[slot], self._xtc_threshold[slot] = s.typical_p, s.xtc_probability, s.xtc_threshold
         self._repetition[slot], self._presence[slot] = s.repetition_penalty, s.presence_penalty
         self._frequency[slot] = s.frequency_penalty
 
@@ -108,6 +111,9 @@ class Slots:
         for slot in order[self.sampled[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
             self._uniforms[slot] = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+            if self._xtc_probability[slot] > 0:  # the lower bits of the same numbers, so that XTC takes none from the draws
+                self._coins[slot] = (raw & np.uint64(2**24 - 1)).astype(np.float32) * np.float32(2.0**-24)
+        typical_p, xtc = self._typical_p[order], self._xtc_probability[order]
         return Parameters(
             temperature=self._temperature[order],
             top_k=self._top_k[order],
@@ -118,6 +124,8 @@ class Slots:
             frequency=self._frequency[order],
             uniforms=self._uniforms[order, column],
             edits=self._edits(order, eos),
+            typical_p=typical_p if (typical_p < 1).any() else None,
+            top_choices=TopChoices(xtc, self._xtc_threshold[order], self._coins[order, column]) if xtc.any() else None,
         )
 
     def _edits(self, order: Index, eos: NDArray[np.int32]) -> Edits | None:

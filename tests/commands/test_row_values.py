@@ -11,7 +11,8 @@ from ..checkpoints import EOS
 from ..jobs.support.bench import ROWS, Bench
 
 VALUES: dict[str, Any] = {
-    "max_tokens": 2, "temperature": 0.5, "top_p": 0.3, "top_k": 5, "min_p": 0.4, "repetition_penalty": 1.7, "presence_penalty": 2.0,
+    "max_tokens": 2, "temperature": 0.5, "top_p": 0.3, "top_k": 5, "min_p": 0.4, "typical_p": 0.3, "xtc_probability": 0.9,
+    "xtc_threshold": 0.001, "repetition_penalty": 1.7, "presence_penalty": 2.0,
     "frequency_penalty": 1.5, "logit_bias": {"300": 7.5}, "stop": ["e"], "include_stop": True, "stop_token_ids": [430],
     "ignore_eos": True, "min_tokens": 3, "n": 2, "seed": 12345,
 }  # fmt: skip
@@ -19,7 +20,7 @@ VALUES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_a_row_s_value_is_as_the_config_s(bench: Bench, name: str):
-    base: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "stop": ["a", "e"], "logit_bias": {str(EOS): 4.0}}
+    base: dict[str, Any] = {"max_tokens": 6, "temperature": 1.0, "xtc_threshold": 0.002, "stop": ["a", "e"], "logit_bias": {str(EOS): 4.0}}
     rows = [{**row, "given": {name: value}} for row, value in zip(ROWS, [VALUES[name], None, VALUES[name], None, None], strict=True)]
     mixed = bench.run(rows=rows, sampling={**base, "columns": {name: f"given.{name}"}}).records
     plain = bench.run("--overwrite", rows=rows, sampling=base).records

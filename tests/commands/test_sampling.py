@@ -41,12 +41,18 @@ def uniforms(seed: int, n: int) -> NDArray[np.float64]:
     return (np.random.Philox(key=seed).random_raw(n) >> np.uint64(40)).astype(np.float64) * 2.0**-24
 
 
+def coins(seed: int, n: int) -> NDArray[np.float64]:
+    """XTC's numbers: the lower 24 bits of the same."""
+    return (np.random.Philox(key=seed).random_raw(n) % np.uint64(2**24)).astype(np.float64) * 2.0**-24
+
+
 def assert_drawn_as_stated(model: Path, record: Record, s: Sampling) -> None:
     """Each token is the one that its uniform picks from the stated distribution; its sampled logprob is the one there."""
     ids = record["completion_ids"]
     draws = uniforms(record["seed"], len(ids))
-    for t, (logits, token, u) in enumerate(zip(logits_of(model, record), ids, draws, strict=True)):
-        p = distribution(edited(logits.tolist(), s, record["prompt_ids"], ids[:t], (EOS, BOS)), s)
+    chances = coins(record["seed"], len(ids))
+    for t, (logits, token, u, coin) in enumerate(zip(logits_of(model, record), ids, draws, chances, strict=True)):
+        p = distribution(edited(logits.tolist(), s, record["prompt_ids"], ids[:t], (EOS, BOS)), s, coin)
         below = p[:token].sum()
         assert p[token] > 0
         assert s.temperature == 0 or below - NEAR <= u <= below + p[token] + NEAR
@@ -61,12 +67,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 0.3},
     "top_k": {"top_k": 5},
     "min_p": {"min_p": 0.4},
+    "typical_p": {"typical_p": 0.3},
+    "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.001},
     "repetition_penalty": {"repetition_penalty": 1.7, "temperature": 0},
     "presence_penalty": {"presence_penalty": 2.0, "temperature": 0},
     "frequency_penalty": {"frequency_penalty": 1.5, "temperature": 0},
     "logit_bias": {"logit_bias": {"300": 7.5, "301": 6.5}},
     "all": {
         "temperature": 0.7, "top_p": 0.8, "top_k": 40, "min_p": 0.05, "repetition_penalty": 1.2,
+        "typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.03,
         "presence_penalty": 0.5, "frequency_penalty": 0.25, "logit_bias": {"77": 4.0}, "min_tokens": 3,
     },
 }  # fmt: skip

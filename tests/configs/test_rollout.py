@@ -81,7 +81,10 @@ def test_reward_functions_are_named_by_file_module_or_as_built_in(tmp_path: Path
             "model.adapter: expected null, since a rollout's adapter is its policy's; set policy",
         ),
         ({"logprobs": {"tokens": False}}, "logprobs.tokens: found false; expected true"),
-        ({"logprobs": {"kept": True}}, "logprobs.kept: found true; expected false, since no top_k, top_p or min_p"),
+        (
+            {"logprobs": {"kept": True}},
+            "logprobs.kept: found true; expected false, since none of top_p, top_k, min_p, typical_p, xtc_probability leaves a token out",
+        ),
         ({"rounds": 0}, "rounds: found 0; expected a whole number of at least 1"),
     ],
 )

@@ -110,11 +110,20 @@ def test_runs_that_only_generate(bench: Bench, sampling: dict[str, Any]):
     assert bool(found["left_out"]) == ("repetition_penalty" in sampling)
 
 
+@pytest.mark.parametrize("more", [{"xtc_probability": 0.5, "xtc_threshold": 0.02, "top_k": 50}, {"typical_p": 0.5}])
+def test_kept_ids_give_the_sampled_logprobs_of_every_filter(bench: Bench, more: dict[str, Any]):
+    assert roll(bench, sampling={"n": 4, "max_tokens": 6, **more}, logprobs={"kept": True}).code == 0
+    code, found = anew(bench, "--rescore")
+    assert (code, found["passed"], found["left_out"]) == (0, True, {})
+    assert figures(found)["all", "sampled_logprobs"]["max"] <= 2e-4
+
+
 def test_what_cannot_be_worked_out_is_said(bench: Bench):
     assert roll(bench, sampling=FILTERED).code == 0
     result = verify(bench.root / "run", "--rescore")
     assert result.exit_code == 0
-    assert "left out: 20 records: sampled_logprobs: top_k, top_p or min_p without logprobs.kept; --replay works them out" in result.stdout
+    reason = "filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
+    assert f"left out: 20 records: sampled_logprobs: {reason}" in result.stdout
     assert result.stdout.endswith("within float32's bounds (max 2e-04, mean 3e-05)\n")
 
 

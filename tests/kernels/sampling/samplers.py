@@ -1,6 +1,7 @@
 """The three ways to draw (specification, NumPy, library) as one function each, and parameters of rows for them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,8 +13,11 @@ from mlx_bulk.kernels.sampling.draw import Drawn
 from mlx_bulk.kernels.sampling.grammar_mask import Allowed
 from mlx_bulk.kernels.sampling.logits_processors import Edits
 from mlx_bulk.kernels.sampling.parameters import Parameters
+from mlx_bulk.kernels.sampling.top_choices import TopChoices
 from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
+
+from ...oracle import distribution
 
 Floats = NDArray[np.float32]
 Way = Callable[[Floats, Parameters], Drawn]
@@ -45,12 +49,15 @@ WAYS = [
 ]
 
 
-def parameters(rows: list[Sampling], uniforms: Any, edits: Edits | None = None, allowed: Allowed | None = None) -> Parameters:
-    """One entry a row."""
+def parameters(
+    rows: list[Sampling], uniforms: Any, edits: Edits | None = None, allowed: Allowed | None = None, coins: Any = 0.0
+) -> Parameters:
+    """One entry a row. ``coins``: XTC's numbers; 0 is below every probability."""
 
     def floats(name: str) -> Floats:
         return np.array([getattr(s, name) for s in rows], np.float32)
 
+    coin = np.broadcast_to(np.asarray(coins, np.float32), len(rows))
     return Parameters(
         floats("temperature"),
         np.array([s.top_k for s in rows], np.int32),
@@ -62,4 +69,15 @@ def parameters(rows: list[Sampling], uniforms: Any, edits: Edits | None = None, 
         np.asarray(uniforms, np.float32),
         edits,
         allowed,
+        floats("typical_p") if any(s.typical_p < 1 for s in rows) else None,
+        TopChoices(floats("xtc_probability"), floats("xtc_threshold"), coin) if any(s.xtc_probability for s in rows) else None,
     )
+
+
+def decided(x: NDArray[np.floating], s: Sampling) -> bool:
+    """Returns False where a set ends within rounding of what a filter asks for: the contract does not say which tokens stay."""
+    near = [("", 1.0), *([("temperature", 1 - 1e-5), ("temperature", 1 + 1e-5)] if s.typical_p < 1 else [])]
+    near += [(name, f) for name in ("top_p", "typical_p") for f in (1 - 1e-5, 1 + 1e-5) if getattr(s, name) < 1]
+    near += [(name, f) for name in ("min_p", "xtc_threshold") for f in (1 - 1e-5, 1 + 1e-5) if getattr(s, name) * f <= 1]
+    sets = [distribution(x.tolist(), replace(s, **{name: getattr(s, name) * f}) if name else s) > 0 for name, f in near]
+    return all(np.array_equal(one, sets[0]) for one in sets)

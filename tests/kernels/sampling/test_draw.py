@@ -1,11 +1,14 @@
 """Tests the library's draws against NumPy's: the same ids pass the filters, and the same tokens are drawn."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
 from mlx_bulk.kernels.sampling import draw as sampling
 from mlx_bulk.kernels.sampling.draw import Drawn
 from mlx_bulk.kernels.sampling.parameters import Parameters
+from mlx_bulk.kernels.sampling.top_choices import TopChoices
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -22,14 +25,21 @@ FILTERS = {
     "min_p": (0, 1.0, 0.02),
     "top_p of top_k": (40, 0.8, 0.0),
     "all": (300, 0.9, 1e-4),
+    "typical_p": (0, 1.0, 0.0, 0.6),
+    "typical_p of min_p": (0, 1.0, 1e-3, 0.9),
+    "xtc": (0, 1.0, 0.0, 1.0, 0.01),
+    "every filter": (500, 0.99, 1e-5, 0.95, 0.02),
 }
 
 
-def parameters(logits: Floats, filters: tuple[int, float, float], temperature: float = 0.8, seed: int = 1) -> Parameters:
-    n, (top_k, top_p, min_p) = len(logits), filters
+def parameters(logits: Floats, filters: Sequence[float], temperature: float = 0.8, seed: int = 1) -> Parameters:
+    n, (top_k, top_p, min_p, typical_p, threshold) = len(logits), (*filters, *(1.0, np.inf)[len(filters) - 3 :])
     off = np.ones(n, np.float32), np.zeros(n, np.float32), np.zeros(n, np.float32)
-    heat, mass, least = (np.full(n, value, np.float32) for value in (temperature, top_p, min_p))
-    return Parameters(heat, np.full(n, top_k, np.int32), mass, least, *off, np.random.default_rng(seed).random(n, np.float32))
+    heat, mass, least, typical, top = (np.full(n, value, np.float32) for value in (temperature, top_p, min_p, typical_p, threshold))
+    return Parameters(
+        heat, np.full(n, top_k, np.int32), mass, least, *off, np.random.default_rng(seed).random(n, np.float32), typical_p=typical,
+        top_choices=TopChoices(np.isfinite(top).astype(np.float32), top, np.zeros(n, np.float32)),
+    )  # fmt: skip
 
 
 def both(logits: Floats, p: Parameters) -> tuple[Drawn, Drawn]:

@@ -16,11 +16,12 @@ from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
 from ...oracle import distribution, edited
-from .samplers import WAYS, Floats, Way, by_library, by_numpy, by_specification, parameters
+from .samplers import WAYS, Floats, Way, by_library, by_numpy, by_specification, decided, parameters
 
 Marks = NDArray[np.bool_]
 GREEDY, PLAIN, FILTERED = Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.7, top_k=9, top_p=0.9, min_p=0.02)
-SETTINGS = [GREEDY, PLAIN, FILTERED, Sampling(temperature=1.6), Sampling(top_p=0.8), Sampling(min_p=0.1), Sampling(top_k=3)]
+SETTINGS = [GREEDY, PLAIN, FILTERED, Sampling(temperature=1.6), Sampling(top_p=0.8), Sampling(min_p=0.1), Sampling(top_k=3),
+            Sampling(typical_p=0.7), Sampling(xtc_probability=1.0, xtc_threshold=0.08)]  # fmt: skip
 
 
 def packed(rows: list[int], marks: Marks, beyond: int = 1) -> Allowed:
@@ -62,9 +63,7 @@ def test_a_masked_draw_is_the_definitions(way: Way, batch: tuple[Floats, list[Sa
     for i, s in enumerate(rows):
         logits = np.where(dense[i], edited(x[i].astype(np.float64).tolist(), Sampling(logit_bias=bias)), -np.inf).tolist()
         p = distribution(logits, s)
-        # a nucleus that ends within rounding of p is not decided by the contract
-        assume(all(np.array_equal(p > 0, distribution(logits, replace(s, top_p=s.top_p * f, min_p=s.min_p * f)) > 0)
-                   for f in (1 - 1e-5, 1 + 1e-5) if s.top_p < 1 or f < 1))  # fmt: skip
+        assume(decided(np.array(logits), s))
         ids[i] = rng.choice(np.flatnonzero(p > 1e-4))
         uniforms[i], probabilities[i] = np.cumsum(p)[ids[i]] - p[ids[i]] / 2, p[ids[i]]
         left.append(np.flatnonzero(p) if s.filters or s.temperature == 0 else None)

@@ -16,7 +16,7 @@ from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
 from ...oracle import assert_frequencies, chi_square_bound, distribution, edited
-from .samplers import parameters
+from .samplers import decided, parameters
 
 Floats = NDArray[np.float32]
 Sampler = Callable[[Floats, Parameters], tuple[NDArray[np.int32], Floats]]
@@ -73,6 +73,13 @@ VARIANTS = {
     "top_k through a tie": Sampling(top_k=1),
     "top_p": Sampling(top_p=0.7),
     "min_p": Sampling(min_p=0.2),
+    "typical_p": Sampling(typical_p=0.4),
+    "typical_p of most": Sampling(typical_p=0.95, temperature=1.5),
+    "xtc": Sampling(xtc_probability=1.0, xtc_threshold=0.12),
+    "xtc at the least": Sampling(xtc_probability=0.5, xtc_threshold=0.02),
+    "xtc without a pair": Sampling(xtc_probability=1.0, xtc_threshold=0.5),
+    "xtc of what min_p left": Sampling(xtc_probability=1.0, xtc_threshold=0.2, min_p=0.2),
+    "all filters": Sampling(temperature=1.4, top_k=10, top_p=0.95, min_p=0.05, typical_p=0.8, xtc_probability=0.9, xtc_threshold=0.15),
     "filters combined": Sampling(temperature=1.4, top_k=9, top_p=0.85, min_p=0.15),
     "bias": Sampling(logit_bias={1: 2.5, 2: -1.5, 6: -100.0}),
     "repetition": Sampling(repetition_penalty=1.6),
@@ -135,6 +142,9 @@ def rows(draw: st.DrawFn) -> tuple[Floats, Sampling]:
         top_k=draw(st.sampled_from([0, 1, 2, 5, 64, 10_000])),
         top_p=draw(st.sampled_from([1.0, 0.95, 0.5, 0.01])),
         min_p=draw(st.sampled_from([0.0, 0.03, 0.4, 1.0])),
+        typical_p=draw(st.sampled_from([1.0, 1.0, 0.9, 0.5, 0.05])),
+        xtc_probability=draw(st.sampled_from([0.0, 0.0, 1.0])),
+        xtc_threshold=draw(st.sampled_from([0.01, 0.1, 0.3])),
     )
     return x.astype(np.float32), s
 
@@ -146,9 +156,7 @@ def test_the_middle_of_each_kept_token_draws_it(sampler: Sampler, row: tuple[Flo
     """u in the middle of a token's share of the CDF draws that token with its probability; so the kept set is the oracle's."""
     x, s = row
     p = distribution(x.tolist(), s)
-    # a nucleus that ends within rounding of p is not decided by the contract
-    assume(all(np.array_equal(p > 0, distribution(x.tolist(), replace(s, top_p=s.top_p * f, min_p=s.min_p * g)) > 0)
-               for f in (1 - 1e-5, 1 + 1e-5) for g in (1 - 1e-5, 1) if s.top_p * f < 1 or s.top_p == 1))  # fmt: skip
+    assume(decided(x, s))
     kept = np.flatnonzero(p > 1e-5)  # narrower shares than float32 sums resolve are left out
     ends = np.cumsum(p)
     u = np.concatenate([(ends - p / 2)[kept], [0.0, LAST]])
@@ -167,6 +175,50 @@ def test_ties_at_the_cut_go_to_the_lower_ids(sampler: Sampler, top_k: int, top_p
     ids, under = sampler(np.zeros((8, 8), np.float32), parameters([s] * 8, (np.arange(8) + 0.5) / 8))
     assert set(ids.tolist()) == set(range(kept))
     np.testing.assert_allclose(under, -np.log(kept), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_xtc_takes_part_in_its_share_of_steps(sampler: Sampler):
+    """Where a row's number is below the probability; the draw's own number stays what it was."""
+    s, n = Sampling(xtc_probability=0.25, xtc_threshold=0.1), 20_000
+    coins = uniforms(n, seed=23)
+    u = uniforms(n, seed=24)
+    ids, under = sampler(np.tile(LOGITS, (n, 1)), parameters([s] * n, u, coins=coins))
+    plain, plain_under = sampler(np.tile(LOGITS, (n, 1)), parameters([PLAIN] * n, u))
+    on = coins < 0.25
+    np.testing.assert_array_equal(ids[~on], plain[~on])
+    np.testing.assert_allclose(under[~on], plain_under[~on], rtol=0, atol=1e-6)
+    p = distribution(LOGITS.tolist(), s)
+    assert_frequencies(ids[on], p)
+    np.testing.assert_allclose(under[on], np.log(p[ids[on]]), rtol=0, atol=1e-5)
+    assert_frequencies(ids, 0.25 * p + 0.75 * distribution(LOGITS.tolist(), PLAIN))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_equals_of_the_least_top_choice_stay(sampler: Sampler):
+    x = np.log(np.array([[0.4, 0.2, 0.2, 0.15, 0.05]], np.float32))
+    s = Sampling(xtc_probability=1.0, xtc_threshold=0.18)
+    ids, _ = sampler(np.tile(x, (100, 1)), parameters([s] * 100, (np.arange(100) + 0.5) / 100))
+    assert set(ids.tolist()) == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_typical_tokens_that_are_level_go_to_the_lower_ids(sampler: Sampler):
+    ids, under = sampler(np.zeros((8, 8), np.float32), parameters([Sampling(typical_p=0.5)] * 8, (np.arange(8) + 0.5) / 8))
+    assert set(ids.tolist()) == {0, 1, 2, 3}
+    np.testing.assert_allclose(under, -np.log(4), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_typical_p_can_leave_out_the_likeliest_token(sampler: Sampler):
+    p = np.array([0.5, *[0.5 / 40] * 40])  # its surprise is 0.7 nats, the others' 4.4; the entropy is 2.5, so they are nearer
+    p[1:21] *= 1.6
+    p[21:] *= 0.4
+    x = np.log(p)[None].astype(np.float32)
+    truth = distribution(x[0].tolist(), Sampling(typical_p=0.31))
+    assert truth[0] == 0
+    ids, _ = sampler(np.tile(x, (200, 1)), parameters([Sampling(typical_p=0.31)] * 200, (np.arange(200) + 0.5) / 200))
+    assert set(ids.tolist()) == set(np.flatnonzero(truth).tolist())
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

@@ -21,6 +21,8 @@ MIXED = [
     Sampling(max_tokens=8, temperature=1.5, top_p=0.8, repetition_penalty=1.3),
     Sampling(max_tokens=11, min_p=0.05, presence_penalty=0.8, frequency_penalty=0.2),
     Sampling(max_tokens=10, temperature=0.9, logit_bias={3: 4.0, 7: -100.0}, min_tokens=4, stop_token_ids=(3,)),
+    Sampling(max_tokens=9, xtc_probability=0.5, xtc_threshold=0.02, min_p=0.01),
+    Sampling(max_tokens=9, temperature=1.2, typical_p=0.6),
 ]
 
 
@@ -29,13 +31,18 @@ def uniform(seed: int, number: int) -> float:
     return int(np.random.Philox(key=seed).random_raw(number + 1)[-1] >> np.uint64(40)) * 2.0**-24
 
 
+def coin(seed: int, number: int) -> float:
+    """XTC's number: the lower 24 bits of the same."""
+    return int(np.random.Philox(key=seed).random_raw(number + 1)[-1] % np.uint64(2**24)) * 2.0**-24
+
+
 def assert_drawn(network: Network, asked: Request, outcome: Generated, eos: Sequence[int] = ()) -> None:
     """Each token is what the contract's order gives for its number of the stream, from a full forward's logits."""
     s, prompt, ids = asked.work.sampling, asked.prompt.ids.tolist(), outcome.ids.tolist()
     for t, token in enumerate(ids):
         # log-probabilities stand for logits: a constant matters to the repetition penalty alone
         logits = full_logits(network, prompt + ids[:t]) if s.penalties else log_probabilities(network, prompt + ids[:t])[-1]
-        p = distribution(edited(logits.tolist(), s, prompt, ids[:t], eos), s)
+        p = distribution(edited(logits.tolist(), s, prompt, ids[:t], eos), s, coin(outcome.sample.seed, t))
         end = np.cumsum(p)[token]
         u = uniform(outcome.sample.seed, t) if s.temperature else 0.5
         slack = 1e-4  # logits of other shapes differ by 1e-5, and the CDF by as much

@@ -40,6 +40,29 @@ def test_token_t_uses_number_t_of_its_rows_stream():
     assert len(set(seen[0])) > 100
 
 
+def test_xtc_takes_the_lower_bits_of_the_same_numbers():
+    """So a row draws from the same numbers with XTC as without it."""
+    slots, plain, steps = Slots(2, 0, True), Slots(2, 0, True), DRAWS + 5
+    slots.enter(0, active(Sampling(max_tokens=500, xtc_probability=0.5, xtc_threshold=0.2), seed=11))
+    slots.enter(1, active(Sampling(max_tokens=500, typical_p=0.9), seed=12))
+    for slot in (0, 1):
+        plain.enter(slot, active(Sampling(max_tokens=500), seed=11 + slot))
+    raw, order = np.random.Philox(key=11).random_raw(steps), np.array([1, 0])
+    for step in range(steps):
+        p, without = slots.parameters(order, NO_EOS), plain.parameters(order, NO_EOS)
+        assert p.top_choices is not None
+        assert p.typical_p is not None
+        assert p.top_choices.uniforms[1] == np.float32((raw[step] % np.uint64(2**24)) / 2.0**24)
+        assert p.top_choices.probability.tolist() == [0.0, 0.5]
+        assert p.top_choices.threshold[1] == np.float32(0.2)
+        assert p.typical_p.tolist() == [np.float32(0.9), 1.0]
+        np.testing.assert_array_equal(p.uniforms, without.uniforms)
+        assert without.top_choices is None
+        assert without.typical_p is None
+        write(slots, [1, 0], [step, step])
+        write(plain, [1, 0], [step, step])
+
+
 def test_tables_grow_and_a_reused_slot_starts_afresh():
     slots = Slots(2, 0, True)
     slots.enter(0, active(Sampling()))
