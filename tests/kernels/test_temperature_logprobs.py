@@ -49,9 +49,7 @@ def test_neither_penalties_nor_filters_enter(sampler: Sampler, name: str, temper
     alone = distribution(LOGITS.tolist(), Sampling(temperature=temperature or 1.0))
     assert drawn.tempered is not None
     np.testing.assert_allclose(drawn.tempered, np.log(alone[drawn.ids]), rtol=0, atol=1e-5)  # float32 exp and sums of twelve terms
-    if not np.allclose(
-        distribution(edited(LOGITS.tolist(), s, PROMPT, COMPLETION, EOS), s), alone
-    ):
+    if not np.allclose(distribution(edited(LOGITS.tolist(), s, PROMPT, COMPLETION, EOS), s), alone):
         assert np.abs(drawn.tempered - drawn.sampled).max() > 1e-2
 
 
