@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ...configs.errors import ConfigError
 from ...configs.schema import GenerateConfig
+from ...runner.answers.spelling import ended_by_id
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.logprob_options import LogprobOptions
@@ -24,7 +25,8 @@ from ...runner.pipeline.job import Grouping, Parts
 from ...runner.text.prompt_templates import compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
-from .completion_columns import AnswerColumns, completion_fields
+from .completion_answers import CompletionAnswers
+from .completion_columns import completion_fields
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
 from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, sampling_parameters
 
@@ -42,6 +44,7 @@ class GenerateJob:
         assert self.rows  # whose columns are checked here, before the model is loaded
         if self.config.prompt.tools is not None:
             require_shown_tools(self.parts.tokenizer)
+        self.answers.warn()
         require_top(self.parts)
         for name, ids in (
             ("logit_bias", self.config.sampling.logit_bias),
@@ -67,6 +70,11 @@ class GenerateJob:
     def rows(self) -> RowReader:
         """Reads what each row asks for."""
         return ConfiguredRows(self.config, self.parts.columns, self.parts.vocabulary)
+
+    @cached_property
+    def answers(self) -> CompletionAnswers:
+        """Reads finished completions, and ends their reasoning."""
+        return CompletionAnswers(self.parts, self.rows)
 
     def engine(self, setup: Setup, reference: Setup | None) -> Engine:
         """Returns the engine that decodes; a generation job has no reference model."""
@@ -104,7 +112,9 @@ class GenerateJob:
         n, seed, own = asked.n, self.config.sampling.seed, asked.seed
         seeds = (own + row.round * n + s if own is not None else sample_seed(seed, row.key, s, row.round) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
-        return [Request(row.position, prompt, Generate(sampling, samples))]
+        reading = self.answers.reading(asked, prompt)
+        guidance = self.answers.guidance(asked, reading, sampling, None)
+        return [Request(row.position, prompt, Generate(sampling, samples, guidance, reading))]
 
     def _fit(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
         """Cuts prompt and max_tokens so that both fit into the context. Raises RowError where they cannot.
@@ -143,12 +153,13 @@ class GenerateJob:
 
     def fields(self) -> list[pa.Field]:
         """Returns the columns of a completion."""
-        return completion_fields(self.config, self.parts.kept, self.differs, AnswerColumns())
+        return completion_fields(self.config, self.parts.kept, self.differs, self.answers.columns)
 
     @property
     def differs(self) -> bool:
         """True when the distribution sampled from can differ from the model's own."""
-        return not sampling_parameters(self.config.sampling).plain or bool(MAY_DIFFER & set(self.config.sampling.columns))
+        sampling = self.config.sampling
+        return not sampling_parameters(sampling).plain or bool(MAY_DIFFER & set(sampling.columns)) or self.answers.columns.forced
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """Returns a finished completion as the schema's columns."""
@@ -159,12 +170,13 @@ class GenerateJob:
     def values(self, row: Row, request: Request, outcome: Generated) -> dict[str, Any]:
         """Returns a completion's value for every column that any config fills."""
         prompt, scores, offsets = request.prompt, outcome.scores, self.parts.tokenizer.offsets(outcome.ids)
+        completion = self.completion(request, outcome, offsets)
         values: dict[str, Any] = {
             "row": row.position,
             "key": row.key,
             "sample": outcome.sample.index,
             "prompt": prompt.text,
-            "completion": self.completion(request, outcome, offsets),
+            "completion": completion,
             "finish_reason": outcome.finish_reason,
             "stop_reason": outcome.stop_reason,
             "truncated": outcome.finish_reason == "length",
@@ -178,6 +190,7 @@ class GenerateJob:
             "cumulative_logprob": math.fsum(scores.logprobs.astype(np.float64)),
             "seed": outcome.sample.seed,
         }
+        values |= self.answers.values(row, request, outcome, completion)
         if self.parts.kept is not None:
             values["input"] = row.columns
         for name in scores.__slots__:
@@ -188,8 +201,7 @@ class GenerateJob:
     def completion(self, request: Request, outcome: Generated, offsets: Ids) -> str:
         """Returns a completion's text without its stop string or stop token; offsets [N]: the code points where its tokens start."""
         sampling, text = request.work.sampling, self.parts.tokenizer.decode(outcome.ids)
-        by_id = outcome.finish_reason == "stop" and (outcome.stop_reason is None or outcome.ids[-1] in sampling.stop_token_ids)
-        if by_id:
+        if ended_by_id(sampling, outcome):
             return text if sampling.include_stop else text[: offsets[-1]]
         min_length = int(offsets[sampling.min_tokens]) if 0 < sampling.min_tokens < len(offsets) else 0
         return cut_at_stop(text, sampling.stop, outcome.stop_reason, sampling.include_stop, min_length)

@@ -19,7 +19,7 @@ from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Failure, Generated, Request, Row
 from ...runner.pipeline.job import Judge, Ratings, row_failure
-from ...runner.text.prompt_templates import Rendered
+from ...runner.text.prompt_templates import Message, Rendered
 from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool
@@ -82,13 +82,15 @@ class RolloutJob(GenerateJob):
 
     def judge(self) -> Judge | None:
         """Returns the judge that calls reward functions in worker processes; None where the config has none."""
-        return GroupJudge(RewardPool(self._functions), self._prompt, self._text) if self._functions else None
+        return GroupJudge(RewardPool(self._functions), self._prompt, self._said) if self._functions else None
 
     def _prompt(self, row: Row) -> Rendered:
         return self.rows.settings(row).prompt
 
-    def _text(self, request: Request, outcome: Generated) -> str:
-        return self.completion(request, outcome, self.parts.tokenizer.offsets(outcome.ids))
+    def _said(self, request: Request, outcome: Generated) -> Message:
+        """Returns a completion as the turn that reward functions see: without reasoning, and with its calls."""
+        text = self.completion(request, outcome, self.parts.tokenizer.offsets(outcome.ids))
+        return self.answers.turn(request, outcome, text)
 
     # --------------------------------------------------------------------------------------------- outcomes -> records
 
@@ -156,7 +158,7 @@ class RolloutJob(GenerateJob):
         return super().values(row, request, outcome) | {
             "round": row.round,
             "group_id": f"{row.round}-{row.key}",
-            "completion_mask": np.full(len(outcome.ids), not masked, np.int8),
+            "completion_mask": np.full(len(outcome.ids), not masked, np.int8) & ~self.answers.forced(request, outcome),
             "tempered_logprobs": outcome.tempered_logprobs,
             "kept_ids": outcome.kept_ids,
             "ref_logprobs": outcome.ref_logprobs,

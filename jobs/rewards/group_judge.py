@@ -17,21 +17,21 @@ from .pool import Group, RewardPool
 class GroupJudge:
     """Rates groups in a pool.
 
-    render: makes a row's prompt. read: returns a completion's text, as its record has it.
+    render: makes a row's prompt. read: returns a completion as the assistant's turn: its answer, and its calls of tools.
     """
 
     pool: RewardPool
     render: Callable[[Row], Rendered]
-    read: Callable[[Request, Generated], str]
+    read: Callable[[Request, Generated], Message]
 
     def rate(self, row: Row, request: Request, outcomes: Sequence[Generated]) -> "Future[Ratings]":
         """Returns the future ratings of a row's outcomes, in their order."""
         prompt = self.render(row)
-        texts = [self.read(request, outcome) for outcome in outcomes]
+        turns = [self.read(request, outcome) for outcome in outcomes]
         return self.pool.rate(
             Group(
                 prompt=_turns(prompt) if isinstance(prompt, Chat) else prompt.text,
-                completions=[[{"role": "assistant", "content": text}] for text in texts] if isinstance(prompt, Chat) else texts,
+                completions=[[turn] for turn in turns] if isinstance(prompt, Chat) else [turn["content"] for turn in turns],
                 completion_ids=[outcome.ids.tolist() for outcome in outcomes],
                 columns=row.columns,
             )

@@ -104,15 +104,33 @@ class Sample:
 
 
 @dataclass(slots=True, frozen=True)
+class Reading:
+    """How a row's finished completions are read.
+
+    turn: the end of the prompt that belongs to the assistant's turn: what the chat template begins it with, and a prefill. reasoning:
+    it is split off. calls: calls of tools are read. tools: those that the row has. names: those that may be called, empty for all.
+    single: one call is kept.
+    """
+
+    turn: str = ""
+    reasoning: bool = False
+    calls: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+    names: tuple[str, ...] = ()
+    single: bool = False
+
+
+@dataclass(slots=True, frozen=True)
 class Generate:
     """Asks for one completion of the prompt per sample. One prefill serves them all.
 
-    guidance: makes the guide that holds each completion to a grammar; None where any text will do.
+    guidance: makes the guide that holds each completion to a grammar; None where any text will do. reading: what becomes of their texts.
     """
 
     sampling: Sampling
     samples: tuple[Sample, ...]
     guidance: Guidance | None = None
+    reading: Reading = Reading()
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,9 +5,11 @@ refuses a template that never ends, takes all memory, or blocks signals. One tha
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 from ...configs.errors import BulkError, ConfigError
+from ...configs.schema import names_a_file
 from ..core.errors import ModelError
 from .chat_rendering import chat_within
 from .render_process import SECONDS, TooMuch
@@ -74,3 +76,13 @@ def _refusal(configured: str | None, reason: str) -> BulkError:
     return ModelError(
         f"model.path: the chat template that comes with the model {reason}; if you need it, set prompt.chat_template to another"
     )
+
+
+def read_template(chat_template: str | None) -> str | None:
+    """Returns the chat template of the config, read from its file if the config gives a path. Raises ConfigError."""
+    if chat_template is None or not names_a_file(chat_template):
+        return chat_template
+    try:
+        return Path(chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"prompt.chat_template: {chat_template} is neither a readable file nor a template ({error})") from error

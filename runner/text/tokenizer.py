@@ -8,7 +8,7 @@ Knows no datasets and no models.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -17,15 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ...configs.errors import ConfigError
-from ...configs.schema import names_a_file
 from ...configs.visible import visible
 from ..core.arrays import Ids
 from ..core.errors import ModelError, RowError, first_line
 from ..core.requests import Prompt, Sampling
 from .assistant_spans import AssistantTurns, marks_turns, token_spans, without_special
 from .chat_rendering import render_chat, render_turns
-from .chat_template_check import try_template, uses_jinja
+from .chat_template_check import read_template, try_template, uses_jinja
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, byte_characters, byte_level_bytes, piece_starts, token_starts
 from .tokenizer_compat import encodes_plainly, tokenizer_difference
@@ -46,6 +44,17 @@ class Tokenizer:
         self._plain = False
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
         self._plain = hf.is_fast and encodes_plainly(type(hf))
+
+    @property
+    def hf(self) -> Any:
+        """The Hugging Face tokenizer, for those who read what else a checkpoint says about its answers."""
+        return self._hf
+
+    @property
+    def template_text(self) -> str:
+        """The chat template in use; where the tokenizer has several, all of them; empty without any."""
+        own = self._template or self._hf.chat_template or ""
+        return own if isinstance(own, str) else "\n".join(own.values())
 
     @property
     def eos(self) -> frozenset[int]:
@@ -133,16 +142,8 @@ class Tokenizer:
         """
         if not self._uses_jinja:
             return self._own_chat_text(messages, add_generation_prompt=True, **variables) + prefill
-        known = {**self._prompt_variables, **variables}
+        known = {"add_generation_prompt": True, **self._variables, **variables}
         return render_chat(self._hf.get_chat_template(self._template, known.get("tools")), messages, known) + prefill
-
-    def shows(self, **variables: Any) -> bool:
-        """Returns False when the chat template gives one short chat the same text with ``variables`` as without them."""
-        chat = [{"role": "user", "content": "Hi"}]
-        try:
-            return self.chat_text(chat, "", variables) != self.chat_text(chat, "")
-        except RowError:  # it may need what rows have: they tell
-            return True
 
     def messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Returns messages as text, with the template's own ``variables`` (add_generation_prompt, …). Raises as ``chat_text``."""
@@ -160,10 +161,6 @@ class Tokenizer:
     @cached_property
     def _uses_jinja(self) -> bool:
         return uses_jinja(self._hf)
-
-    @cached_property
-    def _prompt_variables(self) -> dict[str, Any]:
-        return {"add_generation_prompt": True, **self._variables}
 
     @cached_property
     def _variables(self) -> dict[str, Any]:
@@ -212,16 +209,27 @@ class Tokenizer:
     def offsets(self, ids: Ids) -> Ids:
         """Returns the code points before each token in ``decode(ids)`` [N]. A special token starts where the next token does."""
         shown = np.array([i not in self.special for i in ids.tolist()], np.bool_)
-        text = ids[shown]
+        starts = self._starts(ids[shown], self.decode)
+        return np.append(starts, np.int32(len(self.decode(ids))))[np.cumsum(shown) - shown]
+
+    def spelled(self, ids: Ids) -> tuple[str, Ids]:
+        """Returns the text of token ids with special tokens in it, and the code points before each token [N]."""
+
+        def decode(part: Ids) -> str:
+            return self._hf.decode(part.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+        return decode(ids), self._starts(ids, decode)
+
+    def _starts(self, ids: Ids, decode: Callable[[Ids], str]) -> Ids:
+        """Returns the code points before each token in ``decode(ids)`` [N], of which all tokens are a part."""
         if self._bytes is not None:
             size = len(self._bytes)  # the model's vocabulary may be padded beyond the tokenizer's
-            starts = piece_starts(self._bytes[i] if i < size else b"" for i in text.tolist())
-        elif self._hf.is_fast:
-            tokens = [token or "" for token in self._hf.convert_ids_to_tokens(text.tolist())]
-            starts = token_starts(text, tokens, self.decode)
-        else:  # tokens of unknown kind: decode every beginning of the text
-            starts = np.array([len(self.decode(text[:i]).rstrip(BROKEN)) for i in range(len(text))], np.int32)
-        return np.append(starts, np.int32(len(self.decode(text))))[np.cumsum(shown) - shown]
+            return piece_starts(self._bytes[i] if i < size else b"" for i in ids.tolist())
+        if self._hf.is_fast:
+            tokens = [token or "" for token in self._hf.convert_ids_to_tokens(ids.tolist())]
+            return token_starts(ids, tokens, decode)
+        # tokens of unknown kind: decode every beginning of the text
+        return np.array([len(decode(ids[:i]).rstrip(BROKEN)) for i in range(len(ids))], np.int32)
 
     def token_bytes(self, token: int) -> bytes:
         """Returns a token's UTF-8 bytes inside a text: of a special token those of its name, none for an unknown id."""
@@ -282,16 +290,6 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
         if "trust_remote_code" in str(error):
             reason = "it needs code that comes with it; set model.trust_remote_code if you trust it"
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
-    template = _read_template(chat_template)
+    template = read_template(chat_template)
     try_template(hf, template)
     return Tokenizer(hf, template, template_args)
-
-
-def _read_template(chat_template: str | None) -> str | None:
-    """Returns the chat template of the config, read from its file if the config gives a path."""
-    if chat_template is None or not names_a_file(chat_template):
-        return chat_template
-    try:
-        return Path(chat_template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompt.chat_template: {chat_template} is neither a readable file nor a template ({error})") from error

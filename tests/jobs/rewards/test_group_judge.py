@@ -28,7 +28,9 @@ def outcome(ids: list[int], index: int) -> Generated:
 def told(folder: Path, rendered: Rendered) -> Any:
     """Returns the arguments that a function gets for two completions of a row, "<3>" and "<4 5>"."""
     pool = RewardPool(find_functions(named(f"{written(folder, ECHO)}:f")), 1)
-    judge = GroupJudge(pool, lambda row: rendered, lambda request, outcome: f"<{' '.join(map(str, outcome.ids))}>")
+    judge = GroupJudge(
+        pool, lambda row: rendered, lambda request, outcome: {"role": "assistant", "content": f"<{' '.join(map(str, outcome.ids))}>"}
+    )
     request = Request(0, Prompt("p", np.array([1], np.int32), np.array([0], np.int32)), Generate(Sampling(), (Sample(0, 7), Sample(1, 8))))
     try:
         found = judge.rate(Row(0, "0", {"q": "Why?"}), request, [outcome([3], 0), outcome([4, 5], 1)]).result(60)

@@ -39,10 +39,3 @@ def test_tools_are_a_variable_of_one_prompt() -> None:
     template = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{{ messages[0].content }}"
     assert written(template, {}, tools=TOOLS) == "[f]Hi"
     assert written(template, {}) == "Hi"
-
-
-def test_a_template_that_ignores_tools_is_known() -> None:
-    hf = demo()._hf  # pyright: ignore[reportPrivateUsage]
-    assert not demo().shows(tools=TOOLS)
-    assert Tokenizer(hf, "{{ tools }}").shows(tools=TOOLS)
-    assert Tokenizer(hf, "{{ raise_exception('two messages at least') }}").shows(tools=TOOLS)
