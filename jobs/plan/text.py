@@ -83,7 +83,7 @@ def _consequence(plan: Plan) -> str:
     if plan.config.on_error == "fail":
         return "; on_error: fail ends the run at the first"
     if plan.config.on_error == "quarantine" and systematic_failure(plan.survey.failures, plan.survey.rows_read) is not None:
-        return "; a run stops before it loads the model, as the first rows all fail alike (on_error: quarantine_all goes on)"
+        return "; a run stops before the model has work, as the first rows all fail alike (on_error: quarantine_all goes on)"
     return f" and {'goes' if plan.survey.bad_rows == 1 else 'go'} to errors/"
 
 

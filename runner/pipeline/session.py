@@ -26,7 +26,6 @@ from ..data.scan import SCAN_FILE, accept_stdin
 from ..data.spooled_stdin import drop_spooled, reads_stdin
 from ..engine.interface import EngineInterface
 from ..engine.progress import Progress
-from ..files.atomic import replacing
 from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import peak_bytes, shortage_as_error
@@ -41,11 +40,11 @@ from ..store.writer import Writer
 from .crash_isolation import isolated_outcomes, suspect_rows
 from .heartbeat import Heartbeat
 from .io_threads import IOThreads, SessionInput, SessionRules
-from .job import Job, Kind
+from .job import Kind
 from .loading import LoadedModels, load_models
 from .progress_display import Show, Watch
 from .run_spec import RunSpec, with_rows_of_run
-from .systematic_failure import require_sound_rows
+from .systematic_failure import RowCheck, every_request, require_sound_rows
 
 log = logging.getLogger("mlx_bulk")
 
@@ -146,7 +145,8 @@ class _Session:
             if complete:
                 run.writer.finish()
                 self.heartbeat.doing("computing statistics")
-                statistics = self._write_statistics(run.spec.job)
+                statistics = run.spec.job.statistics(self.run_dir.root)
+                self.run_dir.write_statistics(statistics)
         return self._summary(run, progress, statistics)
 
     def _open_run(self) -> _OpenRun:
@@ -189,18 +189,20 @@ class _Session:
         if backend.device_name() == "cpu" and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(self.run_dir.results)  # a volume that stays full costs no model load
-        if run.writer.rows == 0 and self.config.on_error == "quarantine":
-            self.heartbeat.doing("looking at the first rows")
-            require_sound_rows(run.spec.job, run.rows(self.config.data), run.layout)
+        self._require_sound_rows(run)
         self.heartbeat.doing("loading the model")
         models = self._load(run.spec)
+        check = models.row_check()
+        self._require_sound_rows(run, check)
         engine = sampling_engine(
             run.spec.job.engine, models.setup, models.reference, self.config, run.spec.checkpoint, self.run_dir, run.layout
         )
         engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.note_in_flight)
         suspects = suspect_rows(run.rows(self.config.data), [] if models.setup.static else self.orders.first_groups)
         session = SessionInput(run.spec.job, run.rows(self.config.data), run.layout, run.recovered, suspects)
-        threads = self.io_threads = IOThreads(session, self._rules(run, models, engine), run.writer, engine.newest_version)
+        threads = self.io_threads = IOThreads(
+            session, self._rules(run, models.setup.static, engine, check), run.writer, engine.newest_version
+        )
 
         def counts() -> Counts:
             return Counts(run.writer.rows, run.layout.total, run.writer.errors, engine.version)
@@ -218,6 +220,11 @@ class _Session:
             log.info("batch.prefix_cache: %s", models.setup.prefix_cache.account)
         return engine.progress, not self.process.stopped()
 
+    def _require_sound_rows(self, run: _OpenRun, check: RowCheck = every_request) -> None:
+        if run.writer.rows == 0 and self.config.on_error == "quarantine":
+            self.heartbeat.doing("looking at the first rows")
+            require_sound_rows(run.spec.job, run.rows(self.config.data), run.layout, check)
+
     def _load(self, spec: RunSpec) -> LoadedModels:
         """Loads the model, and the reference beside it, and notes the start with what was found of them."""
         batch = self.config.batch
@@ -233,10 +240,9 @@ class _Session:
         self.noted = True
         return models
 
-    def _rules(self, run: _OpenRun, models: LoadedModels, engine: EngineInterface) -> SessionRules:
-        static = models.setup.static
+    def _rules(self, run: _OpenRun, static: bool, engine: EngineInterface, check: RowCheck) -> SessionRules:
         return SessionRules(
-            check=models.row_check(),
+            check=check,
             stopped=self.process.stopped,
             window_shards=window_shards(run.layout.rows_per_shard, static or engine.live),
             whole_shards=static,
@@ -257,13 +263,6 @@ class _Session:
         finally:
             self.heartbeat.doing("writing the last records")
             threads.close()
-
-    def _write_statistics(self, job: Job) -> pa.Table:
-        """Writes stats.arrow."""
-        table = job.statistics(self.run_dir.root)
-        with replacing(self.run_dir.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
-        return table
 
     def _summary(self, run: _OpenRun, p: Progress, statistics: pa.Table | None) -> Summary:
         """Returns how the run ended, and writes summary.json where that is new. ``statistics``: those of a complete run."""

@@ -1,25 +1,32 @@
 """Finds out whether the first rows of a run all fail alike before the model has work: then so would the rest.
 
-A wrong column or a wrong format does that. Reads few rows, and only until one can be done.
+A wrong column or a wrong format does that, and so do rows too long for the memory that a loaded model leaves. Reads few rows, and only
+until one can be done.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 
 from ...configs.visible import visible
 from ..core.errors import DataError
-from ..core.requests import BadRow, Failure, Row
+from ..core.requests import AnyRequest, BadRow, Failure, Row
 from ..core.shard_layout import Layout
 from .job import Job
 from .row_requests import NOTHING_RECORDED, RecordedRows, RowRequests
+
+RowCheck = Callable[[AnyRequest], str | None]  # says why a request cannot be run, or None
 
 FIRST_ROWS = 100
 FEWEST = 10  # rows: less prove nothing, and cost nothing
 
 
-def require_sound_rows(job: Job, rows: Iterable[Row | BadRow], layout: Layout) -> None:
+def every_request(_: AnyRequest) -> None:
+    """Says of no request that it cannot be run, before the loaded model shows what can."""
+
+
+def require_sound_rows(job: Job, rows: Iterable[Row | BadRow], layout: Layout, check: RowCheck = every_request) -> None:
     """Raises DataError where the first of ``rows``, none of which is recorded, all fail alike."""
-    row_requests = RowRequests(job, RecordedRows(NOTHING_RECORDED, layout), lambda _: None, {}, whole_shards=False)
+    row_requests = RowRequests(job, RecordedRows(NOTHING_RECORDED, layout), check, {}, whole_shards=False)
     failures: list[Failure] = []
     for row in islice(rows, FIRST_ROWS):
         prepared = row_requests.prepare(row)

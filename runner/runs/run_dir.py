@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..core.errors import DriftError, RunDirError
 from ..core.shard_layout import Layout, covered_rows, rounds_of
 from ..data.spooled_stdin import SPOOL_NAMES
-from ..files.atomic import atomic_write, fsync_folder
+from ..files.atomic import atomic_write, fsync_folder, replacing
 from ..files.checked_json import digest, read_document, write_document
 from ..files.checked_lines import append_line, read_lines, salvage_lines
 from ..files.folder_lock import LOCK, discard, hold, missing_folders, now, unlock
@@ -155,6 +155,11 @@ class RunDir(RunPaths):
     def add_metrics(self, values: dict[str, Any]) -> None:
         """Appends one interval's line to metrics.jsonl."""
         append_line(self.metrics, {"time": now(), **values})
+
+    def write_statistics(self, table: pa.Table) -> None:
+        """Writes stats.arrow."""
+        with replacing(self.stats) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
 
     def write_summary(self, values: dict[str, Any]) -> None:
         """Writes summary.json, the figures of the closing line."""

@@ -1,8 +1,9 @@
-"""First rows that all fail alike stop a run before its model is loaded; a setting goes on. A plan of bad rows alone says so."""
+"""First rows that all fail alike stop a run before its model has work; a setting goes on. A plan of bad rows alone says so."""
 
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.core.requests import Failure
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.systematic_failure import systematic_failure
@@ -20,6 +21,17 @@ def test_choices_in_a_text_column_stop_at_once(bench: Bench, monkeypatch: pytest
     assert done.last_line.startswith("mlx-bulk: the first 60 rows all failed at template, and nothing was run: score.choices: ")
     assert done.last_line.endswith("then run the same command; on_error: quarantine_all sets such rows aside and goes on")
     assert (done.errors, done.records) == ([], [])
+
+
+def test_rows_that_a_loaded_model_has_no_memory_for_stop_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_setup, "kv_bytes", lambda *_, **__: 10)  # pyright: ignore
+    rows: list[Record] = [{"q": "Which?"} for _ in range(20)]
+    done = bench.run(rows=rows)
+    assert done.code == 5
+    assert done.last_line.startswith("mlx-bulk: the first 20 rows all failed at too_long, and nothing was run: ")
+    assert "or raise batch.memory" in done.last_line
+    assert (done.errors, done.records) == ([], [])
+    assert bench.run("--set", "on_error=quarantine_all", rows=rows).code == 3
 
 
 def test_who_wants_to_goes_on(bench: Bench):
@@ -66,4 +78,4 @@ def test_a_plan_of_bad_rows_alone_exits_with_3(bench: Bench, rows: list[Record],
     config.write_text(config.read_text().replace("sampling: null\n", ""))
     result = CliRunner().invoke(cli, ["plan", str(config)], env={"COLUMNS": "300"})
     assert result.exit_code == code, result.output
-    assert ("a run stops before it loads the model" in result.stdout) == (rows == TEXTS)
+    assert ("a run stops before the model has work" in result.stdout) == (rows == TEXTS)
