@@ -1,7 +1,32 @@
 """Checks what callers pass to the public functions, where the config's own checks would not name the argument."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, ParamSpec, TypeVar, get_args
+
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def names_nearest(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes the TypeError for an argument that a function does not have name the nearest that it has, as configs do."""
+    known = [name for name, parameter in signature(function).parameters.items() if name != "self" and parameter.kind in _BY_NAME]
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if unknown := [name for name in kwargs if name not in known]:
+            from mlx_bulk.configs.fields import nearest  # late, as below
+
+            near = nearest(unknown[0], known)
+            cure = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
+            raise TypeError(f"{function.__name__}() has no argument {unknown[0]}; {cure}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def as_strings(values: object, name: str, example: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mlx_bulk.arguments import as_strings, require_progress
+from mlx_bulk.arguments import as_strings, names_nearest, require_progress
 from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.load import load_config
@@ -44,6 +44,7 @@ class CellResult:
     message: str
 
 
+@names_nearest
 def run(
     config: Config,
     overrides: Sequence[str] = (),
@@ -82,6 +83,7 @@ def run(
     return summary
 
 
+@names_nearest
 def sweep(
     config: Config,
     overrides: Sequence[str] = (),

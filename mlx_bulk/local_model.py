@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypedDict, TypeVar, Unpack
 
-from mlx_bulk.arguments import as_chats, as_mapping, as_texts, require_progress
+from mlx_bulk.arguments import as_chats, as_mapping, as_texts, names_nearest, require_progress
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig, JobConfig
 from mlx_bulk.configs.score import ScoreConfig
@@ -123,6 +123,7 @@ class Model:
         prompt = {"messages": "messages", "too_long": too_long, **self._template}
         return self._generate("messages", messages, [""] * len(messages), prompt, logprobs, on_error, progress, sampling)
 
+    @names_nearest
     def score(
         self,
         texts: Sequence[str],
@@ -190,6 +191,7 @@ class Model:
         return config
 
 
+@names_nearest
 def load(
     path: str | Path,
     *,

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.dataset as ds
-from mlx_bulk.arguments import as_strings
+from mlx_bulk.arguments import as_strings, names_nearest
 from mlx_bulk.runner.runs.run_files import stored_run
 from mlx_bulk.runner.store.results import OpenShards, checked_parts, read_errors, read_finished, read_results
 
 
+@names_nearest
 def results(path: str | Path, columns: Sequence[str] | None = None, errors: bool = False, partial: bool = False) -> pa.Table:
     """Returns the records of the run directory ``path`` in input order: one row a completion or a scored text.
 
@@ -40,6 +41,7 @@ def _table(batches: list[pa.RecordBatch]) -> pa.Table:
     return pa.Table.from_batches(batches) if batches else pa.table({})
 
 
+@names_nearest
 def dataset(path: str | Path, errors: bool = False, partial: bool = False) -> ds.Dataset:
     """Returns the same records as a ``pyarrow.dataset.Dataset``, which reads columns and rows when they are asked for.
 

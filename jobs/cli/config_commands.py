@@ -11,10 +11,10 @@ import click
 
 from ..terminal.console import one_line_errors, set_log
 from ..terminal.engine_imports import engine_imports, prepare_mlx
-from .options import ConfigSource, config_source, json_option, log_level_option
+from .options import ConfigCommand, ConfigSource, config_source, json_option, log_level_option
 
 
-@click.command()
+@click.command(cls=ConfigCommand)
 @config_source("model", "data", "limit", "output", example="sampling.n=4")
 @click.option(
     "--calibrate", is_flag=True, help="Loads the model and times some of the rows, some 20 seconds: hours, tokens/s, finish time."

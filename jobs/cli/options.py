@@ -3,6 +3,8 @@
 Imports nothing heavy: a config is read where a command asks for it.
 """
 
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -11,6 +13,7 @@ from typing import Any
 
 import click
 
+from ...configs.visible import visible
 from ..terminal.console import LEVELS
 
 Command = Callable[..., None]
@@ -24,6 +27,7 @@ log_level_option: Option = click.option("--log-level", type=click.Choice(LEVELS,
 quiet_option: Option = click.option("-q", "--quiet", is_flag=True, help="Errors only: no progress, no log.")
 
 _WORDS = "mlx_bulk.words"
+_SETTING = re.compile(r"[a-z_]+(?:\.[\w.-]+)*=.*", re.DOTALL)
 
 
 def start_options(command: Command) -> Command:
@@ -38,7 +42,22 @@ def start_options(command: Command) -> Command:
     return command
 
 
-class RepeatableCommand(click.Command):
+class ConfigCommand(click.Command):
+    """A command of a config. It says how a setting is written that stands on the command line by itself."""
+
+    allow_extra_args = True  # they are refused here
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses as click does. Raises UsageError for words that are left."""
+        left = super().parse_args(ctx, args)
+        if left and not ctx.resilient_parsing:
+            settings = [word for word in left if _SETTING.fullmatch(word)]
+            written = [f"{word} stands by itself; a setting is written --set {shlex.quote(word)}" for word in settings]
+            ctx.fail(written[0] if written else f"one CONFIG is expected; found {' '.join(map(visible, left))} beside it")
+        return left
+
+
+class RepeatableCommand(ConfigCommand):
     """A command that keeps its command line, so that it can be run again."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

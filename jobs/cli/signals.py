@@ -21,6 +21,7 @@ log = logging.getLogger("mlx_bulk")
 
 GRACE_SECONDS = 3.0  # for the step to end and the run to save by itself
 SAVE_SECONDS = 1.2  # for the watcher to save finished rows while the step goes on
+ECHO_SECONDS = 1.0  # in which a second SIGTERM is the first one's: GNU timeout sends it to its child, and then to the whole group
 WORD_SECONDS = 0.2  # for a message: a terminal may be stopped, a pipe full
 
 _T = TypeVar("_T")
@@ -34,7 +35,7 @@ def heeded() -> tuple[signal.Signals, ...]:
 
 
 class Stop:
-    """A context manager in which SIGINT, SIGTERM and SIGHUP ask the run to end between two steps; a second signal ends it at once.
+    """A context manager in which SIGINT, SIGTERM and SIGHUP ask the run to end between two steps; a later second signal ends it at once.
 
     Files on disk stay whole either way. Before the first step there is nothing to save: reading the input or loading the model is
     broken off. The process ends within 5 seconds in any case. After ``finish`` there is nothing to save either, and the run's own
@@ -54,6 +55,7 @@ class Stop:
         self._before: dict[int, Any] = {}
         self._wakeup = -1
         self._ends = -1, -1
+        self._echoes_end = 0.0
         self._watcher = threading.Thread(target=self._watch, name="signals", daemon=True)
 
     @property
@@ -124,6 +126,7 @@ class Stop:
         first = self._next_signal(None)
         if first is None:
             return
+        self._echoes_end = monotonic() + ECHO_SECONDS
         deadline = monotonic() + GRACE_SECONDS
         _within(WORD_SECONDS, lambda: self._on_signal(first))
         self._handled.wait(WORD_SECONDS)
@@ -140,16 +143,20 @@ class Stop:
     def _next_signal(self, deadline: float | None, first: int | None = None) -> int | None:
         """Waits for the next of SIGNALS; returns None when the block has ended, or at ``deadline``.
 
-        After a ``first`` SIGHUP no other one counts: the system sends two where a terminal closes.
+        After a ``first`` SIGHUP no other one counts: the system sends two where a terminal closes. After a ``first`` SIGTERM none counts
+        for ECHO_SECONDS.
         """
         reading, _ = self._ends
         while not self._ended.is_set():
             if deadline is not None and not _readable(reading, deadline - monotonic()):
                 return None
             for number in os.read(reading, 1):
-                if number in SIGNALS and not number == first == signal.SIGHUP:
+                if number in SIGNALS and not (number == first and self._is_echo(number)):
                     return number
         return None
+
+    def _is_echo(self, number: int) -> bool:
+        return number == signal.SIGHUP or (number == signal.SIGTERM and monotonic() < self._echoes_end)
 
     def _end(self, number: int) -> None:
         """Saves finished rows, as far as time allows, and ends the process, unless it ends by itself meanwhile."""

@@ -4,9 +4,10 @@ The formats are in ``table_writers.py``, ``openai_batch.py`` and ``trainer_colum
 """
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,14 +55,14 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
         _link_target(results).parent.mkdir(parents=True, exist_ok=True)
         own = [path.name for path in (results, errors) if path is not None]
         if sums is not None:  # what an earlier export said would not fit the new results
-            _write_sums(sums, _other_sums(sums, own))
+            _merge_sums(sums, own, [])
         if errors is not None:
             _link_target(errors).unlink(missing_ok=True)
         _write(result, results, write)
         if failures is not None:
             _write(result, failures, _table(kind, source, source.failures(), source.errors))
         if sums is not None:
-            _write_sums(sums, _other_sums(sums, own) + [f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files])
+            _merge_sums(sums, own, [f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files])
     if failures is not None or kind == "openai":
         result.failures = source.errors
     result.notes += source.notes(with_errors=result.failures > 0)
@@ -117,6 +118,17 @@ def _write(result: ExportResult, path: Path, write: Callable[[BinaryIO], Notes])
     with replacing(_link_target(path)) as file:
         result.notes += write(file)
     result.files.append((sha256(path), str(path)))
+
+
+def _merge_sums(sums: Path, own: list[str], lines: list[bytes]) -> None:
+    """Puts ``lines`` in place of those on the files ``own`` in SHA256SUMS. An export into the same folder at this instant waits."""
+    folder = os.open(sums.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        _write_sums(sums, _other_sums(sums, own) + lines)
+    finally:
+        os.close(folder)
 
 
 def _other_sums(sums: Path, own: list[str]) -> list[bytes]:

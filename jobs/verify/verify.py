@@ -62,7 +62,9 @@ def require_completions(run: Path, how: str) -> None:
     job = str(stored_run(run)["config"]["job"])
     if job not in ("generate", "rollout"):
         done = {"rescore": "scored anew", "replay": "decoded again"}[how]
-        raise RunDirError(f"{run}: is a {job} job; only completions can be {done} (generate, rollout). Verify it without --{how}.")
+        kind = "an evaluation" if job == "eval" else f"a {job} job"
+        anew = "; mlx-bulk eval CONFIG --overwrite asks the model anew" if job == "eval" else ""
+        raise RunDirError(f"{run}: is {kind}; only completions can be {done} (generate, rollout). Verify it without --{how}{anew}.")
 
 
 def verify_exit_code(audit: Audit, recomputed: LogprobComparison | None = None) -> int:

@@ -3,9 +3,11 @@
 Knows paths and small files of metadata, and no rows.
 """
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from ...configs.visible import visible
 from ..core.errors import DataError
 from ..formats.source import Source
 from .saved_dataset import saved_split, saved_splits
+
+log = logging.getLogger("mlx_bulk")
 
 # Of datasets.data_files: a word counts between the ends of a name and these characters.
 _WORDS = {"train": "train|training", "validation": "validation|valid|dev|val", "test": "test|testing|eval|evaluation"}
@@ -54,14 +58,26 @@ def splits_of(listing: Listing, config: str | None) -> Splits:
 
 def readme_configs(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the configurations that the folder's README.md names, by name; none where it names none."""
+    readme = folder / "README.md"
     try:
-        front = _FRONT_MATTER.match((folder / "README.md").read_text(encoding="utf-8"))
+        front = _FRONT_MATTER.match(readme.read_text(encoding="utf-8"))
         front_matter = yaml.safe_load(front[1]) if front else None
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, UnicodeDecodeError):
+        return {}
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # a date that there is not is a ValueError
+        mark = getattr(error, "problem_mark", None)
+        at = "" if mark is None else f", line {mark.line + 2}"  # its first line is the one of the dashes
+        _warn(f"{readme}{at}: what stands between its lines of dashes is no YAML, and is left out; splits go by the names of files")
         return {}
     listed = front_matter.get("configs") if isinstance(front_matter, dict) else None
     configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     return {str(one.get("config_name", "default")): one for one in configs}
+
+
+@cache
+def _warn(text: str) -> None:
+    """Logs a warning once a process: a folder is looked at more than once."""
+    log.warning("%s", text)
 
 
 def _splits_of_config(listing: Listing, configs: Mapping[str, dict[str, Any]], wanted: str | None) -> Splits:

@@ -103,7 +103,7 @@ def run_model(run: Path) -> Generator[RunModel]:
     stored = current_run(run)
     kind = ROW_JOBS.get(str(stored["config"]["job"]))
     if kind is None or not issubclass(kind, GenerateConfig):
-        raise RunDirError(f"{run}: is a {stored['config']['job']} job; only completions can be scored anew (generate, rollout)")
+        raise RunDirError(f"{run}: is a run of job: {stored['config']['job']}; only completions can be scored anew (generate, rollout)")
     config = kind.model_validate(stored["config"])
     began_in = Path(stored["cwd"])
     with chdir(began_in) if began_in.is_dir() else nullcontext():

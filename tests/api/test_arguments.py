@@ -1,5 +1,6 @@
 """Tests that a wrong argument of the public API is named, with what was expected."""
 
+from pathlib import Path
 from typing import Any
 
 import mlx_bulk
@@ -58,3 +59,12 @@ def test_a_progress_that_there_is_not_is_named() -> None:
     arguments.require_progress("json")
     with pytest.raises(ValueError, match="progress: found 'bar'; expected one of 'progress', 'json', 'nothing'"):
         arguments.require_progress("bar")
+
+
+def test_an_argument_that_there_is_not_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^score\(\) has no argument contxt; did you mean context\?$"):
+        mlx_bulk.Model.score(None, ["a"], contxt=8)  # pyright: ignore
+    with pytest.raises(TypeError, match=r"^load\(\) has no argument adaptor; did you mean adapter\?$"):
+        mlx_bulk.load("demo", adaptor="x")  # pyright: ignore
+    with pytest.raises(TypeError, match=r"^results\(\) has no argument zzz; expected one of path, columns, errors, partial$"):
+        mlx_bulk.results(tmp_path, zzz=1)  # pyright: ignore

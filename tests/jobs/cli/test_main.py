@@ -8,6 +8,8 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from click.testing import CliRunner
+from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.kernels import backend
 
 from ..support.bench import Bench, Record
@@ -73,6 +75,17 @@ def test_short_options_stand_for_three_paths(bench: Bench, model: Path):
     assert done.code == 0
     assert len(done.records) == 2
     assert not (bench.root / "unused").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "eval"])
+def test_a_setting_that_stands_by_itself_is_told_how_it_is_written(bench: Bench, command: str):
+    path = str(bench.write_config())
+    done = CliRunner().invoke(cli, [command, path, "data.split=test set", "more"])
+    assert done.exit_code == 2
+    assert "Error: data.split=test set stands by itself; a setting is written --set 'data.split=test set'\n" in done.stderr
+    done = CliRunner().invoke(cli, [command, path, "more", "others"])
+    assert "Error: one CONFIG is expected; found more others beside it\n" in done.stderr
+    assert not (bench.root / "run").exists()
 
 
 def test_quiet_says_nothing_and_errors_still_show(bench: Bench):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,47 @@ def test_a_second_signal_ends_it_at_once(bench: Bench):
             assert line, "the watcher has said nothing"
         code, said, _ = child.ended(signal.SIGTERM)
     assert (code, said) == (143, [])
+
+
+def test_the_second_sigterm_of_gnu_timeout_is_the_first_one_s_echo(monkeypatch: pytest.MonkeyPatch):
+    """The watcher gets both at once; a second one later counts, and so does another signal."""
+    stop = Stop()
+    reading, writing = os.pipe()
+    monkeypatch.setattr(stop, "_ends", (reading, writing))
+    now = monotonic()
+    try:
+        for echoes_end, sent, counts in (
+            (now + 3600, [signal.SIGTERM], None),
+            (now, [signal.SIGTERM], signal.SIGTERM),
+            (now + 3600, [signal.SIGTERM, signal.SIGINT], signal.SIGINT),
+        ):
+            monkeypatch.setattr(stop, "_echoes_end", echoes_end)
+            os.write(writing, bytes(sent))
+            assert stop._next_signal(0.0, signal.SIGTERM) == counts  # pyright: ignore[reportPrivateUsage]
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="GNU timeout")
+@pytest.mark.parametrize("supervised", ["--supervised", "--no-supervised"])
+def test_timeout_ends_a_run_as_one_sigterm_does(bench: Bench, supervised: str):
+    path = bench.write_config(rows=ROWS * 2000, batch={"rows_per_shard": 64}, sampling={"max_tokens": 40})
+    command = ["timeout", "3600", sys.executable, "-m", "mlx_bulk.jobs", "run", str(path), supervised, "--json-progress"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    try:
+        journal = bench.root / "run" / "journal"
+        while "{" not in (line := process.stderr.readline()) or not any(journal.iterdir()):
+            assert line, "the run ended"
+        process.send_signal(signal.SIGTERM)  # timeout passes it on twice, as when its time is over
+        said = process.communicate(timeout=PATIENCE)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert "stopped; the same command continues" in said
+    assert sessions(bench.root / "run")[-1]["how"] == "stopped"
 
 
 @pytest.mark.slow

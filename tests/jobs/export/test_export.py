@@ -1,6 +1,7 @@
 """``mlx-bulk export`` on real runs: files that other programs read, their order, and refusals."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 from click import Choice
 from datasets import Dataset, load_dataset
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.jobs.export import table_writers
+from mlx_bulk.jobs.export import files, table_writers
 from mlx_bulk.jobs.export.export import FORMATS, export_as_text
 from mlx_bulk.jobs.export.result import ExportResult
 from mlx_bulk.runner.store.commit_log import read_commits
@@ -150,6 +151,27 @@ def test_a_link_stays_and_its_target_is_replaced(generated: Done, tmp_path: Path
     assert len(file.read_text().splitlines()) == 12
     assert all(path.is_symlink() and path.is_file() for path in folder.iterdir())
     assert [line.split("  ")[1] for line in (folder / "SHA256SUMS").read_text().splitlines()] == ["results.jsonl", "errors.jsonl"]
+
+
+def test_two_exports_into_one_folder_do_not_merge_their_sums_at_once(generated: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    waiting: list[bool] = []
+    write = files._write_sums  # pyright: ignore[reportPrivateUsage]
+
+    def write_alone(sums: Path, lines: list[bytes]) -> None:
+        other = os.open(sums.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting.append(True)
+        os.close(other)
+        write(sums, lines)
+
+    monkeypatch.setattr(files, "_write_sums", write_alone)
+    export(generated.output, "jsonl", f"{tmp_path}/both/")
+    export(generated.output, "csv", f"{tmp_path}/both/")
+    assert waiting == [True] * 4  # what each removes, and what it adds
+    names = [line.split("  ")[1] for line in (tmp_path / "both/SHA256SUMS").read_text().splitlines()]
+    assert names == ["results.jsonl", "errors.jsonl", "results.csv", "errors.csv"]
 
 
 @pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])

@@ -120,3 +120,17 @@ def test_older_runs_on_local_files_know_no_split() -> None:
     assert stored_data({"config": {"data": old}}).split is None
     assert stored_data({"config": {"data": {"path": "hf:a/b", "split": "test"}}}).split == "test"
     assert stored_data({"config": {"data": DataConfig(path="test.jsonl", split="test").model_dump()}}).split == "test"
+
+
+@pytest.mark.parametrize(("front", "line"), [("configs: [", ":2"), ("a: 1\nb: 'x", ":3"), ("day: 2024-99-99", "")])
+def test_a_readme_whose_front_matter_is_no_yaml_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, front: str, line: str):
+    folder = rows_in(tmp_path / "rows", ["train.jsonl", "test.jsonl"])
+    (folder / "README.md").write_text(f"---\n{front}\n---\n# Rows\n")
+    at = f", line {line[1:]}" if line else ""
+    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+        assert found(folder, tmp_path, "test") == ["rows/test.jsonl"]
+        assert found(folder, tmp_path) == ["rows/test.jsonl", "rows/train.jsonl"]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said == (
+        f"{folder}/README.md{at}: what stands between its lines of dashes is no YAML, and is left out; splits go by the names of files"
+    )
