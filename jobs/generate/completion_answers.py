@@ -60,7 +60,10 @@ class CompletionAnswers:
         chats = self._config.prompt.sources != ["text"]
         reasoning = self._reader.splits and self._config.reasoning.marks != "none" and (chats or given)
         return AnswerColumns(
-            reasoning=reasoning, forced=reasoning and self._rows.budgets, tools=self._rows.tools or self._config.tools.parse == "always"
+            reasoning=reasoning,
+            forced=reasoning and self._rows.budgets,
+            tools=self._rows.tools or self._config.tools.parse == "always",
+            grammar=self._rows.guided,
         )
 
     @cached_property

@@ -16,11 +16,13 @@ class AnswerColumns:
     """Which columns hold the parts of a completion.
 
     reasoning: the model's reasoning can be told from its answer. forced: its end may be forced. tools: calls of tools are read.
+    grammar: completions may be held to a grammar.
     """
 
     reasoning: bool = False
     forced: bool = False
     tools: bool = False
+    grammar: bool = False
 
 
 def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differs: bool, parts: AnswerColumns) -> list[pa.Field]:
@@ -35,6 +37,7 @@ def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differ
     fields += [("sample", pa.int32()), ("prompt", pa.large_string()), ("completion", pa.large_string())]
     fields += _parts(config, parts)
     fields += [("finish_reason", pa.string()), ("stop_reason", pa.string()), ("truncated", pa.bool_())]
+    fields += [("grammar_complete", pa.bool_())] if parts.grammar else []
     fields += [("prompt_tokens", pa.int32()), ("completion_tokens", pa.int32()), ("prompt_ids", INTS), ("completion_ids", INTS)]
     if logprobs.tokens:
         fields += [("logprobs", FLOATS)]

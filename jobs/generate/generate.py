@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +17,25 @@ from ...configs.schema import GenerateConfig
 from ...runner.answers.spelling import ended_by_id
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
+from ...runner.core.grammar_spec import GrammarSpec
+from ...runner.core.guide import Guidance
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
 from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
+from ...runner.grammar.spec_values import configured_spec
 from ...runner.pipeline.job import Grouping, Parts
 from ...runner.text.prompt_templates import compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
 from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields
+from .grammar_check import require_grammar
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
 from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, sampling_parameters
+
+if TYPE_CHECKING:
+    from ...runner.grammar.grammars import Grammars
 
 MAY_DIFFER = frozenset(SAMPLING_FIELDS) - {"max_tokens", "stop", "include_stop", "stop_token_ids", "ignore_eos"}
 
@@ -46,6 +53,8 @@ class GenerateJob:
             require_shown_tools(self.parts.tokenizer)
         self.answers.warn()
         require_top(self.parts)
+        if self.config.structured.used:
+            require_grammar(self.config.structured, self.grammars)
         for name, ids in (
             ("logit_bias", self.config.sampling.logit_bias),
             ("stop_token_ids", self.config.sampling.stop_token_ids),
@@ -59,6 +68,7 @@ class GenerateJob:
     def check(config: GenerateConfig, columns: Collection[str]) -> None:
         """Parses the prompt's templates, and checks that ``columns``, if there are any, hold those that they read."""
         compile_prompt(config.prompt, columns)
+        configured_spec(config.structured)
 
     @cached_property
     def config(self) -> GenerateConfig:
@@ -75,6 +85,13 @@ class GenerateJob:
     def answers(self) -> CompletionAnswers:
         """Reads finished completions, and ends their reasoning."""
         return CompletionAnswers(self.parts, self.rows)
+
+    @cached_property
+    def grammars(self) -> "Grammars":
+        """Compiles the rows' grammars. Their library is imported for those who use one."""
+        from ...runner.grammar.grammars import grammars_of
+
+        return grammars_of(self.parts.tokenizer, self.parts.vocabulary, self.parts.eos)
 
     def engine(self, setup: Setup, reference: Setup | None) -> Engine:
         """Returns the engine that decodes; a generation job has no reference model."""
@@ -113,8 +130,16 @@ class GenerateJob:
         seeds = (own + row.round * n + s if own is not None else sample_seed(seed, row.key, s, row.round) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
         reading = self.answers.reading(asked, prompt)
-        guidance = self.answers.guidance(asked, reading, sampling, None)
+        guidance = self.answers.guidance(asked, reading, sampling, self._grammar(asked.structured, sampling))
         return [Request(row.position, prompt, Generate(sampling, samples, guidance, reading))]
+
+    def _grammar(self, spec: GrammarSpec | None, sampling: Sampling) -> Guidance | None:
+        """Returns what holds a row's completions to its grammar. Raises RowError for one that cannot be compiled, or never ends."""
+        if spec is None:
+            return None
+        if sampling.ignore_eos:
+            raise RowError("grammar", "sampling.ignore_eos of this row: expected false, since its grammar ends with EOS")
+        return self.grammars.compiled(spec, sampling.stop_token_ids)
 
     def _fit(self, prompt: Prompt, sampling: Sampling) -> tuple[Prompt, Sampling]:
         """Cuts prompt and max_tokens so that both fit into the context. Raises RowError where they cannot.
@@ -159,7 +184,8 @@ class GenerateJob:
     def differs(self) -> bool:
         """True when the distribution sampled from can differ from the model's own."""
         sampling = self.config.sampling
-        return not sampling_parameters(sampling).plain or bool(MAY_DIFFER & set(sampling.columns)) or self.answers.columns.forced
+        plain = sampling_parameters(sampling).plain and not MAY_DIFFER & set(sampling.columns)
+        return not plain or self.rows.guided or self.answers.columns.forced
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """Returns a finished completion as the schema's columns."""
@@ -179,6 +205,7 @@ class GenerateJob:
             "completion": completion,
             "finish_reason": outcome.finish_reason,
             "stop_reason": outcome.stop_reason,
+            "grammar_complete": outcome.grammar_complete,
             "truncated": outcome.finish_reason == "length",
             "prompt_tokens": len(prompt.ids),
             "completion_tokens": len(outcome.ids),

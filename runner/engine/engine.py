@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from ...kernels.logprobs import Scores
 from ...kernels.sampling.draw import draw
 from ..core.errors import first_line
+from ..core.guide import Guide
 from ..core.requests import Failure, Generated, Outcome, Request, Sample, Sampling
 from ..layers.kv_cache import Caches, fork_caches, select
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.request_queue import RequestQueue
+from .grammar_masks import step_masks
 from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
@@ -150,7 +152,8 @@ class Engine(FixedWeights):
         fault = None
         if echo is not None and np.isnan(echo.logprobs).any():
             fault = f"the model's logits for prompt token {int(np.isnan(echo.logprobs).argmax()) + 1} are NaN or all -inf"
-        return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, seen, fault)
+        guide = request.work.guidance.start() if request.work.guidance is not None else None
+        return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, guide, seen, fault)
 
     # ------------------------------------------------------------------------------------------------------ decode
 
@@ -159,9 +162,15 @@ class Engine(FixedWeights):
         slots, order, wanted = self._slots, self._order, self._setup.wanted
         self.progress.doing(f"decoding {len(order)} rows")
         logits = self._setup.network(mx.array(slots.last[order])[:, None], self._caches)[:, -1]
-        parameters = slots.parameters(order, self._eos)
+        guides = self._guides()
+        if guides:
+            mx.async_eval(logits)  # the model computes while the masks are made
+        parameters = slots.parameters(order, self._eos, step_masks(guides, logits.shape[-1]) if guides else None)
         drawn, scores = draw(logits, parameters, wanted.top, wanted.stats, wanted.tempered, wanted.kept, wanted.logprobs)
         slots.write(order, drawn, scores)
+        for at, guide in guides:
+            if guide.error is None:
+                guide.push(int(drawn.ids[at]))
         self.progress.generated += int((~self._done).sum())
         self.progress.steps += 1
         if self.progress.steps % CLEAR_STEPS == 0:
@@ -174,6 +183,11 @@ class Engine(FixedWeights):
         self._done[at] = [outcome is not None for outcome in outcomes]
         return [outcome for outcome in outcomes if outcome is not None]
 
+    def _guides(self) -> list[tuple[int, Guide]]:
+        """Returns the rows of the batch that a grammar holds, with their guides, without those that are done and wait for others."""
+        at = np.flatnonzero(self._slots.guided[self._order] & ~self._done).tolist()
+        return [(i, guide) for i in at if (guide := self._slots.row(int(self._order[i])).guide) is not None]
+
     def _ended(self, slot: int, token: int, bad: bool) -> Outcome | None:
         """Returns the outcome of a row if it ends with ``token``, else None. A stop id goes before a stop string, that before length."""
         row = self._slots.row(slot)
@@ -183,20 +197,24 @@ class Engine(FixedWeights):
                 row.fault or f"the model's logits for generated token {int(self._slots.count[slot]) - 1} are NaN, or all -inf or masked"
             )
             return Failure(row.request.row, None, row.sample.index, "generate", "NotANumber", message, "")
+        if row.guide is not None and row.guide.error is not None:
+            message = f"the grammar cannot go on at generated token {int(self._slots.count[slot]) - 1}: {row.guide.error}"
+            return Failure(row.request.row, None, row.sample.index, "generate", "GrammarError", message, "")
         matched = row.stopper.push(token) if row.stopper is not None else None
-        finish, reason = "stop", None
+        finish, reason, cut = "stop", None, False
         if token in self._eos and not sampling.ignore_eos:
             pass
         elif token in sampling.stop_token_ids:
             reason = str(token)
         elif matched is not None:
-            reason = matched
+            reason, cut = matched, True
         elif self._slots.count[slot] >= self._slots.limit[slot]:
             finish = "length"
         else:
             return None
         drawn, scores = self._slots.generated(slot)
-        more = {"tempered_logprobs": drawn.tempered, "kept_ids": drawn.kept}
+        complete = None if row.guide is None else row.guide.complete and not cut
+        more = {"tempered_logprobs": drawn.tempered, "kept_ids": drawn.kept, "grammar_complete": complete}
         return Generated(row.request.row, row.sample, drawn.ids, scores, drawn.sampled, finish, reason, row.echo, **more)  # pyright: ignore[reportArgumentType]
 
     def _drop(self) -> None:

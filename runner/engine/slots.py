@@ -1,7 +1,7 @@
 """The rows that decode now: each has a slot, an object, and a line in tables of what changes with each step.
 
 A row keeps its slot until it leaves, so tables are never filtered. A step reads and writes the tables by vectors of slots. Knows no
-models, caches or text: a row with stop strings brings its own stopper.
+models, caches, text or grammars: a row with stop strings brings its own stopper, one under a grammar its guide.
 """
 
 from dataclasses import dataclass, field
@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores
 from ...kernels.sampling.draw import Drawn
+from ...kernels.sampling.grammar_mask import Allowed
 from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
 from ...kernels.sampling.top_choices import TopChoices
+from ..core.guide import Guide
 from ..core.requests import Request, Sample, Sampling
+from .grammar_masks import must_end
 
 DRAWS = 64  # uniforms drawn ahead for a row
 
@@ -39,6 +42,7 @@ class Active:
     echo: Scores | None
     stream: np.random.Philox
     stopper: Stopper | None
+    guide: Guide | None
     seen: NDArray[np.int32]  # the prompt's distinct ids, if a penalty needs them
     fault: str | None = None  # what is wrong with the prompt: the row ends with its first token
     kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])  # for each token the ids that could be drawn
@@ -53,13 +57,14 @@ class Slots:
     """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept for each token.
 
     ``count`` [R] tokens generated, ``last`` [R] the newest token (before the first: the prompt's last), ``limit`` [R].
-    ``special`` [R] marks rows that must be looked at after each token: they have stop strings, stop ids of their own, or a fault.
+    ``special`` [R] marks rows that must be looked at after each token: they have a guide, stop strings, stop ids of their own, or a
+    fault. ``guided`` [R] marks those with a guide.
     """
 
     def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
         self.active: list[Active | None] = [None] * rows
         self.count, self.limit, self.last = (np.zeros(rows, np.int32) for _ in range(3))
-        self.special, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(3))
+        self.special, self.guided, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(4))
         self._top, self._stats, self._tempered, self._width = top, stats, tempered, 0
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
             np.zeros(rows, np.float32) for _ in range(6)
@@ -87,7 +92,8 @@ class Slots:
         self.active[slot] = row
         self.count[slot], self.limit[slot], self.last[slot] = 0, s.max_tokens, row.request.prompt.ids[-1]
         self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
-        self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None or row.fault is not None
+        self.guided[slot] = row.guide is not None
+        self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None or row.fault is not None or row.guide is not None
         self._temperature[slot], self._top_k[slot], self._top_p[slot], self._min_p[slot] = s.temperature, s.top_k, s.top_p, s.min_p
         self._typical_p[slot], self._xtc_probability[slot], self._xtc_threshold[slot] = s.typical_p, s.xtc_probability, s.xtc_threshold
         self._repetition[slot], self._presence[slot] = s.repetition_penalty, s.presence_penalty
@@ -105,8 +111,8 @@ class Slots:
         drawn = Drawn(ids, sampled, tempered, list(self.row(slot).kept) or None)  # pyright: ignore[reportArgumentType]
         return drawn, Scores(**figures)  # pyright: ignore[reportArgumentType]
 
-    def parameters(self, order: Index, eos: NDArray[np.int32]) -> Parameters:
-        """Returns the next step's parameters of the rows in ``order`` [B]."""
+    def parameters(self, order: Index, eos: NDArray[np.int32], allowed: Allowed | None = None) -> Parameters:
+        """Returns the next step's parameters of the rows in ``order`` [B]. ``allowed``: the masks of those under a grammar."""
         column = self.count[order] % DRAWS
         for slot in order[self.sampled[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
@@ -123,12 +129,13 @@ class Slots:
             presence=self._presence[order],
             frequency=self._frequency[order],
             uniforms=self._uniforms[order, column],
-            edits=self._edits(order, eos),
             typical_p=typical_p if (typical_p < 1).any() else None,
             top_choices=TopChoices(xtc, self._xtc_threshold[order], self._coins[order, column]) if xtc.any() else None,
+            edits=self._edits(order, eos, allowed),
+            allowed=allowed,
         )
 
-    def _edits(self, order: Index, eos: NDArray[np.int32]) -> Edits | None:
+    def _edits(self, order: Index, eos: NDArray[np.int32], allowed: Allowed | None) -> Edits | None:
         masks: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
         seen: list[tuple[int, NDArray[np.int32]]] = []
         generated: list[tuple[int, NDArray[np.int32]]] = []
@@ -139,7 +146,8 @@ class Slots:
             if n < s.min_tokens:
                 own = np.array(s.stop_token_ids, np.int32)
                 stops = own if s.ignore_eos else np.concatenate([eos, own])
-                masks.append((at, stops, np.full(len(stops), -np.inf, np.float32)))
+                if not must_end(allowed, at, stops):  # a text that is whole ends, however short it is
+                    masks.append((at, stops, np.full(len(stops), -np.inf, np.float32)))
             if s.logit_bias:
                 masks.append((at, np.array(list(s.logit_bias), np.int32), np.array(list(s.logit_bias.values()), np.float32)))
             if s.penalties:

@@ -3,11 +3,6 @@
 import json
 from collections.abc import Callable
 
-from jsonschema import FormatChecker
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import Draft202012Validator, validator_for
-from referencing.jsonschema import EMPTY_REGISTRY
-
 from ..core.errors import first_line
 from ..core.grammar_spec import GrammarSpec
 
@@ -17,6 +12,11 @@ def schema_check(spec: GrammarSpec) -> Callable[[str], bool]:
 
     References to other documents are never fetched; a text that needs one fulfils nothing.
     """
+    from jsonschema import FormatChecker
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing.jsonschema import EMPTY_REGISTRY
+
     schema = json.loads(spec.text)
     kind = validator_for(schema, default=Draft202012Validator)
     try:

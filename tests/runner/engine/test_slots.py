@@ -13,7 +13,7 @@ NO_EOS = np.zeros(0, np.int32)
 
 def active(sampling: Sampling, seed: int = 0, prompt: tuple[int, ...] = (3, 1, 3)) -> Active:
     asked = request(0, list(prompt), sampling, [seed])
-    return Active(asked, asked.work.samples[0], None, np.random.Philox(key=seed), None, np.unique(asked.prompt.ids))
+    return Active(asked, asked.work.samples[0], None, np.random.Philox(key=seed), None, None, np.unique(asked.prompt.ids))
 
 
 def write(slots: Slots, order: list[int], ids: list[int]) -> None:
