@@ -64,3 +64,11 @@ def places(allowed: Allowed, b: int) -> NDArray[np.int32]:
     found = np.full(b, -1, np.int32)
     found[allowed.rows] = np.arange(len(allowed.rows), dtype=np.int32)
     return found
+
+
+def must_end(allowed: Allowed | None, row: int, ends: NDArray[np.int32]) -> bool:
+    """Returns whether ``row`` of the batch may draw nothing but ``ends``, the ids that end it."""
+    if allowed is None or not len(at := np.flatnonzero(allowed.rows == row)):
+        return False
+    bits, stops = allowed.bits[at[0]].view(np.uint32), np.unique(ends)
+    return int(np.bitwise_count(bits).sum()) == int((bits[stops // WORD] >> (stops % WORD).astype(np.uint32) & 1).sum())

@@ -25,14 +25,13 @@ from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
 from ..scheduler.request_queue import RequestQueue
-from .grammar_masks import step_masks
 from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
 from .prefix_kv import PrefixKV
 from .progress import Progress
 from .setup import Setup
-from .slots import Active, Slots, Stopper
+from .slots import Active, Slots, Stopper, step_masks
 
 CLEAR_STEPS = 512  # decode steps after which the allocator returns its spare buffers to the system
 

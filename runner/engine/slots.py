@@ -4,6 +4,7 @@ A row keeps its slot until it leaves, so tables are never filtered. A step reads
 models, caches, text or grammars: a row with stop strings brings its own stopper, one under a grammar its guide.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,13 +13,12 @@ from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores
 from ...kernels.sampling.draw import Drawn
-from ...kernels.sampling.grammar_mask import Allowed
+from ...kernels.sampling.grammar_mask import WORD, Allowed, must_end
 from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
 from ...kernels.sampling.top_choices import TopChoices
 from ..core.guide import Guide
 from ..core.requests import Request, Sample, Sampling
-from .grammar_masks import must_end
 
 DRAWS = 64  # uniforms drawn ahead for a row
 
@@ -191,6 +191,18 @@ class Slots:
                 table[:, : self._width] = self._tokens[name]
             self._tokens[name] = table
         self._width = width
+
+
+def step_masks(guides: Sequence[tuple[int, Guide]], width: int) -> Allowed | None:
+    """Asks each guide which of ``width`` ids may come next; ``guides``: rows of the batch, ascending, with their guides.
+
+    Rows that may draw any id have no mask, nor have those whose guide fails: they end with this step. None where no row has one.
+    """
+    bits, rows = np.zeros((len(guides), -(-width // WORD)), np.int32), list[int]()
+    for row, guide in guides:
+        if guide.fill(bits[len(rows)]) and guide.error is None:
+            rows.append(row)
+    return Allowed(np.array(rows, np.int32), bits[: len(rows)]) if rows else None
 
 
 def _flat(parts: list[tuple[int, NDArray[np.int32]]]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_bulk.kernels.sampling.grammar_mask import Allowed
+from mlx_bulk.kernels.sampling.grammar_mask import Allowed, must_end
 from mlx_bulk.runner.core.grammar_spec import GrammarSpec
 from mlx_bulk.runner.core.guide import Guidance
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Failure, Generate, Generated, Request, Sampling
 from mlx_bulk.runner.engine.engine import Engine
-from mlx_bulk.runner.engine.grammar_masks import must_end
 from numpy.typing import NDArray
 
 from ...checkpoints import VOCABULARY
