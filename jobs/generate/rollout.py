@@ -78,7 +78,7 @@ class RolloutJob(GenerateJob):
 
     def fingerprints(self) -> dict[str, str]:
         """Returns the sha256 of each reward function's file, as a part of the run's identity."""
-        return {f"rewards.{name}": f"sha256 {digest}" for name, digest in function_fingerprints(self._functions).items()}
+        return {f"rewards.{name}": fingerprint for name, fingerprint in function_fingerprints(self._functions).items()}
 
     def judge(self) -> Judge | None:
         """Returns the judge that calls reward functions in worker processes; None where the config has none."""

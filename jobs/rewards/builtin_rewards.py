@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
+# A run is continued where its functions have the versions that it began with. Raise one where the function gives other values.
+VERSIONS = {"exact_match": 1, "last_number": 1, "regex": 1, "json_valid": 1, "length": 1}
+
 # A minus behind a digit or a bracket is a subtraction; commas part thousands only; a point behind a word or a point ends it.
 _NUMBER = re.compile(r"(?:(?<![\w)\].])[-−–])?[$€£¥₹]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<![\w)\].])\.\d+)")
 _PLAIN = str.maketrans({"−": "-", "–": "-"} | dict.fromkeys(",$€£¥₹", ""))

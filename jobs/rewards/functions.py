@@ -14,6 +14,7 @@ from ...configs.explain import shown
 from ...configs.fields import nearest
 from ...configs.rollout import RewardConfig
 from ...runner.data.column_paths import missing_column, require_column
+from .builtin_rewards import VERSIONS
 from .worker_process import START_SECONDS, Worker, WorkerDied, WorkerHangs
 
 # Arguments of a function besides the columns. A column of such a name is not passed on, as in TRL.
@@ -84,8 +85,14 @@ def require_columns(functions: Sequence[RewardFunction], columns: Collection[str
 
 
 def function_fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]:
-    """Returns the sha256 of each function's file by the function's name. They are a part of a run's identity."""
-    return {function.label: function.sha256 for function in functions}
+    """Returns what each function computes by, by its name: a part of a run's identity. It is the sha256 of the function's file.
+
+    Of a built-in function it is the version: the package's file also changes where no value does.
+    """
+    return {
+        function.label: f"version {VERSIONS[function.config.fn]}" if function.config.built_in else f"sha256 {function.sha256}"
+        for function in functions
+    }
 
 
 def _about(places: Sequence[str]) -> list[dict[str, Any]]:

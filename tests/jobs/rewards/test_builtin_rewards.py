@@ -1,10 +1,16 @@
 """Tests the built-in rewards: answers that are right, wrong, or not theirs to judge."""
 
+import hashlib
 import json
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from mlx_bulk.jobs.rewards.builtin_rewards import exact_match, json_valid, last_number, length, regex
+from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.jobs.rewards import builtin_rewards
+from mlx_bulk.jobs.rewards.builtin_rewards import VERSIONS, exact_match, json_valid, last_number, length, regex
+from mlx_bulk.jobs.rewards.functions import find_functions, function_fingerprints
 
 
 def chat(text: str) -> list[dict[str, str]]:
@@ -105,3 +111,51 @@ def test_json_nested_beyond_reason_is_not_valid_and_no_crash():
 def test_length_counts_tokens_not_characters():
     assert length([[5] * 300, [5] * 192, [5] * 208], over=192, per=64) == [108 / 64, 0.0, 0.25]
     assert length([[1, 2, 3]]) == [3.0]
+
+
+# ------------------------------------------------------------------------------------------------------------- versions
+
+# Texts of pieces that matter to one function or another, and answers of as many kinds.
+PIECES = ["1", "2", "18", ".", ",", "-", "−", "$", " ", "\n", "####", "a", "B", "(", ")", "[", "]", '"', "{", "}", ":", "true", "null", "é"]
+RANDOM = random.Random(20)
+TEXTS = ["".join(RANDOM.choices(PIECES, k=RANDOM.randint(0, 9))) for _ in range(3000)]
+ANSWERS: list[Any] = [RANDOM.choice([1, 2, -18, 0.5, None, "1,2", "#### 18", text + "1"]) for text in TEXTS]
+IDS = [list(range(RANDOM.randint(0, 400))) for _ in TEXTS]
+
+CALLS: dict[str, Callable[[], Sequence[float | None]]] = {
+    "exact_match": lambda: [
+        *exact_match(TEXTS, column="a", a=[text.strip() if index % 2 else text.upper() for index, text in enumerate(TEXTS)]),
+        *exact_match(TEXTS, column="a", ignore_case=True, a=[text.upper() for text in TEXTS]),
+        *exact_match(TEXTS, column="a.b", a=[{"b": answer} for answer in ANSWERS]),
+    ],
+    "last_number": lambda: last_number(TEXTS, column="a", a=ANSWERS),
+    "regex": lambda: [*regex(TEXTS, pattern=r"(?i)b\s*\d"), *regex(list(map(chat, TEXTS)), pattern=r"^\W+$")],
+    "json_valid": lambda: json_valid(TEXTS),
+    "length": lambda: [*length(IDS), *length(IDS, over=192, per=64)],
+}
+VALUES = {
+    "exact_match": (1, "8b2f0ce018b21fe7"),
+    "last_number": (1, "97ca4f709b1960c5"),
+    "regex": (1, "937cbc17efd16c6d"),
+    "json_valid": (1, "663e198c67529872"),
+    "length": (1, "ff669544570f2fbe"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_that_gives_other_values_has_another_version(name: str):
+    """Where this fails, runs that are begun must not go on with the function: raise its version, and note the values here."""
+    digest = hashlib.sha256(json.dumps(list(CALLS[name]())).encode()).hexdigest()[:16]
+    assert (VERSIONS[name], digest) == VALUES[name]
+
+
+def test_each_built_in_function_has_a_version():
+    functions = {
+        name for name, value in vars(builtin_rewards).items() if callable(value) and getattr(value, "__module__", "") == regex.__module__
+    }
+    assert {name for name in functions if not name.startswith("_")} == VERSIONS.keys() == CALLS.keys()
+
+
+def test_a_comment_in_the_package_s_file_is_no_other_function():
+    found = find_functions([RewardConfig(fn="length"), RewardConfig(fn="json_valid")])
+    assert function_fingerprints(found) == {"length": "version 1", "json_valid": "version 1"}

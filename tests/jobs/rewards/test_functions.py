@@ -57,7 +57,7 @@ def test_modules_are_imported_from_the_working_folder(tmp_path: Path, monkeypatc
     file = written(tmp_path, "def f(completions): return [1.0, 2.0]", "own/rewards.py")
     monkeypatch.chdir(tmp_path)
     [found] = find_functions(named("own.rewards:f"))
-    assert function_fingerprints([found]) == {"f": hashlib.sha256(file.read_bytes()).hexdigest()}
+    assert function_fingerprints([found]) == {"f": f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"}
     assert rated(named("own.rewards:f")).rewards == {"f": [1.0, 2.0]}
     assert "ModuleNotFoundError: No module named 'owm'" in refused(named("owm.rewards:f"))
 
@@ -122,5 +122,5 @@ def test_a_file_is_run_as_it_is_hashed_though_its_time_and_size_are_those_of_ano
     for value in (1.0, 2.0):
         file = written(tmp_path, f"def f(completions): return [{value}, {value}]")
         os.utime(file, (1, 1))
-        assert function_fingerprints(find_functions(named(f"{file}:f"))) == {"f": hashlib.sha256(file.read_bytes()).hexdigest()}
+        assert function_fingerprints(find_functions(named(f"{file}:f"))) == {"f": f"sha256 {hashlib.sha256(file.read_bytes()).hexdigest()}"}
         assert rated(named(f"{file}:f")).rewards == {"f": [value, value]}
