@@ -77,7 +77,7 @@ class RolloutJob(GenerateJob):
         return self
 
     def fingerprints(self) -> dict[str, str]:
-        """Returns the sha256 of each reward function's file, as a part of the run's identity."""
+        """Returns what each reward function computes by, as a part of the run's identity."""
         return {f"rewards.{name}": fingerprint for name, fingerprint in function_fingerprints(self._functions).items()}
 
     def judge(self) -> Judge | None:
