@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = """
-    configs kernels/cpu kernels kernels/sampling
+    configs kernels/cpu kernels kernels/recurrent kernels/sampling
     runner runner/core runner/files runner/formats runner/data runner/text runner/grammar runner/answers runner/scheduler
     runner/layers runner/models runner/engine runner/checks runner/store runner/runs runner/policies runner/pipeline runner/estimate
     jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/evals jobs/export jobs/sweep

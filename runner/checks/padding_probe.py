@@ -9,7 +9,7 @@ Short rows go through a batch as the engine runs it (prefill, a row that joins, 
 batch crashes, the next way is tried. Knows models, not their names, and not what longer rows would show.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ STEPS = 2
 # float32, or four roundings of the largest logit in half precision. It is at most a share of the logits' spread, as a device's noise
 # may be large: a pad that is attended to moves logits by a tenth of their spread.
 NOISE = 4
-COPIES = 3  # rows of such a batch
+COPIES, MANY = 3, 6  # rows of such a batch: fed in one call, and by steps (products of up to four rows may sum in an order of their own)
 PROMISE = 1e-4  # a logprob, in float32
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative
 SPREAD = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
@@ -130,14 +130,22 @@ class _ProbeRows:
     def noise(self) -> float:
         """Returns how far logits of a prompt are from those in a batch of copies of it: rounding alone, as nothing else can enter.
 
-        0 where the network takes one row only.
+        The copies are fed in one call, and with the last tokens one by one. 0 where the network takes one row only.
         """
-        ids = mx.array(np.tile(self.prompts[0], (COPIES, 1)))
         try:
-            logits = _numpy(Network(self._network)(ids, make_caches(self._network, COPIES, padded=False))[:, -STEPS:])
+            pairs = [(self._copies(0, COPIES, []), self.at_once(0))]
+            for row, ids in enumerate(self.prompts[:3]):
+                pairs.append((self._copies(row, MANY, range(len(ids) - STEPS, len(ids))), self.by_steps(row)))
         except Exception:  # a model file may fail in any way
             return 0.0
-        return max(_difference(*pair) for row in logits for pair in zip(row, self.at_once(0), strict=True))
+        return max(_difference(*pair) for rows, alone in pairs for row in rows for pair in zip(row, alone, strict=True))
+
+    def _copies(self, row: int, copies: int, cuts: Sequence[int]) -> NDArray[np.float32]:
+        """Returns the last logits [copies, STEPS, V] of copies of a prompt, fed in calls that end before the positions ``cuts``."""
+        caches = make_caches(self._network, copies, padded=False)
+        parts = [part for part in np.split(np.tile(self.prompts[row], (copies, 1)), cuts, axis=1) if part.size]
+        logits = [Network(self._network)(mx.array(part), caches) for part in parts]
+        return _numpy(mx.concatenate(logits, axis=1)[:, -STEPS:])
 
 
 def _padded(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:

@@ -5,6 +5,7 @@ that the kernels are not made for, it does what its base class does.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import mlx.core as mx
 from mlx import nn
@@ -13,12 +14,14 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from ...kernels import elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
+from ...kernels.recurrent import short_convolution
 from .call_context import CallContext, ListedProduct
 
+Made = TypeVar("Made")
 VOCABULARY = 8192  # outputs: a projection with so many makes logits, which may stay unread
 
 
-def run_kernel(used: set[str], name: str, fast: Callable[[], mx.array], original: Callable[[], mx.array]) -> mx.array:
+def run_kernel(used: set[str], name: str, fast: Callable[[], Made], original: Callable[[], Made]) -> Made:
     """Returns what ``fast`` computes with the kernel ``name``, and notes it in ``used``. While mlx traces a call ``original`` computes."""
     try:
         result = fast()
@@ -85,6 +88,25 @@ class FastEmbedding(nn.Embedding):
         return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
 
 
+class FastConv1d(nn.Conv1d):
+    """``nn.Conv1d`` with the kernel for a convolution of each channel alone."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [B, L, C] -> [B, L - S + 1, C]."""
+        weight, bias = self["weight"], self.get("bias")
+        plain = (self.stride, self.padding, self.dilation, self.groups) == (1, 0, 1, x.shape[-1])
+        if self.training or not (plain and short_convolution.suits(x, weight, bias)):
+            return super().__call__(x)
+        return run_kernel(
+            self._context.used,
+            "convolution",
+            lambda: short_convolution.on_cpu(x, weight, bias),
+            lambda: super(FastConv1d, self).__call__(x),
+        )
+
+
 class FastRMSNorm(nn.RMSNorm):
     """``nn.RMSNorm`` in one pass."""
 
@@ -147,6 +169,7 @@ LAYERS: dict[type, type] = {
     nn.Linear: FastLinear,
     SwitchLinear: FastSwitchLinear,
     nn.Embedding: FastEmbedding,
+    nn.Conv1d: FastConv1d,
     nn.RMSNorm: FastRMSNorm,
     nn.RoPE: FastRoPE,
     Llama3RoPE: FastLlama3RoPE,

@@ -1,6 +1,7 @@
 """Puts our CPU kernels into a loaded network, if its logits stay the same.
 
-mlx-lm's model files call attention and activations by name: these names get our functions in the files that define the network's layers.
+mlx-lm's model files call attention, activations and recurrences by name: these names get our functions in the files that define the
+network's layers.
 Projections, norms and rotations are layers of mlx: those of this network get classes of ours. Each substitute calls the original for
 what it is not made for: other precisions and devices, quantized caches, sinks, functions that mlx compiles. So other models of the same
 files stay right. Substitutes have no gradients: they serve inference alone.
@@ -19,6 +20,8 @@ import numpy as np
 from mlx import nn
 from mlx_lm.models import activations as mlx_activations
 from mlx_lm.models import base
+from mlx_lm.models import gated_delta as mlx_gated_delta
+from mlx_lm.models import ssm as mlx_ssm
 from mlx_lm.utils import get_total_parameters
 from numpy.typing import NDArray
 
@@ -26,6 +29,7 @@ from ...kernels import attention, elementwise, linear, native
 from ..core.errors import first_line
 from .call_context import context_of
 from .cpu_layers import run_kernel
+from .cpu_recurrent import fast_gated_delta, fast_state_space
 from .kv_cache import make_caches
 from .layer_patching import patch_layers, unpatch_layers
 from .network import Network
@@ -72,8 +76,20 @@ def _fast_nn() -> ModuleType:
     return twin
 
 
-_ORIGINALS: list[Any] = [base.scaled_dot_product_attention, mlx_activations.swiglu, nn]
-_OURS: list[Any] = [_attention, _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu), _fast_nn()]
+_ORIGINALS: list[Any] = [
+    base.scaled_dot_product_attention,
+    mlx_activations.swiglu,
+    nn,
+    mlx_ssm.ssm_update,
+    mlx_gated_delta.gated_delta_update,
+]
+_OURS: list[Any] = [
+    _attention,
+    _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu),
+    _fast_nn(),
+    fast_state_space(functions_used),
+    fast_gated_delta(functions_used),
+]
 
 
 def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:

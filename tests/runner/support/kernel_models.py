@@ -25,9 +25,10 @@ USED = {
     "gemma3_text": ("attention", "gelu", "linear", "rotation"),
     "qwen3_moe": ("attention", "experts", *DENSE, "swiglu"),
     "mixtral": ("attention", "experts", *DENSE, "swiglu"),
-    "mamba": ("linear", "norm", "silu", "swiglu"),
-    "mamba2": ("linear", "norm", "silu", "swiglu"),
-    "lfm2": ("attention", *DENSE, "swiglu"),
+    "mamba": ("convolution", "linear", "norm", "silu", "swiglu"),
+    "mamba2": ("convolution", "linear", "norm", "silu", "state space", "swiglu"),
+    "lfm2": ("attention", "convolution", *DENSE, "swiglu"),
+    "qwen3_next": ("attention", "convolution", "experts", "gated delta", *DENSE, "silu", "swiglu"),
     "gemma2": ("gelu", "linear", "rotation"),
 }
 

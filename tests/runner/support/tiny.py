@@ -63,6 +63,16 @@ _LFM2: dict[str, Any] = {  # half its layers are convolutions with a state, half
     "block_auto_adjust_ff_dim": False,
     "full_attn_idxs": [1, 3],
 }
+_QWEN3_NEXT: dict[str, Any] = {  # three of its four layers hold a gated delta rule
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+    "shared_expert_intermediate_size": 32,
+    "partial_rotary_factor": 0.5,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _BASE,
     "qwen3": _BASE,
@@ -72,11 +82,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mamba2": _RECURRENT | _MAMBA2 | {"tie_word_embeddings": False},
     "mamba": _RECURRENT,
     "lfm2": _BASE | _LFM2,
+    "qwen3_next": _BASE | _MOE | _QWEN3_NEXT,
     # its window is the whole context: mlx-lm's Gemma 2 knows no smaller one
     "gemma2": _BASE | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 }
-SCALES = {"gemma2": 1.5}  # at 3 its logits spread by 6, and a row four times in one call of mlx-lm differs by 1.5e-4 from once
-PADDED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral", "mamba2", "lfm2")
+# At 3 gemma2's logits spread by 6, and a row four times in one call of mlx-lm differs by 1.5e-4 from once. qwen3_next's states carry a
+# rounding on from token to token, until it is 2e-4.
+SCALES = {"gemma2": 1.5, "qwen3_next": 1.9}
+PADDED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral", "mamba2", "lfm2", "qwen3_next")
 JOINED = ("mamba",)  # mlx-lm's `mamba` feeds pads to its state
 EXACT = ("mamba", "gemma2")  # what is wrong with pads; mlx-lm's `gemma2` crashes on a batch's mask
 LENGTHS = (5, 30, 1, 17, 17, 9, 2, 40, 3, 12, 1, 2)
