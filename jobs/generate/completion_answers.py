@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from ...configs.errors import ConfigError
 from ...configs.schema import GenerateConfig
 from ...runner.answers.answer import Answer, AnswerReader
+from ...runner.answers.call_grammar import call_grammar, why_no_call_grammar
 from ...runner.answers.reasoning_marks import ReasoningMarks, find_reasoning_marks
 from ...runner.answers.sections import Marks, find_sections, literal
 from ...runner.answers.spelling import Spelling
 from ...runner.answers.thinking_guide import ThinkingGuidance
 from ...runner.answers.tool_format import ToolFormat, find_tool_format
+from ...runner.answers.tools import tool_names
 from ...runner.core.errors import RowError
+from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.guide import Guidance
 from ...runner.core.requests import Generated, Prompt, Reading, Request, Row, Sampling
 from ...runner.pipeline.job import Parts
@@ -44,14 +47,27 @@ class CompletionAnswers:
         if rows.budgets and self.marks is None and self._config.reasoning.budget is not None:
             cure = "set reasoning.marks to what begins and ends it, or remove the budget"
             raise ConfigError(f"reasoning.budget: the model's chat template has no marks of reasoning that are known; {cure}")
+        if self._config.prompt.tool_choice not in ("none", "auto") and (problem := why_no_call_grammar(self.format)):
+            raise ConfigError(f"prompt.tool_choice: {problem}")
 
     def warn(self) -> None:
-        """Says once what the columns of calls will lack."""
+        """Says what may surprise: calls that are not read, and reasoning that leaves no room for an answer."""
         if self.columns.tools and self.format is None:
-            cure = "tools.parser can name one" if self._config.tools.parser == "auto" else "tools.parser is none"
+            cause = "tools.parser is none" if self._config.tools.parser == "none" else "no parser is known for the model's chat template"
+            log.warning("calls of tools are not read and stay in the content: %s; tools.parser can name one", cause)
+        if self._rows.guided and self.columns.reasoning and not self._rows.budgets and self._may_reason:
             log.warning(
-                "calls of tools are not read, they stay in the content: no parser is known for the model's chat template (%s)", cure
+                "the model may reason before it answers, and its grammar holds the answer alone: a completion whose reasoning takes all of "
+                "max_tokens has none; set reasoning.budget"
             )
+
+    @property
+    def _may_reason(self) -> bool:
+        """True unless the chat template, with the config's variables, says that there is no reasoning."""
+        if self.marks is None:
+            return False
+        found = find_sections(self._opening("{}", {}) or "", [literal("reasoning", self.marks.begins, self.marks.ends)])
+        return not any(section.kind == "reasoning" and section.closed for section in found[-2:])
 
     @cached_property
     def columns(self) -> AnswerColumns:
@@ -118,6 +134,20 @@ class CompletionAnswers:
             return known[key]
 
         return opening
+
+    def call_spec(self, asked: RowSettings) -> GrammarSpec | None:
+        """Returns the grammar of a row that must call a tool; None for others. Raises RowError where that can not be asked for."""
+        if asked.tool_choice.mode != "required" or not asked.tools:
+            return None
+        if asked.structured is not None:
+            raise RowError("grammar", "this row must call a tool and has a grammar of its own; expected one of the two")
+        if problem := why_no_call_grammar(self.format):
+            raise RowError("grammar", problem)
+        names = tool_names(asked.tools)
+        if missing := [name for name in asked.tool_choice.names if name not in names]:
+            raise RowError("grammar", f"this row must call the tool {missing[0]!r}; expected one of its tools: {', '.join(names)}")
+        assert self.format is not None, "it has a call grammar"
+        return call_grammar(self.format, asked.tools, asked.tool_choice, not asked.parallel_tool_calls, self._encode)
 
     def guidance(self, asked: RowSettings, reading: Reading, sampling: Sampling, grammar: Guidance | None) -> Guidance | None:
         """Returns the guidance of a row: the ``grammar``'s, with the row's reasoning before it. Raises RowError."""

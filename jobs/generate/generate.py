@@ -130,7 +130,9 @@ class GenerateJob:
         seeds = (own + row.round * n + s if own is not None else sample_seed(seed, row.key, s, row.round) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
         reading = self.answers.reading(asked, prompt)
-        guidance = self.answers.guidance(asked, reading, sampling, self._grammar(asked.structured, sampling))
+        guidance = self.answers.guidance(
+            asked, reading, sampling, self._grammar(self.answers.call_spec(asked) or asked.structured, sampling)
+        )
         return [Request(row.position, prompt, Generate(sampling, samples, guidance, reading))]
 
     def _grammar(self, spec: GrammarSpec | None, sampling: Sampling) -> Guidance | None:

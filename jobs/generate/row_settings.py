@@ -99,7 +99,7 @@ class ConfiguredRows:
     @property
     def guided(self) -> bool:
         """True when a row may have a grammar."""
-        return self._config.structured.used
+        return self._config.structured.used or self._config.prompt.tool_choice not in ("none", "auto")
 
     @cached_property
     def render(self) -> Callable[[Columns], Rendered]:

@@ -21,7 +21,7 @@ _TICKS, _MESSAGE = 20, 400
 def distributions(found: RecordPass) -> PageSection | None:
     """Shows lengths, logprobs, perplexities, finish reasons and predictions, as far as the records have them."""
     charts: list[Chart] = []
-    titles = {"prompt": "Prompt length", "completion": "Completion length", "scored": "Scored tokens"}
+    titles = {"prompt": "Prompt length", "completion": "Completion length", "reasoning": "Reasoning length", "scored": "Scored tokens"}
     for heading, lengths in found.lengths.items():
         charts.append(_chart(f"length-{heading}", titles[heading], lengths, "tokens", "records", "{:,.0f}"))
     if found.nll.count:
@@ -37,7 +37,9 @@ def distributions(found: RecordPass) -> PageSection | None:
         words += f" {found.documents.infinite:,} of infinite perplexity are not drawn." if found.documents.infinite else ""
         spec = histogram_chart(found.documents.histogram(), f"perplexity of a {kind} (logarithmic)", "records", logarithmic=True)
         charts.append(Chart("perplexity", f"Perplexity by {kind}", words, spec))
-    for name, title, counts in (("finish", "Finish reasons", found.finish), ("accuracy", "Predictions", found.accuracy)):
+    counted = [("finish", "Finish reasons", found.finish), ("calls", "Calls of tools", found.calls)]
+    counted.append(("accuracy", "Predictions", found.accuracy))
+    for name, title, counts in counted:
         if counts := [(reason, count) for reason, count in counts.most_common() if count]:
             words = ", ".join(f"{reason} {100 * count / found.records:.1f} %" for reason, count in counts)
             charts.append(Chart(name, title, f"{words}.", bars(counts, "records")))

@@ -22,6 +22,7 @@ from .rollout_figures import RolloutFigures
 
 SPAN = 8  # tokens of a span
 _GENERATED = ("prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")
+_PARTS = ("reasoning_tokens", "tool_calls", "tool_error")
 _SCORED = ("token_logprobs", "sum_logprob", "scored_tokens", "choice_logprobs", "label", "correct")
 _LONGEST = 1 << 20  # tokens: a longer text counts as this long
 _SORTS = {"random": 40, "least likely": 16, "most likely": 8, "longest": 8, "wrong and sure": 12, "right and unsure": 8}
@@ -32,8 +33,9 @@ class RecordPass:
     """The figures of one pass.
 
     lengths: heading -> lengths in tokens. nll: of each token, in nats. documents: mean NLL a token of each record.
-    finish: finish reason -> records. accuracy: records that are right, wrong, or without a label. sorts: name -> records to look at.
-    spans: records with the least likely spans, and the token where each begins. rollout: for a rollout with rewards, else None.
+    finish: finish reason -> records. calls: what became of a completion's calls -> records. accuracy: records that are right, wrong, or
+    without a label. sorts: name -> records to look at. spans: records with the least likely spans, and the token where each begins.
+    rollout: for a rollout with rewards, else None.
     """
 
     columns: list[str]
@@ -42,6 +44,7 @@ class RecordPass:
     nll: Bins = field(default_factory=lambda: Bins(0.0, 0.05, 100.0, distinct=None))
     documents: Bins = field(default_factory=lambda: Bins(0.0, 0.01, 100.0, distinct=None))
     finish: Counter[str] = field(default_factory=Counter[str])
+    calls: Counter[str] = field(default_factory=Counter[str])
     accuracy: Counter[str] = field(default_factory=Counter[str])
     sorts: dict[str, Lowest] = field(default_factory=dict[str, Lowest])
     spans: Lowest = field(default_factory=lambda: Lowest(12))
@@ -57,7 +60,7 @@ def pass_over_records(run: Path) -> RecordPass | None:
     if first is None:
         return None
     found = RecordPass(first.schema.names)
-    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_SCORED}]
+    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_PARTS, *_SCORED}]
     if "reward" in wanted:
         found.rollout = RolloutFigures()
     for batch in read_results(run, wanted):
@@ -81,11 +84,11 @@ def _add(found: RecordPass, batch: pa.RecordBatch) -> None:
     found.records += len(records)
     chance = hash_uniforms(records)
     _pick(found, "random", chance, records)
-    for name, heading in (("prompt_tokens", "prompt"), ("completion_tokens", "completion"), ("scored_tokens", "scored")):
-        if name in names:
+    for heading in ("prompt", "completion", "reasoning", "scored"):
+        if (name := f"{heading}_tokens") in names:
             lengths = _ints(batch, name)
             found.lengths.setdefault(heading, Bins(0.0, 1.0, _LONGEST, whole=True)).add(lengths)
-            if name != "prompt_tokens":
+            if heading in ("completion", "scored"):
                 _pick(found, "longest", -lengths.astype(np.float64), records)
     if "finish_reason" in names:
         reasons = batch.column("finish_reason").dictionary_encode()
@@ -93,11 +96,22 @@ def _add(found: RecordPass, batch: pa.RecordBatch) -> None:
             mine = reasons.indices.to_numpy() == code
             found.finish[reason] += int(mine.sum())
             found.sorts.setdefault(f"finish: {reason}", Lowest(6)).add(chance[mine], records[mine])
+    if "tool_calls" in names:
+        _add_calls(found, batch)
     _add_logprobs(found, batch, records, names)
     if "choice_logprobs" in names:
         _add_choices(found, batch, records)
     if found.rollout is not None:
         found.rollout.add(batch)
+
+
+def _add_calls(found: RecordPass, batch: pa.RecordBatch) -> None:
+    """Counts the calls of each completion that had tools, and what was wrong with them."""
+    for calls, error in zip(batch.column("tool_calls").to_pylist(), batch.column("tool_error").to_pylist(), strict=True):
+        if calls is not None:
+            found.calls["no call" if not calls else "1 call" if len(calls) == 1 else f"{len(calls)} calls"] += 1
+        if error is not None:
+            found.calls[error.partition(":")[0]] += 1
 
 
 def _add_logprobs(found: RecordPass, batch: pa.RecordBatch, records: Ints, names: set[str]) -> None:

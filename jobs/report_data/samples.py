@@ -28,6 +28,9 @@ _FACTS = (
     ("finish_reason", "finish"),
     ("stop_reason", "stopped by"),
     ("completion_tokens", "completion tokens"),
+    ("reasoning_tokens", "reasoning tokens"),
+    ("reasoning_forced", "reasoning was ended"),
+    ("tool_error", "error of its calls"),
     ("scored_tokens", "scored tokens"),
     ("reward", "reward"),
     ("advantage", "advantage"),
@@ -141,7 +144,12 @@ class _Shown:
             text = decoded(decode, values["completion_ids"]) if decode is not None else values["completion"]
             part = self._tokens("completion", values, "", text, span)
             # Without stored logprobs its tokens have nothing to show.
-            yield part if values.get("logprobs") is not None else {"name": "completion", "text": _cut(values["completion"])}
+            whole = part if values.get("logprobs") is not None else {"name": "completion", "text": _cut(values["completion"])}
+            said = list(_said(values))
+            if values.get("reasoning") is not None:
+                yield {"name": "reasoning", "text": _cut(values["reasoning"]), "folded": True}
+            yield whole | {"folded": True} if said else whole
+            yield from said
         elif "token_ids" in values:
             decode = None if self.tokenizer is None else self.tokenizer.decode
             yield self._tokens("text", values, "token", decoded(decode, values["token_ids"]), span)
@@ -164,6 +172,16 @@ class _Shown:
             note = f"logprob {values['choice_logprobs'][index]:.3f}" + (f" · {', '.join(marks)}" if marks else "")
             columns = {"token_ids": ids[:MOST], "token_logprobs": logprobs[:MOST]}
             yield {"name": f"choice {index}", "note": note, "tokens": shown_tokens(columns, "token", None, self.spell)[0]}
+
+
+def _said(values: Json) -> Iterator[Json]:
+    """Yields the calls and the answer of a completion, where they are not the whole of it."""
+    calls = values.get("tool_calls") or []
+    if calls:
+        yield {"name": "calls", "text": _cut("\n".join(f"{call['name']} {call['arguments']}" for call in calls))}
+    answer = values.get("content")
+    if answer is not None and (calls or values.get("reasoning") is not None):
+        yield {"name": "answer", "text": _cut(answer)}
 
 
 def _reward(value: float | None, error: str | None) -> str:

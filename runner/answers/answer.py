@@ -70,7 +70,7 @@ class AnswerReader:
             answer.error = answer.error or f"{len(answer.calls) - 1} more calls, since parallel_tool_calls is false"
             del answer.calls[1:]
         answer.content = _joined(pieces, sections)
-        if not answer.content and (answer.calls or answer.reasoning is not None):
+        if not answer.content.strip() and (answer.calls or answer.reasoning is not None):
             answer.content = None
         return answer
 

@@ -137,8 +137,8 @@ function detailOf(record) {
   made.push(element("p", "facts", facts.join(" \u00b7 ")));
   let coloured = false;
   for (const part of record.parts) {
-    const box = element("div", "part");
-    const heading = element("h4", "", part.name);
+    const box = element(part.folded ? "details" : "div", "part");
+    const heading = element(part.folded ? "summary" : "h4", "", part.name);
     if (part.note) heading.append(" ", element("span", "", "\u00b7 " + part.note));
     if (part.span) heading.append(" ", element("span", "", "\u00b7 underlined: its least likely 8 tokens in a row"));
     box.append(heading, part.text !== undefined ? element("p", "text", part.text) : tokensOf(part));

@@ -13,9 +13,10 @@ from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.jobs.generate.generate import GenerateJob
 from mlx_bulk.jobs.generate.rollout import RolloutJob
 from mlx_bulk.runner.answers.thinking_guide import ThinkingGuidance
+from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.pipeline.job import Parts
-from mlx_bulk.runner.text.tokenizer import Tokenizer
+from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
 from ...checkpoints import EOS
 from ...runner.support.small_tokenizers import demo
@@ -162,6 +163,71 @@ def test_a_run_says_once_that_calls_are_not_read(caplog: pytest.LogCaptureFixtur
     made = job(demo(), tools={"parse": "always"})
     assert [line for line in caplog.messages if "calls of tools are not read" in line] != []
     assert record(made, CALL)["content"] == CALL
+
+
+def test_a_grammar_behind_reasoning_without_a_budget_is_warned_of(thinker: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    grammar = {"structured": {"choice": ["a", "b"]}}
+    job(thinker, prompt={"user": "x", "chat_template_args": {"thinking": "closed"}}, **grammar)
+    job(thinker, reasoning={"budget": 5}, **grammar)
+    job(demo(), **grammar)
+    assert caplog.messages == []
+    job(thinker, **grammar)
+    assert "set reasoning.budget" in caplog.messages[-1]
+
+
+def test_a_call_that_is_required(thinker: Tokenizer) -> None:
+    tools = [WEATHER, {"type": "function", "function": {"name": "time", "parameters": {"type": "object"}}}]
+    prompt = {"user": "x", "tools": tools}
+    named = job(thinker, prompt={**prompt, "tool_choice": {"name": "time"}})
+    spec = named.answers.call_spec(named.rows.settings(Row(0, "k", {"q": "Hi"})))
+    assert spec is not None
+    assert "time" in spec.text
+    assert "weather" not in spec.text
+    assert "grammar_complete" in named.schema.names
+    with pytest.raises(ConfigError, match=r"prompt\.tool_choice: a call can be required where it is JSON between two marks"):
+        job(thinker, prompt={**prompt, "tool_choice": "required"}, tools={"parser": "qwen3_coder"})
+    column = job(thinker, prompt={"user": "x", "tools": "tools", "tool_choice": {"name": "date"}})
+    with pytest.raises(RowError, match="must call the tool 'date'; expected one of its tools: weather, time"):
+        column.requests(Row(0, "k", {"q": "Hi", "tools": tools}))
+    assert column.answers.call_spec(column.rows.settings(Row(0, "k", {"q": "Hi"}))) is None
+    both = job(thinker, prompt={**prompt, "tool_choice": "required"}, structured={"choice": ["a"]})
+    with pytest.raises(RowError, match="must call a tool and has a grammar of its own"):
+        both.requests(Row(0, "k", {"q": "Hi"}))
+
+
+@pytest.mark.parametrize("budget", [0, 1, 20])
+def test_a_run_with_a_budget(tmp_path: Path, budget: int) -> None:
+    bench = Bench(tmp_path, write_thinker(tmp_path / "model"))
+    prompt = {"user": "{{ q }}", "chat_template_args": {"thinking": "open"}}
+    done = bench.run("-q", prompt=prompt, sampling={"max_tokens": 30, "ignore_eos": True}, reasoning={"budget": budget, "message": "Stop."})
+    assert done.code == 0, done.stderr
+    tokenizer = load_tokenizer(bench.model, None, {}, trust_remote_code=False)
+    forced = [tokenizer.encode_text(text).ids.tolist() for text in ("Stop.", "</think>", "\n\n")]
+    flat = [token for ids in forced for token in ids]
+    for each in done.records:
+        assert each["completion_ids"][budget : budget + len(flat)] == flat
+        assert each["sampled_logprobs"][budget : budget + len(flat)] == [0.0] * len(flat)
+        assert each["reasoning_forced"] is True
+        assert each["reasoning_tokens"] == budget + len(forced[0])
+        assert each["reasoning"].endswith("Stop.")
+        assert "think>" not in each["content"]
+
+
+def test_a_run_that_calls_a_tool_behind_reasoning(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, write_thinker(tmp_path / "model"))
+    closed = {"type": "object", "properties": {"sure": {"type": "boolean"}}, "required": ["sure"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "answer", "parameters": closed}}
+    prompt = {"user": "{{ q }}", "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    prompt |= {"chat_template_args": {"thinking": "open"}}
+    done = bench.run("-q", prompt=prompt, sampling={"max_tokens": 100, "temperature": 1.5, "n": 2}, reasoning={"budget": 3})
+    assert done.code == 0, done.stderr
+    assert done.table.num_rows == 10
+    for each in done.records:
+        assert (each["grammar_complete"], each["finish_reason"], each["content"], each["tool_error"]) == (True, "stop", None, None)
+        (call,) = each["tool_calls"]
+        assert call["name"] == "answer"
+        assert isinstance(json.loads(call["arguments"])["sure"], bool)
+        assert each["reasoning_tokens"] <= 3
 
 
 def test_a_run_from_end_to_end(tmp_path: Path) -> None:

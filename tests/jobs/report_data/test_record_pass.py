@@ -3,13 +3,17 @@
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mlx_bulk.jobs.report_data.lowest import Lowest, hash_uniforms
 from mlx_bulk.jobs.report_data.record_pass import SPAN, RecordPass, pass_over_records
+from mlx_bulk.jobs.report_data.record_pass import _add_calls as add_calls  # pyright: ignore[reportPrivateUsage]
 from mlx_bulk.jobs.report_data.record_pass import _add_spans as add_spans  # pyright: ignore[reportPrivateUsage]
+from mlx_bulk.jobs.report_data.samples import samples
 
+from ...thinkers import WEATHER, write_thinker
 from ..support.bench import Bench, Done, Record
 
 QUESTIONS: list[Record] = [{"q": f"What is {a} + {b}?"} for a in range(4) for b in range(3)]
@@ -54,6 +58,25 @@ def test_the_least_likely_spans_are_those_of_a_loop(done: Done):
     assert found.found == [who for _, who, _ in spans[:12]]
     assert found.notes.tolist() == [at for *_, at in spans[:12]]
     np.testing.assert_allclose(found.scores, [value for value, *_ in spans[:12]], atol=1e-6)
+
+
+def test_reasoning_and_calls_are_counted_and_shown_folded(tmp_path: Path):
+    bench = Bench(tmp_path, write_thinker(tmp_path / "model"))
+    prompt = {"user": "{{ q }}", "tools": [WEATHER], "chat_template_args": {"thinking": "open"}}
+    done = bench.run(rows=QUESTIONS[:3], prompt=prompt, sampling={"max_tokens": 4, "ignore_eos": True})
+    found = found_in(done.output)
+    assert found.calls == {"no call": 3}
+    assert found.lengths["reasoning"].total == sum(record["reasoning_tokens"] for record in done.records) == 12
+    parts = samples(done.output, found, None).records[0]["parts"]
+    assert [(part["name"], part.get("folded", False)) for part in parts] == [("prompt", False), ("reasoning", True), ("completion", False)]
+
+
+def test_calls_are_counted_by_what_became_of_them():
+    call = {"id": "1", "name": "f", "arguments": "{}"}
+    columns = {"tool_calls": [None, [], [call], [call, call], []], "tool_error": [None, "cut off", None, "unknown tool", "not a call: x"]}
+    found = RecordPass(list(columns))
+    add_calls(found, pa.RecordBatch.from_pydict(columns))
+    assert found.calls == {"no call": 2, "1 call": 1, "2 calls": 1, "cut off": 1, "unknown tool": 1, "not a call": 1}
 
 
 LISTS = st.lists(st.lists(st.one_of(st.floats(-20, 0, width=32), st.just(float("nan"))), max_size=24), min_size=1, max_size=8)
