@@ -8,21 +8,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .answers import NamedTool, ReasoningConfig, ToolRule, Tools, ToolsConfig
+from .data import DataConfig
 from .fields import (
     FREE,
     FROZEN_IF_DETERMINISTIC,
     Chance,
     ColumnOf,
-    Columns,
     Count,
     CountOrAuto,
-    CountOrNull,
     CountOrZero,
-    Delimiter,
     Expected,
     Flag,
     FolderOrNull,
-    Inputs,
     JsonMapping,
     LogitBias,
     Name,
@@ -61,42 +58,6 @@ class ModelConfig(Section):
         default="auto", description="Compute type; auto is the checkpoint's, and float32 on a CPU."
     )
     trust_remote_code: Flag = Field(default=False, description="Run code that comes with the model repo.")
-
-
-class DataConfig(Section):
-    """The input rows: where they are, and what of them is kept in the records."""
-
-    path: Annotated[Inputs, FREE] = Field(
-        description="File, glob, folder, or a list; '-' is stdin, hf:owner/name a hub dataset, demo:questions.jsonl a shipped file."
-    )
-    format: Literal["auto", "jsonl", "json", "parquet", "arrow", "csv", "text"] = Field(
-        default="auto",
-        description="File format; auto goes by the name, and json is one array. Files ending in .gz, .zst or .bz2 are read as they are.",
-    )
-    delimiter: Annotated[Delimiter, FREE] = Field(
-        default=None, description="What stands between the cells of a CSV: one character, or tab; null is found out from its first lines."
-    )
-    split: NameOrNull = Field(
-        default=None, description="Split to read, by README.md, folders or file names; null is all, and train of a hub dataset."
-    )
-    config: NameOrNull = Field(default=None, description="Configuration of a hub dataset, or of a folder whose README.md names several.")
-    revision: Annotated[NameOrNull, FREE] = Field(default=None, description="Branch, tag or commit of a hub dataset.")
-    key: NameOrNull = Field(
-        default=None, description="Column with your own id for a row; null is the row's position. Duplicates stop the job."
-    )
-    keep: Columns = Field(default="all", description="Input columns copied into the record's input struct: all, none, or a list of names.")
-    limit: Annotated[CountOrNull, FREE] = Field(default=None, description="Read only so many rows; raising it later extends the run.")
-
-    @model_validator(mode="after")
-    def _revision_has_a_hub_dataset(self) -> Self:
-        if self.revision is not None and not self.reads_hub:
-            raise contradiction("revision", "expected null, since data.path is no hub dataset (hf:owner/name); remove it")
-        return self
-
-    @property
-    def reads_hub(self) -> bool:
-        """True where a hub dataset is among the paths."""
-        return any(path.startswith("hf:") for path in ([self.path] if isinstance(self.path, str) else self.path))
 
 
 class PromptConfig(Section):
@@ -253,6 +214,12 @@ class JobConfig(Section):
     )
     output: OutputConfig = Field(description="The run directory.")
 
+    @model_validator(mode="after")
+    def _answers_requests(self) -> Self:
+        if self.data.format == "openai" and self.job != "generate":
+            raise contradiction("data.format", f"found openai; expected another, since a job of the kind {self.job} answers no requests")
+        return self
+
     @property
     def loaded(self) -> ModelConfig:
         """The model as it is loaded, with the adapter of the run's start."""
@@ -269,6 +236,9 @@ class JobConfig(Section):
         return "score.reference"
 
 
+_OF_LINES = "since the lines of a Batch file (data.format: openai) bring"
+
+
 class GenerateConfig(JobConfig):
     """A generation job."""
 
@@ -278,9 +248,21 @@ class GenerateConfig(JobConfig):
     reasoning: ReasoningConfig = Field(default=ReasoningConfig(), description="How reasoning is split off, and how long it may be.")
     structured: StructuredConfig = Field(default=StructuredConfig(), description="The grammar that completions are held to.")
 
+    def rows_bring(self, name: str) -> bool:
+        """Returns True where rows bring their own value of the sampling setting ``name``."""
+        return self.data.format == "openai" or name in self.sampling.columns
+
     @model_validator(mode="after")
     def _has_a_prompt(self) -> Self:
-        if not self.prompt.sources:
+        if self.data.format == "openai":
+            for name in ("text", "messages", "user", "system", "prefill", "tools"):
+                if getattr(self.prompt, name) is not None:
+                    raise contradiction(f"prompt.{name}", f"expected nothing, {_OF_LINES} their prompts; remove it")
+            if self.sampling.columns:
+                raise contradiction("sampling.columns", f"expected nothing, {_OF_LINES} their own sampling; remove it")
+            if self.logprobs.prompt or self.logprobs.top:
+                raise contradiction("logprobs", f"expected no prompt and no top, {_OF_LINES} the logprobs that they want; remove it")
+        elif not self.prompt.sources:
             raise contradiction("prompt", "found none of them; expected exactly one of text, messages, user")
         return self
 

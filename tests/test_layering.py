@@ -22,7 +22,7 @@ ROOMS = """
     configs kernels/cpu kernels kernels/recurrent kernels/sampling
     runner runner/core runner/files runner/formats runner/data runner/text runner/grammar runner/answers runner/scheduler
     runner/layers runner/models runner/engine runner/checks runner/store runner/runs runner/policies runner/pipeline runner/estimate
-    jobs/terminal jobs/statistics jobs/rewards jobs/generate jobs/score jobs jobs/harness jobs/evals jobs/export jobs/sweep
+    jobs/terminal jobs/statistics jobs/rewards jobs/openai jobs/generate jobs/score jobs jobs/harness jobs/evals jobs/export jobs/sweep
     jobs/status
     jobs/plan jobs/compare jobs/report_data jobs/report jobs/verify jobs/cli
     mlx_bulk

@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from ...configs.errors import BulkError, ConfigError
 from ...configs.rollout import RolloutConfig
-from ...configs.schema import GenerateConfig
 from ...runner.core.errors import OutOfRoom
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
+from .openai_files import BatchFiles
 from .result import ExportResult
-from .source import ExportedRun, batches_with_progress, show_progress
+from .source import ExportedRun, batches_with_progress
 from .table_writers import WRITERS, Notes, write_parquet
 from .trainer_columns import TRAINERS, TrainerBatches
 
@@ -32,19 +32,21 @@ _ENDINGS = {"openai": "jsonl", **dict.fromkeys(TRAINERS, "parquet")}
 def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) -> ExportResult:
     """Writes the run's records as the format ``kind`` to ``to``: a file, or a folder (an existing one, or a name that ends in /).
 
-    A folder gets ``results``, ``errors`` where rows are quarantined, and last their lines in SHA256SUMS, where those of other exports
-    stay. Raises ConfigError for an existing target
-    without ``overwrite``, for one in the run directory, and for a job that the format cannot hold.
+    A folder gets ``results`` (of openai: ``output``), ``errors`` where rows are quarantined, and last their lines in SHA256SUMS, where
+    those of other exports stay. Raises ConfigError for an existing target without ``overwrite``, for one in the run directory, and
+    for a job that the format cannot hold.
     """
     _require_format(source, kind)
     if kind == "openai":  # a line holds all samples of a row
         source = source.without_open_shards()
     folder = to.endswith(os.sep) or Path(to).is_dir()
     target, ending = Path(to), _ENDINGS.get(kind, kind)
-    results, errors, sums = (target / f"results.{ending}", target / f"errors.{ending}", target / SUMS) if folder else (target, None, None)
+    name = "output" if kind == "openai" else "results"
+    results, errors, sums = (target / f"{name}.{ending}", target / f"errors.{ending}", target / SUMS) if folder else (target, None, None)
     _require_place(source, to, [path for path in (results, errors) if path is not None], sums, overwrite)
-    if kind == "openai":
-        write = _openai(source)
+    batch = BatchFiles(source, apart=folder) if kind == "openai" else None
+    if batch is not None:
+        write = batch.write
     elif kind in TRAINERS:
         write = _trainer(kind, source)
     else:
@@ -61,6 +63,8 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
         _write(result, results, write)
         if failures is not None:
             _write(result, failures, _table(kind, source, source.failures(), source.errors))
+        if batch is not None and errors is not None and batch.refused:
+            _write(result, errors, batch.write_refused)
         if sums is not None:
             _merge_sums(sums, own, [f"{digest}  {Path(path).name}\n".encode() for digest, path in result.files])
     if failures is not None or kind == "openai":
@@ -72,22 +76,6 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
 def _table(kind: str, source: ExportedRun, batches: Iterator[pa.RecordBatch], total: int) -> Callable[[BinaryIO], Notes]:
     schema, shown = batches_with_progress(batches, total, source.run)
     return lambda file: WRITERS[kind](file, schema, shown)
-
-
-def _openai(source: ExportedRun) -> Callable[[BinaryIO], Notes]:
-    from ...runner.models.run_tokenizer import tokenizer_of
-    from .openai_batch import needs_tokens, openai_lines
-    from .openai_logprobs import openai_spelling
-
-    config = GenerateConfig.model_validate(source.stored["config"])
-    spell = openai_spelling(tokenizer_of(config, source.stored).token_bytes) if needs_tokens(config) else None
-
-    def write(file: BinaryIO) -> Notes:
-        lines = openai_lines(source.run, source.stored, config, spell)
-        file.writelines(f"{line}\n".encode() for line in show_progress(lines, source.rows, lambda _: 1))
-        return []
-
-    return write
 
 
 def _trainer(kind: str, source: ExportedRun) -> Callable[[BinaryIO], Notes]:

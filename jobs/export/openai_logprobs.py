@@ -53,6 +53,39 @@ def completion_logprobs(record: Json, spell: Spelled, *, prompt: bool, completio
     return shape
 
 
+def fill_first(shape: Json) -> None:
+    """Puts 0 and no alternatives at the first token of an echoed prompt, which has no logprob: OpenAI's own types take no null there."""
+    shape["token_logprobs"][0] = 0.0
+    if shape["top_logprobs"] is not None:
+        shape["top_logprobs"] = [{} if of is None else of for of in shape["top_logprobs"]]
+
+
+def prompt_logprobs(record: Json, spell: Spelled, most: int) -> list[Json | None] | None:
+    """Returns the prompt's logprobs as vLLM writes them: for each position its token and the ``most`` likeliest, by token id.
+
+    The first token has none. A rank is null where the token is not among the recorded alternatives.
+    """
+    if record.get("prompt_logprobs") is None:
+        return None
+    positions: list[Json | None] = []
+    for token, logprob, (top_ids, top_logprobs) in zip(
+        record["prompt_ids"], record["prompt_logprobs"], _top(record, "prompt_"), strict=True
+    ):
+        if logprob is None:
+            positions.append(None)
+            continue
+        ranked = list(enumerate(zip(top_ids, top_logprobs, strict=True), start=1))
+        rank = next((at for at, (other, _) in ranked if other == token), None)
+        found = {str(token): _ranked(spell, token, logprob, rank)}
+        found |= {str(other): _ranked(spell, other, value, at) for at, (other, value) in ranked[:most] if other != token}
+        positions.append(found)
+    return positions
+
+
+def _ranked(spell: Spelled, token: int, logprob: float, rank: int | None) -> Json:
+    return {"logprob": _finite(logprob), "rank": rank, "decoded_token": spell(token)[0]}
+
+
 def _extend(shape: Json, record: Json, prefix: str, spell: Spelled, start: int) -> None:
     ids = record[f"{prefix or 'completion_'}ids"]
     logprobs = record[f"{prefix}logprobs"]

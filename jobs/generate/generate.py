@@ -25,14 +25,15 @@ from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
 from ...runner.pipeline.job import Grouping, Parts
-from ...runner.text.prompt_templates import compile_prompt
+from ...runner.text.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
 from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields
 from .grammar_check import require_grammar
+from .openai_rows import OpenAIRows
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
-from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, sampling_parameters
+from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, RowSettings, sampling_parameters
 
 if TYPE_CHECKING:
     from ...runner.grammar.grammars import Grammars
@@ -67,7 +68,8 @@ class GenerateJob:
     @staticmethod
     def check(config: GenerateConfig, columns: Collection[str]) -> None:
         """Parses the prompt's templates, and checks that ``columns``, if there are any, hold those that they read."""
-        compile_prompt(config.prompt, columns)
+        if config.data.format != "openai":
+            compile_prompt(config.prompt, columns)
         configured_spec(config.structured)
 
     @cached_property
@@ -79,6 +81,8 @@ class GenerateJob:
     @cached_property
     def rows(self) -> RowReader:
         """Reads what each row asks for."""
+        if self.config.data.format == "openai":
+            return OpenAIRows(self.parts)
         return ConfiguredRows(self.config, self.parts.columns, self.parts.vocabulary)
 
     @cached_property
@@ -110,30 +114,34 @@ class GenerateJob:
     @property
     def wanted(self) -> LogprobOptions:
         """The figures that the engine computes."""
-        logprobs = self.config.logprobs
+        logprobs = self.rows.logprobs
         return LogprobOptions(logprobs.prompt, logprobs.top, logprobs.stats)
 
     @property
     def samples(self) -> int | None:
-        """The number of records a row, None where a column gives it."""
-        return None if "n" in self.config.sampling.columns else self.config.sampling.n
+        """The number of records a row, None where rows bring it."""
+        return None if self.config.rows_bring("n") else self.config.sampling.n
 
     # ----------------------------------------------------------------------------------------------- row -> request
 
     def requests(self, row: Row) -> list[Request]:
-        """Returns the row's one request, with all its samples. Raises RowError."""
+        """Returns a request for each prompt of the row, with all its samples. Raises RowError."""
         asked = self.rows.settings(row)
-        prompt = encode_prompt(asked.prompt, self.parts.tokenizer, asked.template_variables)
-        require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
-        prompt, sampling = self._fit(prompt, asked.sampling)
-        n, seed, own = asked.n, self.config.sampling.seed, asked.seed
+        prompts = (asked.prompt, *asked.further)
+        n, seed, own = asked.n * len(prompts), self.config.sampling.seed, asked.seed
         seeds = (own + row.round * n + s if own is not None else sample_seed(seed, row.key, s, row.round) for s in range(n))
         samples = tuple(Sample(s, key) for s, key in enumerate(seeds))
+        parts = (samples[at : at + asked.n] for at in range(0, n, asked.n))
+        return [self._request(row, asked, rendered, part) for rendered, part in zip(prompts, parts, strict=True)]
+
+    def _request(self, row: Row, asked: RowSettings, rendered: AnyPrompt, samples: tuple[Sample, ...]) -> Request:
+        prompt = encode_prompt(rendered, self.parts.tokenizer, asked.template_variables)
+        require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
+        prompt, sampling = self._fit(prompt, asked.sampling)
         reading = self.answers.reading(asked, prompt)
-        guidance = self.answers.guidance(
-            asked, reading, sampling, self._grammar(self.answers.call_spec(asked) or asked.structured, sampling)
-        )
-        return [Request(row.position, prompt, Generate(sampling, samples, guidance, reading))]
+        spec = self.answers.call_spec(asked) or asked.structured
+        guidance = self.answers.guidance(asked, reading, sampling, self._grammar(spec, sampling))
+        return Request(row.position, prompt, Generate(sampling, samples, guidance, reading))
 
     def _grammar(self, spec: GrammarSpec | None, sampling: Sampling) -> Guidance | None:
         """Returns what holds a row's completions to its grammar. Raises RowError for one that cannot be compiled, or never ends."""
@@ -180,19 +188,19 @@ class GenerateJob:
 
     def fields(self) -> list[pa.Field]:
         """Returns the columns of a completion."""
-        return completion_fields(self.config, self.parts.kept, self.differs, self.answers.columns)
+        config = self.config.model_copy(update={"logprobs": self.rows.logprobs})
+        return [*completion_fields(config, self.parts.kept, self.differs, self.answers.columns), *self.rows.fields]
 
     @property
     def differs(self) -> bool:
         """True when the distribution sampled from can differ from the model's own."""
-        sampling = self.config.sampling
-        plain = sampling_parameters(sampling).plain and not MAY_DIFFER & set(sampling.columns)
+        plain = sampling_parameters(self.config.sampling).plain and not any(map(self.config.rows_bring, MAY_DIFFER))
         return not plain or self.rows.guided or self.answers.columns.forced
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         """Returns a finished completion as the schema's columns."""
         assert isinstance(outcome, Generated), "only finished completions become records"
-        values = self.values(row, request, outcome)
+        values = self.rows.shown(row, self.values(row, request, outcome))
         return {name: values[name] for name in self.schema.names}
 
     def values(self, row: Row, request: Request, outcome: Generated) -> dict[str, Any]:
@@ -239,8 +247,8 @@ class GenerateJob:
 
     def statistics(self, run: Path) -> pa.Table:
         """Computes one row of sums and counts over all records, and the perplexities from them."""
-        sampling = self.config.sampling
-        return completion_statistics(run, self.parts.context, None if "max_tokens" in sampling.columns else sampling.max_tokens)
+        max_tokens = None if self.config.rows_bring("max_tokens") else self.config.sampling.max_tokens
+        return completion_statistics(run, self.parts.context, max_tokens)
 
 
 def sample_seed(seed: int, key: str, sample: int, round_number: int = 0) -> int:

@@ -10,17 +10,21 @@ from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.requests import Prompt
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import Rendered, Text
+from ...runner.text.prompt_templates import AnyPrompt, PromptIds, Text
 from ...runner.text.tokenizer import NOTHING, Tokenizer
 
 
-def encode_prompt(rendered: Rendered, tokenizer: Tokenizer, variables: Mapping[str, Any] = NOTHING) -> Prompt:
+def encode_prompt(rendered: AnyPrompt, tokenizer: Tokenizer, variables: Mapping[str, Any] = NOTHING) -> Prompt:
     """Returns the prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages.
 
     variables: the chat template's, for this prompt alone.
     """
     if isinstance(rendered, Text):
         return tokenizer.encode(rendered.text)
+    if isinstance(rendered, PromptIds):
+        ids = np.array(rendered.ids, np.int32)
+        require_vocabulary(ids, tokenizer.size, "the prompt")
+        return Prompt(tokenizer.decode(ids), ids, tokenizer.offsets(ids))
     return tokenizer.encode_chat(rendered.messages, rendered.prefill or "", variables)
 
 
@@ -33,16 +37,20 @@ def require_chat_template(parts: Parts) -> None:
 
 
 def require_shown_tools(tokenizer: Tokenizer) -> None:
-    """Raises ConfigError where the chat template has no place for tools: a short chat has the same text with them and without."""
+    """Raises ConfigError where the chat template has no place for tools."""
+    if not shows_tools(tokenizer):
+        cure = "set prompt.chat_template to one that shows them, take a model made for tools, or remove the tools"
+        raise ConfigError(f"prompt.tools: the chat template ignores tools: a prompt has the same text with them and without; {cure}")
+
+
+def shows_tools(tokenizer: Tokenizer) -> bool:
+    """Returns False where the chat template has no place for tools: a short chat has the same text with them and without."""
     chat = [{"role": "user", "content": "Hi"}]
     function = {"name": "look_up", "description": "Looks a word up.", "parameters": {"type": "object", "properties": {}}}
     try:
-        shown = tokenizer.chat_text(chat, "", {"tools": [{"type": "function", "function": function}]}) != tokenizer.chat_text(chat, "")
+        return tokenizer.chat_text(chat, "", {"tools": [{"type": "function", "function": function}]}) != tokenizer.chat_text(chat, "")
     except RowError:  # a template may need what rows have: they tell
-        return
-    if not shown:
-        cure = "set prompt.chat_template to one that shows them, take a model made for tools, or remove the tools"
-        raise ConfigError(f"prompt.tools: the chat template ignores tools: a prompt has the same text with them and without; {cure}")
+        return True
 
 
 def require_vocabulary(ids: Ids, vocabulary: int, where: str) -> None:

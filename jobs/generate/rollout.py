@@ -19,7 +19,7 @@ from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import Failure, Generated, Request, Row
 from ...runner.pipeline.job import Judge, Ratings, row_failure
-from ...runner.text.prompt_templates import Message, Rendered
+from ...runner.text.prompt_templates import Message, PromptIds, Rendered
 from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool
@@ -85,7 +85,9 @@ class RolloutJob(GenerateJob):
         return GroupJudge(RewardPool(self._functions), self._prompt, self._said) if self._functions else None
 
     def _prompt(self, row: Row) -> Rendered:
-        return self.rows.settings(row).prompt
+        prompt = self.rows.settings(row).prompt
+        assert not isinstance(prompt, PromptIds), "only lines of a Batch file are token ids"
+        return prompt
 
     def _said(self, request: Request, outcome: Generated) -> Message:
         """Returns a completion as the turn that reward functions see: without reasoning, and with its calls."""

@@ -6,33 +6,34 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
+import pyarrow as pa
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ...configs.explain import shown
 from ...configs.fields import Expected
-from ...configs.schema import GenerateConfig, SamplingConfig
+from ...configs.schema import GenerateConfig, LogprobsConfig, SamplingConfig
 from ...runner.answers.tools import ANY_TOOL, Tool, ToolChoice, read_tools
 from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.requests import Row, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.grammar.spec_values import configured_spec, row_spec
-from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt
+from ...runner.text.prompt_templates import AnyPrompt, Columns, Rendered, compile_prompt
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 
 
 @dataclass(slots=True, frozen=True)
 class RowSettings:
-    """What a row asks for. n: how many samples; seed: the row's own, None where the config's counts.
+    """What a row asks for. n: how many samples of each prompt; seed: the row's own, None where the config's counts.
 
     tools: as the chat template takes them, ``{type: function, function: {name, …}}``; None or empty without any. template_args:
-    variables of the chat template, over the config's. thinking_budget: most tokens of reasoning; None is no limit.
-    structured: the grammar that its completions are held to; None without one.
+    variables of the chat template, over the config's. thinking_budget: most tokens of reasoning; None is no limit. structured: the
+    grammar that its completions are held to; None without one. further: prompts behind the first, with the samples after the first's.
     """
 
-    prompt: Rendered
+    prompt: AnyPrompt
     sampling: Sampling
     n: int
     seed: int | None = None
@@ -42,6 +43,7 @@ class RowSettings:
     template_args: dict[str, Any] = field(default_factory=dict[str, Any])
     thinking_budget: int | None = None
     structured: GrammarSpec | None = None
+    further: tuple[AnyPrompt, ...] = ()
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -66,6 +68,20 @@ class RowReader(Protocol):
     @property
     def guided(self) -> bool:
         """True when a row may have a grammar."""
+        ...
+
+    @property
+    def logprobs(self) -> LogprobsConfig:
+        """The logprobs that any record holds."""
+        ...
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """Columns of the records that only rows of this kind have."""
+        ...
+
+    def shown(self, row: Row, values: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values of a record's columns as the row asks for them."""
         ...
 
     def settings(self, row: Row) -> RowSettings:
@@ -100,6 +116,20 @@ class ConfiguredRows:
     def guided(self) -> bool:
         """True when a row may have a grammar."""
         return self._config.structured.used or self._config.prompt.tool_choice not in ("none", "auto")
+
+    @property
+    def logprobs(self) -> LogprobsConfig:
+        """Those of the config."""
+        return self._config.logprobs
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """None."""
+        return []
+
+    def shown(self, row: Row, values: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values as they are."""
+        return values
 
     @cached_property
     def render(self) -> Callable[[Columns], Rendered]:

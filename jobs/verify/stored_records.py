@@ -56,7 +56,7 @@ def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
 
     def setting(name: str) -> Any:
         """Returns the record's own value, or the config's; None where an input column gave it and the record lacks it."""
-        return values[name] if name in values else None if name in sampling.columns else getattr(sampling, name)
+        return values[name] if name in values else None if config.rows_bring(name) else getattr(sampling, name)
 
     return StoredRecord(
         row=values["row"],
@@ -66,7 +66,7 @@ def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
         completion=np.array(values["completion_ids"], np.int32),
         figures={name: np.array(values[name], np.float32) for name in FIGURES if values.get(name) is not None},
         temperature=setting("temperature"),
-        edited=any(name in sampling.columns or getattr(sampling, name) != plain for name, plain in _PLAIN.items()),
+        edited=any(config.rows_bring(name) or getattr(sampling, name) != plain for name, plain in _PLAIN.items()),
         filtered=any(setting(name) is None or float(setting(name)) != plain for name, plain in _FILTERS.items()),
         kept=None if values.get("kept_ids") is None else [np.array(ids, np.int32) for ids in values["kept_ids"]],
     )

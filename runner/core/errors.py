@@ -30,12 +30,13 @@ class OutOfRoom(BulkError):
 class RowError(Exception):
     """One row cannot be done. It is quarantined, and the job goes on.
 
-    ``stage`` says where it failed: read, template, tokenize, too_long, sampling, generate.
+    ``stage`` says where it failed: read, request, template, tokenize, too_long, sampling, generate. ``name`` tells failures of one
+    stage apart: its class, or a word of an API such as "unsupported_parameter".
     """
 
-    def __init__(self, stage: str, message: str):
+    def __init__(self, stage: str, message: str, name: str | None = None):
         super().__init__(message)
-        self.stage = stage
+        self.stage, self.name = stage, name or type(self).__name__
 
 
 def first_line(error: BaseException, most: int | None = 200) -> str:

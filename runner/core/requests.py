@@ -147,6 +147,11 @@ class Request:
         return tuple([sample.index for sample in self.work.samples])
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The row and the first sample that is asked for: a row may have several requests, and no two of them share both."""
+        return self.row, self.work.samples[0].index
+
+    @property
     def reach(self) -> int:
         """The most tokens that the row can come to: its prompt and ``max_tokens``."""
         return len(self.prompt.ids) + self.work.sampling.max_tokens

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, groupby, islice
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ..core.errors import DataError
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout
@@ -99,7 +99,7 @@ def _row(scanned: ScannedSource, data: DataConfig, entry: Entry, position: int) 
             f"{row_place(scanned.source, entry, position)}: {error}",
             error.text or text,
             entry.line,
-            None if data.key else str(position),
+            None if data.key_column else str(position),
         )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ..files.file_stamp import sha256
 from ..formats.row_entries import entries
 from ..formats.source import Source, source_errors
@@ -47,7 +47,7 @@ def stored_data(run: dict[str, Any]) -> DataConfig:
 def without_stdin(data: DataConfig, run: Path) -> DataConfig:
     """Returns the same input, with the copy in the run directory ``run`` in place of stdin."""
     paths = [data.path] if isinstance(data.path, str) else list(data.path)
-    spool = str(run / SPOOL_NAMES["jsonl" if data.format == "auto" else data.format])
+    spool = str(run / SPOOL_NAMES["jsonl" if data.format == "auto" else data.file_format])
     return data.model_copy(update={"path": [spool if path == "-" else path for path in paths]})
 
 

@@ -2,21 +2,31 @@
 
 from typing import Any
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ..formats.entry import Entry, UnreadableError
 from ..formats.source import Source
 from .column_paths import lookup
 
 
 def row_key(columns: dict[str, Any], data: DataConfig, position: int) -> str:
-    """Returns the row's key as a string, or its position if ``data.key`` is null. Raises UnreadableError for a null or nested key."""
-    if data.key is None:
+    """Returns the row's key as a string, or its position where no column is the key. Raises UnreadableError for a null or nested key."""
+    if data.key_column is None:
         return str(position)
-    value = lookup(columns, data.key)
+    if data.format == "openai":
+        return _custom_id(columns.get(data.key_column))
+    value = lookup(columns, data.key_column)
     if value is None or isinstance(value, dict | list | bytes):
         shown = "null or missing" if value is None else f"a {type(value).__name__}"
-        raise UnreadableError(f"the key {data.key!r} is {shown}; a string or a number is expected", "")
+        raise UnreadableError(f"the key {data.key_column!r} is {shown}; a string or a number is expected", "")
     return str(value)
+
+
+def _custom_id(value: object) -> str:
+    """Returns the key of a line of a Batch file."""
+    if isinstance(value, str) and value:
+        return value
+    found = "null or missing" if value is None else "empty" if value == "" else f"a {type(value).__name__}"
+    raise UnreadableError(f"the key 'custom_id' is {found}; a string is expected, by which the answer is known", "")
 
 
 def row_place(source: Source, entry: Entry, position: int) -> str:

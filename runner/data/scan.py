@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ...kernels.backend import cache_folder
 from ..core.errors import DataError
 from ..files.file_stamp import sha256
@@ -22,6 +22,7 @@ from ..formats.row_entries import TABLES, entries
 from ..formats.source import Source, source_errors
 from ..formats.table_formats import batch_rows, hub_sha256, open_table
 from .column_paths import columns_on, require_column
+from .request_census import RequestCensus
 from .row_key import row_key, row_place
 from .scan_result import VERSION, Scan, ScannedSource, is_surely_unchanged, source_stamp
 from .sources import find_sources
@@ -68,12 +69,12 @@ def _remembered(data: DataConfig, sources: list[Source]) -> Path | None:
 def _scan(data: DataConfig, sources: list[Source]) -> Scan:
     tally = _Tally(data)
     scanned = tuple(_scan_source(source, tally) for source in sources)
-    if data.key is not None:
-        require_column(list(tally.columns), data.key, "data.key")
+    if data.key_column is not None:
+        require_column(list(tally.columns), data.key_column, "data.key" if data.key else "data.format: openai")
         tally.require_unique()
     schema = pa.schema([column.field(name) for name, column in tally.columns.items()])
     present = {name: column.present for name, column in tally.columns.items()}
-    return Scan(scanned, tally.rows, tally.bad, schema, present, data.model_dump(mode="json"))
+    return Scan(scanned, tally.rows, tally.bad, schema, present, data.model_dump(mode="json"), tally.census)
 
 
 def accept_stdin(scan: Scan) -> Scan:
@@ -96,6 +97,7 @@ class _Tally:
     bad: int = 0
     columns: dict[str, Column] = field(default_factory=dict[str, Column])
     keys: KeyDigests = field(default_factory=KeyDigests)
+    census: RequestCensus = field(default_factory=RequestCensus)
 
     @property
     def rows_left(self) -> int | None:
@@ -110,7 +112,7 @@ class _Tally:
 
     def add_key(self, columns: dict[str, Any]) -> None:
         """Adds the next row's key. A row without a key is bad."""
-        if self.config.key is None:
+        if self.config.key_column is None:
             return
         try:
             self.keys.add(row_key(columns, self.config, self.rows))
@@ -123,16 +125,17 @@ class _Tally:
     def add_bad(self) -> None:
         """Counts a row that cannot be read."""
         self.bad += 1
-        if self.config.key is not None:
+        if self.config.key_column is not None:
             self.keys.add(None)
 
     def require_unique(self) -> None:
         """Raises DataError where two rows have the same key."""
         if duplicates := self.keys.duplicate():
             places = [self._place_and_key(position) for position in duplicates]
+            cure = ", or remove data.key to identify rows by their position" if self.config.key else ": answers are told apart by them"
             raise DataError(
-                f"data.key: two rows have the key {places[0][1]!r} in {self.config.key!r}: {places[0][0]}, and {places[1][0]}. "
-                "Make the keys unique, or remove data.key to identify rows by their position."
+                f"{'data.key: ' if self.config.key else ''}two rows have the key {places[0][1]!r} in {self.config.key_column!r}: "
+                f"{places[0][0]}, and {places[1][0]}. Make the keys unique{cure}."
             )
 
     def _place_and_key(self, position: int) -> tuple[str, str]:
@@ -172,6 +175,8 @@ def _scan_lines(source: Source, tally: _Tally) -> None:
                     column.present += 1
                     column.shape.see(value)
             tally.add_key(columns)
+            if tally.config.format == "openai":
+                tally.census.add(columns)
         tally.rows += 1
 
 
@@ -179,7 +184,7 @@ def _scan_table(source: Source, tally: _Tally) -> None:
     schema, batches = open_table(source, tally.config)
     for declared in schema:
         tally.column(declared.name).declare(declared.type)
-    keys = columns_on(schema.names, tally.config.key) if tally.config.key else []
+    keys = columns_on(schema.names, tally.config.key_column) if tally.config.key_column else []
     for whole in batches:
         batch = whole.slice(0, tally.rows_left)
         for name in schema.names:
@@ -187,7 +192,7 @@ def _scan_table(source: Source, tally: _Tally) -> None:
             column = tally.column(name)
             column.present += len(values) - values.null_count
             column.shape.wide = column.shape.wide or _is_wide(values)
-        if tally.config.key is None:
+        if tally.config.key_column is None:
             tally.rows += batch.num_rows
         else:
             _scan_keys(batch.select(keys), tally)

@@ -4,7 +4,7 @@ Does not read the input itself.
 """
 
 import base64
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +15,10 @@ from ..files.checked_json import read_document, write_document
 from ..files.file_stamp import Stamp, is_settled, stamp_of
 from ..formats.source import Source
 from .column_paths import missing_column
+from .request_census import RequestCensus
 from .type_inference import JSON_METADATA
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,7 +40,8 @@ class Scan:
     """The whole input: its sources, rows (bad ones too, at most ``data.limit``) and columns.
 
     ``schema`` has one field a column, in order of first appearance. A column kept as JSON text has the metadata ``json: 1``.
-    ``present`` counts the rows in which a column is not null. ``bad`` counts unreadable lines and rows without a key.
+    ``present`` counts the rows in which a column is not null. ``bad`` counts unreadable lines and rows without a key. ``census``: of a
+    Batch file, what its requests ask for.
     """
 
     sources: tuple[ScannedSource, ...]
@@ -48,6 +50,7 @@ class Scan:
     schema: pa.Schema
     present: dict[str, int]
     config: dict[str, Any]
+    census: RequestCensus = field(default_factory=RequestCensus)
 
     @property
     def columns(self) -> list[str]:
@@ -100,6 +103,7 @@ class Scan:
             "columns": described,
             "sources": [asdict(scanned) for scanned in self.sources],
             "config": self.config,
+            "census": self.census.as_json(),
             "schema": base64.b64encode(self.schema.serialize()).decode(),
         }
         write_document(path, kept)
@@ -114,7 +118,8 @@ class Scan:
             sources = tuple(_scanned(**one) for one in kept["sources"])
             schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(kept["schema"], validate=True)))
             present = {column["name"]: column["rows"] for column in kept["columns"]}
-            return Scan(sources, kept["rows"], kept["bad"], schema, present, kept["config"])
+            census = RequestCensus.from_json(kept["census"])
+            return Scan(sources, kept["rows"], kept["bad"], schema, present, kept["config"], census)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
             raise DataError(f"{path}: cannot be read as a saved scan: {error}. Delete it; the input is then scanned again.") from error
 

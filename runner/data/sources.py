@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
 from ..formats.csv_format import other_delimiter
@@ -94,17 +94,17 @@ def _say(text: str) -> None:
 
 def _find(path: str, data: DataConfig, spool: Path, afresh: bool) -> Listing | list[Source]:
     if path == "-":
-        return [spooled(data.format, spool, afresh)]
+        return [spooled(data.file_format, spool, afresh)]
     if path.startswith("hf:"):
         return [Source(path, "hub")]
     named = Path(path)
     if named.is_dir():
-        return Listing(named, _in_folder(named, data.format, spool), whole=True)
+        return Listing(named, _in_folder(named, data.file_format, spool), whole=True)
     if named.exists() or named.is_symlink():
-        return Listing(named.parent, [_file(named, data.format)])
+        return Listing(named.parent, [_file(named, data.file_format)])
     if not glob.has_magic(path):
         raise _missing(named)
-    return Listing(glob_folder(path), _matches(path, data.format, spool))
+    return Listing(glob_folder(path), _matches(path, data.file_format, spool))
 
 
 def _matches(pattern: str, form: str, run: Path) -> list[Source]:

@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ..core.errors import DataError, DriftError
 from ..files.atomic import fsync_folder, replacing
 from ..formats.source import BUFFER, WAITING, Source

@@ -50,7 +50,7 @@ class Engine(FixedWeights):
         self._prefixes = PrefixKV()
         self._entering: list[Request] = []  # taken from the queue and not prefilled yet
         self._parked: Prefilled | None = None  # a prefilled group with samples that have no slot yet
-        self._counted: set[int] = set()  # rows that start again, whose prompt is counted already
+        self._counted: set[tuple[int, int]] = set()  # samples that start again, whose prompt is counted already
 
     def run(self, next_window: Callable[[bool], list[Request] | None], stopped: Callable[[], bool] = lambda: False) -> Iterator[Outcome]:
         """Yields outcomes of all windows' requests (see ``RequestQueue``) in the order they finish; ends early when ``stopped``."""
@@ -108,7 +108,7 @@ class Engine(FixedWeights):
             self._parked = prefill(self._setup, requests, prefixes) if prefixes else prefill(self._setup, requests)
             self._prefixes.keep(queue.kept_prefixes)
             self._entering = []
-            self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.row not in self._counted)
+            self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.place not in self._counted)
             self.progress.prefilled += self._parked.tokens + computed_tokens
             self.progress.padded += self._parked.padded_tokens + computed_tokens
         self._join(self._parked, queue.limits_left(self._setup.group_limits))
@@ -252,9 +252,9 @@ class Engine(FixedWeights):
             return self._given_up(lost[0], generated, why)
         self._setup = replace(self._setup, limits=self._room.limits)
         if self._setup.limits.rows == 1:  # each sample prefills its prompt itself: no caches are kept for the others
-            new = {r.row: len(r.prompt.ids) for r in lost if r.row not in self._counted}
+            new = {r.place: len(r.prompt.ids) for r in lost if r.place not in self._counted}
             self.progress.prompt += sum(new.values())
-            self._counted.update(new)
+            self._counted.update((request.row, index) for request in lost for index in request.samples)
             lost = [request.without(set(request.samples) - {index}) for request in lost for index in request.samples]
         queue.put_back(lost, unshared)
         return []
@@ -271,7 +271,7 @@ class Engine(FixedWeights):
             for i, sample in parked.waiting:
                 left.setdefault(id(parked.requests[i]), (parked.requests[i], set()))[1].add(sample.index)
         self._order, self._done, self._caches, self._parked = self._order[:0], self._done[:0], [], None
-        self._counted.update(request.row for request, _ in left.values())
+        self._counted.update((request.row, index) for request, _ in left.values() for index in request.samples)
         return [request.without(set(request.samples) - samples) for request, samples in left.values()]
 
     def _given_up(self, request: Request, generated: int, why: str) -> list[Outcome]:

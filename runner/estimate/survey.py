@@ -106,7 +106,9 @@ class Survey:
 
     def arrangement(self) -> Arrange:
         """Returns an arrangement that repeats the order and the shared prefixes of the windows, whose requests have no ids."""
-        prefixes = _without_ids({shape.row: shape.prefix for window in self.windows for shape in window if shape.prefix is not None})
+        prefixes = _without_ids(
+            {shape.request.place: shape.prefix for window in self.windows for shape in window if shape.prefix is not None}
+        )
         return lambda requests, limits: (list(requests), prefixes)
 
     @property
@@ -197,7 +199,7 @@ def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[S
         order, prefixes = arrangement(setups[0].shares_prompts)(prompts, setups[0].group_limits)
         prefixes = _without_ids(prefixes)
         survey.windows.append(
-            [RequestShape(request.row, len(request.prompt.ids), request.work, prefixes.get(request.row)) for request in order]
+            [RequestShape(request.row, len(request.prompt.ids), request.work, prefixes.get(request.place)) for request in order]
         )
     if scored := [request for request in requests if isinstance(request, ScoreRequest)]:
         survey.work.add(scoring_work(scored, setups))
@@ -209,7 +211,7 @@ def request_tokens(request: AnyRequest) -> int:
     return len(request.prompt.ids) if isinstance(request, Request) else request.text_tokens
 
 
-def _without_ids(prefixes: SharedPrefixes) -> dict[int, SharedPrefix]:
+def _without_ids(prefixes: SharedPrefixes) -> dict[tuple[int, int], SharedPrefix]:
     """Copies shared prefixes. The copies are as long and not in use, and their ids take no memory."""
     copies: dict[SharedPrefix, SharedPrefix] = {}
 
@@ -218,7 +220,7 @@ def _without_ids(prefixes: SharedPrefixes) -> dict[int, SharedPrefix]:
             copies[prefix] = SharedPrefix(_no_ids(len(prefix.ids)), None if prefix.parent is None else copy(prefix.parent))
         return copies[prefix]
 
-    return {row: copy(prefix) for row, prefix in prefixes.items()}
+    return {place: copy(prefix) for place, prefix in prefixes.items()}
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from .csv_format import csv_entries
 from .entry import ALL_ROWS, Entry
 from .json_array import array_entries

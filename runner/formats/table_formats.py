@@ -15,7 +15,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...configs.schema import DataConfig
+from ...configs.data import DataConfig
 from ...configs.visible import visible
 from ..core.errors import DataError
 from .entry import ALL_ROWS, Entry, UnreadableError

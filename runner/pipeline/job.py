@@ -16,7 +16,7 @@ not run.
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from ...configs.schema import JobConfig
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import BadRow, Failure, Generated, Outcome, Request, Row
+from ..data.request_census import RequestCensus
 from ..data.type_inference import json_text
 from ..engine.interface import EngineInterface
 from ..engine.setup import Setup
@@ -38,7 +39,7 @@ class Parts:
     columns: names of the input's columns. kept: type of the records' ``input`` struct, None where nothing is kept. context: the
     longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
     reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
-    model's ``model_type``. eos: the token ids that end a completion.
+    model's ``model_type``. eos: the token ids that end a completion. census: what the requests of a Batch file ask for.
     """
 
     config: JobConfig
@@ -50,6 +51,7 @@ class Parts:
     vocabulary: int
     family: str
     eos: frozenset[int]
+    census: RequestCensus = field(default_factory=RequestCensus)
 
 
 class Kind(Protocol):

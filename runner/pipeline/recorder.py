@@ -51,8 +51,8 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class _ExpectedRow:
-    """A row that the model has. left: outcomes to come. outcomes, failure: those of a group, and the first that failed."""
+class _ExpectedRequest:
+    """A request that the model has. left: outcomes to come. outcomes, failure: those of a group, and the first that failed."""
 
     row: Row
     request: AnyRequest
@@ -70,11 +70,12 @@ class Recorder:
 
     def __init__(self, job: Job, sink: Sink, recorded: RecordedRows, groups: PendingGroups | None, fail_fast: bool):
         self._job, self._sink, self._recorded, self._groups, self._fail_fast = job, sink, recorded, groups, fail_fast
-        self._expected: dict[int, _ExpectedRow] = {}
+        self._expected: dict[tuple[int, int], _ExpectedRequest] = {}  # by row and sample
 
     def expect(self, row: Row, request: AnyRequest) -> None:
         """Notes the request that the row's outcomes will answer. Call it before the model has the request, in any thread."""
-        self._expected[row.position] = _ExpectedRow(row, request, len(request.samples))
+        expected = _ExpectedRequest(row, request, len(request.samples))
+        self._expected.update(((row.position, sample), expected) for sample in request.samples)
 
     def record(self, outcome: Outcome) -> None:
         """Records an outcome, or has its group rated after the group's last one. A failure goes to the errors."""
@@ -103,7 +104,7 @@ class Recorder:
         if self._groups is not None:
             self._groups.close()
 
-    def _add_to_group(self, groups: PendingGroups, expected: _ExpectedRow, outcome: Outcome) -> None:
+    def _add_to_group(self, groups: PendingGroups, expected: _ExpectedRequest, outcome: Outcome) -> None:
         """Adds an outcome to its group. After the last one the group is rated; it fails as a whole where a sample failed."""
         if isinstance(outcome, Failure):
             expected.failure = expected.failure or outcome
@@ -127,14 +128,12 @@ class Recorder:
             raise DataError(f"on_error: fail, and {where} failed at {failure.stage}: {visible(failure.message)}")
         self._sink.fail(failure)
 
-    def _take(self, outcome: Outcome) -> _ExpectedRow | None:
-        """Returns the row that expects the outcome, forgotten with its last one; None for a row that failed before it was run."""
-        if (isinstance(outcome, Failure) and outcome.sample is None) or outcome.row not in self._expected:
-            return None
-        expected = self._expected[outcome.row]
-        expected.left -= 1
-        if not expected.left:
-            del self._expected[outcome.row]
+    def _take(self, outcome: Outcome) -> _ExpectedRequest | None:
+        """Returns the request that expects the outcome, which is forgotten; None for a row that failed before it was run."""
+        sample = outcome.sample if isinstance(outcome, Failure) else outcome.index
+        expected = None if sample is None else self._expected.pop((outcome.row, sample), None)
+        if expected is not None:
+            expected.left -= 1
         return expected
 
 

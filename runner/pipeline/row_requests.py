@@ -118,7 +118,7 @@ class RowRequests:
         try:
             requests: list[AnyRequest] = self._job.requests(row)
         except RowError as error:
-            return _Refused(row_failure(row, error.stage, type(error).__name__, str(error)), None)
+            return _Refused(row_failure(row, error.stage, error.name, str(error)), None)
         samples = {sample for request in requests for sample in request.samples}
         if row.position in self._fatal:
             stage = "generate" if any(isinstance(request, Request) for request in requests) else "score"

@@ -65,7 +65,7 @@ class RunSpec:
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
-        parts = Parts(config, scanned.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos)
+        parts = Parts(config, scanned.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos, scanned.census)
         return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template)
 
     def identity(self, config: JobConfig) -> dict[str, Any]:
@@ -137,8 +137,9 @@ def _why_refused(config: JobConfig, kind: Kind, adopt: tuple[str, ...], scans: d
 
 def _warn(config: JobConfig, scanned: Scan) -> None:
     """Logs what is allowed and may surprise."""
+    keep = config.data.keep
     for column in scanned.schema:
-        if column.metadata == JSON_METADATA:
+        if column.metadata == JSON_METADATA and (keep == "all" or column.name in keep):
             log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
     if config.prompt.too_long == "truncate_right" and config.prompt.sources not in ([], ["text"]):
         log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")

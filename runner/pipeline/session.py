@@ -16,7 +16,7 @@ from typing import get_args
 import pyarrow as pa
 
 from ...configs.identity import free
-from ...configs.schema import DataConfig, JobConfig
+from ...configs.schema import JobConfig
 from ...kernels import backend
 from ..core.host_process import HostProcess, Orders
 from ..core.requests import BadRow, Outcome, Row
@@ -115,10 +115,10 @@ class _OpenRun:
         """True while a shard is not committed. Says nothing of what this session commits."""
         return len(self.recovered.committed) < self.layout.shards
 
-    def rows(self, data: DataConfig) -> Iterator[Row | BadRow]:
+    def rows(self, config: JobConfig) -> Iterator[Row | BadRow]:
         """Reads the rows of all shards that are not committed."""
         shards = (shard for shard in range(self.layout.shards) if shard not in self.recovered.committed)
-        return read_rounds(self.spec.scan, data, self.layout, shards)
+        return read_rounds(self.spec.scan, config.data, self.layout, shards)
 
 
 class _Session:
@@ -198,8 +198,8 @@ class _Session:
             run.spec.job.engine, models.setup, models.reference, self.config, run.spec.checkpoint, self.run_dir, run.layout
         )
         engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.note_in_flight)
-        suspects = suspect_rows(run.rows(self.config.data), [] if models.setup.static else self.orders.first_groups)
-        session = SessionInput(run.spec.job, run.rows(self.config.data), run.layout, run.recovered, suspects)
+        suspects = suspect_rows(run.rows(self.config), [] if models.setup.static else self.orders.first_groups)
+        session = SessionInput(run.spec.job, run.rows(self.config), run.layout, run.recovered, suspects)
         threads = self.io_threads = IOThreads(
             session, self._rules(run, models.setup.static, engine, check), run.writer, engine.newest_version
         )
@@ -223,7 +223,7 @@ class _Session:
     def _require_sound_rows(self, run: _OpenRun, check: RowCheck = every_request) -> None:
         if run.writer.rows == 0 and self.config.on_error == "quarantine":
             self.heartbeat.doing("looking at the first rows")
-            require_sound_rows(run.spec.job, run.rows(self.config.data), run.layout, check)
+            require_sound_rows(run.spec.job, run.rows(self.config), run.layout, check)
 
     def _load(self, spec: RunSpec) -> LoadedModels:
         """Loads the model, and the reference beside it, and notes the start with what was found of them."""

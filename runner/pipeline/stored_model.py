@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...configs.data import DataConfig
 from ...configs.jobs import ROW_JOBS
 from ...configs.rollout import RolloutConfig
-from ...configs.schema import BatchConfig, DataConfig, GenerateConfig
+from ...configs.schema import BatchConfig, GenerateConfig
 from ..core.errors import ModelError, RowError, RunDirError
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest, BadRow, Row

@@ -148,7 +148,8 @@ def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:
     if (sampling := config.get("sampling")) is None:
         return 1
     adopted = {line.get("key") for line in read_lines(paths.sessions) if line.get("event") == "adopted"}
-    return None if "n" in sampling["columns"] or adopted & {"sampling.n", "sampling.columns"} else int(sampling["n"])
+    varies = "n" in sampling["columns"] or config["data"]["format"] == "openai"
+    return None if varies or adopted & {"sampling.n", "sampling.columns"} else int(sampling["n"])
 
 
 def _count_shard(audit: Audit, paths: RunPaths, commit: Commit, rows: range, samples: int | None) -> None:

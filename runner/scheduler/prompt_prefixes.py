@@ -18,7 +18,7 @@ from .limits import Limits
 from .prefix_tree import CALL_TOKENS, PrefixRange, prefix_ranges, sort_key
 from .request_queue import Arrange, SharedPrefix, WindowOrder, longest_first, share_nothing
 
-OrderKey = tuple[tuple[int, int], ...]
+OrderKey = tuple[tuple[int, tuple[int, int]], ...]
 
 
 def arrangement(shares: bool, cached: Sequence[Ids] = ()) -> Arrange:
@@ -37,20 +37,20 @@ def share_prefixes(requests: Iterable[Request], limits: Limits, cached: Sequence
     lengths = [len(ids) if request is None else request.reach for ids, request in by_ids]
     shared: dict[PrefixRange, SharedPrefix] = {}
     keys: dict[PrefixRange | None, OrderKey] = {None: ()}
-    prefixes: dict[int, SharedPrefix] = {}
+    prefixes: dict[tuple[int, int], SharedPrefix] = {}
     order: list[tuple[OrderKey, Request]] = []
     for span in prefix_ranges([ids for ids, _ in by_ids], limits, lengths, CALL_TOKENS):
         own = [request for _, request in by_ids[span.low : span.high] if request is not None]
         if not own:
             continue
-        key = (*keys[span.parent], min((-len(request.prompt.ids), request.row) for request in own))
+        key = (*keys[span.parent], min((-len(request.prompt.ids), request.place) for request in own))
         parent = None if span.parent is None else shared[span.parent]
         if span.end is not None:
             shared[span], keys[span] = SharedPrefix(own[0].prompt.ids[: span.end], parent), key
             continue
         order.append((key, own[0]))
         if parent is not None:
-            prefixes[own[0].row] = parent
+            prefixes[own[0].place] = parent
     return [request for _, request in sorted(order, key=lambda keyed: keyed[0])], prefixes
 
 

@@ -36,7 +36,7 @@ class SharedPrefix:
             prefix = prefix.parent
 
 
-SharedPrefixes = Mapping[int, SharedPrefix]  # by row: the longest shared prefix of its prompt
+SharedPrefixes = Mapping[tuple[int, int], SharedPrefix]  # by ``Request.place``: the longest shared prefix of its prompt
 
 WindowOrder = tuple[list[Request], SharedPrefixes]
 
@@ -47,7 +47,7 @@ NO_PREFIXES: SharedPrefixes = MappingProxyType({})
 
 def longest_first(requests: Iterable[Request]) -> list[Request]:
     """Sorts by prompt length, longest first; equal lengths stay in the order of the input."""
-    return sorted(requests, key=lambda r: (-len(r.prompt.ids), r.row))
+    return sorted(requests, key=lambda r: (-len(r.prompt.ids), r.place))
 
 
 def share_nothing(requests: Iterable[Request], limits: Limits) -> WindowOrder:
@@ -87,7 +87,7 @@ class RequestQueue:
 
     def prefix_of(self, request: Request) -> SharedPrefix | None:
         """Returns the shared prefix of a request that was handed out, or None."""
-        return self._prefixes.get(request.row)
+        return self._prefixes.get(request.place)
 
     def shares_memory(self, request: Request) -> bool:
         """Returns True when a request that was handed out has a shared prefix, or other kept prefixes take memory beside it."""
@@ -115,7 +115,7 @@ def next_group(waiting: deque[Request], limits: Limits, load: Load, prefixes: Sh
     decode; with an empty batch it is taken, because rows that never fit are refused before they are queued.
     """
     group = _Group(limits, load, _prefixes_in_use(waiting, prefixes))
-    while waiting and group.takes(waiting[0], prefixes.get(waiting[0].row)):
+    while waiting and group.takes(waiting[0], prefixes.get(waiting[0].place)):
         group.rows.append(waiting.popleft())
     return group.rows
 
@@ -161,5 +161,5 @@ def _kv_of(prefixes: Iterable[SharedPrefix], limits: Limits) -> float:
 
 
 def _prefixes_in_use(waiting: deque[Request], prefixes: SharedPrefixes) -> list[SharedPrefix]:
-    prefix = prefixes.get(waiting[0].row) if waiting else None
+    prefix = prefixes.get(waiting[0].place) if waiting else None
     return [one for one in prefix.chain if one.in_use] if prefix else []

@@ -44,7 +44,15 @@ class Chat:
     prefill: str | None = None
 
 
+@dataclass(slots=True, frozen=True)
+class PromptIds:
+    """A prompt that comes as token ids."""
+
+    ids: tuple[int, ...]
+
+
 Rendered = Text | Chat
+AnyPrompt = Rendered | PromptIds
 
 
 def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], Rendered]:

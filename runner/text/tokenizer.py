@@ -145,6 +145,10 @@ class Tokenizer:
         known = {"add_generation_prompt": True, **self._variables, **variables}
         return render_chat(self._hf.get_chat_template(self._template, known.get("tools")), messages, known) + prefill
 
+    def template_mentions(self, word: str) -> bool:
+        """Returns whether the chat template holds ``word``, such as the name of a role."""
+        return self.has_chat_template and self._uses_jinja and word in self._hf.get_chat_template(self._template)
+
     def messages_text(self, messages: list[dict[str, Any]], **variables: Any) -> str:
         """Returns messages as text, with the template's own ``variables`` (add_generation_prompt, …). Raises as ``chat_text``."""
         if not self._uses_jinja:

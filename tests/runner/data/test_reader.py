@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.data.reader import read_rows

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.rescan import current_fingerprint
 from mlx_bulk.runner.data.scan import scan

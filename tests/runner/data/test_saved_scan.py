@@ -5,7 +5,7 @@ from pathlib import Path
 from time import time_ns
 
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data import scan as scans
 from mlx_bulk.runner.data.scan import SCAN_FILE, scan

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import accept_stdin, scan

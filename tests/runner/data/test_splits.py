@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from datasets import load_dataset_builder
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.rescan import stored_data
 from mlx_bulk.runner.data.sources import find_sources

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.data.scan import scan

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.formats.source import Source
 from mlx_bulk.runner.formats.table_formats import open_table
@@ -17,7 +17,7 @@ ROWS = 8000
 READING = """
 import os, sys
 from pathlib import Path
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan

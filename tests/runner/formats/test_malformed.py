@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan

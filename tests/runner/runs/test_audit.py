@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.errors import RunDirError
 from mlx_bulk.runner.data.rescan import current_fingerprint
 from mlx_bulk.runner.files.checked_json import write_document

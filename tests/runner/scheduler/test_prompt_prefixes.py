@@ -42,7 +42,7 @@ def test_rows_begin_with_their_shared_prefixes_which_pay(asked: list[Request], o
     assert sorted(r.row for r in order) == [r.row for r in asked]
     rows_of: dict[SharedPrefix, list[Request]] = {}
     for one in order:
-        if (prefix := prefixes.get(one.row)) is None:
+        if (prefix := prefixes.get(one.place)) is None:
             continue
         chain = list(prefix.chain)
         assert one.prompt.ids[: len(prefix.ids)].tolist() == prefix.ids.tolist()
@@ -64,7 +64,7 @@ def test_prefixes_and_the_rows_of_each_are_taken_longest_first(asked: list[Reque
     order, prefixes = share_prefixes(asked, of)
 
     def path(one: Request) -> list[SharedPrefix]:
-        return list(prefixes[one.row].chain)[::-1] if one.row in prefixes else []
+        return list(prefixes[one.place].chain)[::-1] if one.place in prefixes else []
 
     def assert_longest_first(rows: list[Request], level: int) -> None:
         parts = [list(part) for _, part in groupby(rows, lambda one: path(one)[level] if len(path(one)) > level else one)]
@@ -123,7 +123,7 @@ def test_a_group_holds_rows_of_several_prefixes_so_that_no_slot_stays_empty():
 
 def test_a_prompt_that_comes_again_is_prefilled_once():
     order, prefixes = share_prefixes([request(i, list(range(40)), Sampling()) for i in range(3)], WIDE)
-    assert {len(prefixes[one.row].ids) for one in order} == {39}
+    assert {len(prefixes[one.place].ids) for one in order} == {39}
     assert len(set(prefixes.values())) == 1
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.data.scan_result import Scan
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from mlx_bulk.configs.schema import DataConfig
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.runner.core.requests import BadRow, Row
 from mlx_bulk.runner.data.reader import read_rows
 from mlx_bulk.runner.data.scan import scan

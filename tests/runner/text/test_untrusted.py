@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlx_bulk.configs.data import DataConfig
 from mlx_bulk.configs.errors import BulkError, ConfigError
-from mlx_bulk.configs.schema import DataConfig, ModelConfig, PromptConfig
+from mlx_bulk.configs.schema import ModelConfig, PromptConfig
 from mlx_bulk.runner.core.errors import DataError, ModelError, RowError
 from mlx_bulk.runner.data.scan import scan
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
