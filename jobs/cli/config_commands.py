@@ -6,6 +6,7 @@ Each command states its options and imports heavy libraries when it needs them; 
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import click
 
@@ -26,7 +27,7 @@ def plan(source: ConfigSource, calibrate: bool, as_json: bool, log_level: str) -
     set_log(log_level)
     with one_line_errors():
         try:
-            code, text = _plan(source, calibrate, as_json)
+            code, text = plan_text(source, calibrate, as_json)
         except KeyboardInterrupt:
             click.echo("mlx-bulk: interrupted; nothing was written", err=True)
             sys.exit(128 + signal.SIGINT)
@@ -34,13 +35,13 @@ def plan(source: ConfigSource, calibrate: bool, as_json: bool, log_level: str) -
     sys.exit(code)
 
 
-def _plan(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, str]:
+def plan_text(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int, str]:
     """Returns the exit code and the text of a plan."""
     from ...configs.cells import cells
     from ...configs.load import is_eval_config, load_config
     from ...configs.sweep import SweepConfig
 
-    if is_eval_config(source.file):
+    if isinstance(source.file, Path) and is_eval_config(source.file):
         return 0, _plan_of_eval(source, calibrate, as_json)
     config = load_config(source.file, source.overrides, source.options)
     sweep_cells = cells(config, str(source.file)) if isinstance(config, SweepConfig) else []

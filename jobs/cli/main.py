@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from ..terminal.engine_imports import own_process
+from .batch_command import batch
 from .config_commands import init, plan
 from .eval_command import eval_
 from .run_command import run_command
@@ -23,7 +24,7 @@ def cli() -> None:
     """Bulk LLM generation and scoring on Apple's MLX: a dataset in, Arrow files out."""
 
 
-for command in (run_command, plan, eval_, init, status, report, compare, verify, export):
+for command in (run_command, batch, plan, eval_, init, status, report, compare, verify, export):
     cli.add_command(command)
 
 

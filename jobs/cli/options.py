@@ -5,7 +5,7 @@ Imports nothing heavy: a config is read where a command asks for it.
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -73,13 +73,13 @@ def typed_words() -> tuple[str, ...]:
 
 @dataclass(slots=True, frozen=True)
 class ConfigSource:
-    """A config file and the changes that the command line makes to it.
+    """A config and the changes that the command line makes to it.
 
-    overrides: the values of ``--set``, as KEY=VALUE. options: values of ``--model``, ``--data``, ``--limit`` and ``--output`` by their
+    file: of a command that has no config file, the settings themselves. overrides: the values of ``--set``, as KEY=VALUE. options: values of ``--model``, ``--data``, ``--limit`` and ``--output`` by their
     config keys.
     """
 
-    file: Path
+    file: Path | Mapping[str, object]
     overrides: tuple[str, ...]
     options: dict[str, str | int]
 

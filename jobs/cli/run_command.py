@@ -5,6 +5,7 @@ A run in this process ends on SIGINT, SIGTERM and SIGHUP between two steps. ``ex
 
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class RunOptions:
-    """The options of ``mlx-bulk run`` beside its config; words: the command line after ``run``, as typed."""
+    """The options of ``mlx-bulk run`` beside its config; words: the command line after the ``command``, as typed."""
 
     overwrite: bool
     retry_errors: bool
@@ -35,6 +36,7 @@ class RunOptions:
     log_level: str
     quiet: bool
     words: tuple[str, ...]
+    command: str = "run"
 
     @property
     def show(self) -> "Show":
@@ -44,7 +46,7 @@ class RunOptions:
     @property
     def start(self) -> dict[str, Any]:
         """The fields of ``runs.run_dir.Start``, which is imported later."""
-        words = ("run", *self.words)
+        words = (self.command, *self.words)
         return {"overwrite": self.overwrite, "retry_errors": self.retry_errors, "adopt": self.adopt, "words": words}
 
     @property
@@ -73,31 +75,36 @@ def run_command(source: ConfigSource, **values: Any) -> None:
     set_log(options.log_level, options.quiet)
     link = Link.inherited()
     if options.supervised and link is None:
-        _run_supervised(options.words)
+        run_supervised("run", options.words)
     else:
-        _run_here(source, options, link)
+        run_here(source, options, link)
 
 
-def _run_supervised(words: tuple[str, ...]) -> None:
+def run_supervised(command: str, words: tuple[str, ...]) -> None:
     """Runs the command in a second process, starts it again when it dies, and exits with its code."""
     from .supervisor import supervise
 
     with one_line_errors():
         # -P as with the installed script: the working folder is no place to import from.
-        sys.exit(supervise([sys.executable, "-P", "-m", "mlx_bulk.jobs", "run", *words]))
+        sys.exit(supervise([sys.executable, "-P", "-m", "mlx_bulk.jobs", command, *words]))
 
 
-def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> None:
-    """Runs the config in this process, and exits with the run's code, or with the signal's where one stopped the run."""
+def run_here(source: ConfigSource, options: RunOptions, link: Link | None, completed: Callable[[], str] | None = None) -> None:
+    """Runs the config in this process, and exits with the run's code, or with the signal's where one stopped the run.
+
+    completed: called once the run is complete, before its report; it returns a text for the end.
+    """
     command = options.continuing
     stop = Stop(command=command) if link is None else Stop(link.signalled, command)
     host = HostProcess(stop.requested, stop.saving, link or Supervisor())
     outcome: RunOutcome | None = None
+    more = ""
     with report_exit(link), one_line_errors():
         try:
             with stop:
                 outcome = run_config(source, options.start, host, options.show)
                 if outcome.code is not None:
+                    more = "" if completed is None else completed()
                     stop.finish(outcome.code)
                 if outcome.report_folder is not None:
                     draw_report(outcome.report_folder, stop)
@@ -107,6 +114,6 @@ def _run_here(source: ConfigSource, options: RunOptions, link: Link | None) -> N
                 sys.exit(stop.code or 128 + signal.SIGINT)
         with suppress(KeyboardInterrupt):
             if not options.quiet:
-                print_message(outcome.text)
+                print_message(f"{outcome.text}\n{more}" if more else outcome.text)
         # A signal that comes when all is done does not change the exit code.
         sys.exit(stop.code if outcome.code is None else outcome.code)

@@ -78,9 +78,9 @@ def read_request(line: Mapping[str, Any], strict: bool, cuts: bool = False) -> B
     values = _effective(body, endpoint, strict)
     if endpoint.url == CHAT:
         return _chat(_checked(values, ChatBody), strict)
-    return (
-        _completion(_checked(values, CompletionBody)) if endpoint.url == COMPLETIONS else _response(_checked(values, ResponsesBody), cuts)
-    )
+    if endpoint.url == COMPLETIONS:
+        return _completion(_checked(values, CompletionBody))
+    return _response(_checked(values, ResponsesBody), cuts)
 
 
 def model_named(line: Mapping[str, Any]) -> str | None:

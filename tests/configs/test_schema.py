@@ -123,6 +123,8 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "data.delimiter",
         "data.revision",
         "data.limit",
+        "data.unknown_fields",
+        "data.other_models",
         "batch.rows",
         "batch.tokens",
         "batch.memory",

@@ -1,0 +1,97 @@
+"""``mlx-bulk batch REQUESTS --model M --to ANSWERS``: answers a file of OpenAI Batch requests, for those who know that file alone.
+
+A thin front: ``run`` with ``data.format: openai``, then ``export --format openai``. The run directory lies in the folder of the answers.
+"""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...configs.errors import ConfigError
+from ..terminal.console import one_line_errors, print_message, set_log
+from .config_commands import plan_text
+from .options import ConfigSource, RepeatableCommand, log_level_option, quiet_option, start_options, typed_words
+from .run_command import RunOptions, run_here, run_supervised
+from .supervisor_link import Link
+
+RUN_FOLDER = "run"  # in the folder of the answers
+
+
+@click.command("batch", cls=RepeatableCommand)
+@click.argument("requests", type=str)
+@click.option("--model", required=True, help="demo, a local folder, or a Hugging Face repo id; it answers whatever model the lines name.")
+@click.option("--to", required=True, metavar="PATH", help="Folder for output.jsonl and errors.jsonl; or a file .jsonl for all lines.")
+@click.option("--limit", type=int, help="Answers the first so many lines.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Sets a key of the config, for what lines leave out.")
+@click.option("--plan", is_flag=True, help="Shows what there is to do and what it takes, and ends.")
+@start_options
+@click.option(
+    "--supervised/--no-supervised",
+    default=sys.platform == "darwin",
+    help="Runs the model in a second process, which is started again when it dies.  [default: --supervised on macOS only]",
+)
+@click.option("--json-progress", is_flag=True, help="Tells progress as JSON, a line every 5 seconds on stderr (docs/status.md).")
+@log_level_option
+@quiet_option
+def batch(requests: str, model: str, to: str, limit: int | None, overrides: tuple[str, ...], plan: bool, **values: Any) -> None:
+    """Answers the requests of an OpenAI Batch file with MODEL, or goes on where it left off, and writes the answers as OpenAI does."""
+    options = RunOptions(**values, words=typed_words(), command="batch")
+    if options.quiet and options.json_progress:
+        raise click.UsageError("--json-progress and --quiet exclude each other: the one tells progress, the other nothing.")
+    set_log(options.log_level, options.quiet)
+    answers = Path(to)
+    source = _source(requests, model, answers, limit, overrides)
+    if plan:
+        _show_plan(source)
+    link = Link.inherited()
+    if options.supervised and link is None:
+        run_supervised("batch", options.words)
+    with one_line_errors():
+        _require_place(answers, options.overwrite)
+    run_here(source, options, link, lambda: _export(run_folder(answers), answers))
+
+
+def run_folder(answers: Path) -> Path:
+    """Returns the run directory of ``answers``: a folder in their folder, or beside their file."""
+    return answers.with_name(f"{answers.name}.{RUN_FOLDER}") if answers.suffix == ".jsonl" else answers / RUN_FOLDER
+
+
+def _source(requests: str, model: str, answers: Path, limit: int | None, overrides: tuple[str, ...]) -> ConfigSource:
+    settings = {
+        "job": "generate",
+        "data": {"format": "openai", "keep": "none"},
+        "on_error": "quarantine_all",  # a line that is refused is an answer too
+    }
+    options = {"model.path": model, "data.path": requests, "output.path": str(run_folder(answers))}
+    return ConfigSource(settings, overrides, options | ({} if limit is None else {"data.limit": limit}))
+
+
+def _require_place(answers: Path, overwrite: bool) -> None:
+    """Raises ConfigError where the answers would replace files that are not of this run."""
+    run = run_folder(answers)
+    files = [answers] if answers.suffix == ".jsonl" else [answers / "output.jsonl", answers / "errors.jsonl"]
+    there = [file for file in files if file.exists()]
+    if there and not overwrite and not (run / "run.json").exists():
+        raise ConfigError(f"--to {answers}: {there[0]} is there already, and no run of this command ({run}); --overwrite replaces it")
+
+
+def _export(run: Path, answers: Path) -> str:
+    from ..export.export import export_as_text, export_run
+
+    to = str(answers) if answers.suffix == ".jsonl" else f"{answers}/"
+    return export_as_text(export_run(run, "openai", to, partial=False, overwrite=True, public=False))
+
+
+def _show_plan(source: ConfigSource) -> None:
+    """Prints the plan and ends the process."""
+    with one_line_errors():
+        try:
+            code, text = plan_text(source, calibrate=False, as_json=False)
+        except KeyboardInterrupt:
+            print_message("mlx-bulk: interrupted; nothing was written")
+            sys.exit(128 + signal.SIGINT)
+        click.echo(text)
+    sys.exit(code)
