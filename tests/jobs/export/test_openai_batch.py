@@ -39,7 +39,7 @@ def test_chats_are_chat_completions(chats: Done, tmp_path: Path):
     records = iter(chats.records)
     assert [line["custom_id"] for line in found] == [row["id"] for row in HOSTILE]
     assert len({line["id"] for line in found}) == len(found)
-    for line in (line for line in found if line["error"] is None):
+    for line in (line for line in found if line["custom_id"] != "no"):
         assert line["response"]["status_code"] == 200
         body = ChatCompletion.model_validate(line["response"]["body"], strict=True)
         pair = [next(records), next(records)]
@@ -60,9 +60,10 @@ def test_chats_are_chat_completions(chats: Done, tmp_path: Path):
 
 def test_a_quarantined_row_is_an_error_in_its_place(chats: Done, tmp_path: Path):
     line = lines(chats, tmp_path / "out.jsonl")[3]
-    assert line["response"] is None
-    assert line["error"]["code"] == "template"
-    assert line["error"]["message"] == chats.errors[0]["message"]
+    assert line["error"] is None
+    assert line["response"]["status_code"] == 400
+    error = line["response"]["body"]["error"]
+    assert error == {"message": chats.errors[0]["message"], "type": "invalid_request_error", "param": None, "code": "invalid_value"}
 
 
 def test_texts_are_completions_with_their_prompts_where_those_are_scored(bench: Bench, tmp_path: Path):
@@ -124,7 +125,8 @@ def test_a_row_that_failed_in_part_has_both_a_response_and_an_error(bench: Bench
     monkeypatch.setattr(openai_batch, "read_errors", lambda *_: iter([kept.from_pylist(failed)]))
     stored: dict[str, Any] = json.loads((done.output / "run.json").read_text())
     config = GenerateConfig.model_validate(stored["config"])
-    [line] = map(json.loads, openai_batch.openai_lines(done.output, stored, config, None))
+    monkeypatch.setattr(openai_batch, "record_columns", lambda _: kept.schema.names)
+    [line] = [json.loads(line.text) for line in openai_batch.openai_lines(done.output, stored, config, None)]
     assert [choice["index"] for choice in line["response"]["body"]["choices"]] == [0, 2]
     assert line["error"] == {"code": "generate", "message": "sample 1: no number"}
 

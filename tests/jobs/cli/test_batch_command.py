@@ -1,0 +1,90 @@
+"""Tests mlx-bulk batch: a file of requests in, answers out, and the same command again."""
+
+from pathlib import Path
+
+import pytest
+
+from ..support.batch_files import batch, chat, completion, read_lines
+from ..support.bench import Bench
+
+LINES = [chat("a", max_tokens=3), completion("b", max_tokens=3), chat("c", max_tokens=3)]
+
+
+@pytest.fixture
+def words(bench: Bench) -> list[str]:
+    return [str(bench.write_rows(LINES, "requests.jsonl")), "--model", str(bench.model)]
+
+
+def test_a_folder_of_answers_and_the_same_command_again(bench: Bench, words: list[str]):
+    to = bench.root / "answers"
+    first = batch(*words, "--to", str(to))
+    assert first.exit_code == 0
+    assert f"-> {to / 'run'}\nexported 3 records -> {to}/" in first.stderr
+    written = (to / "output.jsonl").read_bytes()
+    (to / "output.jsonl").unlink()
+    again = batch(*words, "--to", str(to))
+    assert "complete already: 3 of 3 rows" in again.stderr
+    assert (to / "output.jsonl").read_bytes() == written
+    assert not (to / "errors.jsonl").exists()
+
+
+def test_a_file_of_answers(bench: Bench, words: list[str]):
+    to = bench.root / "answers.jsonl"
+    assert batch(*words, "--to", str(to), "--limit", "2").exit_code == 0
+    assert [line["custom_id"] for line in read_lines(to)] == ["a", "b"]
+    assert batch(*words, "--to", str(to), "--limit", "3", "-q").exit_code == 0
+    assert [line["custom_id"] for line in read_lines(to)] == ["a", "b", "c"]
+    assert (bench.root / "answers.jsonl.run" / "run.json").is_file()
+
+
+def test_settings_and_a_plan(bench: Bench, words: list[str]):
+    to = bench.root / "answers.jsonl"
+    planned = batch(*words, "--to", str(to), "--plan")
+    assert planned.exit_code == 0
+    assert "rows      3 from" in planned.stdout
+    assert not to.exists()
+    assert batch(*words, "--to", str(to), "--set", "sampling.n=2").exit_code == 0
+    assert [len(line["response"]["body"]["choices"]) for line in read_lines(to)] == [2, 2, 2]
+
+
+def test_files_of_others_stay(bench: Bench, words: list[str]):
+    to = bench.root / "answers"
+    to.mkdir()
+    (to / "output.jsonl").write_text("mine")
+    refused = batch(*words, "--to", str(to))
+    assert refused.exit_code == 2
+    assert "output.jsonl is there already" in refused.stderr
+    assert (to / "output.jsonl").read_text() == "mine"
+    assert batch(*words, "--to", str(to), "--overwrite").exit_code == 0
+
+
+def test_another_model_is_a_drift(bench: Bench, words: list[str]):
+    to = bench.root / "answers"
+    assert batch(*words, "--to", str(to)).exit_code == 0
+    drifted = batch(words[0], "--model", "demo", "--to", str(to))
+    assert drifted.exit_code == 4
+    assert "model" in drifted.stderr
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            [chat("a"), chat("a")],
+            "two rows have the key 'a' in 'custom_id': {path}, line 1, and {path}, line 2. Make the keys unique: answers",
+        ),
+        ([{"id": "a"}], "data.format: openai: no row has a column 'custom_id'"),
+    ],
+)
+def test_files_that_stop_the_job(bench: Bench, lines: list[dict[str, object]], message: str):
+    path = bench.write_rows(lines, "requests.jsonl")
+    done = batch(str(path), "--model", str(bench.model), "--to", str(bench.root / "answers"))
+    assert done.exit_code == 5
+    assert message.format(path=path) in done.stderr
+
+
+def test_all_lines_refused_is_an_answer_too(bench: Bench):
+    path = bench.write_rows([chat(f"{i}", stream=True) for i in range(20)], "requests.jsonl")
+    to = Path(bench.root / "answers")
+    assert batch(str(path), "--model", str(bench.model), "--to", str(to)).exit_code == 3
+    assert len(read_lines(to / "errors.jsonl")) == 20
