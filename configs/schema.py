@@ -258,6 +258,8 @@ class GenerateConfig(JobConfig):
             for name in ("text", "messages", "user", "system", "prefill", "tools"):
                 if getattr(self.prompt, name) is not None:
                     raise contradiction(f"prompt.{name}", f"expected nothing, {_OF_LINES} their prompts; remove it")
+            if self.structured.column is not None:
+                raise contradiction("structured.column", f"expected nothing, {_OF_LINES} their own grammars; remove it")
             if self.sampling.columns:
                 raise contradiction("sampling.columns", f"expected nothing, {_OF_LINES} their own sampling; remove it")
             if self.logprobs.prompt or self.logprobs.top:

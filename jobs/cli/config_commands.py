@@ -66,7 +66,7 @@ def plan_text(source: ConfigSource, calibrate: bool, as_json: bool) -> tuple[int
 def _plan_of_eval(source: ConfigSource, calibrate: bool, as_json: bool) -> str:
     from ...configs.load import load_eval
 
-    config = load_eval(source.file, source.overrides, source.options)
+    config = load_eval(source.path, source.overrides, source.options)
     prepare_mlx()
     from ..evals.forecast import forecast_eval
     from ..plan.evaluation import eval_plan_as_json, eval_plan_as_text

@@ -31,7 +31,7 @@ def eval_(source: ConfigSource, log_level: str, quiet: bool, **start: Any) -> No
     with one_line_errors():
         from ...configs.load import load_eval
 
-        config = load_eval(source.file, source.overrides, source.options)
+        config = load_eval(source.path, source.overrides, source.options)
         if quiet:
             os.environ["TQDM_DISABLE"] = "1"  # lm-eval's bars have no other switch
             logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -75,13 +75,19 @@ def typed_words() -> tuple[str, ...]:
 class ConfigSource:
     """A config and the changes that the command line makes to it.
 
-    file: of a command that has no config file, the settings themselves. overrides: the values of ``--set``, as KEY=VALUE. options: values of ``--model``, ``--data``, ``--limit`` and ``--output`` by their
-    config keys.
+    file: of a command that has no config file, the settings themselves. overrides: the values of ``--set``, as KEY=VALUE. options:
+    values of ``--model``, ``--data``, ``--limit`` and ``--output`` by their config keys.
     """
 
     file: Path | Mapping[str, object]
     overrides: tuple[str, ...]
     options: dict[str, str | int]
+
+    @property
+    def path(self) -> Path:
+        """The config file of a command that has one."""
+        assert isinstance(self.file, Path)
+        return self.file
 
 
 def config_source(*shorthands: str, example: str) -> Option:

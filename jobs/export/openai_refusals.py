@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..openai.endpoints import CHAT, COMPLETIONS, RESPONSES
+from ..openai.endpoints import CHAT, COMPLETIONS, GRAMMAR_FIELDS, RESPONSES
 from ..openai.refusal import STAGE, parameter_of, status_of
 
 Json = dict[str, Any]
@@ -43,16 +43,32 @@ def refusal_of(failure: Json) -> Refusal:
         return Refusal(500, _snake(failure["error"]), message)
     if stage in _OF_PROMPT:
         return Refusal(400, _OF_PROMPT[stage], message, _prompt_field(failure.get("input")))
+    if stage == "grammar":
+        return Refusal(400, "unsupported_schema", message, _grammar_field(failure.get("input")))
     return Refusal(400, "invalid_value", message)
 
 
 def _prompt_field(text: str | None) -> str | None:
     """Returns the field of the request that holds its prompt; None for a row of other data."""
+    return _PROMPT_FIELDS.get(str(_line(text).get("url")))
+
+
+def _grammar_field(text: str | None) -> str | None:
+    """Returns the field of the request that holds its grammar; tools where none does, None for a row of other data."""
+    body = _line(text).get("body")
+    if not isinstance(body, dict):
+        return None
+    inner = {"text.format": body["text"].get("format")} if isinstance(body.get("text"), dict) else {}
+    return next((name for name in GRAMMAR_FIELDS if {**body, **inner}.get(name) is not None), "tools")
+
+
+def _line(text: str | None) -> Json:
+    """Returns a line of a Batch file from its text in errors/; empty for a row of other data."""
     try:
         line = json.loads(text or "")
     except ValueError:
-        return None
-    return _PROMPT_FIELDS.get(str(line.get("url"))) if isinstance(line, dict) and "body" in line else None
+        return {}
+    return line if isinstance(line, dict) and "body" in line and "url" in line else {}
 
 
 def _snake(name: str) -> str:

@@ -15,11 +15,14 @@ from pydantic import ValidationError
 from ...configs.schema import GenerateConfig, LogprobsConfig
 from ...configs.visible import visible
 from ...runner.answers.tools import ANY_TOOL
+from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.requests import Row
 from ...runner.data.request_census import RequestCensus
+from ...runner.grammar.spec_values import configured_spec, spec_of
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import AnyPrompt, Chat
-from ..openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, RESPONSES
+from ..openai.answer_format import AnswerFormat
+from ..openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, GRAMMAR_FIELDS, RESPONSES
 from ..openai.refusal import RequestRefused
 from ..openai.request import AskedLogprobs, BatchRequest, model_named, read_request
 from .prompt_encoding import shows_tools
@@ -44,10 +47,10 @@ class OpenAIRows:
         self._strict, self._cuts = data.unknown_fields == "refuse", self._config.prompt.too_long != "error"
         self._models = {model, PurePath(model).name} if data.other_models == "refuse" else None
         for line in _warnings(parts.census, model, self._strict, self._models is None):
-            _say(line)
+            say_once(line)
         if self.tools and parts.tokenizer.has_chat_template and not shows_tools(parts.tokenizer):
             lines = sum(parts.census.fields[url, "tools"] for url in (CHAT, RESPONSES))
-            _say(f"the model's chat template ignores tools: {lines:,} requests bring some, which the model does not see")
+            say_once(f"the model's chat template ignores tools: {lines:,} requests bring some, which the model does not see")
 
     @property
     def logprobs(self) -> LogprobsConfig:
@@ -69,6 +72,12 @@ class OpenAIRows:
     def budgets(self) -> bool:
         """True when a line limits its reasoning, or the config does."""
         return self._config.reasoning.budget is not None or self._parts.census.fields[CHAT, "thinking_token_budget"] > 0
+
+    @property
+    def guided(self) -> bool:
+        """True when a line, or the config, may name a grammar."""
+        fields = self._parts.census.fields
+        return self._config.structured.used or any(fields[url, name] for url in ENDPOINTS for name in GRAMMAR_FIELDS)
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -95,6 +104,7 @@ class OpenAIRows:
             parallel_tool_calls=request.parallel_tool_calls is not False,
             template_args=request.template_args,
             thinking_budget=self._config.reasoning.budget if request.thinking_budget is None else request.thinking_budget,
+            structured=self._grammar(request.held),
             further=tuple(further),
         )
 
@@ -113,6 +123,22 @@ class OpenAIRows:
 
     def _request(self, row: Row) -> BatchRequest:
         return read_request(row.columns, self._strict, self._cuts)
+
+    def _grammar(self, held: AnswerFormat | None) -> GrammarSpec | None:
+        """Returns the grammar that a request names, else the config's. Raises RequestRefused."""
+        if held is None:
+            return self._shared_grammar
+        if held.kind is None:
+            return None
+        rules = self._config.structured
+        try:
+            return spec_of(held.kind, held.value, rules.whitespace, rules.unsupported)
+        except ValueError as error:
+            raise RequestRefused(held.param, "invalid_value", str(error)) from None
+
+    @cached_property
+    def _shared_grammar(self) -> GrammarSpec | None:
+        return configured_spec(self._config.structured)
 
     def _rendered(self, prompt: AnyPrompt) -> AnyPrompt:
         """Returns a prompt as this model takes it: developer is system where the chat template does not know it."""
@@ -187,7 +213,7 @@ def _largest(values: Iterable[object]) -> int:
 
 
 @cache
-def _say(text: str) -> None:
+def say_once(text: str) -> None:
     """Logs a line on the file, once a process."""
     log.warning("%s", text)
 

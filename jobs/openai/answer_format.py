@@ -1,5 +1,6 @@
 """The grammar that a request wants its answer held to, in whichever of several fields it stands."""
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,8 +29,8 @@ def answer_format(body: GrammarFields) -> AnswerFormat | None:
     if body.structured_outputs is not None:
         found.append(_structured(body.structured_outputs))
     for name, kind in _KINDS.items():
-        if (value := getattr(body, f"guided_{name}")) is not None:
-            found.append(AnswerFormat(f"guided_{name}", kind, value))
+        if (value := getattr(body, f"guided_{name}", None)) is not None:
+            found.append(_named(f"guided_{name}", kind, value))
     held = [one for one in found if one.kind is not None]
     if len(held) > 1:
         names = " and ".join(one.param for one in held)
@@ -65,4 +66,14 @@ def _structured(value: dict[str, Any]) -> AnswerFormat:
         return AnswerFormat("structured_outputs", "json_schema", _OBJECT)
     if name not in _KINDS:
         raise RequestRefused(f"structured_outputs.{name}", "unsupported_parameter", f"expected one of {', '.join(_KINDS)}, json_object")
-    return AnswerFormat("structured_outputs", _KINDS[name], inner)
+    return _named(f"structured_outputs.{name}", _KINDS[name], inner)
+
+
+def _named(param: str, kind: Kind, value: Any) -> AnswerFormat:
+    """Returns a grammar by its kind. A schema may be JSON text."""
+    if kind == "json_schema" and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise RequestRefused(param, "invalid_value", f"found a text that is no JSON schema: {error}") from None
+    return AnswerFormat(param, kind, value)

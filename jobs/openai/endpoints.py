@@ -15,6 +15,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "logit_bias")
 _TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 _TEMPLATE = ("chat_template_kwargs", "continue_final_message", "add_generation_prompt")
 _GRAMMARS = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+GRAMMAR_FIELDS = ("response_format", "text.format", *_GRAMMARS)
 
 
 @dataclass(slots=True, frozen=True)

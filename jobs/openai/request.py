@@ -47,7 +47,8 @@ class AskedLogprobs:
 class BatchRequest:
     """A request that can be answered. sampling: the parameters that it brings, under the config's names; n, seed: None where it has none.
 
-    prompts: each is answered n times. template_args: variables of the chat template. repeated: what the answer says of the request.
+    prompts: each is answered n times. held: the grammar that it names. template_args: variables of the chat template. repeated: what
+    the answer says of the request.
     """
 
     url: str
@@ -56,7 +57,7 @@ class BatchRequest:
     n: int | None = None
     seed: int | None = None
     logprobs: AskedLogprobs = AskedLogprobs()
-    answer_format: AnswerFormat | None = None
+    held: AnswerFormat | None = None
     tools: ToolUse | None = None
     parallel_tool_calls: bool | None = None
     template_args: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -209,7 +210,7 @@ def _response(body: ResponsesBody, cuts: bool) -> BatchRequest:
         (Chat(messages),),
         _sampling(body),
         logprobs=AskedLogprobs(asked, body.top_logprobs or 0),
-        answer_format=held,
+        held=held,
         tools=tool_use(body.tools, body.tool_choice, flat=True),
         parallel_tool_calls=body.parallel_tool_calls,
         template_args=_variables(effort),

@@ -126,9 +126,8 @@ class Tokenizer:
         Raises RowError if the template refuses the messages, or if a turn begins or ends inside a token.
         """
         text, spans = render_turns(self._hf.get_chat_template(self._template), messages, self._variables)
-        ids, offsets = self._encode(text, special=False)
-        tokens = token_spans(text, ids, spans, lambda part: self._encode(part, special=False)[0])
-        prompt = Prompt(text, ids, offsets)
+        prompt = self.encode_text(text)
+        tokens = token_spans(text, prompt.ids, spans, lambda part: self._encode(part, special=False)[0])
         return AssistantTurns(prompt, spans, tokens, without_special(prompt, spans, self.special))
 
     def encode_chat(self, messages: list[dict[str, Any]], prefill: str, variables: Mapping[str, Any] = NOTHING) -> Prompt:

@@ -35,8 +35,8 @@ KEPT = ("completion_ids", "completion", "finish_reason", "stop_reason", "sample"
 
 def test_a_body_s_sampling_is_that_of_a_row_s_columns(bench: Bench):
     """What the columns do to the draw is tested with them; presence_penalty only acts once a token comes again."""
-    biased = {"logit_bias": {"300": 6.0}}
-    base = {**SAMPLING, **biased}
+    biased: dict[str, Any] = {"logit_bias": {"300": 6.0}}
+    base: dict[str, Any] = {**SAMPLING, **biased}
     lines = [chat("plain", **base), *(chat(name, **{**base, name: value}) for name, (value, _, _) in VALUES.items())]
     given = [base, *({**base, name: value} for _, name, value in VALUES.values())]
     ran = answered(bench, lines)
@@ -144,7 +144,7 @@ TEMPLATE = (
 
 
 def test_what_a_chat_template_sees(bench: Bench):
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     lines = [
         chat("plain"),
         chat("colour", chat_template_kwargs={"colour": "red"}),
@@ -216,7 +216,7 @@ def without_template(bench: Bench) -> Any:
 
 
 def test_models_that_lines_name(bench: Bench, caplog: pytest.LogCaptureFixture):
-    openai_rows._say.cache_clear()
+    openai_rows.say_once.cache_clear()
     lines = [chat("a", model="gpt-4o"), completion("b", model=bench.model.name), completion("c", model="gpt-4o")]
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
         ran = answered(bench, lines, "--log-level", "warning")
@@ -229,7 +229,7 @@ def test_models_that_lines_name(bench: Bench, caplog: pytest.LogCaptureFixture):
 
 
 def test_fields_without_effect_are_counted_once(bench: Bench):
-    openai_rows._say.cache_clear()
+    openai_rows.say_once.cache_clear()
     lines = [
         chat("a", user="u", metadata={"x": "y"}),
         completion("b", user="v"),

@@ -57,7 +57,7 @@ def answered(bench: Bench, lines: Sequence[Record | str], *options: str, **secti
     path = bench.root / "requests.jsonl"
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)}\n" for line in lines))
     data = {"path": str(path), "format": "openai", "keep": "none", **sections.pop("data", {})}
-    settings = {"prompt": {}, "on_error": "quarantine_all", **sections}
+    settings: dict[str, Any] = {"prompt": {}, "on_error": "quarantine_all", **sections}
     done = bench.run(*options, data=data, **settings)
     to = bench.root / "answers.jsonl"
     if done.code in (0, 3):
