@@ -15,7 +15,7 @@ from .tools import Tool, ToolChoice
 
 _PARSER = "json_tools"
 _OPTIONS = "x-guidance"  # llguidance takes options from this key of a schema
-_BLANKS = {"whitespace_pattern": r"[ \n]{1,8}"}
+_BLANKS = {"whitespace_pattern": " "}  # as chat templates write calls: on one line
 
 
 def why_no_call_grammar(form: ToolFormat | None) -> str | None:
