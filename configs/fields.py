@@ -131,6 +131,8 @@ Chance = Annotated[float, Field(ge=0, le=1), Expected("a number from 0 to 1 (0 i
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1), Expected("a number of at least 0 and below 1 (0 is off)")]
 Ratio = Annotated[float, Field(ge=0.01, le=100), Expected("a number from 0.01 to 100 (1 is off)")]
 Penalty = Annotated[float, Field(ge=-2, le=2), Expected("a number from -2 to 2 (0 is off)")]
+AtLeastZero = Annotated[float, Field(ge=0, le=100), Expected("a number from 0 to 100 (0 is off)")]
+AtLeastOne = Annotated[float, Field(ge=1, le=100), Expected("a number from 1 to 100")]
 Seconds = Annotated[float, Field(ge=0), Expected("a number of seconds of at least 0")]
 GigabytesOrNull = Annotated[Annotated[float, Field(gt=0)] | None, Expected("a number of GB above 0, or null")]
 FailOrShare = Annotated[

@@ -24,7 +24,8 @@ from .fields import (
     contradiction,
     nearest,
 )
-from .schema import GenerateConfig, LogprobsConfig, ModelConfig, SamplingConfig
+from .sampling import SamplingConfig
+from .schema import GenerateConfig, LogprobsConfig, ModelConfig
 
 BUILT_IN_REWARDS = ("exact_match", "last_number", "regex", "json_valid", "length")
 

@@ -34,6 +34,11 @@ class SamplingOptions(TypedDict, total=False):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_range: int
+    dry_sequence_breakers: str | Sequence[str]
     logit_bias: Mapping[int, float]
     stop: str | Sequence[str]
     include_stop: bool

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from mlx_bulk.runner.core.requests import Sampling
@@ -12,9 +12,14 @@ Distribution = NDArray[np.float64]
 
 
 def edited(
-    logits: Sequence[float], s: Sampling, prompt: Sequence[int] = (), completion: Sequence[int] = (), eos: Sequence[int] = ()
+    logits: Sequence[float],
+    s: Sampling,
+    prompt: Sequence[int] = (),
+    completion: Sequence[int] = (),
+    eos: Sequence[int] = (),
+    breakers: Collection[int] = (),
 ) -> list[float]:
-    """Logits after the min_tokens mask, the bias and the penalties."""
+    """Logits after the min_tokens mask, the bias, the penalties and DRY."""
     x = [float(value) for value in logits]
     if len(completion) < s.min_tokens:
         for i in (set() if s.ignore_eos else set(eos)) | set(s.stop_token_ids):
@@ -25,7 +30,23 @@ def edited(
         x[i] = x[i] / s.repetition_penalty if x[i] > 0 else x[i] * s.repetition_penalty
     for i, count in Counter(completion).items():
         x[i] -= s.presence_penalty + s.frequency_penalty * count
+    for i, length in repetitions([*prompt, *completion], s.dry_range, breakers).items():
+        if s.dry_multiplier > 0 and length >= s.dry_allowed_length:
+            x[i] -= min(s.dry_multiplier * s.dry_base ** (length - s.dry_allowed_length), 1e30)
     return x
+
+
+def repetitions(ids: Sequence[int], span: int, breakers: Collection[int]) -> dict[int, int]:
+    """For each token that once followed what the text ends with, the longest such end: DRY's match length (p-e-w 2024)."""
+    ids = ids[-span:] if span else ids
+    found: dict[int, int] = {}
+    for at in range(1, len(ids)):  # ids[at] followed the match that ends at at - 1
+        length = 0
+        while length < at and ids[at - 1 - length] == ids[-1 - length] and ids[-1 - length] not in breakers:
+            length += 1
+        if length and ids[at] not in breakers:
+            found[ids[at]] = max(found.get(ids[at], 0), length)
+    return found
 
 
 def distribution(x: Sequence[float], s: Sampling, coin: float = 0.0) -> Distribution:
@@ -47,7 +68,7 @@ def distribution(x: Sequence[float], s: Sampling, coin: float = 0.0) -> Distribu
     if s.typical_p < 1:
         p = _typical(p, float(np.float32(s.typical_p)))
     if coin < float(np.float32(s.xtc_probability)):
-        top = [i for i in np.flatnonzero(p) if p[i] >= float(np.float32(s.xtc_threshold))]
+        top = [i for i in np.flatnonzero(p).tolist() if p[i] >= float(np.float32(s.xtc_threshold))]
         if len(top) > 1:
             least = min(x[i] for i in top)
             p = _spread({int(i): float(p[i]) for i in np.flatnonzero(p) if x[i] <= least}, len(x))

@@ -34,6 +34,7 @@ from .grammar_check import require_grammar
 from .openai_rows import OpenAIRows
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
 from .row_settings import SAMPLING_FIELDS, ConfiguredRows, RowReader, RowSettings, sampling_parameters
+from .sequence_breakers import SequenceBreakers
 
 if TYPE_CHECKING:
     from ...runner.grammar.grammars import Grammars
@@ -65,6 +66,12 @@ class GenerateJob:
                     f"sampling.{name}: found the id {wrong[0]}; expected ids below {self.parts.vocabulary}, the model's vocabulary"
                 )
 
+        if self.config.sampling.dry_multiplier > 0:
+            try:
+                self._breakers.ids(self.config.sampling.dry_sequence_breakers)
+            except RowError as error:
+                raise ConfigError(str(error)) from error
+
     @staticmethod
     def check(config: GenerateConfig, columns: Collection[str]) -> None:
         """Parses the prompt's templates, and checks that ``columns``, if there are any, hold those that they read."""
@@ -77,6 +84,10 @@ class GenerateJob:
         """The job's settings."""
         assert isinstance(self.parts.config, GenerateConfig)
         return self.parts.config
+
+    @cached_property
+    def _breakers(self) -> SequenceBreakers:
+        return SequenceBreakers(self.parts.tokenizer)
 
     @cached_property
     def rows(self) -> RowReader:
@@ -141,7 +152,8 @@ class GenerateJob:
         reading = self.answers.reading(asked, prompt)
         spec = self.answers.call_spec(asked) or asked.structured
         guidance = self.answers.guidance(asked, reading, sampling, self._grammar(spec, sampling))
-        return Request(row.position, prompt, Generate(sampling, samples, guidance, reading))
+        breakers = self._breakers.ids(sampling.dry_sequence_breakers) if sampling.dry_multiplier > 0 else frozenset[int]()
+        return Request(row.position, prompt, Generate(sampling, samples, guidance, reading, breakers))
 
     def _grammar(self, spec: GrammarSpec | None, sampling: Sampling) -> Guidance | None:
         """Returns what holds a row's completions to its grammar. Raises RowError for one that cannot be compiled, or never ends."""

@@ -12,7 +12,8 @@ from pydantic_core import ErrorDetails
 
 from ...configs.explain import shown
 from ...configs.fields import Expected
-from ...configs.schema import GenerateConfig, LogprobsConfig, SamplingConfig
+from ...configs.sampling import SamplingConfig
+from ...configs.schema import GenerateConfig, LogprobsConfig
 from ...runner.answers.tools import ANY_TOOL, Tool, ToolChoice, read_tools
 from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec
@@ -180,13 +181,13 @@ class ConfiguredRows:
 def sampling_parameters(config: SamplingConfig) -> Sampling:
     """Returns a section's values as the engine takes them."""
     values: dict[str, Any] = {name: getattr(config, name) for name in SAMPLING_FIELDS}
-    values |= {"stop": tuple(config.stop), "stop_token_ids": tuple(config.stop_token_ids)}
+    values |= {name: tuple(values[name]) for name in ("stop", "stop_token_ids", "dry_sequence_breakers")}
     return Sampling(**values)
 
 
 def _convert(name: str, value: Any) -> Any:
     """Converts a column's value to its setting's type: CSV holds text, and a table's integers are floats where some are missing."""
-    if isinstance(value, str) and name != "stop":
+    if isinstance(value, str) and name not in ("stop", "dry_sequence_breakers"):
         try:
             return json.loads(value.lower() if value in ("True", "False") else value)
         except ValueError:

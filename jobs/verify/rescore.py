@@ -66,7 +66,7 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
     if record.temperature == 0:
         return f"{figure}: greedy, so all are 0"
     if record.edited:
-        return f"{figure}: penalties, a bias or min_tokens; --replay works them out"
+        return f"{figure}: penalties, DRY, a bias or min_tokens; --replay works them out"
     if record.filtered and record.kept is None:
         return f"{figure}: filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
     return None

@@ -17,8 +17,9 @@ from ...runner.policies.recorded_policies import policy_names
 from ...runner.store.results import read_results
 
 FIGURES = ("logprobs", "tempered_logprobs", "sampled_logprobs")
-EDITS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens")
-_PLAIN = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "logit_bias": {}, "min_tokens": 0}
+EDITS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "min_tokens")
+_PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "dry_multiplier": 0.0}
+_PLAIN = {"logit_bias": {}, "min_tokens": 0, **_PENALTIES}
 _FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "xtc_probability": 0.0}
 
 
@@ -26,8 +27,8 @@ _FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "xtc_proba
 class StoredRecord:
     """One record, identified by row, round and sample. figures: its stored logprobs [N] by name.
 
-    temperature: None where it is not stored. edited: penalties, a bias or min_tokens may have changed its logits; filtered: top-k, top-p,
-    min-p, typical-p or XTC; kept: the ids that they left a token, where those are stored.
+    temperature: None where it is not stored. edited: penalties, DRY, a bias or min_tokens may have changed its logits; filtered:
+    top-k, top-p, min-p, typical-p or XTC; kept: the ids that they left a token, where those are stored.
     """
 
     row: int

@@ -67,6 +67,11 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_range: int = 0
+    dry_sequence_breakers: tuple[str, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict[int, float])
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -92,7 +97,7 @@ class Sampling:
     @property
     def edits(self) -> bool:
         """True when logits are changed before they are divided by the temperature."""
-        return self.penalties or bool(self.logit_bias) or self.min_tokens > 0
+        return self.penalties or bool(self.logit_bias) or self.min_tokens > 0 or self.dry_multiplier > 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -125,12 +130,14 @@ class Generate:
     """Asks for one completion of the prompt per sample. One prefill serves them all.
 
     guidance: makes the guide that holds each completion to a grammar; None where any text will do. reading: what becomes of their texts.
+    breakers: ids of the tokens that hold one of ``sampling.dry_sequence_breakers``.
     """
 
     sampling: Sampling
     samples: tuple[Sample, ...]
     guidance: Guidance | None = None
     reading: Reading = Reading()
+    breakers: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, frozen=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores
 from ...kernels.sampling.draw import Drawn
+from ...kernels.sampling.dry import DryRule, Repetition
 from ...kernels.sampling.grammar_mask import WORD, Allowed, must_end
 from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
@@ -45,6 +46,7 @@ class Active:
     guide: Guide | None
     seen: NDArray[np.int32]  # the prompt's distinct ids, if a penalty needs them
     fault: str | None = None  # what is wrong with the prompt: the row ends with its first token
+    repetition: Repetition | None = None  # what DRY penalises; made when the row gets its slot
     kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])  # for each token the ids that could be drawn
 
     @property
@@ -98,6 +100,9 @@ class Slots:
         self._typical_p[slot], self._xtc_probability[slot], self._xtc_threshold[slot] = s.typical_p, s.xtc_probability, s.xtc_threshold
         self._repetition[slot], self._presence[slot] = s.repetition_penalty, s.presence_penalty
         self._frequency[slot] = s.frequency_penalty
+        if s.dry_multiplier > 0:
+            rule = DryRule(s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_range, row.request.work.breakers)
+            row.repetition = Repetition(rule, row.request.prompt.ids)
 
     def leave(self, slot: int) -> None:
         """Frees a slot."""
@@ -139,6 +144,7 @@ class Slots:
         masks: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
         seen: list[tuple[int, NDArray[np.int32]]] = []
         generated: list[tuple[int, NDArray[np.int32]]] = []
+        repeated: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
         for at in np.flatnonzero(self._edited[order]).tolist():
             slot = int(order[at])
             row, n = self.row(slot), int(self.count[slot])
@@ -155,10 +161,14 @@ class Slots:
                 generated.append((at, own_ids))
                 if s.repetition_penalty != 1.0:
                     seen += [(at, row.seen), (at, own_ids)]
-        if not (masks or generated):
+            if row.repetition is not None:
+                repeated.append((at, *row.repetition.penalties()))
+        if not (masks or generated or any(len(ids) for _, ids, _ in repeated)):
             return None
         add = np.concatenate([values for *_, values in masks] or [np.zeros(0, np.float32)])
-        return Edits(*_flat([(at, ids) for at, ids, _ in masks]), add, *_flat(seen), *_flat(generated))
+        dry = np.concatenate([values for *_, values in repeated] or [np.zeros(0, np.float32)])
+        flat = *_flat([(at, ids) for at, ids, _ in masks]), add, *_flat(seen), *_flat(generated)
+        return Edits(*flat, *_flat([(at, ids) for at, ids, _ in repeated]), dry)
 
     def write(self, order: Index, drawn: Drawn, scores: Scores) -> None:
         """Appends a step's tokens and figures to the rows in ``order`` [B]."""
@@ -172,6 +182,9 @@ class Slots:
         for slot, kept in zip(order.tolist(), drawn.kept or (), strict=False):
             if kept is not None:
                 self.row(slot).kept.append(kept)
+        for slot, token in zip(order.tolist(), drawn.ids.tolist(), strict=True):
+            if (repetition := self.row(slot).repetition) is not None:
+                repetition.push(token)
         self.last[order] = drawn.ids
         self.count[order] += 1
 

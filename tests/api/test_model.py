@@ -7,7 +7,8 @@ from typing import Any
 import mlx_bulk
 import numpy as np
 import pytest
-from mlx_bulk.configs.schema import LogprobsConfig, SamplingConfig
+from mlx_bulk.configs.sampling import SamplingConfig
+from mlx_bulk.configs.schema import LogprobsConfig
 from mlx_bulk.local_model import LogprobsOptions, SamplingOptions
 
 from ..checkpoints import CONTEXT, write_adapter

@@ -13,7 +13,8 @@ from ..jobs.support.bench import ROWS, Bench
 VALUES: dict[str, Any] = {
     "max_tokens": 2, "temperature": 0.5, "top_p": 0.3, "top_k": 5, "min_p": 0.4, "typical_p": 0.3, "xtc_probability": 0.9,
     "xtc_threshold": 0.001, "repetition_penalty": 1.7, "presence_penalty": 2.0,
-    "frequency_penalty": 1.5, "logit_bias": {"300": 7.5}, "stop": ["e"], "include_stop": True, "stop_token_ids": [430],
+    "frequency_penalty": 1.5, "dry_multiplier": 2.0, "dry_base": 3.0, "dry_allowed_length": 1, "dry_range": 3,
+    "dry_sequence_breakers": ["a"], "logit_bias": {"300": 7.5}, "stop": ["e"], "include_stop": True, "stop_token_ids": [430],
     "ignore_eos": True, "min_tokens": 3, "n": 2, "seed": 12345,
 }  # fmt: skip
 

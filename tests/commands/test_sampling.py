@@ -68,6 +68,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "top_k": {"top_k": 5},
     "min_p": {"min_p": 0.4},
     "typical_p": {"typical_p": 0.3},
+    "dry": {"dry_multiplier": 3.0, "dry_allowed_length": 1, "dry_sequence_breakers": [], "temperature": 0.5,
+            "logit_bias": {"300": 7.5, "301": 7.0, "302": 7.0}},
     "xtc": {"xtc_probability": 0.6, "xtc_threshold": 0.001},
     "repetition_penalty": {"repetition_penalty": 1.7, "temperature": 0},
     "presence_penalty": {"presence_penalty": 2.0, "temperature": 0},

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from mlx_bulk.configs import load as loading
 from mlx_bulk.configs.cells import cells
 from mlx_bulk.configs.load import load_config
-from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig
+from mlx_bulk.configs.sampling import SamplingConfig
+from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.configs.sweep import SweepConfig
 
 from .written import LEAST, generation, lines, message, one_file, written

@@ -12,7 +12,8 @@ from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.fields import Section
 from mlx_bulk.configs.identity import identity
 from mlx_bulk.configs.jobs import JOBS
-from mlx_bulk.configs.schema import GenerateConfig, SamplingConfig
+from mlx_bulk.configs.sampling import SamplingConfig
+from mlx_bulk.configs.schema import GenerateConfig
 from pydantic import ValidationError
 
 from .structural import breaches
@@ -80,6 +81,11 @@ def test_every_setting_says_what_it_is_in_one_line() -> None:
         ("sampling", "repetition_penalty", [0.5, 1, 2], [0, -1]),
         ("sampling", "presence_penalty", [-2, 0, 2], [-2.1, 2.1]),
         ("sampling", "frequency_penalty", [-2, 0, 2], [-2.1, 2.1]),
+        ("sampling", "dry_multiplier", [0, 0.8], [-1, 101]),
+        ("sampling", "dry_base", [1, 1.75], [0.99, 101]),
+        ("sampling", "dry_allowed_length", [1, 9], [0, 1.5]),
+        ("sampling", "dry_range", [0, 512], [-1]),
+        ("sampling", "dry_sequence_breakers", [[], ["\n"], "."], [[""], "", 5]),
         ("sampling", "max_tokens", [1, 4096], [0, 1.0, True, "8"]),
         ("sampling", "n", [1, 16], [0]),
         ("sampling", "seed", [0, 2**63 - 1], [-1, 2**63]),

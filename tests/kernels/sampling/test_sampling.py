@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import logprobs, native
 from mlx_bulk.kernels.sampling import draw as sampling
+from mlx_bulk.kernels.sampling.dry import DryRule, Repetition
 from mlx_bulk.kernels.sampling.logits_processors import Edits
 from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.requests import Sampling
@@ -56,7 +57,10 @@ def edits_of(s: Sampling, rows: int, prompt: list[int], completion: list[int], e
     def flat(ids: list[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         return np.repeat(np.arange(rows, dtype=np.int32), len(ids)), np.tile(np.array(ids, np.int32), rows)
 
-    return Edits(*flat(changed), np.tile(np.array(add, np.float32), rows), *flat([*prompt, *completion]), *flat(completion))
+    breaking = DryRule(s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_range, frozenset())
+    repeated, lost = Repetition(breaking, [*prompt, *completion]).penalties() if s.dry_multiplier else ([], [])
+    penalties = *flat([*prompt, *completion]), *flat(completion), *flat(list(repeated)), np.tile(np.array(lost, np.float32), rows)
+    return Edits(*flat(changed), np.tile(np.array(add, np.float32), rows), *penalties)
 
 
 def uniforms(n: int, seed: int) -> Floats:
@@ -86,11 +90,14 @@ VARIANTS = {
     "repetition below one": Sampling(repetition_penalty=0.5),
     "presence": Sampling(presence_penalty=1.2),
     "frequency": Sampling(frequency_penalty=0.6),
+    "dry": Sampling(dry_multiplier=0.8, dry_allowed_length=1),
+    "dry in a range": Sampling(dry_multiplier=2.0, dry_allowed_length=1, dry_range=4, dry_base=1.2),
     "min_tokens": Sampling(min_tokens=6, stop_token_ids=(2, 9)),
     "min_tokens, eos ignored": Sampling(min_tokens=6, stop_token_ids=(2,), ignore_eos=True),
     "min_tokens reached": Sampling(min_tokens=5, stop_token_ids=(2, 9)),
     "everything": Sampling(
         temperature=0.8, top_k=8, top_p=0.9, min_p=0.05, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3,
+        dry_multiplier=0.5, dry_allowed_length=1,
         logit_bias={0: 0.7, 10: 3.0}, stop_token_ids=(7,), min_tokens=9,
     ),
 }  # fmt: skip

@@ -23,6 +23,7 @@ MIXED = [
     Sampling(max_tokens=10, temperature=0.9, logit_bias={3: 4.0, 7: -100.0}, min_tokens=4, stop_token_ids=(3,)),
     Sampling(max_tokens=9, xtc_probability=0.5, xtc_threshold=0.02, min_p=0.01),
     Sampling(max_tokens=9, temperature=1.2, typical_p=0.6),
+    Sampling(max_tokens=14, temperature=0.6, dry_multiplier=1.5, dry_allowed_length=1, dry_range=20, logit_bias={5: 7.0, 6: 7.0}),
 ]
 
 
@@ -42,7 +43,7 @@ def assert_drawn(network: Network, asked: Request, outcome: Generated, eos: Sequ
     for t, token in enumerate(ids):
         # log-probabilities stand for logits: a constant matters to the repetition penalty alone
         logits = full_logits(network, prompt + ids[:t]) if s.penalties else log_probabilities(network, prompt + ids[:t])[-1]
-        p = distribution(edited(logits.tolist(), s, prompt, ids[:t], eos), s, coin(outcome.sample.seed, t))
+        p = distribution(edited(logits.tolist(), s, prompt, ids[:t], eos, asked.work.breakers), s, coin(outcome.sample.seed, t))
         end = np.cumsum(p)[token]
         u = uniform(outcome.sample.seed, t) if s.temperature else 0.5
         slack = 1e-4  # logits of other shapes differ by 1e-5, and the CDF by as much
@@ -65,6 +66,18 @@ def test_each_row_is_drawn_by_its_own_parameters_and_stream(name: str):
     network, requests = build(name), requests_of((5, 21, 1, 9, 13, 2, 7, 30))
     for asked, outcome in zip(requests, run(setup_of(network), requests), strict=True):
         assert_drawn(network, asked, outcome)
+
+
+def test_the_breakers_of_a_request_reach_dry():
+    """Without the breaker the row would be drawn otherwise."""
+    network = build("llama")
+    sampling = Sampling(max_tokens=30, temperature=0.5, dry_multiplier=4.0, dry_allowed_length=1, logit_bias={5: 9.0, 6: 9.0, 7: 9.0})
+    plain = request(0, prompts_of((6,), seed=8)[0], sampling, [3])
+    breaking = replace(plain, work=replace(plain.work, breakers=frozenset([5])))
+    (free,), (broken,) = run(setup_of(network), [plain]), run(setup_of(network), [breaking])
+    assert_drawn(network, plain, free)
+    assert_drawn(network, breaking, broken)
+    assert free.ids.tolist() != broken.ids.tolist()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
