@@ -28,6 +28,8 @@ _T = TypeVar("_T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+_entered: "list[Stop]" = []  # those whose blocks this process is in
+
 
 def heeded() -> tuple[signal.Signals, ...]:
     """Returns those of SIGNALS that end a run: SIGHUP does not where the process was started to ignore it (``nohup``)."""
@@ -91,11 +93,13 @@ class Stop:
             self._wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
             self._before = {number: signal.signal(number, self._take) for number in heeded()}
             self._watcher.start()
+            _entered.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._before:
             return
+        _entered.remove(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
@@ -105,6 +109,12 @@ class Stop:
         self._watcher.join()
         for end in self._ends:
             os.close(end)
+
+    def leave_in_child(self) -> None:
+        """Puts the handlers of before back in a forked process. Its signals are its own: it would tell them to this run's watcher."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     # ------------------------------------------------------------------------------------------------ the main thread
 
@@ -176,6 +186,14 @@ class Stop:
             text = f"{name}: neither the step nor the disk got ready; rows finished in the last seconds are done again by {self._command}"
         _say(text)
         os._exit(128 + number)
+
+
+def _leave_in_child() -> None:
+    while _entered:
+        _entered.pop().leave_in_child()
+
+
+os.register_at_fork(after_in_child=_leave_in_child)  # lm-eval forks processes for bootstrapped errors, and ends them by SIGTERM
 
 
 def interrupted(command: str) -> str:

@@ -225,6 +225,27 @@ def test_signals_are_told(number: int):
     assert (told, stop.code) == ([number], 128 + number)
 
 
+def test_signals_of_a_forked_process_are_its_own():
+    told: list[int] = []
+    reading, writing = os.pipe()
+    with Stop(told.append) as stop:
+        if not (child := os.fork()):
+            try:
+                os.write(writing, b"x")
+                signal.pause()
+            finally:
+                os._exit(0)
+        os.read(reading, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+        assert not stop.requested()
+        os.kill(os.getpid(), signal.SIGHUP)  # the watcher tells what comes first
+        assert stop.requested()
+    os.close(reading)
+    os.close(writing)
+    assert (told, stop.code) == ([signal.SIGHUP], 128 + signal.SIGHUP)
+
+
 def test_a_hangup_that_the_start_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
