@@ -44,6 +44,7 @@ def _completion(record: Record) -> Completion:
         text_offset=record["text_offset"],
         finish_reason=record["finish_reason"],
         stop_reason=record["stop_reason"],
+        grammar_complete=record.get("grammar_complete"),
         seed=record["seed"],
         top_ids=record.get("top_ids"),
         top_logprobs=record.get("top_logprobs"),

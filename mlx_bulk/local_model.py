@@ -57,6 +57,17 @@ class LogprobsOptions(TypedDict, total=False):
     stats: bool
 
 
+class StructuredOptions(TypedDict, total=False):
+    """The keys of a config's ``structured`` section: one of json_schema, regex, choice and grammar, and how it is held."""
+
+    json_schema: Mapping[str, object] | str
+    regex: str
+    choice: Sequence[str]
+    grammar: str
+    whitespace: str
+    unsupported: Literal["error", "relax"]
+
+
 class BatchOptions(TypedDict, total=False):
     """The keys of a config's ``batch`` section that matter here."""
 
@@ -88,6 +99,7 @@ class Model:
         self,
         prompts: Sequence[str],
         *,
+        structured: StructuredOptions | None = None,
         logprobs: LogprobsOptions | None = None,
         on_error: Literal["quarantine", "fail"] = "quarantine",
         too_long: Literal["error", "truncate_left", "truncate_right"] = "error",
@@ -97,8 +109,9 @@ class Model:
         """Completes raw texts, without a chat template (``prompt.text`` in a config), and returns a result a prompt, in their order.
 
         prompts: texts; the tokenizer adds the special tokens that it adds by itself. sampling: as in a config: ``max_tokens`` (256),
-        ``temperature`` (1.0, 0 is greedy), ``n`` (1), ``seed`` (0), ``stop``, …. on_error: a prompt that cannot be done has its ``error``
-        set and the others go on, or it raises. too_long: what becomes of a prompt that leaves no room for one token.
+        ``temperature`` (1.0, 0 is greedy), ``n`` (1), ``seed`` (0), ``stop``, …. structured: a grammar that completions are held to, as
+        {"json_schema": {…}} or {"choice": ["yes", "no"]}; each then says ``grammar_complete``. on_error: a prompt that cannot be done
+        has its ``error`` set and the others go on, or it raises. too_long: what becomes of a prompt that leaves no room for one token.
         progress: what stderr shows, as in ``run``.
 
         Raises BulkError: ConfigError for settings that are wrong, DataError with ``on_error="fail"`` for the first prompt that fails,
@@ -106,12 +119,13 @@ class Model:
         """
         texts = as_texts(prompts, "prompts")
         prompt = {"text": "{{ text }}", "too_long": too_long}
-        return self._generate("text", texts, texts, prompt, logprobs, on_error, progress, sampling)
+        return self._generate("text", texts, texts, prompt, structured, logprobs, on_error, progress, sampling)
 
     def chat(
         self,
         chats: Sequence[str | Sequence[Message]],
         *,
+        structured: StructuredOptions | None = None,
         logprobs: LogprobsOptions | None = None,
         on_error: Literal["quarantine", "fail"] = "quarantine",
         too_long: Literal["error", "truncate_left", "truncate_right"] = "error",
@@ -126,7 +140,7 @@ class Model:
         """
         messages = as_chats(chats)
         prompt = {"messages": "messages", "too_long": too_long, **self._template}
-        return self._generate("messages", messages, [""] * len(messages), prompt, logprobs, on_error, progress, sampling)
+        return self._generate("messages", messages, [""] * len(messages), prompt, structured, logprobs, on_error, progress, sampling)
 
     @names_nearest
     def score(
@@ -167,6 +181,7 @@ class Model:
         rows: Sequence[object],
         texts: Sequence[str],
         prompt: Mapping[str, object],
+        structured: StructuredOptions | None,
         logprobs: LogprobsOptions | None,
         on_error: str,
         progress: Show,
@@ -176,6 +191,7 @@ class Model:
             "job": "generate",
             "prompt": prompt,
             "sampling": dict(sampling),
+            "structured": as_mapping(structured, "structured", '{"choice": ["yes", "no"]}'),
             "logprobs": _logprobs(logprobs),
             "on_error": on_error,
         }

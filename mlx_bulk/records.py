@@ -18,7 +18,8 @@ Floats = NDArray[np.float32]
 class RecordError:
     """Why a prompt or a text could not be done.
 
-    stage: where it failed: template, tokenize, too_long, sampling, generate or score. kind: the error's class. message: what to do.
+    stage: where it failed: template, tokenize, too_long, sampling, grammar, generate or score. kind: the error's class.
+    message: what to do.
     """
 
     stage: str
@@ -34,6 +35,7 @@ class Completion:
     of the model's own distribution. cumulative_logprob: their sum. sampled_logprobs: [N], of the distribution drawn from; None where
     it is the model's own. text_offset: [N], the code point of ``text`` at which each token starts. finish_reason: "stop" or "length".
     stop_reason: the stop string, or the stop id as text; None for EOS and for "length". seed: of its random stream.
+    grammar_complete: the text is a whole text of the grammar; None without a grammar.
     top_ids, top_logprobs: [N, k], most likely first. ranks, entropies: [N], with ``stats``.
     """
 
@@ -46,6 +48,7 @@ class Completion:
     text_offset: Ids
     finish_reason: str
     stop_reason: str | None
+    grammar_complete: bool | None
     seed: int
     top_ids: Ids | None
     top_logprobs: Floats | None

@@ -71,6 +71,9 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
     for problem in sorted(survey.problems.values(), key=lambda each: -each.count):
         yield "", f"{problem.count:,} {problem.stage} ({problem.error}), for example"
         yield from (("", f"  {example}") for example in problem.examples)
+    if survey.guided_rows:
+        distinct = count_text(len(survey.grammars), "distinct grammar")
+        yield "grammars", f"{distinct} for {survey.guided_rows:,}{of} rows; each is compiled once"
     if survey.full_rows:
         cured = "their completions have fewer tokens than max_tokens, or their prompts are cut (prompt.too_long)"
         yield "", f"{survey.full_rows:,}{of} fill the model's context of {plan.context:,} tokens: {cured}"

@@ -28,6 +28,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "rows_left": plan.rows_left,
         "input_bytes": plan.input_bytes,
         "problems": [asdict(problem) for problem in survey.problems.values()],
+        "rows_guided": round(survey.factor * survey.guided_rows),
+        "grammars": len(survey.grammars),
         "rows_full": round(survey.factor * survey.full_rows),
         "rows_cut": round(survey.factor * survey.cut_rows),
         "tokens": {"sum": plan.prompt_tokens, **(length_figures(survey.lengths) if survey.lengths else {})},

@@ -133,6 +133,9 @@ def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:
             f"; without {found.nll.infinite:,} of no chance" if found.nll.infinite else ""
         )
         yield Card("Perplexity", figure(math.exp(min(700.0, found.nll.mean))), note)
+    if held := found.grammar.total():
+        note = f"{found.grammar['not whole']:,} of {held:,} held to a grammar are not whole"
+        yield Card("Grammar complete", f"{100 * found.grammar['whole'] / held:.1f} %", note)
     if found.finish:
         yield Card("Truncated", f"{100 * found.finish['length'] / found.records:.1f} %", f"{found.finish['length']:,} reached their limit")
 

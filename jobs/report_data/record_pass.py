@@ -21,8 +21,8 @@ from .lowest import Lowest, hash_uniforms
 from .rollout_figures import RolloutFigures
 
 SPAN = 8  # tokens of a span
-_GENERATED = ("prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs")
 _PARTS = ("reasoning_tokens", "tool_calls", "tool_error")
+_GENERATED = ("prompt_tokens", "completion_tokens", "finish_reason", "cumulative_logprob", "logprobs", "grammar_complete")
 _SCORED = ("token_logprobs", "sum_logprob", "scored_tokens", "choice_logprobs", "label", "correct")
 _LONGEST = 1 << 20  # tokens: a longer text counts as this long
 _SORTS = {"random": 40, "least likely": 16, "most likely": 8, "longest": 8, "wrong and sure": 12, "right and unsure": 8}
@@ -35,7 +35,7 @@ class RecordPass:
     lengths: heading -> lengths in tokens. nll: of each token, in nats. documents: mean NLL a token of each record.
     finish: finish reason -> records. calls: what became of a completion's calls -> records. accuracy: records that are right, wrong, or
     without a label. sorts: name -> records to look at. spans: records with the least likely spans, and the token where each begins.
-    rollout: for a rollout with rewards, else None.
+    grammar: records that are a whole text of their grammar, or are not. rollout: for a rollout with rewards, else None.
     """
 
     columns: list[str]
@@ -45,6 +45,7 @@ class RecordPass:
     documents: Bins = field(default_factory=lambda: Bins(0.0, 0.01, 100.0, distinct=None))
     finish: Counter[str] = field(default_factory=Counter[str])
     calls: Counter[str] = field(default_factory=Counter[str])
+    grammar: Counter[str] = field(default_factory=Counter[str])
     accuracy: Counter[str] = field(default_factory=Counter[str])
     sorts: dict[str, Lowest] = field(default_factory=dict[str, Lowest])
     spans: Lowest = field(default_factory=lambda: Lowest(12))
@@ -98,6 +99,9 @@ def _add(found: RecordPass, batch: pa.RecordBatch) -> None:
             found.sorts.setdefault(f"finish: {reason}", Lowest(6)).add(chance[mine], records[mine])
     if "tool_calls" in names:
         _add_calls(found, batch)
+    if "grammar_complete" in names:
+        for whole, name in ((True, "whole"), (False, "not whole")):
+            found.grammar[name] += int((batch.column("grammar_complete").to_numpy(zero_copy_only=False) == whole).sum())
     _add_logprobs(found, batch, records, names)
     if "choice_logprobs" in names:
         _add_choices(found, batch, records)

@@ -27,6 +27,7 @@ COUNTS = (
 def completion_statistics(run: Path, context: int | None, max_tokens: int | None) -> pa.Table:
     """Returns the statistics of a run directory's records. ``max_tokens`` is the config's, None where rows have their own.
 
+    Where completions may be held to a grammar, those that are a whole text of it are counted, and those that are not.
     Logprobs are summed in float64 over the stored float32, in input order; a prompt counts once however many samples it has.
     """
     count: dict[str, int] = dict.fromkeys(COUNTS, 0)
@@ -43,6 +44,10 @@ def completion_statistics(run: Path, context: int | None, max_tokens: int | None
         count["records"] += batch.num_rows
         count["prompt_tokens"] += int(prompts[first].sum())
         count["completion_tokens"] += int(completions.sum())
+        if "grammar_complete" in batch.schema.names:
+            whole: pa.BooleanArray = batch.column("grammar_complete")
+            count["grammar_complete"] = count.get("grammar_complete", 0) + whole.true_count
+            count["grammar_incomplete"] = count.get("grammar_incomplete", 0) + whole.false_count
         count["stopped"] += int((~by_length).sum())
         count["at_max_tokens"] += int((by_length & ~full).sum())
         count["at_context"] += int(full.sum())
@@ -70,5 +75,5 @@ def _table(count: dict[str, int], completion: float, prompt: float | None, *, cl
     row["completion_perplexity"] = perplexity(completion, count["completion_tokens"])
     row["prompt_sum_logprob"] = prompt
     row["prompt_perplexity"] = None if prompt is None else perplexity(prompt, count["prompt_scored"])
-    types = {"group": pa.string(), **dict.fromkeys(COUNTS, pa.int64())}
+    types = {"group": pa.string(), **dict.fromkeys(count, pa.int64())}
     return pa.table({name: pa.array([value], types.get(name, pa.float64())) for name, value in row.items()})

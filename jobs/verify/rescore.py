@@ -67,6 +67,8 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
         return f"{figure}: greedy, so all are 0"
     if record.edited:
         return f"{figure}: penalties, DRY, a bias or min_tokens; --replay works them out"
+    if record.guided and not (record.filtered and record.kept is not None):  # the kept ids are those that the grammar allowed too
+        return f"{figure}: under a grammar; --replay works them out"
     if record.filtered and record.kept is None:
         return f"{figure}: filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
     return None

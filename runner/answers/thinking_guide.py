@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.arrays import Ids
+from ..core.grammar_spec import GrammarSpec
 from ..core.guide import Guidance, Guide
 
 _Phase = Literal["before", "within", "behind", "after"]
@@ -44,6 +45,11 @@ class ThinkingGuidance:
     vocabulary: int
     text: Callable[[int], str]
     inner: Guidance | None = None
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """The grammar behind the reasoning; None without one."""
+        return None if self.inner is None else self.inner.grammar
 
     def start(self) -> "ThinkingGuide":
         """Returns a guide for one completion, at its beginning."""

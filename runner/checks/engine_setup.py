@@ -222,7 +222,7 @@ def _session_note(models: Sequence[_CheckedModel], config: BatchConfig, limits: 
     """Returns a session's line: what the results may depend on beyond the run's identity. ``prefixes`` are the first model's."""
     first, *others = models
     note = {
-        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "transformers", "pyarrow", "numpy")},
+        "versions": {name: version(name) for name in ("mlx", "mlx-lm", "transformers", "pyarrow", "numpy", "llguidance")},
         "host": platform.node(),
         "platform": platform.platform(),
         "device": backend.device_name(),

@@ -5,6 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .grammar_spec import GrammarSpec
+
 
 class Guide(Protocol):
     """Follows one completion, and says before each token which ids may come.
@@ -36,6 +38,11 @@ class Guide(Protocol):
 
 class Guidance(Protocol):
     """What a row's completions are held to. Shared by its samples, and by all rows that ask for the same."""
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        """The grammar; None where it is only reasoning that is held."""
+        ...
 
     def start(self) -> Guide:
         """Returns a guide for one completion, at its beginning."""

@@ -17,6 +17,7 @@ from ...configs.schema import JobConfig
 from ..checks.row_limits import row_check
 from ..core import shard_layout
 from ..core.arrays import Ids
+from ..core.grammar_spec import GrammarSpec
 from ..core.requests import AnyRequest, BadRow, Failure, Generate, Prompt, Request, Row, ScoreRequest
 from ..core.shard_layout import rounds_of
 from ..data.reader import read_rows
@@ -70,8 +71,8 @@ class Survey:
     lengths, positions: tokens and position of each row that can be done; the tokens of its prompt, or of all that is scored with the
     text before it. windows: the sizes of requests that generate, one list a window, in the order in which they are taken. work: what
     scoring computes; separate_tokens: what it would compute passage by passage. common_prefix: ids that all prompts begin with.
-    full_rows: rows that reach the end of the context; cut_rows: rows that lose text to it. sample_rows: rows spread over those read,
-    with their requests. failures: some of the rows that can't be done.
+    guided_rows: rows under a grammar; grammars: the distinct ones. full_rows: rows that reach the end of the context; cut_rows: rows
+    that lose text to it. sample_rows: rows spread over those read, with their requests. failures: some of the rows that can't be done.
     """
 
     rows: int
@@ -84,6 +85,8 @@ class Survey:
     work: Work = field(default_factory=Work)
     separate_tokens: int = 0
     common_prefix: Ids | None = None
+    guided_rows: int = 0
+    grammars: set[GrammarSpec] = field(default_factory=set[GrammarSpec])
     full_rows: int = 0
     cut_rows: int = 0
     sample_rows: list[tuple[Row, AnyRequest]] = field(default_factory=list[tuple[Row, AnyRequest]])
@@ -193,6 +196,9 @@ def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[S
         survey.cut_rows += isinstance(request, ScoreRequest) and request.truncated
     prompts = [request for request in requests if isinstance(request, Request)]
     for request in prompts:
+        if request.work.guidance is not None and (grammar := request.work.guidance.grammar) is not None:
+            survey.guided_rows += 1
+            survey.grammars.add(grammar)
         ids, common = request.prompt.ids, survey.common_prefix
         survey.common_prefix = ids if common is None else common[: common_length(common, ids)]
     if prompts:

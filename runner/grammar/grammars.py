@@ -111,6 +111,11 @@ class SpecGuidance:
     spec: GrammarSpec
     endings: Endings
 
+    @property
+    def grammar(self) -> GrammarSpec:
+        """The grammar."""
+        return self.spec
+
     def start(self) -> Guide:
         """Returns a guide for one completion, at its beginning."""
         return self.grammars.grammar(self.spec).start(self.endings)

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from ...configs.errors import ConfigError
 from ...configs.explain import shown
+from ...configs.schema import GenerateConfig, JobConfig
 from ...configs.structured import KINDS, StructuredConfig
 from ..core.errors import RowError, first_line
 from ..core.grammar_spec import GrammarSpec
@@ -27,6 +29,14 @@ def configured_spec(config: StructuredConfig) -> GrammarSpec | None:
         return spec_of(kind, value, config.whitespace, config.unsupported)
     except ValueError as error:
         raise ConfigError(f"structured.{kind}: {error}") from error
+
+
+def grammar_identity(config: JobConfig) -> dict[str, str]:
+    """Returns what a run's identity holds of its JSON schema, wherever that stands: a digest that knows the order of properties."""
+    if not isinstance(config, GenerateConfig) or config.structured.json_schema is None:
+        return {}
+    spec = configured_spec(config.structured)
+    return {} if spec is None else {"structured.json_schema": f"sha256 {sha256(spec.text.encode('utf-8', 'surrogatepass')).hexdigest()}"}
 
 
 def row_spec(value: Any, config: StructuredConfig) -> GrammarSpec | None:

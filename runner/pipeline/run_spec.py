@@ -20,6 +20,7 @@ from ..core.errors import ModelError
 from ..data.scan import scan
 from ..data.scan_result import Scan
 from ..data.type_inference import JSON_METADATA
+from ..grammar.spec_values import grammar_identity
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
@@ -82,9 +83,12 @@ class RunSpec:
             if machine["device"] == "cpu":  # a BLAS splits a product among its threads, and adds in another order with fewer
                 machine["threads"] = backend.threads()
             machine |= self._dequantized(config)
+            if "grammar_complete" in self.job.schema.names:
+                machine["llguidance"] = version("llguidance")
         return {
             **machine,
             **identity(config),
+            **grammar_identity(config),
             **(self.job.grouping.fingerprints() if self.job.grouping is not None else {}),
             **checkpoints.checkpoint_fingerprints(self.checkpoint),
             **reference,

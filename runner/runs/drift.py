@@ -22,7 +22,7 @@ COLUMN = "column "
 INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
-_MACHINE = ("device", "BLAS", "threads", "mlx", "mlx-lm")
+_MACHINE = ("device", "BLAS", "threads", "mlx", "mlx-lm", "llguidance")
 _DEQUANTIZED = ("model.dequantized", "score.reference.dequantized")
 _DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
 _SHOWN = 120

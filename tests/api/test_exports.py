@@ -40,8 +40,8 @@ ARGUMENTS = {
     "results": "path columns errors partial",
     "dataset": "path errors partial",
     "load": "path adapter revision dtype trust_remote_code chat_template chat_template_args batch",
-    "Model.generate": "self prompts logprobs on_error too_long progress sampling",
-    "Model.chat": "self chats logprobs on_error too_long progress sampling",
+    "Model.generate": "self prompts structured logprobs on_error too_long progress sampling",
+    "Model.chat": "self chats structured logprobs on_error too_long progress sampling",
     "Model.score": "self texts context windows stride prefix bos_every_window logprobs on_error progress",
     "Rollouts": "config overrides",
     "Rollouts.update": "self version adapter",
@@ -53,8 +53,8 @@ FIELDS = {
     "padding_waste peak_memory_bytes complete worked reasons closing",
     "CellResult": "name settings output state summary exit_code message",
     "RecordError": "stage kind message",
-    "Completion": "index text ids logprobs cumulative_logprob sampled_logprobs text_offset finish_reason stop_reason seed top_ids "
-    "top_logprobs ranks entropies",
+    "Completion": "index text ids logprobs cumulative_logprob sampled_logprobs text_offset finish_reason stop_reason grammar_complete seed "
+    "top_ids top_logprobs ranks entropies",
     "GenerateResult": "prompt prompt_ids prompt_text_offset outputs error prompt_logprobs prompt_top_ids prompt_top_logprobs prompt_ranks "
     "prompt_entropies",
     "ScoreResult": "text ids logprobs text_offset sum_logprob scored_tokens bytes scored_bytes words chars truncated top_ids top_logprobs "

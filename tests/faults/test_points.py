@@ -69,6 +69,12 @@ def test_a_new_run(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     assert SOUND in survived(run, points, whole["generate"])
 
 
+@deaths(JOURNALLING[:2], COMMITTING[:2])
+def test_a_run_under_a_grammar(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
+    run.write("structured")
+    assert SOUND in survived(run, points, whole["structured"])
+
+
 @deaths(*([point] for point in SCORING))
 def test_a_scoring_run(run: TinyRun, whole: dict[str, Parts], points: list[Point]):
     run.write("score")

@@ -29,6 +29,13 @@ JOBS: dict[str, dict[str, Any]] = {
         "sampling": {"max_tokens": 3, "temperature": 1.0, "n": 2},
         "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
     },
+    "structured": {
+        "job": "generate",
+        "prompt": {"text": "{{ q }}"},
+        "sampling": {"max_tokens": 6, "temperature": 1.5, "n": 2},
+        "structured": {"regex": "[a-z]{1,4} (yes|no)"},
+        "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
+    },
     "score": {
         "job": "score",
         "score": {"text": "{{ q }}"},
