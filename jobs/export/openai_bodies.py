@@ -118,9 +118,9 @@ def request_of(record: Json, config: GenerateConfig) -> Json:
 
 
 def _content(record: Json, calls: list[Json]) -> str | None:
-    """Returns the answer without reasoning and calls, where they are told apart; None where there are calls alone."""
+    """Returns the answer without reasoning and calls, where they are told apart; None where there are these alone."""
     content = record.get("content", record["completion"])
-    return None if calls and not content else content or ""
+    return None if calls and not content else content
 
 
 def _finish(record: Json, calls: list[Json]) -> str:
@@ -128,10 +128,8 @@ def _finish(record: Json, calls: list[Json]) -> str:
 
 
 def _call(name: str, sample: int, at: int, call: Json) -> Json:
-    arguments = call["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    identifier = f"call_{name}-{sample}-{at}"
-    return {"id": identifier, "type": "function", "function": {"name": call["name"], "arguments": text}}
+    identifier = call["id"] or f"call_{name}-{sample}-{at}"
+    return {"id": identifier, "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
 
 
 def _usage(records: list[Json], request: Json) -> Json:

@@ -43,6 +43,10 @@ def refusal_of(failure: Json) -> Refusal:
         return Refusal(500, _snake(failure["error"]), message)
     if stage in _OF_PROMPT:
         return Refusal(400, _OF_PROMPT[stage], message, _prompt_field(failure.get("input")))
+    if failure["error"] == "unsupported_tool_choice":
+        return Refusal(400, "unsupported_tool_choice", message, "tool_choice")
+    if stage == "reasoning":
+        return Refusal(400, "unsupported_value", message, "thinking_token_budget")
     if stage == "grammar":
         return Refusal(400, "unsupported_schema", message, _grammar_field(failure.get("input")))
     return Refusal(400, "invalid_value", message)

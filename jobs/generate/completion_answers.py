@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...configs.errors import ConfigError
 from ...configs.schema import GenerateConfig
 from ...runner.answers.answer import Answer, AnswerReader
-from ...runner.answers.call_grammar import call_grammar, why_no_call_grammar
+from ...runner.answers.call_grammar import JSON_CALLS, call_grammar, why_no_call_grammar
 from ...runner.answers.reasoning_marks import ReasoningMarks, find_reasoning_marks
 from ...runner.answers.sections import Marks, find_sections, literal
 from ...runner.answers.spelling import Spelling
@@ -44,6 +44,9 @@ class CompletionAnswers:
         self._parts, self._rows, self._config = parts, rows, parts.config
         self.marks: ReasoningMarks | None = find_reasoning_marks(self._config.reasoning.marks, parts.tokenizer)
         self.format: ToolFormat | None = find_tool_format(self._config.tools.parser, parts.tokenizer)
+        self._assumed = self.format is None and self._config.tools.parser == "auto" and self._config.data.format == "openai"
+        if self._assumed:  # a request that must call a tool is answered, whatever the model knows of tools
+            self.format = find_tool_format(JSON_CALLS, parts.tokenizer)
         if rows.budgets and self.marks is None and self._config.reasoning.budget is not None:
             cure = "set reasoning.marks to what begins and ends it, or remove the budget"
             raise ConfigError(f"reasoning.budget: the model's chat template has no marks of reasoning that are known; {cure}")
@@ -52,6 +55,8 @@ class CompletionAnswers:
 
     def warn(self) -> None:
         """Says what may surprise: calls that are not read, and reasoning that leaves no room for an answer."""
+        if self.columns.tools and self._assumed:
+            log.warning("no parser is known for the model's chat template: calls are read by %s; tools.parser can name another", JSON_CALLS)
         if self.columns.tools and self.format is None:
             cause = "tools.parser is none" if self._config.tools.parser == "none" else "no parser is known for the model's chat template"
             log.warning("calls of tools are not read and stay in the content: %s; tools.parser can name one", cause)
@@ -142,7 +147,7 @@ class CompletionAnswers:
         if asked.structured is not None:
             raise RowError("grammar", "this row must call a tool and has a grammar of its own; expected one of the two")
         if problem := why_no_call_grammar(self.format):
-            raise RowError("grammar", problem)
+            raise RowError("grammar", problem, "unsupported_tool_choice")
         names = tool_names(asked.tools)
         if missing := [name for name in asked.tool_choice.names if name not in names]:
             raise RowError("grammar", f"this row must call the tool {missing[0]!r}; expected one of its tools: {', '.join(names)}")

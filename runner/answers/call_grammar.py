@@ -13,17 +13,17 @@ from ..core.grammar_spec import GrammarSpec
 from .tool_format import ToolFormat
 from .tools import Tool, ToolChoice
 
-_PARSER = "json_tools"
+JSON_CALLS = "json_tools"
 _OPTIONS = "x-guidance"  # llguidance takes options from this key of a schema
 _BLANKS = {"whitespace_pattern": " "}  # as chat templates write calls: on one line
 
 
 def why_no_call_grammar(form: ToolFormat | None) -> str | None:
     """Says why calls in this format cannot be required; None where they can."""
-    if form is not None and form.name == _PARSER and form.begins and form.ends:
+    if form is not None and form.name == JSON_CALLS and form.begins and form.ends:
         return None
     written = "nobody knows how this model writes calls" if form is None else f"this model's calls are read by {form.name}"
-    return f"a call can be required where it is JSON between two marks ({_PARSER}), and {written}; set tool_choice to auto"
+    return f"a call can be required where it is JSON between two marks ({JSON_CALLS}), and {written}; set tool_choice to auto"
 
 
 def call_grammar(

@@ -16,7 +16,7 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 HI = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
-def chat(name: str, messages: list[Record] | None = None, **body: Any) -> Record:
+def chat(name: str, messages: Any = None, **body: Any) -> Record:
     """A line that asks for a chat completion."""
     return request(name, CHAT, messages=HI if messages is None else messages, **body)
 
