@@ -38,5 +38,10 @@ def find_reasoning_marks(setting: Literal["auto", "none"] | list[str], tokenizer
 def _by_vocabulary(tokenizer: Tokenizer) -> tuple[str, str] | None:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-    known = TokenizerWrapper(tokenizer.hf)
+    if not tokenizer.template_text:
+        return None
+    try:
+        known = TokenizerWrapper(tokenizer.hf)
+    except Exception:  # a tokenizer of a model's own code may lack what it asks for: a run can do without
+        return None
     return None if known.think_start is None or known.think_end is None else (known.think_start, known.think_end)

@@ -3,6 +3,7 @@
 Holds no parser of its own.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,6 +16,8 @@ from ...configs.fields import nearest
 from ..text.tokenizer import Tokenizer
 from .response_templates import TABLE, ResponseTemplate, known_template
 from .sections import Marks, literal
+
+log = logging.getLogger("mlx_bulk")
 
 _OWN = "response_template"
 
@@ -57,9 +60,14 @@ def find_tool_format(setting: str, tokenizer: Tokenizer) -> ToolFormat | None:
 
 
 def _of_checkpoint(tokenizer: Tokenizer) -> ToolFormat | None:
+    if not tokenizer.template_text:
+        return None
     own: dict[str, Any] = getattr(tokenizer.hf, _OWN, None) or {}
     if "tool_calls" in own.get("fields", {}):
-        return _by_template(_OWN, own)
+        try:
+            return _by_template(_OWN, own)
+        except ConfigError as error:  # it may be made for another version of transformers, and this run may need no calls
+            log.warning("%s", error)
     if name := _inferred(tokenizer):
         return _by_parser(name)
     known = known_template(tokenizer.template_text)
@@ -68,10 +76,12 @@ def _of_checkpoint(tokenizer: Tokenizer) -> ToolFormat | None:
 
 def _inferred(tokenizer: Tokenizer) -> str | None:
     """Returns the name of mlx-lm's parser for the chat template in use."""
-    from mlx_lm.tokenizer_utils import _infer_tool_parser  # pyright: ignore[reportPrivateUsage]
+    from mlx_lm import tokenizer_utils
 
     named = getattr(tokenizer.hf, "init_kwargs", {}).get("tool_parser_type") if tokenizer.chat_template is None else None
-    return named or _infer_tool_parser(SimpleNamespace(chat_template=tokenizer.template_text, get_vocab=tokenizer.hf.get_vocab))
+    infer: Callable[[Any], str | None] | None = getattr(tokenizer_utils, "_infer_tool_parser", None)  # another version may have none
+    template = SimpleNamespace(chat_template=tokenizer.template_text, get_vocab=tokenizer.hf.get_vocab)
+    return named or (None if infer is None else infer(template))
 
 
 def _parsers() -> list[str]:

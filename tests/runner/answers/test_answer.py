@@ -157,11 +157,11 @@ def test_a_parser_that_nobody_has(tokenizer: Tokenizer) -> None:
     assert find_tool_format("none", tokenizer) is None
 
 
-def test_formats_are_found_by_template_by_checkpoint_and_by_table() -> None:
-    def found(template: str, **checkpoint: Any) -> str | None:
+def test_formats_are_found_by_template_by_checkpoint_and_by_table(caplog: pytest.LogCaptureFixture) -> None:
+    def found(template: str, setting: str = "auto", **checkpoint: Any) -> str | None:
         hf = SimpleNamespace(init_kwargs={}, get_vocab=dict, **checkpoint)
         tokenizer: Any = SimpleNamespace(hf=hf, chat_template=None, template_text=template)
-        form = find_tool_format("auto", tokenizer)
+        form = find_tool_format(setting, tokenizer)
         return form.name if form is not None else None
 
     own = {"start_anchor": "a", "fields": {"tool_calls": {"open": "<c>", "close": "</c>", "content": "json", "repeats": True}}}
@@ -170,5 +170,8 @@ def test_formats_are_found_by_template_by_checkpoint_and_by_table() -> None:
     assert found('<|start_header_id|> "parameters": tool_call.name') == "llama3_json"
     assert found("<|channel|>commentary functions. <|call|>") == "gpt_oss"
     assert found("nothing") is None
+    broken = {"fields": {"tool_calls": {"open": "<c>", "new": 1}}}
     with pytest.raises(ConfigError, match="the response template of the model cannot be read"):
-        found(TEMPLATE, response_template={"fields": {"tool_calls": {"open": "<c>"}}})
+        found(TEMPLATE, "response_template", response_template=broken)
+    assert found(TEMPLATE, response_template=broken) == "json_tools", "a run that needs no calls goes on"
+    assert "cannot be read" in caplog.messages[-1]

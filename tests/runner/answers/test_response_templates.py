@@ -48,7 +48,7 @@ RECIPIENT_LAST = f"<|start|>assistant<|channel|>commentary to=functions.weather 
 
 def reader(own: dict[str, Any] | None, name: str = "auto") -> AnswerReader:
     hf = SimpleNamespace(init_kwargs={}, get_vocab=dict, response_template=own)
-    tokenizer: Any = SimpleNamespace(hf=hf, chat_template=None, template_text="")
+    tokenizer: Any = SimpleNamespace(hf=hf, chat_template=None, template_text="x")
     return AnswerReader(None, find_tool_format(name, tokenizer))
 
 
