@@ -50,6 +50,8 @@ def _completion(record: Record) -> Completion:
         top_logprobs=record.get("top_logprobs"),
         ranks=record.get("ranks"),
         entropies=record.get("entropies"),
+        reasoning=record.get("reasoning"),
+        content=record.get("content"),
     )
 
 

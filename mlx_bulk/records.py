@@ -35,7 +35,8 @@ class Completion:
     of the model's own distribution. cumulative_logprob: their sum. sampled_logprobs: [N], of the distribution drawn from; None where
     it is the model's own. text_offset: [N], the code point of ``text`` at which each token starts. finish_reason: "stop" or "length".
     stop_reason: the stop string, or the stop id as text; None for EOS and for "length". seed: of its random stream.
-    grammar_complete: the text is a whole text of the grammar; None without a grammar.
+    grammar_complete: the text is a whole text of the grammar; None without a grammar. reasoning: what the model wrote between its marks of
+    reasoning; content: the text without it, None where it is all reasoning. Both are None where the model has no such marks.
     top_ids, top_logprobs: [N, k], most likely first. ranks, entropies: [N], with ``stats``.
     """
 
@@ -54,6 +55,8 @@ class Completion:
     top_logprobs: Floats | None
     ranks: Ids | None
     entropies: Floats | None
+    reasoning: str | None = None
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -68,7 +68,7 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
     if record.edited:
         return f"{figure}: penalties, DRY, a bias or min_tokens; --replay works them out"
     if record.guided and not (record.filtered and record.kept is not None):  # the kept ids are those that the grammar allowed too
-        return f"{figure}: under a grammar; --replay works them out"
+        return f"{figure}: under a grammar, or with reasoning whose end was forced; --replay works them out"
     if record.filtered and record.kept is None:
         return f"{figure}: filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
     return None

@@ -29,7 +29,7 @@ class StoredRecord:
 
     temperature: None where it is not stored. edited: penalties, DRY, a bias or min_tokens may have changed its logits; filtered:
     top-k, top-p, min-p, typical-p or XTC; kept: the ids that they left a token, where those are stored. guided:
-    a grammar held the completion.
+    a grammar held the completion, or the end of its reasoning was forced.
     """
 
     row: int
@@ -71,6 +71,6 @@ def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
         temperature=setting("temperature"),
         edited=any(config.rows_bring(name) or getattr(sampling, name) != plain for name, plain in _PLAIN.items()),
         filtered=any(setting(name) is None or float(setting(name)) != plain for name, plain in _FILTERS.items()),
-        guided=values.get("grammar_complete") is not None,
+        guided=values.get("grammar_complete") is not None or bool(values.get("reasoning_forced")),
         kept=None if values.get("kept_ids") is None else [np.array(ids, np.int32) for ids in values["kept_ids"]],
     )

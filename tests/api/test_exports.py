@@ -54,7 +54,7 @@ FIELDS = {
     "CellResult": "name settings output state summary exit_code message",
     "RecordError": "stage kind message",
     "Completion": "index text ids logprobs cumulative_logprob sampled_logprobs text_offset finish_reason stop_reason grammar_complete seed "
-    "top_ids top_logprobs ranks entropies",
+    "top_ids top_logprobs ranks entropies reasoning content",
     "GenerateResult": "prompt prompt_ids prompt_text_offset outputs error prompt_logprobs prompt_top_ids prompt_top_logprobs prompt_ranks "
     "prompt_entropies",
     "ScoreResult": "text ids logprobs text_offset sum_logprob scored_tokens bytes scored_bytes words chars truncated top_ids top_logprobs "

@@ -12,6 +12,7 @@ from mlx_bulk.configs.rollout import RolloutConfig
 from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.jobs.generate.generate import GenerateJob
 from mlx_bulk.jobs.generate.rollout import RolloutJob
+from mlx_bulk.jobs.verify.rescore import rescore_run
 from mlx_bulk.runner.answers.thinking_guide import ThinkingGuidance
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.requests import Row
@@ -211,6 +212,18 @@ def test_a_run_with_a_budget(tmp_path: Path, budget: int) -> None:
         assert each["reasoning_tokens"] == budget + len(forced[0])
         assert each["reasoning"].endswith("Stop.")
         assert "think>" not in each["content"]
+
+
+def test_verify_leaves_out_what_was_forced(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, write_thinker(tmp_path / "model"))
+    prompt = {"user": "{{ q }}", "chat_template_args": {"thinking": "open"}}
+    done = bench.run(
+        "-q", prompt=prompt, sampling={"max_tokens": 8, "temperature": 1.0}, reasoning={"budget": 2}, logprobs={"tokens": True}
+    )
+    assert done.code == 0, done.stderr
+    comparison = rescore_run(done.output)
+    assert comparison.passed, "the model's own logprobs are right, and those of forced tokens are not held against it"
+    assert sum(comparison.left_out.values()) == done.table.num_rows
 
 
 def test_a_run_that_calls_a_tool_behind_reasoning(tmp_path: Path) -> None:
