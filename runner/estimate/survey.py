@@ -58,6 +58,11 @@ class RequestShape:
     prefix: SharedPrefix | None = None
 
     @property
+    def place(self) -> tuple[int, int]:
+        """The request's ``place``."""
+        return self.row, self.work.samples[0].index
+
+    @property
     def request(self) -> Request:
         """Builds a request of the same size, whose ids take no memory."""
         ids = _no_ids(self.prompt_tokens)
@@ -109,9 +114,7 @@ class Survey:
 
     def arrangement(self) -> Arrange:
         """Returns an arrangement that repeats the order and the shared prefixes of the windows, whose requests have no ids."""
-        prefixes = _without_ids(
-            {shape.request.place: shape.prefix for window in self.windows for shape in window if shape.prefix is not None}
-        )
+        prefixes = _without_ids({shape.place: shape.prefix for window in self.windows for shape in window if shape.prefix is not None})
         return lambda requests, limits: (list(requests), prefixes)
 
     @property

@@ -16,7 +16,7 @@ from ..core.arrays import Ids
 from ..core.requests import Request
 from .limits import Limits
 from .prefix_tree import CALL_TOKENS, PrefixRange, prefix_ranges, sort_key
-from .request_queue import Arrange, SharedPrefix, WindowOrder, longest_first, share_nothing
+from .request_queue import Arrange, SharedPrefix, WindowOrder, by_length, longest_first, share_nothing
 
 OrderKey = tuple[tuple[int, tuple[int, int]], ...]
 
@@ -43,7 +43,8 @@ def share_prefixes(requests: Iterable[Request], limits: Limits, cached: Sequence
         own = [request for _, request in by_ids[span.low : span.high] if request is not None]
         if not own:
             continue
-        key = (*keys[span.parent], min((-len(request.prompt.ids), request.place) for request in own))
+        first = own[0] if len(own) == 1 else min(own, key=by_length)
+        key = (*keys[span.parent], by_length(first))
         parent = None if span.parent is None else shared[span.parent]
         if span.end is not None:
             shared[span], keys[span] = SharedPrefix(own[0].prompt.ids[: span.end], parent), key

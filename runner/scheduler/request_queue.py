@@ -47,7 +47,12 @@ NO_PREFIXES: SharedPrefixes = MappingProxyType({})
 
 def longest_first(requests: Iterable[Request]) -> list[Request]:
     """Sorts by prompt length, longest first; equal lengths stay in the order of the input."""
-    return sorted(requests, key=lambda r: (-len(r.prompt.ids), r.place))
+    return sorted(requests, key=by_length)
+
+
+def by_length(request: Request) -> tuple[int, tuple[int, int]]:
+    """Returns a key that sorts longest prompts first, and those of one length by their place."""
+    return -len(request.prompt.ids), request.place
 
 
 def share_nothing(requests: Iterable[Request], limits: Limits) -> WindowOrder:
@@ -138,7 +143,7 @@ class _Group:
         new = [one for one in prefix.chain if one not in self._prefixes] if prefix else []
         width = self._width if prefix else self._width or length
         tokens = sum(one.own_tokens for one in new) + length - len(prefix.ids) if prefix else width
-        limits = self._limits.minus(_kv_of([*self._prefixes, *new], self._limits))
+        limits = self._limits.minus(_kv_of([*self._prefixes, *new], self._limits)) if self._prefixes or new else self._limits
         samples = min(len(request.work.samples), limits.most_rows(request.reach))
         load = Load(self._load.rows + samples, max(self._load.longest, request.reach))
         if (self.rows or self._load.rows) and not _decodes_within(load, limits):
@@ -147,7 +152,8 @@ class _Group:
             return False
         for one in new:
             one.in_use = True
-        self._prefixes = [*self._prefixes, *new]
+        if new:
+            self._prefixes = [*self._prefixes, *new]
         self._load, self._tokens, self._width = load, self._tokens + tokens, width
         return True
 

@@ -254,6 +254,8 @@ class _UnprintableError(Exception):
 
 
 def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
     if isinstance(value, _Absent):
         str(value)  # raises
     if isinstance(value, Undefined):  # an if without else

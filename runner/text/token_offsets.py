@@ -24,7 +24,7 @@ def piece_starts(pieces: Iterable[bytes]) -> Ids:
     parts = list(pieces)
     raw = b"".join(parts)
     lengths = np.fromiter(map(len, parts), np.int32, len(parts))
-    starts = np.cumsum(lengths, dtype=np.int32) - lengths
+    starts = lengths.cumsum(dtype=np.int32) - lengths
     if raw.isascii():
         return starts
     opens = (np.frombuffer(raw, np.uint8) & 0xC0) != 0x80  # bytes that begin a character
