@@ -107,6 +107,10 @@ def sum_by_blocks(x: mx.array) -> mx.array:
     return mx.pad(x, [(0, 0), (0, -x.shape[1] % 256)]).reshape(x.shape[0], -1, 256).sum(axis=-1).sum(axis=-1, keepdims=True)
 
 
+# For each row its line in a table of masks, [N] int32, -1 without one; and the table, [K, ceil(V / 32)] int32 (sampling/grammar_mask.py).
+MaskedRows = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
 @dataclass(slots=True, frozen=True)
 class SoftmaxSums:
     """The figures from which the softmax of N rows of logits follows.
@@ -120,12 +124,16 @@ class SoftmaxSums:
     total: NDArray[np.float32]
 
 
-def softmax_sums(logits: NDArray[np.float32]) -> SoftmaxSums:
-    """Sums up each row of ``logits`` [N, V], in one pass by the library, or in NumPy without it."""
+def softmax_sums(logits: NDArray[np.float32], allowed: MaskedRows | None = None) -> SoftmaxSums:
+    """Sums up each row of ``logits`` [N, V], in one pass by the library, or in NumPy without it.
+
+    ``allowed``: by the library, a row's best id is the best that it may draw; -1 where there is none, or one is NaN.
+    """
     n = len(logits)
     if logits.size and logits.dtype == np.float32 and native.library() is not None:
         sums = SoftmaxSums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32))
-        native.library().softmax_sums(np.ascontiguousarray(logits), sums.best, sums.peak, sums.total)
+        masks = map(native.maybe, allowed or (None, None))
+        native.library().softmax_sums(np.ascontiguousarray(logits), sums.best, sums.peak, sums.total, *masks)
         return sums
     best = logits.argmax(axis=-1).astype(np.int32)
     peak = logits[np.arange(n), best]

@@ -41,7 +41,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "state_space": [*[_ARRAY] * 8, _MAYBE, _MAYBE, _MAYBE],
     "gated_delta": [*[_ARRAY] * 7, _MAYBE, _MAYBE],
     "short_convolution": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
-    "softmax_sums": [_ARRAY, _ARRAY, _ARRAY, _ARRAY],
+    "softmax_sums": [*[_ARRAY] * 4, _MAYBE, _MAYBE],
     "draw": [*[_ARRAY] * 10, *[_MAYBE] * 3],
     "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6],
     "block": [ctypes.c_void_p],
@@ -74,6 +74,11 @@ def _checked(code: int, *_: object) -> int:
     if code:
         raise MemoryError("out of memory in a kernel")
     return code
+
+
+def maybe(array: object) -> int | None:
+    """Returns how an array, or None, is given to the library where it may be left out. Keep the array while the library computes."""
+    return None if array is None else id(array)
 
 
 def tiles() -> bool:

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "simd.h"
+#include "softmax.h"
 
 namespace {
 
@@ -58,6 +59,30 @@ struct GrammarMask {
       if (!allows(from)) continue;
       if (std::isnan(x[from])) return {0, NAN};
       if (x[from] > found.value) found = {from, x[from]};
+    }
+    return found;
+  }
+
+  // The same for a row whose `count` parts are known: reads only those that may hold it. The id is -1 where there is none.
+  Best best(const float* x, long n, const Part* parts, long count) const {
+    Best found{-1, -INFINITE};
+    auto take = [&](long id, float value) {
+      if (value > found.value || (value == found.value && id < found.id)) found = {id, value};
+    };
+    for (long i = 0; i < count; i++) {
+      if (!allows(parts[i].best)) continue;
+      if (std::isnan(parts[i].peak)) return {-1, NAN};
+      take(parts[i].best, parts[i].peak);
+    }
+    for (long i = 0, from = 0; i < count; i++, from += Part::SIZE) {
+      if (allows(parts[i].best) || parts[i].peak < found.value) continue;
+      for (long at = from; at < std::min(from + Part::SIZE, n); at += WORD)
+        for (uint32_t bits = words[at / WORD]; bits; bits &= bits - 1) {
+          long id = at + __builtin_ctz(bits);
+          if (id >= n) break;
+          if (std::isnan(x[id])) return {-1, NAN};
+          take(id, x[id]);
+        }
     }
     return found;
   }

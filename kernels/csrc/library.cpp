@@ -13,6 +13,7 @@
 #include "py_buffers.h"
 #include "attention.h"
 #include "decoder_block.h"
+#include "grammar_mask.h"
 #include "sampling.h"
 #include "matmul.h"
 #include "recurrent.h"
@@ -41,6 +42,12 @@ Angles angles;
 const Angles& angles_of(const float* frequencies, long half, const int64_t* starts, long rows, long t, float scale) {
   if (!angles.of(frequencies, half, starts, rows, t, scale)) angles.make(frequencies, half, starts, rows, t, scale);
   return angles;
+}
+
+// A row's mask: words [K, W] (array i + 1) at the row's place (array i [N] int32); none where that is -1 or there are no arrays.
+GrammarMask mask_of(const Arrays& arrays, int i, long row) {
+  long place = arrays.data(i) ? arrays.data<int32_t>(i)[row] : -1;
+  return {place < 0 ? nullptr : arrays.data<uint32_t>(i + 1) + place * arrays.size(i + 1, 1)};
 }
 
 }  // namespace
@@ -241,9 +248,10 @@ int block(const Block* block) try {
 }
 
 // x [N, V] -> best [N] int32, the first id of the largest value; peak [N], that value; total [N], sum of exp(x - peak). In a row with a
-// NaN, best is the first NaN's id, and peak and total are NaN.
-int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) try {
-  Arrays arrays({x, best, peak, total});
+// NaN, best is the first NaN's id, and peak and total are NaN. With places and words (see draw; null without a grammar) best is the first id
+// of the largest value that is allowed, or -1 if there is none or one is NaN.
+int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total, PyObject* places, PyObject* words) try {
+  Arrays arrays({x, best, peak, total, places, words});
   if (!arrays.held) return -1;
   long n = arrays.size(0, 0), v = arrays.size(0, 1), count = (v + Part::SIZE - 1) / Part::SIZE;
   pool.run(n, [&](long row) {
@@ -255,6 +263,8 @@ int softmax_sums(PyObject* x, PyObject* best, PyObject* peak, PyObject* total) t
       parts[part] = part_of(v - from < Part::SIZE ? last : a + from, from);
     }
     Part found = whole_of(parts, count, 1);
+    GrammarMask mask = mask_of(arrays, 4, row);
+    if (!mask.allows(found.best)) found.best = (int32_t)mask.best(a, v, parts, count).id;
     arrays.data<int32_t>(1)[row] = found.best, arrays.data(2)[row] = found.peak, arrays.data(3)[row] = found.sum;
   });
   return 0;
@@ -277,8 +287,7 @@ int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyO
     const float* a = arrays.data(0) + row * v;
     int32_t& id = arrays.data<int32_t>(1)[row];
     float peak, temperature = arrays.data(2)[row], &logprob = arrays.data(9)[row];
-    long place = places ? arrays.data<int32_t>(11)[row] : -1;
-    GrammarMask mask{place < 0 ? nullptr : arrays.data<uint32_t>(12) + place * arrays.size(12, 1)};
+    GrammarMask mask = mask_of(arrays, 11, row);
     if (mask.words && (id < 0 || !mask.allows(id))) {
       auto best = mask.best(a, v);
       id = (int32_t)best.id, peak = best.value;

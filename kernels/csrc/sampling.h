@@ -226,7 +226,11 @@ class Draw {
     long left = count - above;  // how many of the ties at the cut are kept
     for (long j = 0; left < level && j < n; j++)
       if (key[j] == lowest && left-- <= 0) key[j] = -INFINITE;
-    for (long j = 0; j < n; j++) z[j] = key[j] >= lowest ? z[j] : -INFINITE, e[j] = key[j] >= lowest ? e[j] : 0;
+#pragma GCC ivdep  // key may be z
+    for (long j = 0; j < n; j++) {
+      bool stays = key[j] >= lowest;
+      z[j] = stays ? z[j] : -INFINITE, e[j] = stays ? e[j] : 0;
+    }
   }
 };
 

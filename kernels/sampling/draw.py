@@ -71,7 +71,8 @@ def _draw_on_cpu(
     logits = logits.astype(mx.float32)
     mx.eval(logits)
     x = np.array(logits, copy=False)
-    sums = logprobs.softmax_sums(x) if scored else None
+    masks = None if parameters.allowed is None else grammar_mask.masked_rows(parameters.allowed, len(x))
+    sums = logprobs.softmax_sums(x, masks) if scored else None
     drawn = on_cpu(x, parameters, tempered, kept, sums)
     return drawn, logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
 
@@ -134,10 +135,10 @@ def _mask(rows: NDArray[np.bool_]) -> mx.array:
 def on_cpu(given: Floats, p: Parameters, tempered: bool = False, kept: bool = False, sums: logprobs.SoftmaxSums | None = None) -> Drawn:
     """Computes ``reference`` by the library, or in NumPy without it: logits [B, V] float32, which stay as they are.
 
-    ``sums``: the sums of the logits, if the caller has them.
+    ``sums``: the sums of the logits and these masks, if the caller has them.
     """
     x = given if p.edits is None else edits.on_cpu(given.copy(), p.edits, p.repetition, p.presence, p.frequency)
-    known = None if sums is None or p.edits is not None else sums.best.copy()  # each row's best id, before any mask
+    known = None if sums is None or p.edits is not None else sums.best.copy()  # each row's best id
     left = np.zeros(x.shape, np.bool_) if kept else None
     ids, under = (_by_numpy if native.library() is None else _by_library)(x, p, known, left)
     if left is not None:
@@ -170,10 +171,8 @@ def _by_library(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.b
     typical = np.ones_like(least) if p.typical_p is None else p.typical_p
     levels = np.full_like(least, np.inf) if p.top_choices is None else p.top_choices.levels
     of_rows = (p.temperature, p.top_k, p.top_p, least, typical, levels, p.uniforms)
-    more = None if left is None else id(left)
-    places, words = (None, None) if p.allowed is None else (grammar_mask.places(p.allowed, len(x)), np.ascontiguousarray(p.allowed.bits))
-    held = (None, None) if words is None else (id(places), id(words))
-    native.library().draw(np.ascontiguousarray(x), ids, *map(np.ascontiguousarray, of_rows), under, more, *held)
+    held = (left, *((None, None) if p.allowed is None else grammar_mask.masked_rows(p.allowed, len(x))))
+    native.library().draw(np.ascontiguousarray(x), ids, *map(np.ascontiguousarray, of_rows), under, *map(native.maybe, held))
     return ids, under
 
 

@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..logprobs import MaskedRows
+
 WORD = 32
 
 
@@ -41,6 +43,8 @@ class Allowed:
 def reference(x: mx.array, allowed: Allowed) -> mx.array:
     """Sets what may not be drawn in x [B, V] to -inf, the specification. Rows without a mask stay as they are, to the bit."""
     b, v = x.shape
+    if not len(allowed.rows):
+        return x
     shifts = mx.arange(WORD, dtype=mx.int32)
     bits = (mx.array(allowed.bits)[:, :, None] >> shifts) & 1  # (K, words, 32)
     open_ids = bits.reshape(len(allowed.rows), -1)[:, :v] != 0
@@ -59,11 +63,11 @@ def on_cpu(x: NDArray[np.float32], allowed: Allowed) -> NDArray[np.float32]:
     return x
 
 
-def places(allowed: Allowed, b: int) -> NDArray[np.int32]:
-    """Returns for each of b rows its index in ``allowed``; -1 where it has no mask."""
-    found = np.full(b, -1, np.int32)
-    found[allowed.rows] = np.arange(len(allowed.rows), dtype=np.int32)
-    return found
+def masked_rows(allowed: Allowed, b: int) -> MaskedRows:
+    """Returns the masks of b rows as the library reads them: each row's place in the table, -1 without a mask, and the table."""
+    places = np.full(b, -1, np.int32)
+    places[allowed.rows] = np.arange(len(allowed.rows), dtype=np.int32)
+    return places, np.ascontiguousarray(allowed.bits)
 
 
 def must_end(allowed: Allowed | None, row: int, ends: NDArray[np.int32]) -> bool:

@@ -203,3 +203,29 @@ def test_a_mask_that_does_not_fit_is_refused(way: Way, rows: list[int], words: i
     allowed = Allowed(np.array(rows, np.int32), np.full((len(rows), words), -1, np.int32))
     with pytest.raises(ValueError, match=message):
         way(np.zeros((2, 40), np.float32), parameters([GREEDY] * 2, [0.5] * 2, allowed=allowed))
+
+
+@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("s", [GREEDY, PLAIN])
+def test_the_best_allowed_id_is_found_in_whatever_part_of_a_row(s: Sampling, scored: bool):
+    """The best of all is masked; the best allowed one lies before it, behind it, twice, or is a NaN."""
+    v, marks = 1100, np.zeros((5, 1100), np.bool_)
+    x = np.random.default_rng(4).normal(0, 1, (5, v)).astype(np.float32)
+    x[:, 500] = 90
+    marks[:, ::7] = True
+    marks[:, 500] = False
+    x[0, 7], x[1, 1099], x[2, [259, 1050]], x[3, 700], x[4, 3] = 60, 60, 60, np.nan, np.nan
+    x[4, 1050], marks[4, 3] = 60, False
+    marks[1, 1099] = True
+    drawn, _ = sampling.draw(mx.array(x), parameters([s] * 5, [0.1] * 5, allowed=packed([0, 1, 2, 3, 4], marks)), scored=scored)
+    assert drawn.ids[[0, 1, 2, 4]].tolist() == [7, 1099, 259, 1050]
+    assert np.isnan(drawn.sampled).tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_masks_of_no_row_change_nothing(way: Way):
+    x = np.random.default_rng(5).normal(0, 1, (2, 40)).astype(np.float32)
+    none = Allowed(np.zeros(0, np.int32), np.zeros((0, 2), np.int32))
+    found, truth = (way(x, parameters([PLAIN, GREEDY], [0.3, 0.6], allowed=allowed)) for allowed in (none, None))
+    np.testing.assert_array_equal(found.ids, truth.ids)
+    np.testing.assert_array_equal(found.sampled, truth.sampled)
