@@ -19,7 +19,7 @@ from ...runner.answers.sections import Marks, find_sections, literal
 from ...runner.answers.spelling import Spelling
 from ...runner.answers.thinking_guide import ThinkingGuidance
 from ...runner.answers.tool_format import ToolFormat, find_tool_format
-from ...runner.answers.tools import tool_names
+from ...runner.answers.tools import ToolChoice, tool_names
 from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.guide import Guidance
@@ -139,6 +139,15 @@ class CompletionAnswers:
             return known[key]
 
         return opening
+
+    @property
+    def configured_call(self) -> GrammarSpec | None:
+        """The grammar of the calls that the config requires of all rows; None where it requires none, or where rows bring their tools."""
+        prompt = self._config.prompt
+        choice = ToolChoice.of(prompt.tool_choice)
+        if not isinstance(prompt.tools, list) or choice.mode != "required" or self.format is None:
+            return None
+        return call_grammar(self.format, list(prompt.tools), choice, not prompt.parallel_tool_calls, self._encode)
 
     def call_spec(self, asked: RowSettings) -> GrammarSpec | None:
         """Returns the grammar of a row that must call a tool; None for others. Raises RowError where that can not be asked for."""

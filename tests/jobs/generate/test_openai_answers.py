@@ -24,7 +24,14 @@ SHORT: dict[str, Any] = {"max_tokens": 48, "temperature": 0}
 LINES = [
     chat("must", tools=[PAINT, WAIT], tool_choice="required", parallel_tool_calls=False, **SHORT, **CLOSED),
     chat("named", tools=[PAINT, WAIT], tool_choice={"type": "function", "function": {"name": "wait"}}, **SHORT, **CLOSED),
-    response("flat", tools=[FLAT], tool_choice={"type": "function", "name": "paint"}, max_output_tokens=60, temperature=0),
+    response(
+        "flat",
+        tools=[FLAT],
+        tool_choice={"type": "function", "name": "paint"},
+        parallel_tool_calls=False,  # else a random model calls until it is cut off, and the last call is a text
+        max_output_tokens=60,
+        temperature=0,
+    ),
     chat("thought", thinking_token_budget=3, chat_template_kwargs=OPEN, max_tokens=12, temperature=0),
     chat(
         "hidden", thinking_token_budget=3, include_reasoning=False, chat_template_kwargs={"thinking": "open"}, max_tokens=12, temperature=0

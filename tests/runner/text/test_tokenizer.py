@@ -220,3 +220,14 @@ def test_tokens_of_no_text_have_bytes_too():
     assert sentencepiece_like(bpe=True).token_bytes(2) == b"</s>"
     assert sentencepiece_like(bpe=True).token_bytes(3 + 0xE6) == b"\xe6"
     assert demo().token_bytes(10**6) == metaspace().token_bytes(10**6) == b""  # a model's vocabulary may be wider
+
+
+@pytest.mark.parametrize("tokenizer", [demo(), sentencepiece_like(bpe=True), sentencepiece_like(bpe=False), metaspace(), trimming()])
+def test_a_spelling_is_the_text_with_its_special_tokens(tokenizer: Tokenizer):
+    special = next(iter(tokenizer.special))
+    plain = tokenizer.encode_text("the king é.").ids
+    ids = np.concatenate([plain, [special], plain]).astype(np.int32)
+    text, starts = tokenizer.spelled(ids)
+    pieces = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    assert "".join(piece for piece, token in zip(pieces, ids, strict=True) if token not in tokenizer.special) == tokenizer.decode(ids)
+    assert pieces[len(plain)].strip() == tokenizer.hf.convert_ids_to_tokens(special)
