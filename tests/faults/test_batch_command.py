@@ -19,6 +19,9 @@ DEATHS = [
 def line(row: int) -> str:
     if row == 5:
         return '{"custom_id": "torn"\n'
+    if row % 4 == 3:  # two requests of one row
+        prompts = {"prompt": [f"Word {row}", f"A longer word {row}"], "max_tokens": 3, "n": 2}
+        return json.dumps({"custom_id": f"k{row}", "method": "POST", "url": "/v1/completions", "body": prompts}) + "\n"
     body = {"messages": [{"role": "user", "content": f"Word {row}"}], "max_tokens": 3, "n": 1 + row % 2}
     return json.dumps({"custom_id": f"k{row}", "method": "POST", "url": CHAT, "body": body | ({"stream": True} if row == 9 else {})}) + "\n"
 
@@ -42,4 +45,7 @@ def test_each_line_is_answered_once(tmp_path: Path, children: Children):
 
 
 def _texts(one: dict[str, dict[str, dict[str, list[dict[str, object]]]]]) -> list[object]:
-    return [choice["message"] for choice in (one["response"] or {}).get("body", {}).get("choices", [])]
+    return [
+        (choice["index"], choice.get("message"), choice.get("text"))
+        for choice in (one["response"] or {}).get("body", {}).get("choices", [])
+    ]

@@ -151,3 +151,15 @@ def test_requests_that_are_put_back_start_again_and_can_share_nothing_until_the_
     assert [one.row for one in left] == [one.row for one in longest_first(asked)]
     assert not any(queue.prefix_of(one) for one in left)
     assert any(queue.prefix_of(one) for one in queue.take(WIDE, Load()))
+
+
+def test_each_request_of_a_row_has_its_own_shared_prefix():
+    first, second = [1] * 70, [2] * 70
+    sampling = Sampling(max_tokens=4)
+    asked = [
+        request(0, [*first, 100, 7], sampling),
+        request(0, [*second, 101, 7], sampling, range(2)).without({0}),
+        *(request(1 + i, [*text, 102 + i, 7], sampling) for i, text in enumerate([first, second, first, second])),
+    ]
+    _, prefixes = share_prefixes(asked, WIDE)
+    assert [int(prefixes[one.place].ids[0]) for one in asked] == [1, 2, 1, 2, 1, 2]
