@@ -1,9 +1,11 @@
 """Tests calls read by transformers' response templates: whole and cut off anywhere, by templates of checkpoints and of the table."""
 
 import json
+from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
 
+import mlx_lm.tool_parsers as tool_parsers
 import numpy as np
 import pytest
 from mlx_bulk.runner.answers.answer import Answer, AnswerReader
@@ -111,3 +113,19 @@ def test_the_table_has_a_template_for_each_of_its_names() -> None:
 
 def reader_tokenizer() -> Any:
     return SimpleNamespace(hf=SimpleNamespace(init_kwargs={}, get_vocab=dict), chat_template=None, template_text="")
+
+
+GARBAGE = [
+    *("", "x", "{", "[1]", "null", '{"name": 1}', "<function=", "call:f{a:", "[f(x=", "name[ARGS]{"),
+    *("\n\n", "<invoke name=", "\u2028\x00", "[" * 500),
+]
+
+
+@pytest.mark.parametrize("name", [*TABLE, *sorted(module.name for module in iter_modules(tool_parsers.__path__))])
+def test_no_parser_ends_a_run(name: str) -> None:
+    by = reader(None, name)
+    assert by.format is not None
+    begins, ends = by.format.begins or LLAMA_CALL[:20], by.format.ends or ""
+    for garbage in GARBAGE:
+        answer = read(by, f"a{begins}{garbage}{ends}", "<eos>")
+        assert answer.calls or answer.error or answer.content
