@@ -19,11 +19,12 @@ PAINT: dict[str, Any] = {"type": "function", "function": {"name": "paint", "para
 WAIT: dict[str, Any] = {"type": "function", "function": {"name": "wait", "parameters": {"type": "object", "additionalProperties": False}}}
 FLAT = {"type": "function", **PAINT["function"]}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "colour", "schema": COLOUR}}
+ONE = {"parallel_tool_calls": False}
 SHORT: dict[str, Any] = {"max_tokens": 48, "temperature": 0}
 
 LINES = [
-    chat("must", tools=[PAINT, WAIT], tool_choice="required", parallel_tool_calls=False, **SHORT, **CLOSED),
-    chat("named", tools=[PAINT, WAIT], tool_choice={"type": "function", "function": {"name": "wait"}}, **SHORT, **CLOSED),
+    chat("must", tools=[PAINT, WAIT], tool_choice="required", **ONE, **SHORT, **CLOSED),
+    chat("named", tools=[PAINT, WAIT], tool_choice={"type": "function", "function": {"name": "wait"}}, **ONE, **SHORT, **CLOSED),
     response(
         "flat",
         tools=[FLAT],
@@ -112,7 +113,7 @@ def test_a_grammar_that_cannot_be_had_is_refused(ran: Answered, name: str, param
 
 
 def test_a_model_that_knows_no_tools_calls_one_that_it_must(bench: Bench):
-    found = answered(bench, [chat("a", tools=[WAIT], tool_choice="required", parallel_tool_calls=False, **SHORT)])
+    found = answered(bench, [chat("a", tools=[WAIT], tool_choice="required", **ONE, **SHORT)])
     assert "no parser is known for the model's chat template: calls are read by json_tools" in found.done.stderr
     choice = found.body("a")["choices"][0]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["wait"]
