@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ...configs.errors import ConfigError
+from ...runner.data.input_folder import is_input
 from ..terminal.console import one_line_errors, print_message, set_log
 from .config_commands import plan_text
 from .options import ConfigSource, RepeatableCommand, log_level_option, quiet_option, start_options, typed_words
@@ -18,6 +19,15 @@ from .run_command import RunOptions, run_here, run_supervised
 from .supervisor_link import Link
 
 RUN_FOLDER = "run"  # in the folder of the answers
+
+# Keys that the command line itself gives, and how it writes them.
+_GIVEN = {
+    "job": "this command is for generate alone",
+    "data.path": "the file of requests stands by itself",
+    "data.format": "this command is for openai alone",
+    "model.path": "say --model",
+    "output.path": "say --to",
+}
 
 
 @click.command("batch", cls=RepeatableCommand)
@@ -43,6 +53,8 @@ def batch(requests: str, model: str, to: str, limit: int | None, overrides: tupl
         raise click.UsageError("--json-progress and --quiet exclude each other: the one tells progress, the other nothing.")
     set_log(options.log_level, options.quiet)
     answers = Path(to)
+    with one_line_errors():
+        _require_free(overrides)
     source = _source(requests, model, answers, limit, overrides)
     if plan:
         _show_plan(source)
@@ -50,8 +62,17 @@ def batch(requests: str, model: str, to: str, limit: int | None, overrides: tupl
     if options.supervised and link is None:
         run_supervised("batch", options.words)
     with one_line_errors():
-        _require_place(answers, options.overwrite)
+        _require_place(requests, answers, options.overwrite)
     run_here(source, options, link, lambda: _export(run_folder(answers), answers))
+
+
+def _require_free(overrides: tuple[str, ...]) -> None:
+    """Raises ConfigError for a key that is set although this command gives it."""
+    for override in overrides:
+        key = override.partition("=")[0]
+        for given, cure in _GIVEN.items():
+            if key in (given, given.partition(".")[0]):
+                raise ConfigError(f"--set {override}: {given} is not set here: {cure}")
 
 
 def run_folder(answers: Path) -> Path:
@@ -69,10 +90,13 @@ def _source(requests: str, model: str, answers: Path, limit: int | None, overrid
     return ConfigSource(settings, overrides, options | ({} if limit is None else {"data.limit": limit}))
 
 
-def _require_place(answers: Path, overwrite: bool) -> None:
-    """Raises ConfigError where the answers would replace files that are not of this run."""
+def _require_place(requests: str, answers: Path, overwrite: bool) -> None:
+    """Raises ConfigError where the answers would replace the requests, be read as such, or replace files that are not of this run."""
     run = run_folder(answers)
     files = [answers] if answers.suffix == ".jsonl" else [answers / "output.jsonl", answers / "errors.jsonl"]
+    for file in files:
+        if is_input([requests], file):
+            raise ConfigError(f"--to {answers}: {file} is one of the requests, or would be read as such; choose another place")
     there = [file for file in files if file.exists()]
     if there and not overwrite and not (run / "run.json").exists():
         raise ConfigError(f"--to {answers}: {there[0]} is there already, and no run of this command ({run}); --overwrite replaces it")

@@ -3,9 +3,10 @@
 Knows names, and of contents only what marks a run directory or a saved dataset.
 """
 
+import glob
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def _keys(path: Path) -> set[str]:
     except (OSError, ValueError, RecursionError):
         return set()
     return set(document) if isinstance(document, dict) else set()
+
+
+def is_input(paths: Sequence[str], file: Path) -> bool:
+    """Returns True if ``file`` is one of the files that ``data.path`` names, or lies in a folder that it names."""
+    place = file.resolve()
+    for path in paths:
+        names = [path, *glob.glob(path, recursive=True)]  # noqa: PTH207 - Path.glob takes no absolute pattern
+        if any(place == Path(name).resolve() or (Path(name).is_dir() and place.is_relative_to(Path(name).resolve())) for name in names):
+            return True
+    return False
 
 
 def glob_folder(pattern: str) -> Path:

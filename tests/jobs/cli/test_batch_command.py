@@ -58,6 +58,46 @@ def test_files_of_others_stay(bench: Bench, words: list[str]):
     assert batch(*words, "--to", str(to), "--overwrite").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("requests", "to"),
+    [
+        ("requests.jsonl", "requests.jsonl"),
+        ("requests.jsonl", "./link.jsonl"),
+        ("output.jsonl", "."),
+        (".", "answers"),
+        ("*.jsonl", "requests.jsonl"),
+    ],
+)
+def test_answers_never_replace_the_requests(bench: Bench, monkeypatch: pytest.MonkeyPatch, requests: str, to: str):
+    monkeypatch.chdir(bench.root)
+    for name in ("requests.jsonl", "output.jsonl"):
+        bench.write_rows(LINES, name)
+    Path("link.jsonl").symlink_to("requests.jsonl")
+    before = Path("requests.jsonl").read_bytes()
+    refused = batch(requests, "--model", str(bench.model), "--to", to, "--overwrite")
+    assert refused.exit_code == 2
+    assert "is one of the requests, or would be read as such; choose another place" in refused.stderr
+    assert Path("requests.jsonl").read_bytes() == Path("output.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("output=elsewhere", "output.path is not set here: say --to"),
+        ("output.path=elsewhere", "output.path is not set here: say --to"),
+        ("model.path=other", "model.path is not set here: say --model"),
+        ("data.path=other.jsonl", "data.path is not set here: the file of requests stands by itself"),
+        ("data.format=jsonl", "data.format is not set here: this command is for openai alone"),
+        ("job=score", "job is not set here: this command is for generate alone"),
+    ],
+)
+def test_what_the_command_gives_is_not_set(bench: Bench, words: list[str], override: str, message: str):
+    refused = batch(*words, "--to", str(bench.root / "answers"), "--set", override)
+    assert refused.exit_code == 2
+    assert f"mlx-bulk: --set {override}: {message}\n" in refused.stderr
+    assert not (bench.root / "answers").exists()
+
+
 def test_another_model_is_a_drift(bench: Bench, words: list[str]):
     to = bench.root / "answers"
     assert batch(*words, "--to", str(to)).exit_code == 0

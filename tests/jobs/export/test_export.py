@@ -214,6 +214,14 @@ def test_existing_files_are_replaced_only_on_request(generated: Done, scored: di
     assert len(mine.read_text().splitlines()) == 12
 
 
+def test_the_input_of_a_run_is_never_replaced(generated: Done, tmp_path: Path):
+    [rows] = generated.output.parent.glob("*.jsonl")
+    before = rows.read_bytes()
+    refused = export(generated.output, "jsonl", rows, "--overwrite", code=2)
+    assert refused.stderr == f"mlx-bulk: --to {rows}: {rows} is the run's input, or would be read as such; choose another place\n"
+    assert rows.read_bytes() == before
+
+
 def test_an_overwritten_folder_keeps_no_failures_of_an_earlier_export(generated: Done, scored: dict[str, Done], tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     export(generated.output, "jsonl", tmp_path)
