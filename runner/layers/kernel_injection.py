@@ -95,8 +95,8 @@ _OURS: list[Any] = [
 def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, ...]:
     """Replaces what it can and tries the network before and after. Returns the names of the kernels in use, none in small networks.
 
-    ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. Where logits differ or a call crashes,
-    the originals are put back and one warning says so.
+    ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. Where a call crashes or logits differ,
+    those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one warning says so.
     """
     if not linear.numpy_serves() and (get_total_parameters(network) < LEAST or native.library() is None):
         return ()
@@ -107,12 +107,20 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     context = context_of(network)
     for used in (context.used, functions_used):
         used.clear()
-    reason = _disagreement(truth, [_tried(network, vocabulary, pair) for pair in lengths])
-    if reason is None and "block" in context.used:
-        with context.layer_by_layer():
+    results = [_tried(network, vocabulary, pair) for pair in lengths]
+    names = context.used | functions_used
+    reason = _disagreement(truth, results)
+    if reason is not None:  # mlx-lm's own batches are wrong for some models, where ours may be right
+        restore(network)
+        rows_alone = [_tried(network, vocabulary, pair, [_alone, _one_by_one]) for pair in lengths]
+        _put(network)
+        if _disagreement(rows_alone, results) is None:
+            truth, reason = rows_alone, None
+    if reason is None and "block" in names:
+        with context_of(network).layer_by_layer():
             reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
     if reason is None:
-        return tuple(sorted(context.used | functions_used))
+        return tuple(sorted(names | context_of(network).used | functions_used))
     restore(network)
     log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
@@ -226,6 +234,17 @@ def _in_a_batch(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
     last = network(mx.array(np.stack([row[-1:] for row in rows])), caches)
     seen = [first[row, n - 1] for row, n in enumerate(lengths)]
     return mx.stack([*seen, *last[:, 0]])
+
+
+def _one_by_one(network: Network, rows: list[NDArray[np.int32]]) -> mx.array:
+    """Returns the logits that ``_in_a_batch`` asks for, of each row alone."""
+    seen: list[mx.array] = []
+    last: list[mx.array] = []
+    for row in rows:
+        caches = make_caches(network.model, 1, padded=False)
+        seen.append(network(mx.array(row[:-1])[None], caches)[0, -1])
+        last.append(network(mx.array(row[-1:])[None], caches)[0, -1])
+    return mx.stack([*seen, *last])
 
 
 _WAYS: Sequence[_Way] = (_alone, _in_a_batch)

@@ -13,6 +13,7 @@ import pytest
 from mlx import nn
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.kernels import attention, native
+from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.layers import cpu_layers, kernel_injection
 from mlx_bulk.runner.layers.kernel_injection import substitute
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
@@ -22,6 +23,8 @@ from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.utils import get_total_parameters
 
 from ...checkpoints import PLENTY, write_checkpoint
+from ...zoo import networks
+from ...zoo.configs import CONFIGS
 from ..support import tiny
 from ..support.kernel_models import USED, call, llama, needed, originals, put
 
@@ -47,6 +50,18 @@ def test_logits_are_those_of_mlx_lm(name: str, length: int):
     put(name)
     found = np.array(network(tokens))
     np.testing.assert_allclose(found, truth, rtol=0, atol=1e-4 * max(1.0, float(truth.std())))
+
+
+def test_kernels_stay_where_a_batch_of_mlx_lm_is_wrong_and_ours_is_right():
+    """mlx-lm's Nemotron-H loses the state of a padded row; our scan keeps it."""
+    config = CONFIGS["nemotron_h"]
+    network = networks.build("nemotron_h", config)
+    kernel_injection.restore(network)
+    assert probe(network, config["vocab_size"]).way == "joined"
+    used = substitute(network, config["vocab_size"], None)
+    assert {"attention", "linear", "state space"} <= set(used)
+    assert probe(network, config["vocab_size"]).way == "padded"
+    kernel_injection.restore(network)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
