@@ -112,6 +112,17 @@ ELSEWHERE: dict[str, str] = {
     "data.revision": "tests/configs/test_load.py: refused without a hub dataset",
     "prompt.messages": "test_messages",
     "prompt.too_long": "tests/jobs/test_generate.py",
+    **dict.fromkeys(("data.other_models", "data.unknown_fields"), "tests/jobs/generate/test_openai_rows.py"),
+    **dict.fromkeys(("prompt.tools", "prompt.tool_choice"), "tests/jobs/generate/test_completion_answers.py"),
+    "prompt.parallel_tool_calls": "tests/runner/answers/test_answer.py",
+    **dict.fromkeys(
+        (f"reasoning.{name}" for name in ("budget", "marks", "message", "strip")), "tests/jobs/generate/test_completion_answers.py"
+    ),
+    **dict.fromkeys(
+        (f"structured.{name}" for name in ("choice", "column", "grammar", "json_schema")), "tests/commands/test_structured_runs.py"
+    ),
+    **dict.fromkeys((f"structured.{name}" for name in ("regex", "unsupported", "whitespace")), "tests/runner/grammar/test_grammars.py"),
+    **dict.fromkeys(("tools.parse", "tools.parser"), "tests/jobs/generate/test_completion_answers.py"),
     "on_error": "tests/jobs/test_cli_refusals.py",
     "batch.prefix_cache": "tests/jobs/test_prefix_cache.py",
     "batch.stall_seconds": "tests/runner/test_watch.py",

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.files import disk_space
 from mlx_bulk.runner.pipeline import loading, session
+from mlx_bulk.runner.runs.run_dir import RunDir
 
 from ..support.bench import Bench
 
@@ -42,14 +43,13 @@ def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
 
 
 def signal_in_statistics(patch: pytest.MonkeyPatch) -> None:
-    owner: Any = session._Session  # pyright: ignore[reportPrivateUsage]
-    real = owner._write_statistics
+    real = RunDir.write_statistics
 
-    def signalled(self: Any, job: Any) -> Any:
+    def signalled(self: RunDir, statistics: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        return real(self, job)
+        real(self, statistics)
 
-    patch.setattr(owner, "_write_statistics", signalled)
+    patch.setattr(RunDir, "write_statistics", signalled)
 
 
 @pytest.mark.parametrize(("options", "command"), [((), "the same command"), (("--overwrite",), "the same command without --overwrite")])
