@@ -64,7 +64,7 @@ class Draw {
     long id = block * BLOCK;
     for (long j = id, end = id + BLOCK; j < end && found <= threshold; j++)
       if (e[j] > 0) id = j, found += e[j];  // the last possible id, where no sum exceeds it because of rounding
-    logprob = (float)(z[id] - std::log(total));
+    logprob = total == e[id] ? 0.0f : (float)(z[id] - std::log(total));  // no rounding where it is the only one
     return id;
   }
 

@@ -115,9 +115,11 @@ def reference(
         z = (x - peak[:, None]) / mx.where(greedy, 1.0, mx.array(p.temperature))[:, None]
         if p.filtered.any():
             z = token_filters.reference(z, p)
-        drawn, total = inverse_cdf.reference(mx.exp(z), mx.array(p.uniforms))
+        e = mx.exp(z)
+        drawn, total = inverse_cdf.reference(e, mx.array(p.uniforms))
         ids = mx.where(greedy, best, drawn)
-        under = mx.where(greedy, under, mx.take_along_axis(z, drawn[:, None], axis=-1)[:, 0] - mx.log(total))
+        own, weight = (mx.take_along_axis(each, drawn[:, None], axis=-1)[:, 0] for each in (z, e))
+        under = mx.where(greedy, under, mx.where((weight == total) & (total > 0), 0.0, own - mx.log(total)))  # the only one: 0
         left = z > -mx.inf
     if kept:
         alone = (mx.arange(x.shape[-1]) == best[:, None]) & possible[:, None]
@@ -192,8 +194,9 @@ def _by_numpy(x: Floats, p: Parameters, known: Ints | None, left: NDArray[np.boo
         token_filters.on_cpu(z, rows, p)
     if left is not None:
         left[rows] = z > -np.inf
-    drawn, total = inverse_cdf.on_cpu(np.exp(z), p.uniforms[rows])
-    ids[rows] = drawn
+    e = np.exp(z)
+    drawn, total = inverse_cdf.on_cpu(e, p.uniforms[rows])
+    ids[rows], at = drawn, (np.arange(len(rows)), drawn)
     with np.errstate(divide="ignore", invalid="ignore"):  # the same row
-        under[rows] = z[np.arange(len(rows)), drawn] - np.log(total)
+        under[rows] = np.where((e[at] == total) & (total > 0), 0, z[at] - np.log(total))
     return ids, under

@@ -17,7 +17,7 @@ from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
 from ...oracle import assert_frequencies, chi_square_bound, distribution, edited
-from .samplers import decided, parameters
+from .samplers import WAYS, Way, decided, parameters
 
 Floats = NDArray[np.float32]
 Sampler = Callable[[Floats, Parameters], tuple[NDArray[np.int32], Floats]]
@@ -339,3 +339,13 @@ def test_draw_gives_model_logprobs_and_sampled_logprobs():
     np.testing.assert_allclose(under, np.log(under_all[ids]), rtol=0, atol=1e-5)
     assert scores.top_ids is not None
     assert scores.top_ids.tolist() == [[2, 6]] * n
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_only_token_that_filters_leave_has_logprob_0(way: Way):
+    """Also where it is not the likeliest: XTC leaves the last of two."""
+    second = np.linspace(-1.5, -0.1, 50, dtype=np.float32)
+    x = np.stack([np.zeros_like(second), second, np.full_like(second, -np.inf)], axis=1)
+    drawn = way(x, parameters([Sampling(xtc_probability=1.0)] * len(x), np.full(len(x), 0.5)))
+    assert drawn.ids.tolist() == [1] * len(x)
+    assert drawn.sampled.tolist() == [0.0] * len(x)
