@@ -32,7 +32,7 @@ from .row_settings import RowReader, RowSettings
 log = logging.getLogger("mlx_bulk")
 
 _SOMETHING = "\u2039what a user says\u203a"
-_BLANKS = ("\n", "\n\n", "\n\n\n", " ", "  ", "\t")
+_BLANKS = ("\n", "\n\n", "\n\n\n")  # what may stand between reasoning and a grammar's text: content is without newlines there
 
 
 class CompletionAnswers:

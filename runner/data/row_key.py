@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...configs.data import DataConfig
+from ...configs.explain import shown
 from ..formats.entry import Entry, UnreadableError
 from ..formats.source import Source
 from .column_paths import lookup
@@ -16,8 +17,8 @@ def row_key(columns: dict[str, Any], data: DataConfig, position: int) -> str:
         return _custom_id(columns.get(data.key_column))
     value = lookup(columns, data.key_column)
     if value is None or isinstance(value, dict | list | bytes):
-        shown = "null or missing" if value is None else f"a {type(value).__name__}"
-        raise UnreadableError(f"the key {data.key_column!r} is {shown}; a string or a number is expected", "")
+        found = "null or missing" if value is None else f"a {type(value).__name__}"
+        raise UnreadableError(f"the key {data.key_column!r} is {found}; a string or a number is expected", "")
     return str(value)
 
 
@@ -25,7 +26,7 @@ def _custom_id(value: object) -> str:
     """Returns the key of a line of a Batch file."""
     if isinstance(value, str) and value:
         return value
-    found = "null or missing" if value is None else "empty" if value == "" else f"a {type(value).__name__}"
+    found = "null or missing" if value is None else "empty" if value == "" else shown(value)
     raise UnreadableError(f"the key 'custom_id' is {found}; a string is expected, by which the answer is known", "")
 
 

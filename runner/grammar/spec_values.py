@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def _spec_of_value(value: Any, config: StructuredConfig) -> GrammarSpec:
         raise ValueError(f"found {shown(value)}; expected {EXPECTED}")
     named = {str(name): inner for name, inner in found.items() if inner is not None}  # a table's struct has all its fields
     kinds = [kind for kind in KINDS if kind in named]
+    if named and not any(name in _keywords() or name.startswith(("$", "x-")) for name in named) and not named.keys() <= {*KINDS, *RULES}:
+        raise ValueError(f"found {shown(found)}, which has no keyword of JSON Schema; expected {EXPECTED}")
     if not kinds or not named.keys() <= {*KINDS, *RULES}:
         return spec_of("json_schema", found, config.whitespace, config.unsupported)
     if len(kinds) > 1:
@@ -65,6 +68,17 @@ def _spec_of_value(value: Any, config: StructuredConfig) -> GrammarSpec:
         return spec_of(kinds[0], inner, whitespace, unsupported)
     except ValueError as error:
         raise ValueError(f"{kinds[0]}: {error}") from error
+
+
+@cache
+def _keywords() -> frozenset[str]:
+    """The keywords of JSON Schema in its drafts. A mapping with none of them would allow any JSON, most likely by a slip of the pen."""
+    from jsonschema.validators import Draft4Validator, Draft7Validator, Draft202012Validator
+
+    drafts = (Draft4Validator, Draft7Validator)
+    return frozenset(
+        {"deprecated", "nullable"}.union(Draft202012Validator.VALIDATORS, *(each.META_SCHEMA["properties"] for each in drafts))
+    )
 
 
 def spec_of(kind: str, value: Any, whitespace: str = "bounded", unsupported: str = "error") -> GrammarSpec:
@@ -91,7 +105,8 @@ def _schema_in(path: Path) -> Any:
         return _json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{where} cannot be read ({first_line(error)}); expected a JSON schema as a mapping, or the path of one"
+            f"{where} cannot be read ({first_line(error)}); expected a JSON schema as a mapping, or the path of one, "
+            f"as seen from {Path.cwd()}"
         ) from error
     except ValueError as error:
         raise ConfigError(f"{where} holds no JSON ({error})") from error

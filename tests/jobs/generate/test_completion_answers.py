@@ -132,6 +132,19 @@ def test_the_forced_end_of_reasoning_is_written_into_the_guidance(thinker: Token
     assert values["reasoning_forced"] is False, "what the model writes by itself is not forced"
 
 
+def test_only_newlines_may_stand_between_reasoning_and_a_grammar(thinker: Tokenizer) -> None:
+    """Content is without newlines there, so it is the grammar's text alone."""
+    guidance = (
+        job(thinker, prompt={"user": "x", "chat_template_args": {"thinking": "open"}}, structured={"choice": ["yes"]})
+        .requests(Row(0, "k", {"q": "Hi"}))[0]
+        .work.guidance
+    )
+    assert isinstance(guidance, ThinkingGuidance)
+    texts = {thinker.decode(np.array([token])) for token in guidance.blanks}
+    assert texts
+    assert {text.strip("\n") for text in texts} == {""}
+
+
 def test_forced_tokens_are_not_trained_on(thinker: Tokenizer) -> None:
     least = {"job": "rollout", "model": {"path": "x"}, "data": {"path": "x"}, "output": {"path": "x"}}
     prompt = {"user": "{{ q }}", "chat_template_args": {"thinking": "open"}}

@@ -30,7 +30,12 @@ def test_a_config_gives_the_grammar_of_all_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read"), (b"{", "holds no JSON"), (b"[1]", "found \\[1\\]; expected a JSON schema"), (b"\xff", "cannot be read")],
+    [
+        (None, "cannot be read .* as seen from /"),
+        (b"{", "holds no JSON"),
+        (b"[1]", "found \\[1\\]; expected a JSON schema"),
+        (b"\xff", "cannot be read"),
+    ],
 )
 def test_a_schema_file_that_is_none_is_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "schema.json"
@@ -52,6 +57,9 @@ def test_a_schema_file_that_is_none_is_refused(tmp_path: Path, content: bytes | 
         (json.dumps(SCHEMA), GrammarSpec("json_schema", json.dumps(SCHEMA), "compact", relaxed=True)),
         ({"json_schema": json.dumps(SCHEMA)}, GrammarSpec("json_schema", json.dumps(SCHEMA), "compact", relaxed=True)),
         ({"json_schema": {}, "whitespace": "bounded", "unsupported": "error"}, GrammarSpec("json_schema", "{}")),
+        ({}, GrammarSpec("json_schema", "{}", "compact", relaxed=True)),
+        ({"title": "Any"}, GrammarSpec("json_schema", '{"title": "Any"}', "compact", relaxed=True)),
+        ({"$ref": "#"}, GrammarSpec("json_schema", '{"$ref": "#"}', "compact", relaxed=True)),
         ({"type": "object", "regex": "x"}, GrammarSpec("json_schema", '{"type": "object", "regex": "x"}', "compact", relaxed=True)),
     ],
 )
@@ -72,6 +80,12 @@ def test_a_row_brings_its_own(value: Any, spec: GrammarSpec | None) -> None:
         ({"json_schema": "{"}, 'json_schema: found "{"; expected a JSON schema as a mapping'),
         ({"json_schema": {}, "whitespace": 3}, "found whitespace 3; expected bounded, flexible, compact"),
         ({"json_schema": {}, "unsupported": "warn"}, 'found unsupported "warn"; expected error or relax'),
+        (
+            {"choices": ["a"]},
+            'found {"choices": ["a"]}, which has no keyword of JSON Schema; expected a mapping with one of json_schema, regex',
+        ),
+        ({"choice": ["a"], "whitspace": "compact"}, "which has no keyword of JSON Schema; expected a mapping with one of"),
+        ('{"regexp": "a"}', "which has no keyword of JSON Schema"),
         ({"const": float("nan")}, "Out of range float values"),
         ({"const": datetime.date(2026, 1, 1)}, "keep the schema as JSON text"),
         ("[" * 100_000, "expected a mapping"),
