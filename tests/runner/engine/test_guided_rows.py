@@ -178,6 +178,8 @@ def test_a_stop_string_leaves_the_text_incomplete():
 class Failing:
     """A guide that allows one id, and fails at a step: while it says what may come, or while it takes a token in."""
 
+    grammar = None
+
     def __init__(self, step: int, at: str):
         self.step, self.at, self.error, self.complete = step, at, None, False
 
