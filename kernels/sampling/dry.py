@@ -74,7 +74,7 @@ class Repetition:
         followers, where = np.unique(self._ids[ends[long] + 1], return_inverse=True)
         longest = np.zeros(len(followers), np.int64)
         np.maximum.at(longest, where, lengths[long])
-        open_ids = ~np.isin(followers, list(rule.breakers))
+        open_ids = np.array([token not in rule.breakers for token in followers.tolist()])  # few, of thousands of breakers
         with np.errstate(over="ignore"):
             lost = np.minimum(rule.multiplier * np.power(rule.base, longest[open_ids] - rule.allowed_length, dtype=np.float64), MOST)
         return followers[open_ids], lost.astype(np.float32)
