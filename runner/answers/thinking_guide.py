@@ -56,8 +56,11 @@ class ThinkingGuidance:
         return ThinkingGuide(self)
 
     def forced(self, ids: Ids) -> NDArray[np.bool_]:
-        """Returns which of a completion's ids were forced [N], by following it again. The grammar has no part in that."""
-        guide, found = ThinkingGuide(self, follows=False), np.zeros(len(ids), np.bool_)
+        """Returns which of a completion's ids were forced [N], by following it again."""
+        found = np.zeros(len(ids), np.bool_)
+        if self.budget is None:
+            return found
+        guide = self.start()
         for at, token in enumerate(ids.tolist()):
             found[at] = guide.is_forced
             guide.push(token)
@@ -83,9 +86,9 @@ class ThinkingGuide:
     and after, where the grammar alone counts and marks of reasoning are text like any other.
     """
 
-    def __init__(self, guidance: ThinkingGuidance, *, follows: bool = True):
+    def __init__(self, guidance: ThinkingGuidance):
         self._of = guidance
-        self._grammar: Guide | None = guidance.inner.start() if guidance.inner is not None and follows else None
+        self._grammar: Guide | None = guidance.inner.start() if guidance.inner is not None else None
         self._machine = guidance.machine.make_state("reasoning" if guidance.open else "normal")
         self._phase: Literal["before", "within", "behind", "after"] = (
             "within" if guidance.open else "before" if guidance.opening else "after"

@@ -191,3 +191,9 @@ def test_without_a_grammar_there_is_no_verdict_on_the_text() -> None:
     assert guide.complete is None
     assert guide.error is None
     assert len(allowed(guide)) == VOCABULARY
+
+
+def test_a_grammar_that_writes_the_mark_itself_is_not_reasoning():
+    said, forced = drawn(replace(GUIDANCE, budget=1, inner=Exactly("<think>abcdef")), "<think>abcdef<eos>")
+    assert said == "<think>abcdef<eos>"
+    assert not any(forced)  # ``drawn`` holds this against what is found when it is followed again
