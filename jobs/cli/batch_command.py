@@ -37,6 +37,7 @@ _GIVEN = {
 @click.option("--limit", type=int, help="Answers the first so many lines.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Sets a key of the config, for what lines leave out.")
 @click.option("--plan", is_flag=True, help="Shows what there is to do and what it takes, and ends.")
+@click.option("--calibrate", is_flag=True, help="With --plan: loads the model and times some of the lines.")
 @start_options
 @click.option(
     "--supervised/--no-supervised",
@@ -46,18 +47,22 @@ _GIVEN = {
 @click.option("--json-progress", is_flag=True, help="Tells progress as JSON, a line every 5 seconds on stderr (docs/status.md).")
 @log_level_option
 @quiet_option
-def batch(requests: str, model: str, to: str, limit: int | None, overrides: tuple[str, ...], plan: bool, **values: Any) -> None:
+def batch(
+    requests: str, model: str, to: str, limit: int | None, overrides: tuple[str, ...], plan: bool, calibrate: bool, **values: Any
+) -> None:
     """Answers the requests of an OpenAI Batch file with MODEL, or goes on where it left off, and writes the answers as OpenAI does."""
     options = RunOptions(**values, words=typed_words(), command="batch")
     if options.quiet and options.json_progress:
         raise click.UsageError("--json-progress and --quiet exclude each other: the one tells progress, the other nothing.")
+    if calibrate and not plan:
+        raise click.UsageError("--calibrate goes with --plan.")
     set_log(options.log_level, options.quiet)
     answers = Path(to)
     with one_line_errors():
         _require_free(overrides)
     source = _source(requests, model, answers, limit, overrides)
     if plan:
-        _show_plan(source)
+        _show_plan(source, calibrate)
     link = Link.inherited()
     if options.supervised and link is None:
         run_supervised("batch", options.words)
@@ -109,11 +114,11 @@ def _export(run: Path, answers: Path) -> str:
     return export_as_text(export_run(run, "openai", to, partial=False, overwrite=True, public=False))
 
 
-def _show_plan(source: ConfigSource) -> None:
+def _show_plan(source: ConfigSource, calibrate: bool) -> None:
     """Prints the plan and ends the process."""
     with one_line_errors():
         try:
-            code, text = plan_text(source, calibrate=False, as_json=False)
+            code, text = plan_text(source, calibrate, as_json=False)
         except KeyboardInterrupt:
             print_message("mlx-bulk: interrupted; nothing was written")
             sys.exit(128 + signal.SIGINT)

@@ -42,6 +42,9 @@ def test_settings_and_a_plan(bench: Bench, words: list[str]):
     planned = batch(*words, "--to", str(to), "--plan")
     assert planned.exit_code == 0
     assert "rows      3 from" in planned.stdout
+    assert "(--calibrate)" in planned.stdout
+    assert "a completion as in the trial" in batch(*words, "--to", str(to), "--plan", "--calibrate").stdout
+    assert batch(*words, "--to", str(to), "--calibrate").exit_code == 2
     assert not to.exists()
     assert batch(*words, "--to", str(to), "--set", "sampling.n=2").exit_code == 0
     assert [len(line["response"]["body"]["choices"]) for line in read_lines(to)] == [2, 2, 2]
