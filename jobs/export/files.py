@@ -17,7 +17,6 @@ from ...configs.errors import BulkError, ConfigError
 from ...configs.rollout import RolloutConfig
 from ...runner.core.errors import OutOfRoom
 from ...runner.data.input_folder import is_input
-from ...runner.data.rescan import stored_data
 from ...runner.files.atomic import replacing
 from ...runner.files.file_stamp import sha256
 from .openai_files import BatchFiles
@@ -156,6 +155,12 @@ def _require_format(source: ExportedRun, kind: str) -> None:
         raise ConfigError(f"--format {kind}: holds {content}, and this is a run of job: {source.job}; use one of {choices}")
 
 
+def _input_paths(source: ExportedRun) -> list[str]:
+    """Returns the ``data.path`` of a run's config; nothing for an evaluation, which reads no rows of the user's."""
+    path: str | list[str] = source.stored["config"].get("data", {}).get("path", [])
+    return [path] if isinstance(path, str) else path
+
+
 def _require_place(source: ExportedRun, to: str, paths: list[Path], sums: Path | None, overwrite: bool) -> None:
     """Refuses a place that holds other things. ``sums`` may be there: lines are added to it."""
     if to == "-":
@@ -165,8 +170,7 @@ def _require_place(source: ExportedRun, to: str, paths: list[Path], sums: Path |
         raise ConfigError(f"--to {to}: lies in the run directory, which holds the run's own files alone; choose another place")
     if other := [path for path in paths if path.exists() and not path.is_file()]:
         raise ConfigError(f"--to {to}: {other[0]} is there and is no regular file (a folder, a device, a pipe); name another file")
-    data = stored_data(source.stored).path
-    if own := [path for path in paths if path.exists() and is_input([data] if isinstance(data, str) else data, path)]:
+    if own := [path for path in paths if path.exists() and is_input(_input_paths(source), path)]:
         raise ConfigError(f"--to {to}: {own[0]} is the run's input, or would be read as such; choose another place")
     if not overwrite and (there := [path for path in paths if path.exists()]):
         raise ConfigError(f"--to {to}: {there[0]} is there already; --overwrite replaces it")

@@ -25,6 +25,7 @@ from ..openai.answer_format import AnswerFormat
 from ..openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, GRAMMAR_FIELDS, RESPONSES
 from ..openai.refusal import RequestRefused
 from ..openai.request import AskedLogprobs, BatchRequest, model_named, read_request
+from ..terminal.tables import count_text
 from .prompt_encoding import shows_tools
 from .row_settings import RowSettings, sampling_parameters
 
@@ -50,7 +51,7 @@ class OpenAIRows:
             say_once(line)
         if self.tools and parts.tokenizer.has_chat_template and not shows_tools(parts.tokenizer):
             lines = sum(parts.census.fields[url, "tools"] for url in (CHAT, RESPONSES))
-            say_once(f"the model's chat template ignores tools: {lines:,} requests bring some, which the model does not see")
+            say_once(f"the model's chat template ignores tools, so the model does not see those of {count_text(lines, 'request')}")
 
     @property
     def logprobs(self) -> LogprobsConfig:
