@@ -1,0 +1,19 @@
+"""The encoders by the ``model_type`` of config.json."""
+
+from .bert import BertEncoder, RobertaEncoder
+from .encoder import Encoder
+from .modernbert import ModernBertEncoder
+from .settings import Config
+
+ENCODERS: dict[str, type[Encoder]] = {
+    "bert": BertEncoder,
+    "camembert": RobertaEncoder,
+    "modernbert": ModernBertEncoder,
+    "roberta": RobertaEncoder,
+    "xlm-roberta": RobertaEncoder,
+}
+
+
+def encoder_class(config: Config) -> type[Encoder] | None:
+    """Returns the class for a checkpoint's config.json; None where its model type is no encoder of ours."""
+    return ENCODERS.get(config.get("model_type", ""))

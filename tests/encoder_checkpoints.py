@@ -1,0 +1,209 @@
+"""Tiny random encoder checkpoints on disk as the hub has them: config.json, model.safetensors under transformers' names, a tokenizer.
+
+Weights never change and are spread: a wrong mask, position or token type moves states by a tenth and more. Without ``labels`` a folder
+holds a body alone, as ``AutoModel`` saves it; with them a sequence classifier, its body under a prefix.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+Shapes = dict[str, tuple[int, ...]]
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 128,
+}
+BERT: dict[str, Any] = SIZES | {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+ROBERTA: dict[str, Any] = BERT | {
+    "model_type": "roberta",
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 130,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
+MODERNBERT: dict[str, Any] = SIZES | {
+    "model_type": "modernbert",
+    "num_hidden_layers": 4,
+    "hidden_activation": "gelu",
+    "norm_eps": 1e-5,
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "local_attention": 8,  # shorter than most rows
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "classifier_pooling": "cls",
+    "classifier_bias": False,
+    "classifier_activation": "gelu",
+    "bos_token_id": 2,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "eos_token_id": 3,
+    "pad_token_id": 0,
+}
+WORDS = "the a of to and in is you how many what apples cats dogs has have had buys each day two three price cost total more less good bad"
+
+
+def tiny_bert(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes a BERT with a WordPiece tokenizer that gives token types: [CLS] a [SEP] b [SEP]."""
+    merged = BERT | config
+    width = merged["hidden_size"]
+    body = bert_shapes(merged) | linear({"pooler.dense": (width, width)})
+    head = linear({"classifier": (labels or 0, width)})
+    return _write(folder, merged, body, "bert.", head, labels, word_pieces())
+
+
+def tiny_roberta(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes a RoBERTa with a byte-level BPE tokenizer: <s> a </s></s> b </s>, no types."""
+    merged = ROBERTA | config
+    width = merged["hidden_size"]
+    body = bert_shapes(merged) | ({} if labels else linear({"pooler.dense": (width, width)}))
+    head = linear({"classifier.dense": (width, width), "classifier.out_proj": (labels or 0, width)})
+    tokenizer = byte_pairs(("<s>", "<pad>", "</s>", "<unk>", "<mask>"), "<s> $A </s>", "<s> $A </s> </s> $B </s>")
+    return _write(folder, merged, body, "roberta.", head, labels, tokenizer)
+
+
+def tiny_modernbert(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes a ModernBERT whose window is shorter than most rows, with a byte-level BPE tokenizer: [CLS] a [SEP] b [SEP]."""
+    merged = MODERNBERT | config
+    width = merged["hidden_size"]
+    head: Shapes = {"head.dense.weight": (width, width), "head.norm.weight": (width,)}
+    head |= linear({"classifier": (labels or 0, width)})
+    tokenizer = byte_pairs(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"), "[CLS] $A [SEP]", "[CLS] $A [SEP] $B [SEP]")
+    return _write(folder, merged, modernbert_shapes(merged), "model.", head, labels, tokenizer)
+
+
+TINY_ENCODERS: dict[str, Callable[..., Path]] = {"bert": tiny_bert, "roberta": tiny_roberta, "modernbert": tiny_modernbert}
+
+
+def linear(layers: dict[str, tuple[int, int]], bias: bool = True) -> Shapes:
+    """Weights [N, K] of linear layers, and their biases [N]."""
+    shapes: Shapes = {f"{name}.weight": shape for name, shape in layers.items()}
+    return shapes | ({f"{name}.bias": shape[:1] for name, shape in layers.items()} if bias else {})
+
+
+def norms(names: list[str], width: int, bias: bool = True) -> Shapes:
+    return {f"{name}.{part}": (width,) for name in names for part in (("weight", "bias") if bias else ("weight",))}
+
+
+def bert_shapes(config: dict[str, Any]) -> Shapes:
+    """Weights of a BERT or RoBERTa body, by transformers' names."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
+        **norms(["embeddings.LayerNorm"], width),
+    }
+    for i in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}."
+        square = [f"{layer}attention.{name}" for name in ("self.query", "self.key", "self.value", "output.dense")]
+        shapes |= linear(dict.fromkeys(square, (width, width)))
+        shapes |= linear({f"{layer}intermediate.dense": (inner, width), f"{layer}output.dense": (width, inner)})
+        shapes |= norms([f"{layer}attention.output.LayerNorm", f"{layer}output.LayerNorm"], width)
+    return shapes
+
+
+def modernbert_shapes(config: dict[str, Any]) -> Shapes:
+    """Weights of a ModernBERT body, by transformers' names. The first block has no norm before its attention."""
+    width, inner, bias = config["hidden_size"], config["intermediate_size"], config["norm_bias"]
+    shapes: Shapes = {"embeddings.tok_embeddings.weight": (config["vocab_size"], width)}
+    shapes |= norms(["embeddings.norm", "final_norm"], width, bias)
+    for i in range(config["num_hidden_layers"]):
+        layer = f"layers.{i}."
+        shapes |= linear({f"{layer}attn.Wqkv": (3 * width, width), f"{layer}attn.Wo": (width, width)}, config["attention_bias"])
+        shapes |= linear({f"{layer}mlp.Wi": (2 * inner, width), f"{layer}mlp.Wo": (width, inner)}, config["mlp_bias"])
+        shapes |= norms([f"{layer}mlp_norm", *([f"{layer}attn_norm"] if i else [])], width, bias)
+    return shapes
+
+
+def spread_weights(shapes: Shapes, seed: int = 0) -> dict[str, mx.array]:
+    """Random weights: products keep the size of numbers and a half more, norms differ from 1 and 0 by a third."""
+    rng = np.random.default_rng(seed)
+    weights: dict[str, mx.array] = {}
+    for name, shape in shapes.items():
+        drawn = rng.standard_normal(shape)
+        if len(shape) == 2:
+            drawn *= 1.0 if "embeddings" in name else 1.2 / np.sqrt(shape[1])
+        else:
+            drawn = 0.3 * drawn + (name.endswith("weight"))
+        weights[name] = mx.array(drawn.astype(np.float32))
+    return weights
+
+
+def word_pieces() -> Backend:
+    """A WordPiece tokenizer of lower-case words, as BERT's: unknown words fall into letters."""
+    signs = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *signs, *(f"##{sign}" for sign in signs if sign.isalnum()), *WORDS.split()]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return _finished(backend, pieces[:5], "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1")
+
+
+def byte_pairs(special: tuple[str, ...], single: str, pair: str) -> Backend:
+    """A byte-level BPE tokenizer, as RoBERTa's and ModernBERT's. ``special`` tokens have the first ids."""
+    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġt", "Ġth", "Ġthe", "Ġa", "an", "in"]
+    merges = [("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e"), ("Ġ", "a"), ("a", "n"), ("i", "n")]
+    backend = Backend(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return _finished(backend, list(special), single, pair)
+
+
+def _finished(backend: Backend, special: list[str], single: str, pair: str) -> Backend:
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    named = [(token, backend.token_to_id(token)) for token in special]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=named)
+    return backend
+
+
+# model_type -> the prefix of transformers' classes.
+FAMILIES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "modernbert": "ModernBert"}
+
+
+def _write(folder: Path, config: dict[str, Any], body: Shapes, prefix: str, head: Shapes, labels: int | None, tokenizer: Backend) -> Path:
+    """Writes the files. With ``labels`` the body stands under ``prefix`` beside ``head``; without, there is no head."""
+    family = FAMILIES[config["model_type"]]
+    config = config | {"architectures": [f"{family}{'ForSequenceClassification' if labels else 'Model'}"]}
+    if labels:
+        body = {prefix + name: shape for name, shape in body.items()} | head
+        names = [f"LABEL_{i}" for i in range(labels)]
+        config |= {"id2label": dict(enumerate(names)), "label2id": {name: i for i, name in enumerate(names)}}
+    folder.mkdir(parents=True)
+    mx.save_safetensors(str(folder / "model.safetensors"), spread_weights(body), metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    brackets = tokenizer.token_to_id("[CLS]") is not None
+    special = ("[CLS]", "[SEP]", "[PAD]", "[MASK]", "[UNK]") if brackets else ("<s>", "</s>", "<pad>", "<mask>", "<unk>")
+    typed = config.get("type_vocab_size", 0) > 1
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"] - (0 if brackets else 2),
+        "model_input_names": ["input_ids", *(["token_type_ids"] if typed else []), "attention_mask"],
+        **dict(zip(("cls_token", "sep_token", "pad_token", "mask_token", "unk_token"), special, strict=True)),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    return folder
