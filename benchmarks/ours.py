@@ -8,7 +8,8 @@ import numpy as np
 import shapes
 from completing import Completing
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generate, Generated, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.setup import Setup
 

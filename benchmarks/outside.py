@@ -23,7 +23,8 @@ from lengths import texts
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.generate.generate import GenerateJob
 from mlx_bulk.runner.core.host_process import HostProcess
-from mlx_bulk.runner.core.requests import Outcome, Request
+from mlx_bulk.runner.core.outcomes import Outcome
+from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.models.model_pool import ModelPool

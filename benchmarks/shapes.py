@@ -17,7 +17,8 @@ from mlx.utils import tree_flatten  # noqa: E402
 from mlx_bulk.configs.schema import BatchConfig, ModelConfig  # noqa: E402
 from mlx_bulk.runner.checks.engine_setup import fit  # noqa: E402
 from mlx_bulk.runner.core.logprob_options import LogprobOptions  # noqa: E402
-from mlx_bulk.runner.core.requests import Generated, Request, Scored, ScoreRequest  # noqa: E402
+from mlx_bulk.runner.core.outcomes import Generated, Scored  # noqa: E402
+from mlx_bulk.runner.core.requests import Request, ScoreRequest  # noqa: E402
 from mlx_bulk.runner.engine.engine import Engine  # noqa: E402
 from mlx_bulk.runner.engine.scorer import Scorer  # noqa: E402
 from mlx_bulk.runner.engine.setup import Setup  # noqa: E402

@@ -19,7 +19,8 @@ from about import about, table
 from completing import Completing
 from lengths import draw
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generate, Generated, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Generate, Request, Sampling
 from mlx_bulk.runner.engine.engine import Engine
 
 IN, OUT = (10, 1000), (5, 500)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from mlx_bulk.memory_run import Record
 from mlx_bulk.records import Completion, GenerateResult, RecordError, ScoreResult
-from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.store.arrow_builder import Masked
 from numpy.typing import DTypeLike, NDArray
 

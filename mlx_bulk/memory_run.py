@@ -6,12 +6,13 @@ from typing import Any
 
 from mlx_bulk.configs.schema import JobConfig
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Failure, Row
+from mlx_bulk.runner.core.outcomes import Failure
+from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.layers.kernel_injection import only_inside
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.device_memory import shortage_as_error
-from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool
 from mlx_bulk.runner.models.reference_checkpoint import vocabulary_of
 from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from mlx_bulk.runner.pipeline.job import Job, Kind, Parts
@@ -89,14 +90,15 @@ class MemoryModel:
     def _load(self, wanted: LogprobOptions, *, keeps_prefixes: bool) -> LoadedModels:
         if (wanted, keeps_prefixes) not in self._loaded:
             batch = self._config.batch if keeps_prefixes else self._config.batch.model_copy(update={"prefix_cache": None})
-            models = load_models([(self._config.model, self._checkpoint)], batch, wanted, self._pool)
+            models = load_models([ModelChoice(self._config.model, self._checkpoint)], batch, wanted, self._pool)
             self._loaded[wanted, keeps_prefixes] = models
         return self._loaded[wanted, keeps_prefixes]
 
     def _parts(self, config: JobConfig, column: str) -> Parts:
         eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)
         family = str(self._checkpoint.config.get("model_type"))
-        return Parts(config, [column], None, self._tokenizer, self._checkpoint.context, None, self._vocabulary, family, eos)
+        context, checkpoint = self._checkpoint.context, self._checkpoint
+        return Parts(config, [column], None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint)
 
 
 def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels, show: Show) -> RecordLists:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.runner.core.requests import Generated, Sample
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Sample
 from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 from transformers import AddedToken, AutoTokenizer
 

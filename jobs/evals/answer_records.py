@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...configs.errors import BulkError
 from ...runner.core.errors import DriftError
-from ...runner.core.requests import Failure, Generated, Outcome, Scored
+from ...runner.core.outcomes import Failure, Generated, Outcome, Scored
 from ...runner.store.results import finished_errors, finished_results
 from .request_list import EvalRequest, RequestList
 

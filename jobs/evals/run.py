@@ -16,7 +16,7 @@ from ...configs.eval import EvalConfig
 from ...configs.identity import free, identity
 from ...runner.core.errors import RunDirError
 from ...runner.core.host_process import HostProcess
-from ...runner.core.requests import Failure, Outcome
+from ...runner.core.outcomes import Failure, Outcome
 from ...runner.core.shard_layout import Layout
 from ...runner.engine.interface import Progress
 from ...runner.files.checked_lines import read_lines

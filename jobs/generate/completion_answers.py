@@ -23,7 +23,8 @@ from ...runner.answers.tools import ToolChoice, tool_names
 from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.guide import Guidance
-from ...runner.core.requests import Generated, Prompt, Reading, Request, Row, Sampling
+from ...runner.core.outcomes import Generated
+from ...runner.core.requests import Prompt, Reading, Request, Row, Sampling
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Chat, Message
 from .completion_columns import AnswerColumns

@@ -20,7 +20,8 @@ from ...runner.core.errors import RowError
 from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.guide import Guidance
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
+from ...runner.core.outcomes import Generated, Outcome
+from ...runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
 from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
@@ -129,6 +130,11 @@ class GenerateJob:
         """The figures that the engine computes."""
         logprobs = self.rows.logprobs
         return LogprobOptions(logprobs.prompt, logprobs.top, logprobs.stats)
+
+    @property
+    def pooling(self) -> None:
+        """None: the job reads logits."""
+        return None
 
     @property
     def samples(self) -> int | None:

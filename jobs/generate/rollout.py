@@ -17,7 +17,8 @@ from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig
 from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import Failure, Generated, Request, Row
+from ...runner.core.outcomes import Failure, Generated
+from ...runner.core.requests import Request, Row
 from ...runner.pipeline.job import Judge, Ratings, row_failure
 from ...runner.text.prompt_templates import Message, PromptIds, Rendered
 from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns

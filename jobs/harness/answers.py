@@ -6,7 +6,7 @@ Knows neither files nor models; ``jobs/evals`` keeps answers in a run directory.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ...runner.core.requests import Outcome
+from ...runner.core.outcomes import Outcome
 
 
 class Answers(Protocol):

@@ -20,19 +20,8 @@ from tqdm import tqdm
 from ...configs.errors import ConfigError
 from ...runner.core.errors import DataError, RowError
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import (
-    AnyRequest,
-    Failure,
-    Generate,
-    Generated,
-    Outcome,
-    Passage,
-    Prompt,
-    Request,
-    Sample,
-    Scored,
-    ScoreRequest,
-)
+from ...runner.core.outcomes import Failure, Generated, Outcome, Scored
+from ...runner.core.requests import AnyRequest, Generate, Passage, Prompt, Request, Sample, ScoreRequest
 from ...runner.engine.engine import Engine
 from ...runner.engine.interface import Progress
 from ...runner.engine.scorer import Scorer
@@ -212,7 +201,7 @@ class BulkLM(TemplateLM):
         with tqdm(total=len(passages), initial=len(self._known), disable=quiet or None, desc="Running loglikelihood requests") as bar:
             for outcome in scorer.run(self._windows(requests), self._answers.stopped):
                 bar.update()
-                assert not isinstance(outcome, Generated)
+                assert isinstance(outcome, Scored | Failure)
                 yield outcome
         self._require_all()
 
@@ -292,5 +281,5 @@ def _answer(outcome: Scored | Failure) -> Answer:
     return math.fsum(value for part in outcome.scores for value in part.logprobs.tolist()), greedy
 
 
-def _message(outcome: Scored | Failure) -> str:
+def _message(outcome: Outcome) -> str:
     return outcome.message if isinstance(outcome, Failure) else "scored, where text was asked for"

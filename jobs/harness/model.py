@@ -26,6 +26,7 @@ from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
 from ...runner.models.checkpoint import Checkpoint, find_checkpoint
+from ...runner.models.model_pool import ModelChoice
 from ...runner.pipeline.loading import LoadedModels, load_models
 from ...runner.text.tokenizer import Tokenizer
 
@@ -96,7 +97,7 @@ class EvalModel:
     def loaded(self) -> LoadedModels:
         """The weights and their setup, loaded at the first use. Raises ModelError, and OutOfRoom."""
         share = BatchConfig(rows=self.batch.rows, tokens=self.batch.tokens, memory=self.batch.memory)
-        return load_models([(self.config, self.checkpoint)], share, LogprobOptions(echo=True, greedy=True))
+        return load_models([ModelChoice(self.config, self.checkpoint)], share, LogprobOptions(echo=True, greedy=True))
 
     @property
     def setup(self) -> Setup:

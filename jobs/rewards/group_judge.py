@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ...runner.core.requests import Generated, Request, Row
+from ...runner.core.outcomes import Generated
+from ...runner.core.requests import Request, Row
 from ...runner.pipeline.job import Ratings
 from ...runner.text.prompt_templates import Chat, Message, Rendered
 from .pool import Group, RewardPool

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...kernels import divergence, logprobs
-from ...runner.core.requests import Scored
+from ...runner.core.outcomes import Scored
 from ...runner.store.arrow_builder import Masked
 from .requests import ChoicesRequest, TextRequest
 

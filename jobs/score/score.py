@@ -15,7 +15,8 @@ import pyarrow as pa
 from ...configs.errors import ConfigError
 from ...configs.score import ScoreConfig
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import Outcome, Row, Scored, ScoreRequest
+from ...runner.core.outcomes import Outcome, Scored
+from ...runner.core.requests import Row, ScoreRequest
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.data.type_inference import json_text
 from ...runner.engine.scorer import Scorer
@@ -78,6 +79,11 @@ class ScoreJob:
         """The figures that the scorer computes."""
         logprobs, score = self.config.logprobs, self.config.score
         return LogprobOptions(echo=True, top=logprobs.top, stats=logprobs.stats, greedy=score.kind in ("completion", "choices"))
+
+    @property
+    def pooling(self) -> None:
+        """None: the job reads logits."""
+        return None
 
     @property
     def samples(self) -> int:

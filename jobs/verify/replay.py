@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ...runner.core.requests import AnyRequest, Generated, Outcome
+from ...runner.core.outcomes import Generated, Outcome
+from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.stored_model import StoredInput, run_model
 from ..kinds import KINDS

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from ...runner.core.arrays import Floats
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.requests import Scored
+from ...runner.core.outcomes import Scored
 from ...runner.engine.interface import one_window
 from ...runner.engine.kept_logprobs import kept_logprobs
 from ...runner.engine.reference_logprobs import reference_request

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from ..core.arrays import Ids
-from ..core.requests import Generated, Sampling
+from ..core.outcomes import Generated
+from ..core.requests import Sampling
 from ..text.tokenizer import Tokenizer
 
 

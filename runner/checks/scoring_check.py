@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..core.errors import first_line
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Passage, Scored, ScoreRequest
+from ..core.outcomes import Scored
+from ..core.requests import Passage, ScoreRequest
 from ..engine.scorer import Scorer
 from ..engine.setup import BatchFeatures, Setup
 from ..layers.kv_cache import make_caches

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Scored, ScoreRequest
+from ..core.outcomes import Scored
+from ..core.requests import ScoreRequest
 from ..engine.scorer import Scorer
 from ..engine.setup import Setup
 from ..layers.kv_cache import make_caches

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...kernels.logprobs import score
 from ..core.arrays import Floats, Ids
-from ..core.requests import AnyRequest, Generate, Generated, Outcome, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
+from ..core.outcomes import Generated, Outcome
+from ..core.requests import AnyRequest, Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from ..engine.engine import Engine
 from ..engine.interface import EngineInterface, one_window
 from ..engine.setup import Setup

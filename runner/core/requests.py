@@ -1,17 +1,14 @@
-"""Rows come in, requests go to the engine, outcomes come back: the values that travel through a run.
+"""Rows come in and requests go to the engine: the values that travel to the model. What comes back is in ``outcomes.py``.
 
-Plain dataclasses with slots, without behaviour beyond derived values. Generation and scoring each have a request and an outcome
-(``Request``, ``Generated``; ``ScoreRequest``, ``Scored``), so the engine never looks at a job's kind.
+Plain dataclasses with slots, without behaviour beyond derived values. Generation, scoring and pooling each have a request and an outcome
+(``Request``, ``Generated``; ``ScoreRequest``, ``Scored``; ``PoolRequest``, ``Pooled``), so the engine never looks at a job's kind.
 """
 
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from ...kernels.divergence import Divergence
-from ...kernels.logprobs import Scores
-from .arrays import Floats, Ids
+from .arrays import Ids
 from .guide import Guidance
-from .policy import Policy
 
 
 @dataclass(slots=True, frozen=True)
@@ -211,69 +208,43 @@ class ScoreRequest:
 
 
 @dataclass(slots=True, frozen=True)
-class Generated:
-    """A finished completion. ids: [N]; a token that stopped it is the last id.
+class TokenInput:
+    """One text, or one pair of texts, as a pooling model reads it.
 
-    scores: of the N tokens. sampled_logprobs: [N], under the distribution they were drawn from. echo: scores of the prompt's
-    tokens after the first [T - 1], shared by all samples. stop_reason: the stop string, or the stop id as a string; None for EOS
-    and for ``length``.
-
-    Fields that were not asked for are None. tempered_logprobs: [N], log_softmax of logits / temperature; at temperature 0 as at 1.
-    kept_ids: for each token the ids that could be drawn, ascending; None also for a row whose sampling leaves no token out.
-    ref_logprobs, ref_tempered_logprobs: [N], under the reference. policy: the policy it was sampled from. grammar_complete: its guide
-    accepts the text as a whole; None without a guide.
+    ids: [T], T at least 1. types: [T], the token types of a pair (0 its first text, 1 its second); None where all are 0. start: the
+    first token that pooling counts; what stands before it (a prompt that is left out of the mean) is read all the same.
     """
 
-    row: int
-    sample: Sample
     ids: Ids
-    scores: Scores
-    sampled_logprobs: Floats
-    finish_reason: str
-    stop_reason: str | None
-    echo: Scores | None
-    tempered_logprobs: Floats | None = None
-    kept_ids: list[Ids] | None = None
-    ref_logprobs: Floats | None = None
-    ref_tempered_logprobs: Floats | None = None
-    policy: Policy | None = None
-    grammar_complete: bool | None = None
-
-    @property
-    def index(self) -> int:
-        """Index of this outcome in its row."""
-        return self.sample.index
+    types: Ids | None = None
+    start: int = 0
 
 
 @dataclass(slots=True, frozen=True)
-class Scored:
-    """A scored row: for each passage, in the request's order, the scores of its N positions.
+class PoolRequest:
+    """One row's request to the pooler: a vector of each input. A row has several inputs where it has several texts.
 
-    divergences: for each passage, where there is a reference model; None without one.
+    truncated: how many of the inputs were cut to fit the model.
     """
 
     row: int
-    scores: tuple[Scores, ...]
-    divergences: tuple[Divergence, ...] | None = None
+    inputs: tuple[TokenInput, ...]
+    samples: tuple[int, ...] = (0,)
+    truncated: int = 0
 
     @property
-    def index(self) -> int:
-        """Index of this outcome in its row, which has only one."""
-        return 0
+    def reach(self) -> int:
+        """Tokens of the longest input."""
+        return max((len(each.ids) for each in self.inputs), default=0)
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of all inputs."""
+        return sum(len(each.ids) for each in self.inputs)
+
+    def without(self, done: set[int]) -> Self:
+        """Returns the request without the outcomes that are ``done``."""
+        return replace(self, samples=tuple(index for index in self.samples if index not in done))
 
 
-@dataclass(slots=True, frozen=True)
-class Failure:
-    """A row, or one sample of it, that could not be done. input: the row as JSON, or the line as it was read."""
-
-    row: int
-    key: str | None
-    sample: int | None
-    stage: str
-    error: str
-    message: str
-    input: str
-
-
-AnyRequest = Request | ScoreRequest
-Outcome = Generated | Scored | Failure
+AnyRequest = Request | ScoreRequest | PoolRequest

@@ -19,7 +19,8 @@ from ...kernels.logprobs import Scores
 from ...kernels.sampling.draw import draw
 from ..core.errors import first_line
 from ..core.guide import Guide
-from ..core.requests import Failure, Generated, Outcome, Request, Sample, Sampling
+from ..core.outcomes import Failure, Generated, Outcome
+from ..core.requests import Request, Sample, Sampling
 from ..layers.kv_cache import Caches, fork_caches, select
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.admission import joining_rows, may_join

@@ -6,7 +6,7 @@ Does not load mlx, and knows no model: a job names the engine, a session runs it
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from ..core.requests import Outcome
+from ..core.outcomes import Outcome
 from .progress import Progress
 
 Asked = TypeVar("Asked")

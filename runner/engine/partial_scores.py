@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from ...kernels import divergence, logprobs
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
-from ..core.requests import Failure, Scored, ScoreRequest
+from ..core.outcomes import Failure, Scored
+from ..core.requests import ScoreRequest
 
 NO_DIVERGENCE = Divergence(np.zeros(0, np.float32), np.zeros(0, np.float32), np.zeros(0, np.bool_), np.zeros(0, np.float32))
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import Failure, Generated, Passage, Request, Scored, ScoreRequest
+from ..core.outcomes import Failure, Generated, Scored
+from ..core.requests import Passage, Request, ScoreRequest
 from .interface import one_window
 from .scorer import Scorer
 from .setup import Setup

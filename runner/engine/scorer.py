@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
-from ..core.requests import Failure, Ids, Outcome, ScoreRequest
+from ..core.outcomes import Failure, Outcome
+from ..core.requests import Ids, ScoreRequest
 from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
 from ..models.device_memory import is_out_of_memory

@@ -14,8 +14,9 @@ from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.arrays import Ids
 from ..core.logprob_options import LogprobOptions
+from ..core.outcomes import Failure, Generated, Outcome, Pooled, Scored
 from ..core.policy import Policy
-from ..core.requests import AnyRequest, Failure, Generated, Outcome, Request, Row, Sample, Scored, ScoreRequest
+from ..core.requests import AnyRequest, PoolRequest, Request, Row, Sample, ScoreRequest
 from ..engine.partial_scores import NO_DIVERGENCE
 from ..layers.logit_scores import no_scores
 from ..pipeline.job import Grouping, Job, Ratings
@@ -60,6 +61,11 @@ def _records(
     """Returns records of the sample ``rows``, and how many records each row has in the run."""
     records: list[dict[str, Any]] = []
     for row, request in rows:
+        if isinstance(request, PoolRequest) and job.pooling is not None:
+            vectors = np.zeros((len(request.inputs), job.pooling.dimensions), np.float32)
+            records.append(job.record(row, request, Pooled(row.position, vectors)) | {"row": row.position})
+            continue
+        assert not isinstance(request, PoolRequest), "a job without pooling has none"
         outcomes = list(_outcomes(request, job.wanted, compared, length))
         if job.grouping is not None:
             records += _group(job, job.grouping, row, request, outcomes)
@@ -84,7 +90,7 @@ def _group(job: Job, grouping: Grouping, row: Row, request: AnyRequest, outcomes
     return [record | {"row": row.position, "sample": outcome.index} for record, outcome in zip(records, samples, strict=True)]
 
 
-def _outcomes(request: AnyRequest, wanted: LogprobOptions, compared: bool, length: CompletionLength) -> Iterator[Outcome]:
+def _outcomes(request: Request | ScoreRequest, wanted: LogprobOptions, compared: bool, length: CompletionLength) -> Iterator[Outcome]:
     """Yields outcomes of the sizes that a request's own will have. Completions repeat the prompt's ids, whose text has a typical length."""
     if isinstance(request, ScoreRequest):
         sizes = [len(passage.positions) for passage in request.passages]

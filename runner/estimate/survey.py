@@ -18,7 +18,8 @@ from ..checks.row_limits import row_check
 from ..core import shard_layout
 from ..core.arrays import Ids
 from ..core.grammar_spec import GrammarSpec
-from ..core.requests import AnyRequest, BadRow, Failure, Generate, Prompt, Request, Row, ScoreRequest
+from ..core.outcomes import Failure
+from ..core.requests import AnyRequest, BadRow, Generate, Prompt, Request, Row, ScoreRequest
 from ..core.shard_layout import rounds_of
 from ..data.reader import read_rows
 from ..engine.setup import Setup

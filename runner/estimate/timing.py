@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
-from ..core.requests import AnyRequest, Failure, Generated, Request, Row, Sample
+from ..core.outcomes import Failure, Generated
+from ..core.requests import AnyRequest, Request, Row, Sample
 from ..data.reader import read_rows
 from ..engine.interface import EngineInterface
 from ..engine.progress import Progress

@@ -14,6 +14,7 @@ from ...configs.schema import ModelConfig
 from ...kernels import backend
 from ..core.errors import ModelError, first_line
 from ..core.units import size_as_text
+from ..pooling.spec import PoolingSpec
 from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, unread_weights
 from .config_compat import mlx_lm_settings
 
@@ -28,7 +29,8 @@ class LanguageModel:
     """A loaded model: ``network`` maps token ids [B, T] and caches to logits [B, T, vocabulary].
 
     substitutes: the functions of it that our kernels compute. quantized: whether matrices are held quantized. adapters: puts other
-    weights on it; None for an ``outline``.
+    weights on it; None for an ``outline``. pooling: what becomes of its hidden states, for a model whose ``network`` is a
+    ``PoolingNetwork``.
     """
 
     network: Any
@@ -39,6 +41,7 @@ class LanguageModel:
     substitutes: tuple[str, ...] = ()
     quantized: bool = False
     adapters: "Adapters | None" = None
+    pooling: PoolingSpec | None = None
 
 
 def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:

@@ -6,16 +6,26 @@ not need are dropped before anything is loaded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...configs.schema import ModelConfig
 from ..core.errors import OutOfRoom
 from ..core.units import size_as_text
 from ..layers.kernel_injection import restore
+from ..pooling.spec import PoolingSpec
 from .checkpoint import Checkpoint
-from .loader import LanguageModel, load_model, size
+from .loader import LanguageModel, load_model, outline, size
+from .pooling_loader import load_pooling_model, outline_pooling_model, pooling_size
 
-Key = tuple[str, str, str, bool, bool | None]
-ModelChoice = tuple[ModelConfig, Checkpoint]
+Key = tuple[str, str, str, bool, bool | None, PoolingSpec | None]
+
+
+class ModelChoice(NamedTuple):
+    """A model to load. pooling: what becomes of its hidden states; None for a model that gives logits of the next token."""
+
+    config: ModelConfig
+    checkpoint: Checkpoint
+    pooling: PoolingSpec | None = None
 
 
 @dataclass(slots=True)
@@ -29,16 +39,16 @@ class ModelPool:
 
         Raises OutOfRoom, before anything is loaded, where their files alone are larger; ModelError where one cannot be loaded.
         """
-        _refuse_too_large([checkpoint for _, checkpoint in wanted], memory)
+        _refuse_too_large([choice.checkpoint for choice in wanted], memory)
         left = memory_shares(wanted, memory)
         keys = [_key(each, dequantizes(each, room)) for each, room in zip(wanted, left, strict=True)]
         self._held = {key: model for key, model in self._held.items() if key in keys}
-        for key, (config, checkpoint), room in zip(keys, wanted, left, strict=True):
+        for key, choice, room in zip(keys, wanted, left, strict=True):
             if key not in self._held:
                 for other in self._held.values():
                     if other.adapters is not None:
                         other.adapters.note_anew()
-                self._held[key] = load_model(config, checkpoint, room)
+                self._held[key] = _load(choice, room)
             elif (adapters := self._held[key].adapters) is not None:
                 adapters.back()  # an earlier run may have put others on
         return [self._held[key] for key in keys]
@@ -57,22 +67,40 @@ def memory_shares(wanted: Sequence[ModelChoice], memory: int) -> list[int]:
     Follows from the checkpoints alone, not from what is loaded: whether a model is dequantized must not depend on that.
     """
     left: list[int] = []
-    for number, (config, checkpoint) in enumerate(wanted, start=1):
+    for number, choice in enumerate(wanted, start=1):
         left.append(memory)
         if number < len(wanted):
-            memory -= size(config, checkpoint, memory)[0]
+            memory -= _size(choice, memory)[0]
     return left
 
 
 def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
     """Returns whether loading a model into ``room`` bytes dequantizes its weights, which changes bits; None if none are quantized."""
-    config, checkpoint = wanted
-    return size(config, checkpoint, room)[1] if checkpoint.quantized else None
+    return _size(wanted, room)[1] if wanted.checkpoint.quantized else None
+
+
+def outlined(choice: ModelChoice, room: int) -> LanguageModel:
+    """Returns a model without its weights, see ``loader.outline``."""
+    if choice.pooling is None:
+        return outline(choice.config, choice.checkpoint, room)
+    return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
+
+
+def _load(choice: ModelChoice, room: int) -> LanguageModel:
+    if choice.pooling is None:
+        return load_model(choice.config, choice.checkpoint, room)
+    return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
+
+
+def _size(choice: ModelChoice, room: int) -> tuple[int, bool | None]:
+    if choice.pooling is None:
+        return size(choice.config, choice.checkpoint, room)
+    return pooling_size(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _key(wanted: ModelChoice, whole: bool | None) -> Key:
-    config, checkpoint = wanted
-    return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole
+    config, checkpoint, pooling = wanted
+    return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole, pooling
 
 
 def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:

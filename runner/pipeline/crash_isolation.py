@@ -6,7 +6,8 @@ other rows run together. Does not know how the groups were formed.
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ..core.requests import BadRow, Outcome, Row
+from ..core.outcomes import Outcome
+from ..core.requests import BadRow, Row
 from ..engine.interface import EngineInterface, one_window
 from .io_threads import IOThreads
 

@@ -8,7 +8,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.requests import Failure, Generated, Request, Row
+from ..core.outcomes import Failure, Generated
+from ..core.requests import Request, Row
 from .job import Grouping, Ratings
 
 RATED_AT_ONCE = 64  # groups: the model waits while more than these are not rated yet

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from queue import Empty, Full, Queue
 
-from ..core.requests import AnyRequest, BadRow, Outcome, Row
+from ..core.outcomes import Outcome
+from ..core.requests import AnyRequest, BadRow, Row
 from ..core.shard_layout import Layout
 from ..store.recovery import Recovered
 from .group_rating import RATED_AT_ONCE, PendingGroups

@@ -24,11 +24,14 @@ import pyarrow as pa
 
 from ...configs.schema import JobConfig
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import BadRow, Failure, Generated, Outcome, Request, Row
+from ..core.outcomes import Failure, Generated, Outcome
+from ..core.requests import BadRow, Request, Row
 from ..data.request_census import RequestCensus
 from ..data.type_inference import json_text
 from ..engine.interface import EngineInterface
 from ..engine.setup import Setup
+from ..models.checkpoint import Checkpoint
+from ..pooling.spec import PoolingSpec
 from ..text.tokenizer import Tokenizer
 
 
@@ -39,7 +42,8 @@ class Parts:
     columns: names of the input's columns. kept: type of the records' ``input`` struct, None where nothing is kept. context: the
     longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
     reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
-    model's ``model_type``. eos: the token ids that end a completion. census: what the requests of a Batch file ask for.
+    model's ``model_type``. eos: the token ids that end a completion. checkpoint: where the model lies. census: what the requests of
+    a Batch file ask for.
     """
 
     config: JobConfig
@@ -51,6 +55,7 @@ class Parts:
     vocabulary: int
     family: str
     eos: frozenset[int]
+    checkpoint: Checkpoint
     census: RequestCensus = field(default_factory=RequestCensus)
 
 
@@ -83,6 +88,11 @@ class Job(Protocol):
         ...
 
     @property
+    def pooling(self) -> PoolingSpec | None:
+        """What becomes of the model's hidden states; None for a job that reads logits of next tokens."""
+        ...
+
+    @property
     def samples(self) -> int | None:
         """The number of records a row has, None where each row says it."""
         ...
@@ -93,14 +103,14 @@ class Job(Protocol):
         ...
 
     def engine(self, setup: Setup, reference: Setup | None) -> EngineInterface:
-        """Returns the engine that runs the job's requests on a loaded model: ``Engine`` for completions, ``Scorer`` for scores.
+        """Returns the engine that runs the job's requests on a loaded model: ``Engine`` for completions, ``Scorer`` for scores, ``Pooler``.
 
         reference: the reference model that the config names; None without one. Rollouts get None: the session scores for them.
         """
         ...
 
     def requests(self, row: Row) -> list[Any]:
-        """Returns the requests of a row, as a rule one: all are ``Request``, or all are ``ScoreRequest``.
+        """Returns the requests of a row, as a rule one: all ``Request``, all ``ScoreRequest`` or all ``PoolRequest``.
 
         Each has ``row.position``, and the samples of all of them are 0 to n - 1. The same row must give the same requests in
         every session. Raises RowError(stage, message) where the row cannot be done; it goes to errors/ and the run goes on. Any
@@ -111,8 +121,8 @@ class Job(Protocol):
     def record(self, row: Row, request: Any, outcome: Outcome) -> dict[str, Any]:
         """Returns a finished outcome as a record: the columns of ``schema`` without ``row``, ``round`` and ``sample``.
 
-        The writer adds those. outcome: ``Generated`` or ``Scored``, never a failure. Arrays may be numpy's: token ids [N] int32,
-        logprobs [N] float32, natural-log units.
+        The writer adds those. outcome: ``Generated``, ``Scored`` or ``Pooled``, never a failure. Arrays may be numpy's: token ids
+        [N] int32, logprobs [N] float32, natural-log units.
         """
         ...
 

@@ -14,8 +14,8 @@ from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest
 from ..engine.setup import Setup
 from ..models.device_memory import memory_for
-from ..models.loader import LanguageModel, outline
-from ..models.model_pool import ModelChoice, ModelPool, memory_shares
+from ..models.loader import LanguageModel
+from ..models.model_pool import ModelChoice, ModelPool, memory_shares, outlined
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,6 +44,8 @@ class LoadedModels:
 
     def row_check(self) -> Callable[[AnyRequest], str | None]:
         """Returns the function that says why a request is too large to run even alone; see ``row_limits.row_check``."""
+        if self.model.pooling is not None:
+            return lambda request: None
         if self.reference is None or self.reference_model is None:
             return row_check(self.setup, self.model.checkpoint.config)
         return row_check(self.setup, self.model.checkpoint.config, (self.reference, self.reference_model.checkpoint.config))
@@ -66,5 +68,5 @@ def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: L
 
     Raises OutOfRoom where memory does not hold the weights, ModelError where a checkpoint cannot be read.
     """
-    outlines = [outline(*choice, room) for choice, room in zip(choices, memory_shares(choices, memory_for(batch)), strict=True)]
+    outlines = [outlined(choice, room) for choice, room in zip(choices, memory_shares(choices, memory_for(batch)), strict=True)]
     return list(zip(outlines, expected_setups(outlines, batch, wanted), strict=True))

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from ...configs.visible import visible
 from ..core.errors import DROP, DataError
-from ..core.requests import AnyRequest, Failure, Generated, Outcome, Request, Row
+from ..core.outcomes import Failure, Generated, Outcome
+from ..core.requests import AnyRequest, Request, Row
 from ..data.type_inference import json_text
 from .group_rating import RATED_AT_ONCE, PendingGroups
 from .job import Job, placed

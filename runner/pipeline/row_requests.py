@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.errors import RowError
-from ..core.requests import AnyRequest, BadRow, Failure, Request, Row
+from ..core.outcomes import Failure
+from ..core.requests import AnyRequest, BadRow, Request, Row
 from ..core.shard_layout import Layout
 from ..store.recovery import Recovered
 from ..store.shard_ledger import Ledger

@@ -66,7 +66,9 @@ class RunSpec:
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
-        parts = Parts(config, scanned.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos, scanned.census)
+        parts = Parts(
+            config, scanned.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos, checkpoint, scanned.census
+        )
         return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template)
 
     def identity(self, config: JobConfig) -> dict[str, Any]:
@@ -98,9 +100,9 @@ class RunSpec:
 
     def models(self, config: JobConfig) -> list[ModelChoice]:
         """Returns the models to load: the model, then the reference if there is one."""
-        choices = [(config.loaded, self.checkpoint)]
+        choices = [ModelChoice(config.loaded, self.checkpoint, self.job.pooling)]
         if config.reference is not None and self.reference is not None:
-            choices.append((config.reference, self.reference))
+            choices.append(ModelChoice(config.reference, self.reference))
         return choices
 
     def _dequantized(self, config: JobConfig) -> dict[str, bool]:

@@ -19,7 +19,8 @@ from ...configs.identity import free
 from ...configs.schema import JobConfig
 from ...kernels import backend
 from ..core.host_process import HostProcess, Orders
-from ..core.requests import BadRow, Outcome, Row
+from ..core.outcomes import Outcome
+from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, accept_stdin

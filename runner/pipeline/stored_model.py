@@ -19,6 +19,7 @@ from ..data.rescan import stored_data, without_stdin
 from ..engine.setup import Setup
 from ..models import checkpoint as checkpoints
 from ..models.checkpoint import Checkpoint
+from ..models.model_pool import ModelChoice
 from ..policies.policy_store import PolicyStore, put_policy_on
 from ..policies.recorded_policies import policies_in_records
 from ..runs.run_files import current_run
@@ -39,7 +40,7 @@ class RunModel:
 
     def load(self, batch: BatchConfig, wanted: LogprobOptions) -> LoadedModels:
         """Loads the run's model, to run with these ``batch`` settings. Raises as ``load_models``."""
-        return load_models([(self.config.model, self.checkpoint)], batch, wanted)
+        return load_models([ModelChoice(self.config.model, self.checkpoint)], batch, wanted)
 
     def input(self, kind: Kind) -> "StoredInput":
         """Finds the run's input. Raises RunDirError where it has fewer rows than the run, DataError where it is not there."""

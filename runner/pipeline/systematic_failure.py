@@ -9,7 +9,8 @@ from itertools import islice
 
 from ...configs.visible import visible
 from ..core.errors import DataError
-from ..core.requests import AnyRequest, BadRow, Failure, Row
+from ..core.outcomes import Failure
+from ..core.requests import AnyRequest, BadRow, Row
 from ..core.shard_layout import Layout
 from .job import Job
 from .row_requests import NOTHING_RECORDED, RecordedRows, RowRequests

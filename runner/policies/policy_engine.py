@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
-from ..core.requests import Failure, Generated, Outcome, Request
+from ..core.outcomes import Failure, Generated, Outcome
+from ..core.requests import Request
 from ..core.shard_layout import Layout
 from ..engine.engine import Engine
 from ..engine.interface import EngineInterface

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..core.requests import Failure
+from ..core.outcomes import Failure
 from ..core.shard_layout import Layout
 from .arrow_builder import record_batch
 from .part_file import errors_schema

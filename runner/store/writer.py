@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..core.requests import Failure
+from ..core.outcomes import Failure
 from ..core.shard_layout import Layout
 from ..files.disk_space import room_on
 from . import journal

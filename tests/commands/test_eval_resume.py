@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.core.requests import Failure, Outcome
+from mlx_bulk.runner.core.outcomes import Failure, Outcome
 from mlx_bulk.runner.engine.scorer import Scorer
 
 from ..jobs.support.eval_commands import TASKS, bulk, computed, eval_config, offline

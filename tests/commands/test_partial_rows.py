@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.runner.core.requests import Failure, Generated, Outcome
+from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
 from mlx_bulk.runner.pipeline.io_threads import IOThreads
 
 from ..jobs.support.bench import Bench, Record

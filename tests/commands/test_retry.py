@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from mlx_bulk.jobs.verify.verify import verify_exit_code
-from mlx_bulk.runner.core.requests import Failure, Generated, Outcome
+from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
 from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.pipeline.io_threads import IOThreads
 from mlx_bulk.runner.runs.audit import audit_run

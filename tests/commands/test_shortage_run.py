@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.checks import engine_setup
-from mlx_bulk.runner.core.requests import Failure, Outcome, Request
+from mlx_bulk.runner.core.outcomes import Failure, Outcome
+from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine import engine
 from mlx_bulk.runner.engine.prefill import Prefilled, prefill
 from mlx_bulk.runner.engine.setup import Setup

@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.checks import engine_setup
-from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.systematic_failure import systematic_failure
 

@@ -152,10 +152,14 @@ def test_all_problems_are_shown_at_once_with_their_sources(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("job", "overrides", "line"),
     [
-        ("scores", [], 'job.yaml: job: found "scores"; expected generate, score, rollout or sweep; did you mean score?'),
-        ("[score]", [], 'job.yaml: job: found ["score"]; expected generate, score, rollout or sweep'),
-        ("null", [], "job.yaml: job: found null; expected generate, score, rollout or sweep"),
-        ("score", ["job=sweeps"], '--set job=sweeps: job: found "sweeps"; expected generate, score, rollout or sweep; did you mean sweep?'),
+        ("scores", [], 'job.yaml: job: found "scores"; expected generate, score, rollout, embed, classify or sweep; did you mean score?'),
+        ("[score]", [], 'job.yaml: job: found ["score"]; expected generate, score, rollout, embed, classify or sweep'),
+        ("null", [], "job.yaml: job: found null; expected generate, score, rollout, embed, classify or sweep"),
+        (
+            "score",
+            ["job=sweeps"],
+            '--set job=sweeps: job: found "sweeps"; expected generate, score, rollout, embed, classify or sweep; did you mean sweep?',
+        ),
     ],
 )
 def test_a_wrong_job_is_told_alone(tmp_path: Path, job: str, overrides: list[str], line: str) -> None:
@@ -180,7 +184,9 @@ def test_a_key_of_another_job_is_named_as_such(tmp_path: Path, text: str, line: 
 
 
 def test_the_job_is_required(tmp_path: Path) -> None:
-    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == ["job.yaml: job: missing; expected generate, score, rollout or sweep"]
+    assert lines(tmp_path, LEAST.replace("job: generate\n", "")) == [
+        "job.yaml: job: missing; expected generate, score, rollout, embed, classify or sweep"
+    ]
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:

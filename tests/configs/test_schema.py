@@ -168,6 +168,8 @@ LEAST: dict[str, dict[str, Any]] = {
     "score": {"model": {"path": "demo"}, "data": {"path": "x"}, "score": {"text": "x"}, "output": {"path": "out"}},
     "eval": {"model": {"path": "demo"}, "tasks": ["x"], "output": {"path": "out"}},
     "rollout": {"model": {"path": "demo"}, "data": {"path": "x"}, "prompt": {"text": "x"}, "rounds": 2, "output": {"path": "out"}},
+    "embed": {"model": {"path": "demo"}, "data": {"path": "x"}, "prompt": {"text": "x"}, "output": {"path": "out"}},
+    "classify": {"model": {"path": "demo"}, "data": {"path": "x"}, "prompt": {"text": "x"}, "output": {"path": "out"}},
     "sweep": {"base": {"job": "score"}, "matrix": {"data.limit": [1, 2]}, "output": {"path": "out"}},
 }
 

@@ -196,10 +196,10 @@ def test_cells_do_not_depend_on_the_order_or_type_of_keys() -> None:
         ),
         (
             {"base": {**BASE, "job": "scroe"}},
-            'sweep.yaml: base.job: found "scroe"; expected generate, score or rollout; did you mean score?',
+            'sweep.yaml: base.job: found "scroe"; expected generate, score, rollout, embed or classify; did you mean score?',
         ),
-        ({"base": {**BASE, "job": "sweep"}}, 'sweep.yaml: base.job: found "sweep"; expected generate, score or rollout'),
-        ({"base": {}}, "sweep.yaml: base.job: missing; expected generate, score or rollout"),
+        ({"base": {**BASE, "job": "sweep"}}, 'sweep.yaml: base.job: found "sweep"; expected generate, score, rollout, embed or classify'),
+        ({"base": {}}, "sweep.yaml: base.job: missing; expected generate, score, rollout, embed or classify"),
         ({"base": 5}, "sweep.yaml: base: found 5; expected a job's settings, or the path of a config file"),
         ({"base": "gone.yaml"}, "gone.yaml: no such file; expected a job config ("),
         ({"base": "${GONE}/x"}, 'sweep.yaml: base: found "${GONE}/x"; the environment variable GONE is not set; set it, or write the path'),

@@ -10,7 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_bulk.runner.core.requests import Generated, Request, Sampling, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from numpy.typing import NDArray

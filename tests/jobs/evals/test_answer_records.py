@@ -9,7 +9,7 @@ import pytest
 from mlx_bulk.configs.errors import BulkError
 from mlx_bulk.jobs.evals.answer_records import SCHEMA, answer_failure, answer_record, kept_answers
 from mlx_bulk.jobs.evals.request_list import EvalRequest
-from mlx_bulk.runner.core.requests import Failure, Scored
+from mlx_bulk.runner.core.outcomes import Failure, Scored
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.writer import Writer

@@ -16,6 +16,7 @@ from mlx_bulk.jobs.verify.rescore import rescore_run
 from mlx_bulk.runner.answers.thinking_guide import ThinkingGuidance
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.requests import Row
+from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.pipeline.job import Parts
 from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -35,7 +36,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def parts(tokenizer: Tokenizer, config: GenerateConfig) -> Parts:
     own = Tokenizer(tokenizer.hf, tokenizer.chat_template, config.prompt.chat_template_args)
-    return Parts(config, ["q", "tools"], None, own, 1024, None, WIDTH, "llama", frozenset([EOS]))
+    return Parts(config, ["q", "tools"], None, own, 1024, None, WIDTH, "llama", frozenset([EOS]), Checkpoint(Path("model"), None, {}))
 
 
 def job(tokenizer: Tokenizer, **sections: Any) -> GenerateJob:

@@ -129,7 +129,7 @@ def test_a_row_that_cannot_be_done_is_an_error_once_a_round(bench: Bench):
 
 
 def test_one_sample_that_fails_takes_its_group_with_it(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    from mlx_bulk.runner.core.requests import Failure
+    from mlx_bulk.runner.core.outcomes import Failure
     from mlx_bulk.runner.engine import engine as engines
 
     real = engines.Engine._ended  # pyright: ignore[reportPrivateUsage]

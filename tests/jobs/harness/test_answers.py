@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlx_bulk.runner.core.requests import Outcome
+from mlx_bulk.runner.core.outcomes import Outcome
 
 pytestmark = pytest.mark.oracle
 

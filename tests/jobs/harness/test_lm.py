@@ -10,7 +10,8 @@ import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Scored
+from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 
 from ...checkpoints import VOCABULARY, loaded

@@ -18,6 +18,7 @@ from mlx_bulk.jobs.report.charts import Chart
 from mlx_bulk.jobs.report.page import render_page
 from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.files.file_stamp import sha256
+from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.pipeline.job import Job, Parts
 from mlx_bulk.runner.store.paths import RunPaths
 
@@ -35,6 +36,7 @@ JOBS: dict[str, Record] = {
     "generate": {"job": "generate", "prompt": {"text": "{{ q }}"}, "logprobs": {**TOKENS, "prompt": True}},
     "rollout": {"job": "rollout", "prompt": {"text": "{{ q }}"}, "rewards": [{"fn": "length"}, {"fn": "length", "name": "twice"}]},
 }
+MODEL = Checkpoint(Path("model"), None, {})
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 LOGPROBS = st.one_of(st.floats(-40, 0, width=32), st.sampled_from([float("-inf"), 0.0]))
 SUMS = st.one_of(st.floats(-1e6, 0), st.just(float("-inf")))
@@ -64,7 +66,7 @@ def job_of(name: str) -> tuple[JobConfig, Job]:
     sections = {"model": {"path": "demo"}, "data": {"path": "rows.jsonl"}, "output": {"path": "run"}}
     config = ROW_JOBS[JOBS[name]["job"]].model_validate(sections | JOBS[name])
     kept = pa.struct([("q", pa.string())])
-    return config, KINDS[config.job](Parts(config, ["q"], kept, demo(), 512, 512, demo().size, "llama", demo().eos))
+    return config, KINDS[config.job](Parts(config, ["q"], kept, demo(), 512, 512, demo().size, "llama", demo().eos, MODEL))
 
 
 @st.composite

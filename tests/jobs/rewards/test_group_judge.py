@@ -9,7 +9,8 @@ from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.group_judge import GroupJudge
 from mlx_bulk.jobs.rewards.pool import RewardPool
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.runner.core.requests import Generate, Generated, Prompt, Request, Row, Sample, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.text.prompt_templates import Chat, Rendered, Text
 
 from ..support.reward_ratings import named, written

@@ -16,7 +16,7 @@ from mlx_bulk.jobs.statistics.rollout_stats import rollout_statistics
 from mlx_bulk.jobs.statistics.rollout_sums import pass_at_k
 from mlx_bulk.jobs.statistics.rollout_table import rollout_closing
 from mlx_bulk.runner.core.errors import DROP
-from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store.writer import Writer

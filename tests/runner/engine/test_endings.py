@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Failure, Generated, Sampling
+from mlx_bulk.runner.core.outcomes import Failure, Generated
+from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.engine.engine import Engine
 
 from ..support.tiny import Chain, random_chain

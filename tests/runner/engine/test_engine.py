@@ -5,7 +5,8 @@ import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.sampling import draw as sampling_kernel
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generated, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Sampling
 
 from ..support.naive_truth import assert_decode_is_echo, assert_echo_is_naive, assert_greedy_as_alone, assert_same, log_probabilities
 from ..support.tiny import CONFIGS, EXACT, LENGTHS, PADDED, VOCABULARY, WINDOW, Chain, build, prompts_of

@@ -13,7 +13,8 @@ from mlx_bulk.kernels.sampling.grammar_mask import Allowed, must_end
 from mlx_bulk.runner.core.grammar_spec import GrammarSpec
 from mlx_bulk.runner.core.guide import Guidance
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Failure, Generate, Generated, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Failure, Generated
+from mlx_bulk.runner.core.requests import Generate, Request, Sampling
 from mlx_bulk.runner.engine.engine import Engine
 from numpy.typing import NDArray
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.errors import OutOfRoom
-from mlx_bulk.runner.core.requests import Failure, Generated, Outcome, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
+from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.oom_backoff import GIVEN_UP, LEAST_TOKENS, MemoryBackoff

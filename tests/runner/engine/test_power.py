@@ -10,7 +10,7 @@ from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.kernels.sampling.draw import Drawn, draw
 from mlx_bulk.kernels.sampling.parameters import Parameters
-from mlx_bulk.runner.core.requests import Generated
+from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.engine import engine
 from mlx_bulk.runner.layers import logit_scores
 from mlx_bulk.runner.layers.kv_cache import make_caches

@@ -14,7 +14,8 @@ from mlx_bulk.kernels import native
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generated, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine import prefix_disk_cache as keeping
 from mlx_bulk.runner.engine.prefill import compute_prefix
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, ComputedPrefix, PrefixCache

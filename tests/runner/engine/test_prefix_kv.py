@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generated, Outcome, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Generated, Outcome
+from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.engine import prefill as prefilling
 from mlx_bulk.runner.engine import prefix_kv as keeping

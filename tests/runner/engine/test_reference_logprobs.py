@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mlx_bulk.runner.core.requests import Failure, Generated, Outcome, Request
+from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
+from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine.reference_logprobs import Finished, Reference
 
 from ...adapters import write_adapter

@@ -6,7 +6,8 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.runner.core.requests import Generated, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Request, Sampling
 from numpy.typing import NDArray
 
 from ...oracle import distribution, edited

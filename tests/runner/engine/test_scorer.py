@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Scored
+from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 
 from ..support.naive_truth import assert_scores_are_naive, log_probabilities

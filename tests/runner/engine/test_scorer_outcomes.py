@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Failure, Scored, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Failure, Scored
+from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.layers.lm_head import Head
 

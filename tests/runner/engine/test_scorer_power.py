@@ -6,7 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
-from mlx_bulk.runner.core.requests import Passage, Scored, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Scored
+from mlx_bulk.runner.core.requests import Passage, ScoreRequest
 from mlx_bulk.runner.engine import scorer as scorers
 from mlx_bulk.runner.engine.scorer import Scorer
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.errors import OutOfRoom
-from mlx_bulk.runner.core.requests import Failure, Outcome, Scored, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Failure, Outcome, Scored
+from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.engine.oom_backoff import LEAST_TOKENS
 from mlx_bulk.runner.engine.scorer import Scorer
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from jsonschema.validators import Draft202012Validator, validator_for
-from mlx_bulk.runner.core.requests import Generated, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Sampling
 
 from ...checkpoints import VOCABULARY
 from ..support.guided import ENDS, demo_grammars, schema

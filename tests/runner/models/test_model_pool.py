@@ -23,7 +23,7 @@ on_cpu = pytest.mark.skipif(backend.device_name() != "cpu", reason="quantized we
 
 def wanted(folder: Path, dtype: str = "auto") -> ModelChoice:
     config = ModelConfig.model_validate({"path": str(folder), "dtype": dtype})
-    return config, find_checkpoint(config)
+    return ModelChoice(config, find_checkpoint(config))
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def test_the_next_run_finds_on_the_model_what_it_was_loaded_with(pair: tuple[Pat
         [write_adapter(tmp_path / name, base.network, seed=i) for i, name in enumerate(("first", "later"))],
     )
     config = ModelConfig(path=str(pair[0]), adapter=None if first is None else str(folders[0]))
-    [model] = models.get([(config, find_checkpoint(config))], PLENTY)
+    [model] = models.get([ModelChoice(config, find_checkpoint(config))], PLENTY)
     began = logprobs(model.network)
     assert np.array_equal(began, bare) == (first is None)
     assert model.adapters is not None
     model.adapters.put_on(folders[1])
     assert np.abs(logprobs(model.network) - began).max() > 0.1
-    assert models.get([(config, find_checkpoint(config))], PLENTY) == [model]
+    assert models.get([ModelChoice(config, find_checkpoint(config))], PLENTY) == [model]
     np.testing.assert_array_equal(logprobs(model.network), began)
 
 
@@ -85,7 +85,7 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
     config = ModelConfig(path=str(pair[0]), adapter=str(write_adapter(tmp_path / "first", base_of(pair[0]), kind)))
     models = ModelPool()
     kernel_injection.restore(base_of(pair[0]))  # as in a new process
-    [model] = models.get([(config, find_checkpoint(config))], PLENTY)
+    [model] = models.get([ModelChoice(config, find_checkpoint(config))], PLENTY)
     assert model.adapters is not None
     with model.adapters.off():
         np.testing.assert_allclose(logprobs(model.network), logprobs(base_of(pair[0])), rtol=0, atol=1e-4)
@@ -93,7 +93,7 @@ def test_the_base_is_found_again_beside_a_second_model_of_the_same_file(
     with monkeypatch.context() as patched:
         if not fits:
             patched.setattr(kernel_injection, "_disagreement", lambda truth, found: "logits move")
-        [_, second] = models.get([(config, find_checkpoint(config)), wanted(pair[1])], PLENTY)
+        [_, second] = models.get([ModelChoice(config, find_checkpoint(config)), wanted(pair[1])], PLENTY)
     assert fits or second.substitutes == ()
     with model.adapters.off():
         np.testing.assert_allclose(logprobs(model.network), logprobs(base_of(pair[0])), rtol=0, atol=1e-4)
@@ -116,8 +116,8 @@ def test_two_models_that_memory_cannot_hold_are_refused_with_their_sizes(pair: t
 def test_dequantization_follows_from_total_memory(tmp_path: Path) -> None:
     """A model that another run of the process dequantized is not what this one would have loaded."""
     folder = write_quantized(tmp_path / "quantized")
-    whole_bytes, whole = size(*wanted(folder), PLENTY)
-    packed_bytes, packed = size(*wanted(folder), whole_bytes - 1)
+    whole_bytes, whole = size(*wanted(folder)[:2], PLENTY)
+    packed_bytes, packed = size(*wanted(folder)[:2], whole_bytes - 1)
     assert (whole, packed, whole_bytes > 2 * packed_bytes) == (True, False, True)
     models = ModelPool()
     [first] = models.get([wanted(folder)], whole_bytes)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.core.requests import BadRow, Generated, Row, Sample
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import BadRow, Row, Sample
 from mlx_bulk.runner.engine.interface import FixedWeights
 from mlx_bulk.runner.engine.progress import Progress
 from mlx_bulk.runner.pipeline.crash_isolation import isolated_outcomes, suspect_rows

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.core.requests import Failure, Row
+from mlx_bulk.runner.core.outcomes import Failure
+from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.errors import DataError
-from mlx_bulk.runner.core.requests import BadRow, Failure, Row, Sample
+from mlx_bulk.runner.core.outcomes import Failure
+from mlx_bulk.runner.core.requests import BadRow, Row, Sample
 from mlx_bulk.runner.core.shard_layout import WINDOW_ROWS
 
 from ..support.made_up_jobs import Written, drive, outcome, rows_of, threads_of

@@ -2,7 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.runner.core.requests import BadRow, Failure, Request, Row
+from mlx_bulk.runner.core.outcomes import Failure
+from mlx_bulk.runner.core.requests import BadRow, Request, Row
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.pipeline.row_requests import Admit, RecordedRows, RowRequests
 from mlx_bulk.runner.store.shard_ledger import Ledger

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from mlx_bulk.runner.core.errors import DROP
-from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.store import journal, writer

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generated, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Sampling
 from mlx_bulk.runner.scheduler.limits import Load
 from mlx_bulk.runner.scheduler.request_queue import longest_first, next_group
 

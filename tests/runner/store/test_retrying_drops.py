@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.runner.core.errors import DROP
-from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.failures import dropped_groups
 from mlx_bulk.runner.runs.run_dir import RunDir

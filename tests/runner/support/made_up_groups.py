@@ -10,7 +10,8 @@ import pyarrow as pa
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Failure, Generate, Generated, Prompt, Request, Row, Sample, Sampling
+from mlx_bulk.runner.core.outcomes import Failure, Generated
+from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from mlx_bulk.runner.pipeline.job import Ratings

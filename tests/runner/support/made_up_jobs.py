@@ -9,7 +9,8 @@ import pyarrow as pa
 from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.errors import RowError
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Failure, Generate, Generated, Outcome, Prompt, Request, Row, Sample, Sampling
+from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome
+from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Generate, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.engine.interface import EngineInterface
 from mlx_bulk.runner.engine.setup import Setup
@@ -21,7 +22,7 @@ from mlx_bulk.runner.store.shard_ledger import Ledger
 class OneColumn:
     """A job whose rows say how many samples they want; a negative number fails the row."""
 
-    wanted, samples, grouping = LogprobOptions(), None, None
+    wanted, samples, grouping, pooling = LogprobOptions(), None, None, None
     schema = pa.schema([("row", pa.int64()), ("sample", pa.int32())])
 
     def requests(self, row: Row) -> list[Request]:

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.runner.core.requests import (
-    Generated,
-    Scored,
-    ScoreRequest,
-)
+from mlx_bulk.runner.core.outcomes import Generated, Scored
+from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_lm.generate import generate_step
 from numpy.typing import NDArray
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import Generated, Request, Sampling
+from mlx_bulk.runner.core.outcomes import Generated
+from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine.reference_logprobs import Reference
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.policies.policy_engine import PolicyEngine, full_weights_fit

@@ -5,7 +5,8 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_bulk.runner.core.requests import Scored, ScoreRequest
+from mlx_bulk.runner.core.outcomes import Scored
+from mlx_bulk.runner.core.requests import ScoreRequest
 from mlx_bulk.runner.engine.setup import Setup
 
 from .tiny import EXACT, LENGTHS, Network, build, prompts_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from mlx_bulk.runner.core.requests import Failure
+from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.runs.run_dir import RunDir

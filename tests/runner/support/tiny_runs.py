@@ -7,19 +7,8 @@ from typing import Any
 import numpy as np
 from mlx import nn
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
-from mlx_bulk.runner.core.requests import (
-    Failure,
-    Generate,
-    Generated,
-    Outcome,
-    Passage,
-    Prompt,
-    Request,
-    Sample,
-    Sampling,
-    Scored,
-    ScoreRequest,
-)
+from mlx_bulk.runner.core.outcomes import Failure, Generated, Outcome, Scored
+from mlx_bulk.runner.core.requests import Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import BatchFeatures, Setup

@@ -1,0 +1,4 @@
+"""The kind ``embed``: a row's text to a vector.
+
+Public: embed.
+"""
