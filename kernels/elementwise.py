@@ -1,4 +1,4 @@
-"""The cheap functions between a layer's matrix products: RMS norm, and the activations swiglu, silu and gelu's tanh form.
+"""The cheap functions between a layer's matrix products: RMS and layer norm, and the activations swiglu, silu, gelu, its tanh form, geglu.
 
 Each has its specification in mx's ops and a CPU version by the library. Knows no models.
 """
@@ -29,6 +29,28 @@ def rms_norm_on_cpu(x: mx.array, weight: mx.array, eps: float) -> mx.array:
     return out
 
 
+def reference_layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    """Returns (x - mean) / sqrt(variance + eps) · weight + bias over [..., D]; weight and bias are [D] or None (Ba et al. 2016)."""
+    apart = x - x.mean(axis=-1, keepdims=True)
+    normed = apart * mx.rsqrt((apart * apart).mean(axis=-1, keepdims=True) + eps)
+    normed = normed if weight is None else normed * weight
+    return normed if bias is None else normed + bias
+
+
+def suits_layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None) -> bool:
+    """Returns True when the library serves a norm: float32 on the CPU, and weight and bias of the last axis."""
+    given = [array for array in (weight, bias) if array is not None]
+    return x.ndim > 0 and all(array.shape == (x.shape[-1],) for array in given) and native.suits(x, *given)
+
+
+def layer_norm_on_cpu(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    """Computes ``reference_layer_norm`` now, by the library: the mean first, then the distances from it, as exact as two passes are."""
+    x, out = native.dense(x), native.empty(x.shape)
+    weight, bias = (None if array is None else native.dense(array) for array in (weight, bias))
+    native.library().layer_norm(x, native.maybe(weight), native.maybe(bias), out, eps)
+    return out
+
+
 def reference_swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """Returns silu(gate) · x, elementwise over [..., D]."""
     return nn.silu(gate) * x
@@ -42,6 +64,16 @@ def reference_silu(x: mx.array) -> mx.array:
 def reference_gelu_approx(x: mx.array) -> mx.array:
     """Returns x · (1 + tanh(sqrt(2 / pi) · (x + 0.044715 x³))) / 2."""
     return nn.gelu_approx(x)
+
+
+def reference_gelu(x: mx.array) -> mx.array:
+    """Returns x · (1 + erf(x / sqrt(2))) / 2: x times the normal distribution's share below x (Hendrycks and Gimpel 2016)."""
+    return nn.gelu(x)
+
+
+def reference_geglu(gate: mx.array, x: mx.array) -> mx.array:
+    """Returns gelu(gate) · x, elementwise over [..., D] (Shazeer 2020)."""
+    return nn.gelu(gate) * x
 
 
 def swiglu_on_cpu(gate: mx.array, x: mx.array) -> mx.array:
@@ -62,4 +94,21 @@ def gelu_approx_on_cpu(x: mx.array) -> mx.array:
     """Computes ``reference_gelu_approx`` now, by the library, as (1 + tanh(z)) / 2 = sigmoid(2z)."""
     x, out = native.dense(x), native.empty(x.shape)
     native.library().gelu_approx(x, out, GELU_SLOPE, GELU_CUBE)
+    return out
+
+
+def gelu_on_cpu(x: mx.array) -> mx.array:
+    """Computes ``reference_gelu`` now, by the library, to 2.5e-7 of the value where x >= 0 and to 5e-7 · (1 + |x|) of it where x >= -6.
+
+    Rounding such an x to float32 moves the value by as much. Below -6 the value is 0 to 1e-13.
+    """
+    x, out = native.dense(x), native.empty(x.shape)
+    native.library().gelu(x, out)
+    return out
+
+
+def geglu_on_cpu(gate: mx.array, x: mx.array) -> mx.array:
+    """Computes ``reference_geglu`` now, by the library."""
+    gate, x, out = native.dense(gate), native.dense(x), native.empty(x.shape)
+    native.library().geglu(gate, x, out)
     return out

@@ -184,6 +184,40 @@ int gelu_approx(PyObject* x, PyObject* out, float slope, float cube) try {
   return -2;
 }
 
+// x, out [...]: x times the normal distribution's share below x
+int gelu(PyObject* x, PyObject* out) try {
+  Arrays arrays({x, out});
+  if (!arrays.held) return -1;
+  each(arrays.elements(0), arrays.data(0), arrays.data(0), arrays.data(1), [](V y, V) { return gelu_of(y); });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// gate, x, out [...]: gelu(gate) * x
+int geglu(PyObject* gate, PyObject* x, PyObject* out) try {
+  Arrays arrays({gate, x, out});
+  if (!arrays.held) return -1;
+  each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2), geglu_of);
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x, out [..., D], weight, bias [D] or null: (x - mean) / sqrt(variance + eps) * weight + bias
+int layer_norm(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, float eps) try {
+  Arrays arrays({x, out, weight, bias});
+  if (!arrays.held) return -1;
+  long d = arrays.last(0), n = arrays.elements(0) / d, some = std::max(1l, 16384 / d);
+  pool.run((n + some - 1) / some, [&](long part) {
+    for (long row = part * some; row < std::min(n, (part + 1) * some); row++)
+      layer_norm_row(arrays.data(0) + row * d, arrays.data(2), arrays.data(3), d, eps, arrays.data(1) + row * d);
+  });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
 // x, out [..., D], weight [D]: x / sqrt(mean(x^2) + eps) * weight
 int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
   Arrays arrays({x, weight, out});

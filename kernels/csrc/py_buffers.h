@@ -63,6 +63,7 @@ class Arrays {
   template <typename T = float>
   T* data(int i) const { return (T*)of[i].buf; }
   long size(int i, int axis) const { return of[i].shape[axis]; }
+  long last(int i) const { return of[i].shape[of[i].ndim - 1]; }
   long stride(int i, int axis) const { return of[i].strides[axis] / of[i].itemsize; }
   long elements(int i) const { return of[i].len / of[i].itemsize; }
 
