@@ -11,8 +11,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
+
+from .encoder_tokenizers import byte_pairs, word_pieces
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -61,7 +62,45 @@ MODERNBERT: dict[str, Any] = SIZES | {
     "eos_token_id": 3,
     "pad_token_id": 0,
 }
-WORDS = "the a of to and in is you how many what apples cats dogs has have had buys each day two three price cost total more less good bad"
+DISTILBERT: dict[str, Any] = {
+    "model_type": "distilbert",
+    "vocab_size": 320,
+    "dim": 32,
+    "n_layers": 2,
+    "n_heads": 4,
+    "hidden_dim": 48,
+    "activation": "gelu",
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+}
+MPNET: dict[str, Any] = SIZES | {
+    "model_type": "mpnet",
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "max_position_embeddings": 130,
+    "relative_attention_num_buckets": 32,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
+# As on the hub today: transformers' names of sizes beside settings of the hub's own code.
+NOMIC: dict[str, Any] = SIZES | {
+    "model_type": "nomic_bert",
+    "hidden_act": "silu",
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    "n_positions": 128,
+    "max_trained_positions": 64,
+    "activation_function": "swiglu",
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "pad_token_id": 0,
+}
 
 
 def tiny_bert(folder: Path, labels: int | None = None, **config: Any) -> Path:
@@ -93,7 +132,39 @@ def tiny_modernbert(folder: Path, labels: int | None = None, **config: Any) -> P
     return _write(folder, merged, modernbert_shapes(merged), "model.", head, labels, tokenizer)
 
 
-TINY_ENCODERS: dict[str, Callable[..., Path]] = {"bert": tiny_bert, "roberta": tiny_roberta, "modernbert": tiny_modernbert}
+def tiny_distilbert(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes a DistilBERT with BERT's tokenizer."""
+    merged = DISTILBERT | config
+    width = merged["dim"]
+    head = linear({"pre_classifier": (width, width), "classifier": (labels or 0, width)})
+    return _write(folder, merged, distilbert_shapes(merged), "distilbert.", head, labels, word_pieces())
+
+
+def tiny_mpnet(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes an MPNet with a WordPiece tokenizer and RoBERTa's brackets: <s> a </s></s> b </s>, no types."""
+    merged = MPNET | config
+    width = merged["hidden_size"]
+    body = mpnet_shapes(merged) | ({} if labels else linear({"pooler.dense": (width, width)}))
+    head = linear({"classifier.dense": (width, width), "classifier.out_proj": (labels or 0, width)})
+    return _write(folder, merged, body, "mpnet.", head, labels, word_pieces(roberta=True))
+
+
+def tiny_nomic(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes a Nomic BERT under the names of the hub's own code, with BERT's tokenizer. It has no pooler unless it classifies."""
+    merged = NOMIC | config
+    width = merged["hidden_size"]
+    body = nomic_shapes(merged) | (linear({"pooler.dense": (width, width)}) if labels else {})
+    return _write(folder, merged, body, "nomic_bert.", linear({"classifier": (labels or 0, width)}), labels, word_pieces())
+
+
+TINY_ENCODERS: dict[str, Callable[..., Path]] = {
+    "bert": tiny_bert,
+    "roberta": tiny_roberta,
+    "modernbert": tiny_modernbert,
+    "mpnet": tiny_mpnet,
+    "distilbert": tiny_distilbert,
+    "nomic_bert": tiny_nomic,
+}
 
 
 def linear(layers: dict[str, tuple[int, int]], bias: bool = True) -> Shapes:
@@ -137,6 +208,57 @@ def modernbert_shapes(config: dict[str, Any]) -> Shapes:
     return shapes
 
 
+def distilbert_shapes(config: dict[str, Any]) -> Shapes:
+    """Weights of a DistilBERT body, by transformers' names."""
+    width, inner = config["dim"], config["hidden_dim"]
+    shapes: Shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+        **norms(["embeddings.LayerNorm"], width),
+    }
+    for i in range(config["n_layers"]):
+        layer = f"transformer.layer.{i}."
+        square = [f"{layer}attention.{name}_lin" for name in ("q", "k", "v", "out")]
+        shapes |= linear(dict.fromkeys(square, (width, width)))
+        shapes |= linear({f"{layer}ffn.lin1": (inner, width), f"{layer}ffn.lin2": (width, inner)})
+        shapes |= norms([f"{layer}sa_layer_norm", f"{layer}output_layer_norm"], width)
+    return shapes
+
+
+def mpnet_shapes(config: dict[str, Any]) -> Shapes:
+    """Weights of an MPNet body, by transformers' names."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], width),
+        **norms(["embeddings.LayerNorm"], width),
+        "encoder.relative_attention_bias.weight": (32, config["num_attention_heads"]),
+    }
+    for i in range(config["num_hidden_layers"]):
+        layer = f"encoder.layer.{i}."
+        shapes |= linear({f"{layer}attention.attn.{name}": (width, width) for name in "qkvo"})
+        shapes |= linear({f"{layer}intermediate.dense": (inner, width), f"{layer}output.dense": (width, inner)})
+        shapes |= norms([f"{layer}attention.LayerNorm", f"{layer}output.LayerNorm"], width)
+    return shapes
+
+
+def nomic_shapes(config: dict[str, Any]) -> Shapes:
+    """Weights of a Nomic BERT body, by the names of the hub's own code."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], width),
+        "embeddings.token_type_embeddings.weight": (config["type_vocab_size"], width),
+        **norms(["emb_ln"], width),
+    }
+    for i in range(config["num_hidden_layers"]):
+        layer = f"encoder.layers.{i}."
+        shapes |= linear({f"{layer}attn.Wqkv": (3 * width, width), f"{layer}attn.out_proj": (width, width)}, bias=False)
+        shapes |= linear({f"{layer}mlp.{name}": (inner, width) for name in ("fc11", "fc12")}, bias=False)
+        shapes |= linear({f"{layer}mlp.fc2": (width, inner)}, bias=False)
+        shapes |= norms([f"{layer}norm1", f"{layer}norm2"], width)
+    return shapes
+
+
 def spread_weights(shapes: Shapes, seed: int = 0) -> dict[str, mx.array]:
     """Random weights: products keep the size of numbers and a half more, norms differ from 1 and 0 by a third."""
     rng = np.random.default_rng(seed)
@@ -151,37 +273,17 @@ def spread_weights(shapes: Shapes, seed: int = 0) -> dict[str, mx.array]:
     return weights
 
 
-def word_pieces() -> Backend:
-    """A WordPiece tokenizer of lower-case words, as BERT's: unknown words fall into letters."""
-    signs = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *signs, *(f"##{sign}" for sign in signs if sign.isalnum()), *WORDS.split()]
-    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
-    backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    return _finished(backend, pieces[:5], "[CLS]:0 $A:0 [SEP]:0", "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1")
-
-
-def byte_pairs(special: tuple[str, ...], single: str, pair: str) -> Backend:
-    """A byte-level BPE tokenizer, as RoBERTa's and ModernBERT's. ``special`` tokens have the first ids."""
-    pieces = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġt", "Ġth", "Ġthe", "Ġa", "an", "in"]
-    merges = [("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e"), ("Ġ", "a"), ("a", "n"), ("i", "n")]
-    backend = Backend(models.BPE({piece: i for i, piece in enumerate(pieces)}, merges))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return _finished(backend, list(special), single, pair)
-
-
-def _finished(backend: Backend, special: list[str], single: str, pair: str) -> Backend:
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    named = [(token, backend.token_to_id(token)) for token in special]
-    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=named)
-    return backend
-
-
-# model_type -> the prefix of transformers' classes.
-FAMILIES = {"bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert", "modernbert": "ModernBert"}
+# model_type -> how transformers' classes begin.
+FAMILIES = {
+    "bert": "Bert",
+    "camembert": "Camembert",
+    "distilbert": "DistilBert",
+    "modernbert": "ModernBert",
+    "mpnet": "MPNet",
+    "nomic_bert": "NomicBert",
+    "roberta": "Roberta",
+    "xlm-roberta": "XLMRoberta",
+}
 
 
 def _write(folder: Path, config: dict[str, Any], body: Shapes, prefix: str, head: Shapes, labels: int | None, tokenizer: Backend) -> Path:

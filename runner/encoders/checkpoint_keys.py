@@ -24,18 +24,22 @@ OLD_ENDS = {"gamma": "weight", "beta": "bias"}
 class CheckpointKeys:
     """How a family of checkpoints names its weights.
 
-    prefixes: of the body's names, where it stands beside a head. layers: what stands before a block's number. names: modules
-    outside of the blocks, block_names: modules in a block, each -> ours. Names that are in neither stay as they are.
+    prefixes: of the body's names, where it stands beside a head. layers: what stands before a block's number, in one writing or in
+    several. names: modules outside of the blocks, block_names: modules in a block, each -> ours. Names that are in neither stay as
+    they are.
     """
 
     prefixes: tuple[str, ...]
-    layers: str
+    layers: str | tuple[str, ...]
     names: dict[str, str]
     block_names: dict[str, str]
     _roots: frozenset[str] = field(init=False)
+    _block: re.Pattern[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_roots", frozenset(name.split(".")[0] for name in (*self.names, self.layers)))
+        layers = (self.layers,) if isinstance(self.layers, str) else self.layers
+        object.__setattr__(self, "_roots", frozenset(name.split(".")[0] for name in (*self.names, *layers)))
+        object.__setattr__(self, "_block", re.compile(rf"(?:{'|'.join(map(re.escape, layers))})\.(\d+)\.(.*)"))
 
     def body(self, weights: Weights) -> Weights:
         """Returns the body's weights under our names; heads and buffers are left out."""
@@ -64,7 +68,7 @@ class CheckpointKeys:
 
     def _ours(self, name: str) -> str:
         module, _, end = name.rpartition(".")
-        if inner := re.fullmatch(rf"{re.escape(self.layers)}\.(\d+)\.(.*)", module):
+        if inner := self._block.fullmatch(module):
             return f"blocks.{inner[1]}.{self.block_names.get(inner[2], inner[2])}.{end}"
         return f"{self.names.get(module, module)}.{end}"
 

@@ -35,7 +35,11 @@ class Encoder(nn.Module):
 
         types [B, T]: token types (segments); None: all 0. States of pads are finite and mean nothing.
         """
-        return self._states(self.embeddings(tokens, types), AttentionMask(lengths, tokens.shape[1]))
+        return self._states(self.embeddings(tokens, types), self._mask(lengths, tokens.shape[1]))
+
+    def _mask(self, lengths: list[int], columns: int) -> AttentionMask:
+        """Returns the mask of all blocks."""
+        return AttentionMask(lengths, columns)
 
     def _states(self, x: mx.array, mask: AttentionMask) -> mx.array:
         """Runs the blocks: x [B, T, H] -> the same shape."""

@@ -1,14 +1,20 @@
 """The encoders by the ``model_type`` of config.json."""
 
 from .bert import BertEncoder, RobertaEncoder
+from .distilbert import DistilBertEncoder
 from .encoder import Encoder
 from .modernbert import ModernBertEncoder
+from .mpnet import MPNetEncoder
+from .nomic_bert import NomicBertEncoder
 from .settings import Config
 
 ENCODERS: dict[str, type[Encoder]] = {
     "bert": BertEncoder,
     "camembert": RobertaEncoder,
+    "distilbert": DistilBertEncoder,
     "modernbert": ModernBertEncoder,
+    "mpnet": MPNetEncoder,
+    "nomic_bert": NomicBertEncoder,
     "roberta": RobertaEncoder,
     "xlm-roberta": RobertaEncoder,
 }

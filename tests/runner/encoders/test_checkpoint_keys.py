@@ -9,7 +9,7 @@ import pytest
 from mlx_bulk.runner.encoders.encoder import Encoder
 from mlx_bulk.runner.encoders.registry import encoder_class
 
-from ...encoder_checkpoints import TINY_ENCODERS, tiny_bert, tiny_modernbert, tiny_roberta
+from ...encoder_checkpoints import TINY_ENCODERS, tiny_bert, tiny_distilbert, tiny_modernbert, tiny_mpnet, tiny_nomic, tiny_roberta
 from ..support.encoder_calls import config_of, weights_of
 
 Weights = dict[str, mx.array]
@@ -32,10 +32,10 @@ def assert_same(found: Weights, expected: Weights) -> None:
 def test_a_body_beside_a_head_is_the_body_alone(tmp_path: Path, family: str) -> None:
     folder = TINY_ENCODERS[family](tmp_path / "classifier", labels=3)
     kind, weights = kind_of(folder), weights_of(folder)
-    prefix = {"bert": "bert.", "roberta": "roberta.", "modernbert": "model."}[family]
+    prefix = "model." if family == "modernbert" else f"{family}."
     bare = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
     assert_same(kind.sanitize(weights), kind.sanitize(bare))
-    assert all(name.split(".")[0] in ("embeddings", "blocks", "final_norm") for name in kind.sanitize(weights))
+    assert all(name.split(".")[0] in ("embeddings", "blocks", "final_norm", "distance_bias") for name in kind.sanitize(weights))
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,9 @@ def test_a_body_beside_a_head_is_the_body_alone(tmp_path: Path, family: str) -> 
     [
         (tiny_bert, ["classifier.bias", "classifier.weight", "pooler.dense.bias", "pooler.dense.weight"]),
         (tiny_roberta, [f"classifier.{part}.{end}" for part in ("dense", "out_proj") for end in ("bias", "weight")]),
+        (tiny_mpnet, [f"classifier.{part}.{end}" for part in ("dense", "out_proj") for end in ("bias", "weight")]),
+        (tiny_distilbert, [f"{part}.{end}" for part in ("classifier", "pre_classifier") for end in ("bias", "weight")]),
+        (tiny_nomic, ["classifier.bias", "classifier.weight", "pooler.dense.bias", "pooler.dense.weight"]),
         (tiny_modernbert, ["classifier.bias", "classifier.weight", "head.dense.weight", "head.norm.weight"]),
     ],
 )
@@ -50,7 +53,15 @@ def test_heads_are_given_apart_and_unchanged(tmp_path: Path, tiny: Callable[...,
     folder = tiny(tmp_path / "classifier", labels=3)
     weights, found = weights_of(folder), kind_of(folder).head_weights(weights_of(folder))
     assert sorted(found) == heads
-    assert_same(found, {name: weights.get(name, weights.get(f"bert.{name}", NOTHING)) for name in heads})
+    family = config_of(folder)["model_type"]
+    assert_same(found, {name: weights[name if name in weights else f"{family}.{name}"] for name in heads})
+
+
+@pytest.mark.parametrize(("family", "prefix"), [("bert", "model."), ("nomic_bert", "bert."), ("roberta", "model.")])
+def test_prefixes_of_other_writers(tmp_path: Path, family: str, prefix: str) -> None:
+    folder = TINY_ENCODERS[family](tmp_path / "model")
+    kind, weights = kind_of(folder), weights_of(folder)
+    assert_same(kind.sanitize({prefix + name: array for name, array in weights.items()}), kind.sanitize(weights))
 
 
 def test_heads_of_language_models_and_buffers_are_left_out(tmp_path: Path) -> None:
@@ -73,6 +84,32 @@ def test_norms_of_older_files(tmp_path: Path) -> None:
     }
     assert sum(name.endswith("gamma") for name in older) == 5
     assert_same(kind.sanitize(older), kind.sanitize(weights))
+
+
+def test_nomics_names_in_transformers(tmp_path: Path) -> None:
+    """The three products of attention in one, or one by one; a prefix of its own."""
+    folder = tiny_nomic(tmp_path / "model")
+    kind, weights = kind_of(folder), weights_of(folder)
+    names = {
+        "emb_ln": "embeddings.LayerNorm",
+        "encoder.layers": "layers",
+        "attn.out_proj": "self_attn.o_proj",
+        "mlp.fc11": "mlp.up_proj",
+        "mlp.fc12": "mlp.gate_proj",
+        "mlp.fc2": "mlp.down_proj",
+        "norm1": "post_attention_layernorm",
+        "norm2": "post_mlp_layernorm",
+    }
+    newer: Weights = {}
+    for name, array in weights.items():
+        for old, new in names.items():
+            name = name.replace(old, new)  # noqa: PLW2901
+        if "attn.Wqkv" in name:
+            parts = zip("qkv", mx.split(array, 3), strict=True)
+            newer |= {f"nomic_bert.{name.replace('attn.Wqkv', f'self_attn.{part}_proj')}": third for part, third in parts}
+        else:
+            newer[f"nomic_bert.{name}"] = array
+    assert_same(kind.sanitize(newer), kind.sanitize(weights))
 
 
 @pytest.mark.parametrize(

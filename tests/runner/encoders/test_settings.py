@@ -7,11 +7,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.encoders.nomic_bert import OLDER
 from mlx_bulk.runner.encoders.registry import encoder_class
 from mlx_bulk.runner.encoders.settings import activation
 
-from ...encoder_checkpoints import BERT, MODERNBERT, ROBERTA, tiny_modernbert
-from ..support.encoder_calls import batch_states, opened, random_rows
+from ...encoder_checkpoints import BERT, DISTILBERT, MODERNBERT, MPNET, NOMIC, ROBERTA, tiny_modernbert, tiny_nomic
+from ..support.encoder_calls import batch_states, config_of, opened, random_rows, weights_of
 from ..support.encoder_truth import gelu
 
 ROWS = random_rows([1, 25, 60])
@@ -43,6 +44,27 @@ def test_modernbert_reads_the_names_of_transformers_5(tmp_path: Path) -> None:
     assert np.abs(found - plain).max() > 0.05  # the thetas count
 
 
+def test_nomic_reads_the_names_of_the_hubs_own_code(tmp_path: Path) -> None:
+    """Sizes under GPT-2's names, as v1 was published with."""
+    today = tiny_nomic(tmp_path / "today", rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+    config = config_of(today) | {"rope_parameters": None, "rotary_emb_base": 50}
+    older = config | {old: config.get(name, config.get(old)) for name, old in OLDER.items()}
+    older = {name: value for name, value in older.items() if name not in OLDER}
+    kind = type(opened(today))
+    encoder = kind(older)
+    encoder.load_weights(list(kind.sanitize(weights_of(today)).items()), strict=True)
+    found, expected = (np.concatenate(batch_states(each, ROWS)) for each in (encoder, opened(today)))
+    np.testing.assert_array_equal(found, expected)
+    assert kind.hidden_size(older) == 32
+
+
+def test_nomic_ends_where_a_scaled_rotation_would_begin() -> None:
+    kind = encoder_class(NOMIC)
+    assert kind is not None
+    assert kind.max_positions(NOMIC) == 128
+    assert kind.max_positions(NOMIC | {"rotary_scaling_factor": 2.0}) == 64
+
+
 def test_modernbert_with_biases(tmp_path: Path) -> None:
     encoder = opened(tiny_modernbert(tmp_path / "model", norm_bias=True, attention_bias=True, mlp_bias=True))
     assert all(np.isfinite(state).all() for state in batch_states(encoder, ROWS))
@@ -56,6 +78,15 @@ def test_modernbert_with_biases(tmp_path: Path) -> None:
         (BERT | {"is_decoder": True}, "is_decoder is True"),
         (BERT | {"hidden_act": "quick_gelu"}, "the activation is 'quick_gelu'; encoders are computed with one of gelu, gelu_new"),
         (BERT | {"num_attention_heads": 5}, "hidden_size is 32, which is no multiple of num_attention_heads 5"),
+        (DISTILBERT | {"activation": "mish"}, "the activation is 'mish'"),
+        (DISTILBERT | {"n_heads": 5}, "dim is 32, which is no multiple of n_heads 5"),
+        (MPNET | {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
+        (NOMIC | {"moe_every_n_layers": 2, "num_experts": 8}, "moe_every_n_layers is 2; a nomic_bert encoder is computed with 0 alone"),
+        (NOMIC | {"activation_function": "gelu"}, "activation_function is 'gelu'"),
+        (NOMIC | {"qkv_proj_bias": True}, "qkv_proj_bias is True"),
+        (NOMIC | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),
+        (NOMIC | {"rotary_emb_scale_base": 512}, "rotary_emb_scale_base is 512"),
+        (NOMIC | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0}}, "rope_type is 'dynamic'"),
         (MODERNBERT | {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}}, "rope_type is 'yarn'"),
         (MODERNBERT | {"rope_scaling": {"type": "linear", "factor": 4.0}}, "type is 'linear'"),
         (MODERNBERT | {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),

@@ -8,13 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.encoders.mpnet import distance_buckets
+from mlx_bulk.runner.encoders.registry import encoder_class
 
-from ...encoder_checkpoints import TINY_ENCODERS, tiny_bert, tiny_modernbert, tiny_roberta
+from ...encoder_checkpoints import TINY_ENCODERS, tiny_modernbert, tiny_mpnet, tiny_roberta
 from ..support.encoder_calls import batch_states, config_of, opened, random_rows, weights_of
-from ..support.encoder_truth import bert_truth, modernbert_truth
+from ..support.encoder_truth import TRUTHS, bucket
 
 LENGTHS = [1, 2, 30, 7, 100]
-TRUTHS: dict[str, Callable[..., Any]] = {"bert": bert_truth, "roberta": bert_truth, "modernbert": modernbert_truth}
 # Float32 against float64: products of 32 to 96 numbers of size 1 in two to four blocks.
 NEAR = 2e-5
 FAMILIES = pytest.mark.parametrize("family", TINY_ENCODERS)
@@ -62,8 +63,9 @@ def test_a_row_without_tokens_is_finite_and_changes_no_other(tmp_path: Path, fam
     assert_near([states[0]], batch_states(encoder, rows), 1e-5)
 
 
-def test_token_types_are_added(tmp_path: Path) -> None:
-    folder, rows = tiny_bert(tmp_path / "model"), random_rows([9, 4])
+@pytest.mark.parametrize("family", ["bert", "nomic_bert"])
+def test_token_types_are_added(tmp_path: Path, family: str) -> None:
+    folder, rows = TINY_ENCODERS[family](tmp_path / "model"), random_rows([9, 4])
     types = [[0] * 5 + [1] * 4, [0, 0, 1, 1]]
     encoder = opened(folder)
     states = batch_states(encoder, rows, types)
@@ -71,14 +73,16 @@ def test_token_types_are_added(tmp_path: Path) -> None:
     assert np.abs(states[0] - batch_states(encoder, rows)[0]).max() > 0.1
 
 
-def test_types_change_nothing_where_a_model_has_one(tmp_path: Path) -> None:
-    encoder, rows = opened(tiny_roberta(tmp_path / "model")), random_rows([5])
+@pytest.mark.parametrize("family", ["roberta", "modernbert", "mpnet", "distilbert"])
+def test_types_change_nothing_where_a_model_has_none_or_one(tmp_path: Path, family: str) -> None:
+    encoder, rows = opened(TINY_ENCODERS[family](tmp_path / "model")), random_rows([5])
     assert_near(batch_states(encoder, rows, [[0, 0, 1, 1, 1]]), batch_states(encoder, rows), 0)
 
 
-def test_a_pad_that_a_text_spells_has_the_pads_position(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tiny", [tiny_roberta, tiny_mpnet])
+def test_a_pad_that_a_text_spells_has_the_pads_position(tmp_path: Path, tiny: Callable[..., Path]) -> None:
     """RoBERTa's positions leave out the pad's id, also where the tokenizer has read it from the text."""
-    folder = tiny_roberta(tmp_path / "model")
+    folder = tiny(tmp_path / "model")
     rows = [[0, 50, 1, 60, 1, 1, 70, 2]]
     assert_near(batch_states(opened(folder), rows, extra=3), truth(folder, rows))
 
@@ -102,8 +106,14 @@ def test_a_row_may_have_as_many_tokens_as_there_are_positions(tmp_path: Path) ->
         batch_states(encoder, random_rows([most + 1]))
 
 
-@pytest.mark.parametrize(("family", "most"), [("bert", 128), ("roberta", 128), ("modernbert", 128)])
-def test_sizes_are_known_from_the_config_alone(tmp_path: Path, family: str, most: int) -> None:
-    folder = TINY_ENCODERS[family](tmp_path / "model")
-    kind = type(opened(folder))
-    assert (kind.max_positions(config_of(folder)), kind.hidden_size(config_of(folder))) == (most, 32)
+@FAMILIES
+def test_sizes_are_known_from_the_config_alone(tmp_path: Path, family: str) -> None:
+    config = config_of(TINY_ENCODERS[family](tmp_path / "model"))
+    kind = encoder_class(config)
+    assert kind is not None
+    assert (kind.max_positions(config), kind.hidden_size(config)) == (128, 32)
+
+
+def test_distances_of_mpnet_fall_into_buckets() -> None:
+    distances = np.arange(-600, 601)
+    assert distance_buckets(distances).tolist() == [bucket(int(distance)) for distance in distances]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Weights = dict[str, Array]
+Config = dict[str, Any]
 
 
 def gelu(x: Array) -> Array:
@@ -27,13 +28,14 @@ def linear(x: Array, w: Weights, name: str) -> Array:
     return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
 
 
-def attention(q: Array, k: Array, v: Array, heads: int, window: int | None = None) -> Array:
-    """q, k, v [T, H D] -> [T, H D]. A token sees keys at most ``window`` away."""
+def attention(q: Array, k: Array, v: Array, heads: int, window: int | None = None, bias: Array | float = 0.0) -> Array:
+    """q, k, v [T, H D] -> [T, H D]. A token sees keys at most ``window`` away. bias [H, T, T] is added to scores."""
     at = np.arange(len(q))
     hidden = np.abs(at[:, None] - at[None]) > (len(q) if window is None else window)
     taken: list[Array] = []
-    for a, b, c in zip(*(np.split(each, heads, axis=-1) for each in (q, k, v)), strict=True):
-        scores = np.where(hidden, -np.inf, a @ b.T / math.sqrt(a.shape[-1]))
+    biases = np.broadcast_to(bias, (heads, len(q), len(q)))
+    for a, b, c, added in zip(*(np.split(each, heads, axis=-1) for each in (q, k, v)), biases, strict=True):
+        scores = np.where(hidden, -np.inf, a @ b.T / math.sqrt(a.shape[-1]) + added)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         taken.append(weights / weights.sum(-1, keepdims=True) @ c)
     return np.concatenate(taken, axis=-1)
@@ -50,13 +52,15 @@ def rotated(x: Array, heads: int, theta: float) -> Array:
     return np.concatenate(turned, axis=-1)
 
 
-def bert_truth(config: dict[str, Any], w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
-    """States [T, H] of a BERT or RoBERTa body. RoBERTa counts the tokens that are no pad, from the pad's id on."""
+def counted_from(pad: int, ids: list[int]) -> list[int]:
+    """RoBERTa's positions: tokens that are no pad are counted, from the pad's id on."""
+    return [pad + sum(id_ != pad for id_ in ids[: i + 1]) if ids[i] != pad else pad for i in range(len(ids))]
+
+
+def bert_truth(config: Config, w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
+    """States [T, H] of a BERT or RoBERTa body."""
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
-    places = list(range(len(ids)))
-    if config["model_type"] != "bert":
-        pad = config["pad_token_id"]
-        places = [pad + sum(id_ != pad for id_ in ids[: i + 1]) if ids[i] != pad else pad for i in places]
+    places = list(range(len(ids))) if config["model_type"] == "bert" else counted_from(config["pad_token_id"], ids)
     x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][places]
     x = x + w["embeddings.token_type_embeddings.weight"][types or [0] * len(ids)]
     x = layer_norm(x, w, "embeddings.LayerNorm", eps)
@@ -68,7 +72,61 @@ def bert_truth(config: dict[str, Any], w: Weights, ids: list[int], types: list[i
     return x
 
 
-def modernbert_truth(config: dict[str, Any], w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
+def distilbert_truth(config: Config, w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
+    """States [T, H] of a DistilBERT body."""
+    del types  # it has none
+    eps = 1e-12
+    x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][: len(ids)]
+    x = layer_norm(x, w, "embeddings.LayerNorm", eps)
+    for i in range(config["n_layers"]):
+        p = f"transformer.layer.{i}."
+        q, k, v = (linear(x, w, f"{p}attention.{name}_lin") for name in "qkv")
+        x = layer_norm(x + linear(attention(q, k, v, config["n_heads"]), w, f"{p}attention.out_lin"), w, f"{p}sa_layer_norm", eps)
+        x = layer_norm(x + linear(gelu(linear(x, w, f"{p}ffn.lin1")), w, f"{p}ffn.lin2"), w, f"{p}output_layer_norm", eps)
+    return x
+
+
+def bucket(distance: int) -> int:
+    """T5's bucket of 32 for a key's position minus its query's: 8 of one distance each way, then 8 that grow up to 128."""
+    away = abs(distance)
+    if away >= 8:
+        away = min(8 + int(math.log(away / 8) / math.log(128 / 8) * 8), 15)
+    return away + (16 if distance > 0 else 0)
+
+
+def mpnet_truth(config: Config, w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
+    """States [T, H] of an MPNet body. Its positions count from 1 on."""
+    del types  # it has none
+    eps, heads, n = config["layer_norm_eps"], config["num_attention_heads"], len(ids)
+    x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][counted_from(1, ids)]
+    x = layer_norm(x, w, "embeddings.LayerNorm", eps)
+    buckets = [[bucket(key - query) for key in range(n)] for query in range(n)]
+    bias = w["encoder.relative_attention_bias.weight"][buckets].transpose(2, 0, 1)
+    for i in range(config["num_hidden_layers"]):
+        p = f"encoder.layer.{i}."
+        q, k, v = (linear(x, w, f"{p}attention.attn.{name}") for name in "qkv")
+        seen = linear(attention(q, k, v, heads, bias=bias), w, f"{p}attention.attn.o")
+        x = layer_norm(x + seen, w, f"{p}attention.LayerNorm", eps)
+        x = layer_norm(x + linear(gelu(linear(x, w, f"{p}intermediate.dense")), w, f"{p}output.dense"), w, f"{p}output.LayerNorm", eps)
+    return x
+
+
+def nomic_truth(config: Config, w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
+    """States [T, H] of a Nomic BERT body: SwiGLU, whose gate is fc12 (Shazeer 2020)."""
+    eps, heads, theta = config["layer_norm_eps"], config["num_attention_heads"], config["rope_parameters"]["rope_theta"]
+    x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.token_type_embeddings.weight"][types or [0] * len(ids)]
+    x = layer_norm(x, w, "emb_ln", eps)
+    for i in range(config["num_hidden_layers"]):
+        p = f"encoder.layers.{i}."
+        q, k, v = np.split(linear(x, w, f"{p}attn.Wqkv"), 3, axis=-1)
+        seen = attention(rotated(q, heads, theta), rotated(k, heads, theta), v, heads)
+        x = layer_norm(x + linear(seen, w, f"{p}attn.out_proj"), w, f"{p}norm1", eps)
+        gate = linear(x, w, f"{p}mlp.fc12")
+        x = layer_norm(x + linear(linear(x, w, f"{p}mlp.fc11") * gate / (1 + np.exp(-gate)), w, f"{p}mlp.fc2"), w, f"{p}norm2", eps)
+    return x
+
+
+def modernbert_truth(config: Config, w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
     """States [T, H] of a ModernBERT body, of a config with the older names."""
     del types  # it has none
     eps, heads = config["norm_eps"], config["num_attention_heads"]
@@ -83,3 +141,13 @@ def modernbert_truth(config: dict[str, Any], w: Weights, ids: list[int], types: 
         value, gate = np.split(linear(layer_norm(x, w, f"{p}mlp_norm", eps), w, f"{p}mlp.Wi"), 2, axis=-1)
         x = x + linear(gelu(value) * gate, w, f"{p}mlp.Wo")
     return layer_norm(x, w, "final_norm", eps)
+
+
+TRUTHS = {
+    "bert": bert_truth,
+    "roberta": bert_truth,
+    "modernbert": modernbert_truth,
+    "mpnet": mpnet_truth,
+    "distilbert": distilbert_truth,
+    "nomic_bert": nomic_truth,
+}
