@@ -62,6 +62,11 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self._periods = mx.array((base ** (np.arange(0, dims, 2) / dims)).astype(np.float32))  # positions per radian
 
+    @property
+    def frequencies(self) -> mx.array:
+        """Radians per position, [D / 2] float32."""
+        return mx.reciprocal(self._periods)
+
     def __call__(self, x: mx.array) -> mx.array:
         """x [B, H, T, D] -> the same shape."""
         return mx.fast.rope(x, x.shape[-1], traditional=False, base=None, scale=1.0, offset=0, freqs=self._periods)

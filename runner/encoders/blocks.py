@@ -34,7 +34,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, shape: BlockShape, window: int | None = None, rope: RotaryPositions | None = None):
         super().__init__()
         width, inner = shape.width, shape.mlp_width
-        self.heads, self.gated, self.window, self.rope = shape.heads, shape.gated, window, rope
+        self.shape, self.window, self.rope = shape, window, rope
         self.qkv = nn.Linear(width, 3 * width, bias=shape.attention_bias)
         self.attention_output = nn.Linear(width, width, bias=shape.attention_bias)
         self.attention_norm = nn.LayerNorm(width, eps=shape.eps, bias=shape.norm_bias)
@@ -45,12 +45,12 @@ class EncoderBlock(nn.Module):
 
     def attention(self, x: mx.array, mask: AttentionMask) -> mx.array:
         """x [B, T, H] -> the same shape."""
-        return self.attention_output(attend(self.qkv(x), self.heads, mask, self.window, self.rope))
+        return self.attention_output(attend(self.qkv(x), self.shape.heads, mask, self.window, self.rope))
 
     def mlp(self, x: mx.array) -> mx.array:
         """x [B, T, H] -> the same shape."""
         x = self.mlp_input(x)
-        if self.gated:
+        if self.shape.gated:
             gate, x = mx.split(x, 2, axis=-1)
             return self.mlp_output(self.activation(gate) * x)
         return self.mlp_output(self.activation(x))

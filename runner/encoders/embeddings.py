@@ -29,8 +29,7 @@ class TokenEmbeddings(nn.Module):
         """tokens, types [B, T] -> [B, T, H]. Types are all 0 where they are None or the model has one type alone."""
         x = self.words(tokens)
         if "types" in self:
-            table = self.types.weight
-            x = x + (table[0] if types is None or len(table) == 1 else table[types])
+            x = x + self.types(mx.zeros((1, 1), mx.int32) if types is None or len(self.types.weight) == 1 else types)
         if "positions" in self:
             x = x + self.positions(self._places(tokens))
         return self.norm(x)

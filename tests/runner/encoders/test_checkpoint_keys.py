@@ -6,11 +6,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx import nn
 from mlx_bulk.runner.encoders.encoder import Encoder
 from mlx_bulk.runner.encoders.registry import encoder_class
 
 from ...encoder_checkpoints import TINY_ENCODERS, tiny_bert, tiny_distilbert, tiny_modernbert, tiny_mpnet, tiny_nomic, tiny_roberta
-from ..support.encoder_calls import config_of, weights_of
+from ..support.encoder_calls import batch_states, config_of, random_rows, weights_of
 
 Weights = dict[str, mx.array]
 NOTHING = mx.zeros((1,))
@@ -110,6 +111,30 @@ def test_nomics_names_in_transformers(tmp_path: Path) -> None:
         else:
             newer[f"nomic_bert.{name}"] = array
     assert_same(kind.sanitize(newer), kind.sanitize(weights))
+
+
+@pytest.mark.parametrize("family", TINY_ENCODERS)
+def test_quantized_weights_of_mlx_conversions(tmp_path: Path, family: str) -> None:
+    """A matrix becomes three arrays, also where several products are one of ours."""
+    folder = TINY_ENCODERS[family](tmp_path / "model", vocab_size=64)
+    kind, weights = kind_of(folder), weights_of(folder)
+    quantized: Weights = {}
+    rounded: Weights = {}
+    for name, array in weights.items():
+        if array.ndim == 1 or array.shape[-1] % 32:
+            quantized[name] = rounded[name] = array
+            continue
+        parts = mx.quantize(array, group_size=32, bits=8)
+        quantized |= {name.removesuffix("weight") + end: part for end, part in zip(("weight", "scales", "biases"), parts, strict=True)}
+        rounded[name] = mx.dequantize(*parts, group_size=32, bits=8)
+    ours = kind.sanitize(quantized)
+    encoder, plain = kind(config_of(folder)), kind(config_of(folder))
+    nn.quantize(encoder, group_size=32, bits=8, class_predicate=lambda path, _: f"{path}.scales" in ours)
+    encoder.load_weights(list(ours.items()), strict=True)
+    plain.load_weights(list(kind.sanitize(rounded).items()), strict=True)
+    rows = random_rows([3, 20], vocabulary=64)
+    for found, expected in zip(batch_states(encoder, rows), batch_states(plain, rows), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)  # one network, products in another order
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,19 @@ def test_a_row_may_have_as_many_tokens_as_there_are_positions(tmp_path: Path) ->
 
 
 @FAMILIES
+def test_half_precision_stays(tmp_path: Path, family: str) -> None:
+    """Masks, biases and rotations do not widen what a device computes in 16 bits."""
+    encoder, rows = opened(TINY_ENCODERS[family](tmp_path / "model")), random_rows([4, 30])
+    exact = batch_states(encoder, rows)
+    encoder.set_dtype(mx.float16)
+    tokens = mx.array([[*row, *[0] * (30 - len(row))] for row in rows])
+    states = encoder(tokens, [4, 30])
+    assert states.dtype == mx.float16
+    # 11 bits of numbers up to 4, through four blocks
+    assert_near([np.array(states[1].astype(mx.float32))], exact[1:], 0.1)
+
+
+@FAMILIES
 def test_sizes_are_known_from_the_config_alone(tmp_path: Path, family: str) -> None:
     config = config_of(TINY_ENCODERS[family](tmp_path / "model"))
     kind = encoder_class(config)
