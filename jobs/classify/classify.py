@@ -15,7 +15,8 @@ from ...runner.core.requests import PoolRequest, Row, TokenInput
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Parts
 from ...runner.pool_engine.pooler import Pooler
-from ...runner.pooling.spec import ClassifierHead, PoolingSpec
+from ...runner.pooling.checkpoint_head import CheckpointHead, checkpoint_head
+from ...runner.pooling.spec import PoolingSpec
 from ...runner.text.prompt_templates import Columns, compile_template
 
 
@@ -42,10 +43,14 @@ class ClassifyJob:
         return LogprobOptions()
 
     @cached_property
+    def head(self) -> CheckpointHead:
+        """The checkpoint's own head, and the names of its labels."""
+        return checkpoint_head(self.parts.checkpoint.folder, self.parts.checkpoint.config)
+
+    @property
     def pooling(self) -> PoolingSpec:
         """How hidden states become logits: by the checkpoint's own head."""
-        config = self.parts.checkpoint.config
-        return PoolingSpec(ClassifierHead(), len(config.get("id2label") or {}) or int(config.get("num_labels", 2)))
+        return self.head.spec
 
     @property
     def samples(self) -> int:

@@ -42,15 +42,54 @@ class EmbeddingHead:
 
 
 @dataclass(slots=True, frozen=True)
+class HeadLinear:
+    """A linear layer of a classifier, and what follows it. name: of its weights in the checkpoint; activation: as config.json names it."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class HeadNorm:
+    """A LayerNorm of a classifier. name: of its weights in the checkpoint."""
+
+    name: str
+    width: int
+    eps: float
+    bias: bool
+
+
+@dataclass(slots=True, frozen=True)
 class ClassifierHead:
-    """The checkpoint's own classifier or reward head: one logit a label."""
+    """The checkpoint's own classifier or reward head: one logit a label.
+
+    reads: which states it takes: the first token's, the mean of all, or the last token's. pad: an id that does not count as the last
+    token: the last one of another id is read, also where the row itself ends in it. None: all ids count. layers: in their order.
+    """
+
+    reads: Literal["first", "last", "mean"]
+    layers: tuple[HeadLinear | HeadNorm, ...]
+    pad: int | None = None
+
+    @property
+    def labels(self) -> int:
+        """The number of logits."""
+        last = self.layers[-1]
+        return last.outputs if isinstance(last, HeadLinear) else last.width
 
 
 @dataclass(slots=True, frozen=True)
 class TokenHead:
-    """The logits of ``tokens`` after the last token: a generative reranker's "yes" and "no"."""
+    """A generative reranker's score: the logit of the token ``yes`` after the last token, less that of ``no`` where there is one.
 
-    tokens: tuple[int, ...]
+    One number a text: the log-odds of the two tokens.
+    """
+
+    yes: int
+    no: int | None = None
 
 
 @dataclass(slots=True, frozen=True)

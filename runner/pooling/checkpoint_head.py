@@ -1,0 +1,227 @@
+"""Says of a checkpoint, before its weights are loaded, which head it has: by the names and shapes of its weights and by config.json.
+
+The weights decide. Where config.json says otherwise, or a head is one that we do not compute, the refusal names it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+from ...configs.visible import visible
+from ...kernels import backend
+from ..core.errors import ModelError, first_line
+from ..encoders.registry import encoder_class
+from .spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
+
+Config = dict[str, Any]
+Names = Mapping[str, tuple[int, ...]]  # names of weights, and their shapes
+
+FILES = "model*.safetensors"  # as mlx-lm reads them
+# Ends of architectures whose logits are of tokens, spans or choices.
+OTHER_TASKS = {
+    "ForTokenClassification": "gives logits to each token, not to a text",
+    "ForProcessRewardModel": "gives a score to each step of a solution, at marker tokens",
+    "ForQuestionAnswering": "marks a span of the text",
+    "ForMultipleChoice": "chooses among several texts",
+    "ForRewardModelWithGating": "weighs several rewards by a gate of its own code",
+}
+# Modules of heads with code of their own.
+OTHER_HEADS = {
+    "gating": "a gate that weighs several rewards (ArmoRM, QRM)",
+    "regression_layer": "several rewards under a gate (ArmoRM, QRM)",
+    "v_head": "a value head",
+    "value_head": "a value head",
+    "reward_head": "a reward head of its own code",
+    "qa_outputs": "a head that marks spans",
+}
+CURE = "use a model with a sequence classifier's head"
+
+
+@dataclass(slots=True, frozen=True)
+class CheckpointHead:
+    """A checkpoint's head, and what its files say of its logits.
+
+    label_names: a name for each logit, in their order. activation: what the files have applied to the logits, as the last part of PyTorch's
+    name in small letters ("sigmoid", "identity"); None where they say nothing. problem_type: as config.json names it.
+    """
+
+    head: ClassifierHead | TokenHead
+    label_names: tuple[str, ...]
+    activation: str | None = None
+    problem_type: str | None = None
+
+    @property
+    def spec(self) -> PoolingSpec:
+        """How hidden states become the logits."""
+        return PoolingSpec(self.head, len(self.label_names))
+
+
+def checkpoint_head(folder: Path, config: Config, tokens: TokenHead | None = None) -> CheckpointHead:
+    """Reads which head the checkpoint in ``folder`` has. Raises ModelError, which names what was found, where it is not served.
+
+    tokens: those that the user names, which go before all. A folder with sentence-transformers' LogitScore names its own; any other
+    with a language model's head alone is refused.
+    """
+    named = _activation(folder, config)
+    if tokens is not None or (tokens := _logit_score(folder)) is not None:
+        return CheckpointHead(tokens, ("score",), named)
+    found = " and ".join(config.get("architectures") or [])
+    for end, what in OTHER_TASKS.items():
+        if found.endswith(end):
+            raise ModelError(f"model.path: {folder} is a {visible(found)}, which {what}; {CURE}")
+    try:
+        head = find_head(weight_shapes(folder), config)
+    except ModelError as error:
+        raise ModelError(f"model.path: {folder}{f' ({visible(found)})' if found else ''}: {error}") from error
+    return CheckpointHead(head, _label_names(head.labels, config, folder), named, config.get("problem_type"))
+
+
+def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Returns the names and shapes of a checkpoint's weights. Reads the headers of its files alone."""
+    mx = backend.load_mlx()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in sorted(folder.glob(FILES)):
+        try:
+            arrays = cast(dict[str, Any], mx.load(str(file)))
+        except Exception as error:  # mlx raises many kinds; each means that the file is damaged
+            raise ModelError(f"{file.name} cannot be read: {first_line(error)}; fetch the model anew") from error
+        shapes |= {name: tuple(array.shape) for name, array in arrays.items()}
+    return shapes
+
+
+def find_head(weights: Names, config: Config) -> ClassifierHead:
+    """Returns the head among the weights of a checkpoint. Raises ModelError where there is none, or one that is not served."""
+    encoder = encoder_class(config)
+    if encoder is not None:
+        heads = cast(Names, encoder.head_weights(cast(Any, dict(weights))))
+    else:
+        heads = {name: shape for name, shape in weights.items() if name.split(".")[0] in {"score", "classifier", *OTHER_HEADS}}
+    for name in heads:
+        if (root := name.split(".")[0]) in OTHER_HEADS:
+            raise ModelError(f"its weights hold {visible(name)}: {OTHER_HEADS[root]}, which is not served; {CURE}")
+    head = _decoder_head(heads, config) if encoder is None else _encoder_head(heads, config)
+    if head is None:
+        others = visible(", ".join(sorted({name.rpartition(".")[0] for name in heads})) or "no head")
+        if encoder is not None:
+            raise ModelError(f"expected the head of a sequence classifier, found {others}; {CURE}")
+        raise ModelError(
+            f"expected a head called score, found {others}; {CURE}. For a generative reranker, which answers yes or no, "
+            "name these tokens in classify.true_token and classify.false_token"
+        )
+    _check_widths(head)
+    return head
+
+
+def head_names(head: ClassifierHead) -> set[str]:
+    """Returns the names of a head's weights in the checkpoint, without the prefix of the body."""
+    return {f"{layer.name}.{part}" for layer in head.layers for part in (("weight", "bias") if layer.bias else ("weight",))}
+
+
+def _decoder_head(heads: Names, config: Config) -> ClassifierHead | None:
+    """A linear layer, or two with a ReLU between them (Qwen2ForRewardModel, INF-ORM): of the last token that is not the pad's id."""
+    if "score.weight" in heads:
+        layers = [_linear(heads, "score")]
+    elif {"score.0.weight", "score.2.weight"} <= set(heads):
+        layers = [_linear(heads, "score.0", "relu"), _linear(heads, "score.2")]
+    else:
+        return None
+    if beyond := set(heads) - {f"{layer.name}.{part}" for layer in layers for part in ("weight", "bias")}:
+        raise ModelError(f"its head has {visible(sorted(beyond)[0])} too, which is not served; {CURE}")
+    return ClassifierHead("last", tuple(layers), _pad(config))
+
+
+def _encoder_head(heads: Names, config: Config) -> ClassifierHead | None:
+    """The heads of transformers' …ForSequenceClassification, told apart by their weights."""
+    if {"classifier.dense.weight", "classifier.out_proj.weight"} <= set(heads):  # RoBERTa, XLM-R, MPNet
+        return ClassifierHead("first", (_linear(heads, "classifier.dense", "tanh"), _linear(heads, "classifier.out_proj")))
+    if "classifier.weight" not in heads:
+        return None
+    last = _linear(heads, "classifier")
+    if "head.dense.weight" in heads:  # ModernBERT
+        dense = _linear(heads, "head.dense", config.get("classifier_activation") or "gelu")
+        norm = HeadNorm("head.norm", dense.outputs, config.get("norm_eps") or 1e-5, "head.norm.bias" in heads)
+        return ClassifierHead("mean" if config.get("classifier_pooling") == "mean" else "first", (dense, norm, last))
+    if "pre_classifier.weight" in heads:  # DistilBERT
+        return ClassifierHead("first", (_linear(heads, "pre_classifier", "relu"), last))
+    if "pooler.dense.weight" in heads:  # BERT
+        return ClassifierHead("first", (_linear(heads, "pooler.dense", "tanh"), last))
+    return None
+
+
+def _linear(heads: Names, name: str, activation: str | None = None) -> HeadLinear:
+    shape = heads[f"{name}.weight"]
+    if len(shape) != 2 or f"{name}.scales" in heads:
+        kind = "is quantized" if f"{name}.scales" in heads else f"has the shape {list(shape)}"
+        raise ModelError(f"the weight of its head {name} {kind}; expected a matrix of floats; fetch the model anew, unquantized")
+    return HeadLinear(name, shape[1], shape[0], f"{name}.bias" in heads, activation)
+
+
+def _check_widths(head: ClassifierHead) -> None:
+    layers = [layer for layer in head.layers if isinstance(layer, HeadLinear)]
+    for before, behind in pairwise(layers):
+        if before.outputs != behind.inputs:
+            raise ModelError(
+                f"its head's {before.name} gives {before.outputs} numbers, and {behind.name} takes {behind.inputs}; fetch the model anew"
+            )
+
+
+def _pad(config: Config) -> int | None:
+    """Returns the id that does not count as a text's last token, as transformers finds it: its family's own where config.json is silent."""
+    text: Config = config.get("text_config") or config
+    if "pad_token_id" in text:
+        return text["pad_token_id"]
+    from transformers import CONFIG_MAPPING
+
+    kind = str(text.get("model_type") or config.get("model_type"))
+    return getattr(CONFIG_MAPPING[kind](), "pad_token_id", None) if kind in CONFIG_MAPPING else None
+
+
+def _label_names(labels: int, config: Config, folder: Path) -> tuple[str, ...]:
+    """Returns a name for each logit. Raises ModelError where config.json names another number of labels than the head has."""
+    names: dict[Any, Any] | None = config.get("id2label")
+    said = len(names) if names else config.get("num_labels")
+    if said is not None and said != labels:
+        raise ModelError(
+            f"model.path: {folder}: config.json names {said} labels, the head's weight has {labels}; expected the same number; "
+            "mend id2label in config.json, or fetch the model anew"
+        )
+    by_id = {int(number): str(name) for number, name in (names or {}).items()}
+    return tuple(by_id.get(number, f"LABEL_{number}") for number in range(labels))
+
+
+def _activation(folder: Path, config: Config) -> str | None:
+    """Returns the activation that sentence-transformers would take from the files: the folder's own, or else config.json's."""
+    inner: Config = config.get("sentence_transformers") or {}
+    named = (
+        _json(folder / "config_sentence_transformers.json").get("activation_fn")
+        or inner.get("activation_fn")
+        or config.get("sbert_ce_default_activation_function")
+    )
+    return str(named).rpartition(".")[2].lower() if named else None
+
+
+def _logit_score(folder: Path) -> TokenHead | None:
+    """Returns the tokens of sentence-transformers' LogitScore, None where the folder has no such module."""
+    modules = _json(folder / "modules.json")
+    for module in modules if isinstance(modules, list) else []:
+        if str(module.get("type", "")).rpartition(".")[2] == "LogitScore":
+            file = folder / str(module.get("path", "")) / "config.json"
+            said = _json(file)
+            yes, no = said.get("true_token_id"), said.get("false_token_id")
+            if not isinstance(yes, int):
+                raise ModelError(f"model.path: {file} names no true_token_id; expected a token's id; fetch the model anew")
+            return TokenHead(yes, no)
+    return None
+
+
+def _json(path: Path) -> Any:
+    """Returns what a file holds, {} where it is not there. Raises ModelError where it is not readable."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"model.path: {path} is not readable: {first_line(error)}; fetch the model anew") from error
