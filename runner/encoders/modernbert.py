@@ -88,7 +88,7 @@ def _layer_types(config: Config) -> list[str]:
     if len(kinds) != layers or not set(kinds) <= set(LAYER_TYPES):
         raise ModelError(
             f"config.json: layer_types has {len(kinds)} entries ({', '.join(sorted(set(kinds)))}); "
-            f"expected one of {', '.join(LAYER_TYPES)} for each of {layers} blocks, so this checkpoint cannot be used"
+            f"expected one of {', '.join(LAYER_TYPES)} for each of {layers} blocks, so mlx-bulk cannot use this checkpoint"
         )
     return kinds
 

@@ -33,17 +33,15 @@ def check_setting(config: Config, name: str, served: Collection[Any], default: A
     if value not in served:
         one_of = " or ".join(repr(each) for each in served)
         kind = config.get("model_type")
-        raise ModelError(
-            f"config.json: {name} is {value!r}; a {kind} encoder is computed with {one_of} alone, so this checkpoint cannot be used"
-        )
+        raise ModelError(f"config.json: {name} is {value!r}; mlx-bulk computes {kind} only with {one_of}, so it cannot use this checkpoint")
 
 
 def activation(name: str) -> nn.Module:
     """Returns the layer for an activation as config.json names it; raises ModelError for an unknown one."""
     if name not in ACTIVATIONS:
         raise ModelError(
-            f"config.json: the activation is {name!r}; encoders are computed with one of {', '.join(ACTIVATIONS)}, "
-            "so this checkpoint cannot be used"
+            f"config.json: the activation is {name!r}; mlx-bulk computes encoders only with {', '.join(ACTIVATIONS)}, "
+            "so it cannot use this checkpoint"
         )
     layer, options = ACTIVATIONS[name]
     return layer(**options)

@@ -73,15 +73,18 @@ def test_modernbert_with_biases(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (BERT | {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'; a bert encoder is computed with"),
+        (
+            BERT | {"position_embedding_type": "relative_key"},
+            "position_embedding_type is 'relative_key'; mlx-bulk computes bert only with 'absolute'",
+        ),
         (ROBERTA | {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
         (BERT | {"is_decoder": True}, "is_decoder is True"),
-        (BERT | {"hidden_act": "quick_gelu"}, "the activation is 'quick_gelu'; encoders are computed with one of gelu, gelu_new"),
+        (BERT | {"hidden_act": "quick_gelu"}, "the activation is 'quick_gelu'; mlx-bulk computes encoders only with gelu, gelu_new"),
         (BERT | {"num_attention_heads": 5}, "hidden_size is 32, which is no multiple of num_attention_heads 5"),
         (DISTILBERT | {"activation": "mish"}, "the activation is 'mish'"),
         (DISTILBERT | {"n_heads": 5}, "dim is 32, which is no multiple of n_heads 5"),
         (MPNET | {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets is 64"),
-        (NOMIC | {"moe_every_n_layers": 2, "num_experts": 8}, "moe_every_n_layers is 2; a nomic_bert encoder is computed with 0 alone"),
+        (NOMIC | {"moe_every_n_layers": 2, "num_experts": 8}, "moe_every_n_layers is 2; mlx-bulk computes nomic_bert only with 0"),
         (NOMIC | {"activation_function": "gelu"}, "activation_function is 'gelu'"),
         (NOMIC | {"qkv_proj_bias": True}, "qkv_proj_bias is True"),
         (NOMIC | {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction is 0.5"),
