@@ -38,7 +38,9 @@ _EXPERTS = {"num_hidden_layers": 6, "num_experts_per_tok": 2, "moe_intermediate_
 _GEMMA3 = {"full_attention": _ROPE["rope_parameters"], "sliding_attention": _ROPE["rope_parameters"]}
 SHAPES: dict[str, HfShape] = {
     "gemma3_text": HfShape("Gemma3TextConfig", {"query_pre_attn_scalar": 64, "sliding_window": 512, "rope_parameters": _GEMMA3}),
-    "gemma2": HfShape("Gemma2Config", {"query_pre_attn_scalar": 64, "sliding_window": 1024, **_ROPE}, bare_head=False),
+    "gemma2": HfShape(
+        "Gemma2Config", {"query_pre_attn_scalar": 64, "sliding_window": 1024, "tie_word_embeddings": True, **_ROPE}, bare_head=False
+    ),
     "phi3": HfShape("Phi3Config", _ROPE),
     "granite": HfShape("GraniteConfig", {"logits_scaling": 4.0, **_ROPE}, bare_head=False),
     "olmo2": HfShape("Olmo2Config", _ROPE),
@@ -51,6 +53,7 @@ SHAPES: dict[str, HfShape] = {
             **_EXPERTS,
             **_ROPE,
             "num_key_value_heads": 10,
+            "head_dim": 32,
             "n_routed_experts": 8,
             "n_shared_experts": 1,
             "n_group": 2,
@@ -77,7 +80,10 @@ SHAPES: dict[str, HfShape] = {
             "moe_intermediate_size": 512,
         },
     ),
-    "lfm2": HfShape("Lfm2Config", {"block_auto_adjust_ff_dim": False, **_ROPE}),
+    "lfm2": HfShape(
+        "Lfm2Config",
+        {"block_auto_adjust_ff_dim": False, "layer_types": ["conv", "conv", "full_attention"] * 4, "tie_word_embeddings": True, **_ROPE},
+    ),
 }
 
 

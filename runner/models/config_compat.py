@@ -2,7 +2,7 @@
 
 transformers 5 saves ``rope_parameters: {rope_theta, rope_type, …}``, or one such dict a layer type. Older checkpoints held
 ``rope_theta`` and ``rope_scaling``. Most of mlx-lm reads the old names alone: without a translation a model runs with its family's
-default theta, silently. A renamed number of experts (Qwen3-MoE's) fails to load instead.
+default theta, silently. A renamed number of experts (Qwen3-MoE's) fails to load instead, and so does the width of LFM2's blocks.
 """
 
 from typing import Any
@@ -27,6 +27,8 @@ def mlx_lm_settings(config: Config) -> Config:
 
 def _old_names(config: Config) -> Config:
     added: Config = {} if "num_local_experts" not in config else {"num_experts": config["num_local_experts"]}
+    if "conv_L_cache" in config and "hidden_size" in config:
+        added["block_dim"] = config["hidden_size"]
     rope = config.get("rope_parameters")
     if isinstance(rope, dict):
         _old_rope(rope, added)

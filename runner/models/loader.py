@@ -145,9 +145,18 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
     """Makes the network in the precision asked for; its weights are not read yet."""
     from mlx_lm.utils import load_model
 
+    from .rope_compat import keep_yarn_range
+    from .weights_compat import mlx_lm_classes
+
+    settings = mlx_lm_settings(checkpoint.config)
     network, _ = load_model(
-        checkpoint.folder, lazy=True, model_config=mlx_lm_settings(checkpoint.config), trust_remote_code=config.trust_remote_code
+        checkpoint.folder,
+        lazy=True,
+        model_config=settings,
+        get_model_classes=mlx_lm_classes,  # pyright: ignore[reportArgumentType] - a function that makes the network will do
+        trust_remote_code=config.trust_remote_code,
     )
+    keep_yarn_range(network, checkpoint.config | settings)
     if (dtype := _dtype(config.dtype)) is not None:
         network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
     return network

@@ -31,6 +31,16 @@ MIMO: Config = {
 }
 NO_IDS: Config = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 2}  # those of most configs are beyond the tiny vocabulary
 
+# Not rounded, as in GPT-OSS's own config.json; theta and betas are such that rounding would move frequencies of a small head.
+UNROUNDED: Config = {
+    "rope_type": "yarn",
+    "rope_theta": 80.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
 # architecture -> its settings in transformers that differ from the tiny configuration's
 COUNTERPARTS: dict[str, Config] = {
     "afmoe": {},
@@ -55,6 +65,7 @@ COUNTERPARTS: dict[str, Config] = {
     "glm_moe_dsa": {},
     "gpt_bigcode": {"activation_function": "gelu"},
     "gpt_neox": {"hidden_act": "gelu_new"},
+    "gpt_oss": {"rope_parameters": UNROUNDED},
     "gptj": {},
     "granite": {},
     "granitemoe": {},
@@ -113,7 +124,6 @@ NOT_LOADED: dict[str, tuple[Config, str]] = {
     ),
     "gemma4_text": ({}, "`global_head_dim` has become `per_layer_config`"),
     "gpt2": ({}, "parameters are named `transformer.…`"),
-    "gpt_oss": ({}, "experts that are not packed have no `.weight` in their names"),
     "granitemoehybrid": ({"mamba_chunk_size": 8, "mamba_expand": 2}, "layers of the type `mamba` have become `linear_attention`"),
     "nanochat": ({}, "parameters have other names"),
     "olmo_hybrid": ({}, "layer norms have other names"),

@@ -82,6 +82,7 @@ def test_old_names_are_added_and_kept():
     assert mlx_lm_settings(inner)["text_config"]["rope_theta"] == 5.0
     assert mlx_lm_settings({"num_local_experts": 4}) == {"num_experts": 4}
     assert mlx_lm_settings({"num_local_experts": 4, "num_experts": 4}) == {}
+    assert mlx_lm_settings({"conv_L_cache": 3, "hidden_size": 64}) == {"block_dim": 64}
     layered = mlx_lm_settings(GEMMA)
     assert (layered["rope_theta"], layered["rope_local_base_freq"]) == (54321.0, 777.0)
 
