@@ -48,6 +48,8 @@ _ENTRIES: dict[str, list[Any]] = {
     "draw": [*[_ARRAY] * 10, *[_MAYBE] * 3],
     "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6],
     "block": [ctypes.c_void_p],
+    "encoder_block": [ctypes.c_void_p],
+    "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],
 }
 
 
@@ -67,6 +69,7 @@ def library() -> Any:
         entry = getattr(found, name)
         entry.argtypes, entry.errcheck = arguments, _checked
     found.start.argtypes = [_INT]
+    found.packed_size.argtypes, found.packed_size.restype = [ctypes.c_int64, ctypes.c_int64], ctypes.c_int64
     found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
     found.start(max(1, backend.threads()))
     return found

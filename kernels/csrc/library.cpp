@@ -1,5 +1,5 @@
-// Functions that mlx computes on one core or one number at a time on a CPU: matmul, attention, norms, RoPE, activations, whole decoder
-// blocks, recurrences, a softmax's sums, sampling. This library uses all cores and vectors. It takes float32 alone. The Python files in kernels/ hold
+// Functions that mlx computes on one core or one number at a time on a CPU: matmul, attention, norms, RoPE, activations, whole blocks
+// of decoders and encoders, recurrences, a softmax's sums, sampling. This library uses all cores and vectors. It takes float32 alone. The Python files in kernels/ hold
 // each function's specification and choose when it serves.
 //
 // Arrays come as Python objects with the buffer protocol, already evaluated. The GIL is released while they are computed.
@@ -13,6 +13,7 @@
 #include "py_buffers.h"
 #include "attention.h"
 #include "decoder_block.h"
+#include "encoder_block.h"
 #include "grammar_mask.h"
 #include "sampling.h"
 #include "matmul.h"
@@ -276,6 +277,30 @@ int block(const Block* block) try {
   Free free;
   std::lock_guard<std::mutex> guard(angles_lock);
   block->run(angles_of(block->frequencies, block->half, block->starts, block->count, block->t, block->position_scale));
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// Returns how many numbers a packed weight [n, depth] takes.
+int64_t packed_size(int64_t n, int64_t depth) { return Packed::size(n, depth); }
+
+// weight [n, depth], bias [n] or null -> out [packed_size(n, depth)], see Packed. They are dense.
+int pack_weight(const float* weight, const float* bias, int64_t n, int64_t depth, float* out) try {
+  Free free;
+  Packed::pack(weight, bias, n, depth, out);
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// An encoder's block, see encoder_block.h. It points to dense, evaluated arrays.
+int encoder_block(const EncoderBlock* block) try {
+  Free free;
+  if (!block->half) return block->run(nullptr), 0;
+  std::lock_guard<std::mutex> guard(angles_lock);
+  const int64_t start = 0;
+  block->run(&angles_of(block->frequencies, block->half, &start, 1, block->t, 1.0f));
   return 0;
 } catch (...) {
   return -2;

@@ -12,8 +12,6 @@
 
 namespace {
 
-inline long whole_vectors(long n) { return (n + W - 1) / W * W; }
-
 // Copies `rows` rows of n numbers to rows of whole vectors, filled up with zeros. Null stands for zeros.
 inline void widen(const float* from, long rows, long n, float* to) {
   long wide = whole_vectors(n);

@@ -21,8 +21,8 @@ inline void norm_row(const float* x, const float* weight, long d, float eps, flo
   for (; j < d; j++) to[j] = x[j] * share * weight[j];
 }
 
-// (x - mean) / sqrt(variance + eps) * weight + bias; weight and bias may be null, `to` may be x. The distances from a rounded mean give what
-// the mean lacks (Chan, Golub and LeVeque 1983).
+// (x - mean) / sqrt(variance + eps) * weight + bias; weight and bias may be null, `to` may be x. The distances from a rounded mean give
+// what the mean lacks (Chan, Golub and LeVeque 1983).
 inline void layer_norm_row(const float* x, const float* weight, const float* bias, long d, float eps, float* to) {
   V even = {}, odd = {};
   long j = 0;
@@ -88,9 +88,9 @@ inline void each_of(const float* x, const float* y, long n, float* to, F f) {
 
 inline V swiglu_of(V gate, V x) { return over_one_and_exp(gate * x, gate); }
 
-// GELU, x times the normal distribution's share below x (Hendrycks and Gimpel 2016), as max(x, 0) - t share(-t) with t = |x|. log2(share(-t))
-// is -1 + t times the polynomial of degree 9 that errs least on 0 ... 6. Its factors make it fall beyond, too. Relative error: 2.5e-7 where
-// x >= 0; 5e-7 (1 + t) down to -6, as the logarithm is rounded. Below, the result errs by less than 1e-13. NaN stays NaN.
+// GELU, x times the normal distribution's share below x (Hendrycks and Gimpel 2016), as max(x, 0) - t share(-t) with t = |x|.
+// log2(share(-t)) is -1 + t times the polynomial of degree 9 that errs least on 0 ... 6. Its factors make it fall beyond, too. Relative
+// error: 2.5e-7 where x >= 0; 5e-7 (1 + t) down to -6, as the logarithm is rounded. Below, the result errs by less than 1e-13. NaN stays.
 inline V gelu_of(V x) {
   V t = (V)((U)x & 0x7fffffffu);
   t = t > 11.5f ? all(11.5f) : t;

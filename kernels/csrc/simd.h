@@ -34,6 +34,8 @@ inline V load_part(const float* p, long count) {
 inline void store(float* p, V v) { *(Loose*)p = v; }
 inline V all(float x) { return x - V{}; }  // not x + V{}: that turns -0 into 0, so the compiler must compute it
 
+inline long whole_vectors(long n) { return (n + W - 1) / W * W; }
+
 constexpr int log2(int n) { return n > 1 ? 1 + log2(n / 2) : 0; }
 
 // Lane numbers for shuffles of two vectors, for each half block of 1, 2, 4 ... lanes.
@@ -57,9 +59,10 @@ struct Lanes {
 
 const Lanes lanes;
 
-// Writes the sums of N vectors to out; N is a power of two, at most W. Folds two vectors into one, again and again.
-template <int N>
-inline void sums(const V* v, float* out) {
+// Writes what f makes of the lanes of each of N vectors to out; N is a power of two, at most W. Folds two vectors into one, again and
+// again.
+template <int N, typename F>
+inline void fold(const V* v, float* out, F f) {
   V part[N];
 #pragma GCC unroll 16
   for (int i = 0; i < N; i++) part[i] = v[i];
@@ -68,15 +71,23 @@ inline void sums(const V* v, float* out) {
   for (int left = N; left > 1; left /= 2, level--)
 #pragma GCC unroll 16
     for (int i = 0; i < left / 2; i++)
-      part[i] = __builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.low[level]) +
-                __builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.high[level]);
+      part[i] = f(__builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.low[level]),
+                  __builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.high[level]));
 #pragma GCC unroll 8
-  for (; level >= 0; level--) part[0] += __builtin_shuffle(part[0], lanes.across[level]);
+  for (; level >= 0; level--) part[0] = f(part[0], __builtin_shuffle(part[0], lanes.across[level]));
   float last[W];
   store(last, part[0]);
 #pragma GCC unroll 16
   for (int i = 0; i < N; i++) out[i] = last[i * (W / N)];
 }
+
+// Writes the sums of N vectors to out.
+template <int N>
+inline void sums(const V* v, float* out) {
+  fold<N>(v, out, [](V x, V y) { return x + y; });
+}
+
+inline V larger(V x, V y) { return x > y ? x : y; }
 
 inline float sum(V v) {
   float out;
