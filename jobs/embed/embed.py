@@ -15,8 +15,11 @@ from ...runner.core.requests import PoolRequest, Row, TokenInput
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Parts
 from ...runner.pool_engine.pooler import Pooler
-from ...runner.pooling.spec import EmbeddingHead, PoolingSpec
+from ...runner.pooling.hidden_size import hidden_size
+from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_folder
+from ...runner.pooling.spec import PoolingSpec, embedding_spec
 from ...runner.text.prompt_templates import Columns, compile_template
+from .pooling_choice import chosen_head
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,13 @@ class EmbedJob:
     @cached_property
     def pooling(self) -> PoolingSpec:
         """How hidden states become the vector."""
-        settings, width = self.config.embed, int(self.parts.checkpoint.config["hidden_size"])
-        head = EmbeddingHead((settings.pooling or "mean",), (), settings.dimensions, bool(settings.normalize))
-        return PoolingSpec(head, min(width, settings.dimensions or width))
+        config = self.parts.checkpoint.config
+        return embedding_spec(chosen_head(self.config.embed, self.folder, config), hidden_size(config))
+
+    @cached_property
+    def folder(self) -> SentenceFolder:
+        """What sentence-transformers' files in the model's folder say."""
+        return read_sentence_folder(self.parts.checkpoint.modules_folder)
 
     @property
     def samples(self) -> int:

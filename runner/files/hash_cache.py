@@ -5,6 +5,7 @@ processes that run at once do not disturb each other.
 """
 
 import hashlib
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from time import time_ns
@@ -35,11 +36,15 @@ def file_sha256(path: Path) -> str:
 
 def folder_sha256(folder: Path, patterns: tuple[str, ...]) -> str:
     """Returns the hex sha256 over names and contents of the files in ``folder`` that match ``patterns``; "none" where none does."""
-    names = sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
+    return files_sha256(sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}))
+
+
+def files_sha256(files: Sequence[Path]) -> str:
+    """Returns the hex sha256 over names and contents of ``files`` in their order; "none" without any."""
     whole = hashlib.sha256()
-    for path in names:
+    for path in files:
         whole.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return whole.hexdigest() if names else "none"
+    return whole.hexdigest() if files else "none"
 
 
 def _stamp(path: Path) -> tuple[str, int, Stamp]:

@@ -13,7 +13,8 @@ from typing import Any
 from ...configs.schema import ModelConfig
 from ...configs.visible import visible
 from ..core.errors import ModelError, first_line
-from ..files.hash_cache import folder_sha256
+from ..files.hash_cache import files_sha256, folder_sha256
+from ..pooling.sentence_folder import module_files, transformer_folder
 
 WEIGHTS = ("*.safetensors", "config.json")
 ADAPTER = ("adapter_config.json", "adapters.safetensors")
@@ -26,16 +27,26 @@ _SHAPES = (
     "head_dim",
     "vocab_size",
 )
+MODULE_WEIGHTS = "[0-9]*_*/model*.safetensors"  # of sentence-transformers' modules, such as 2_Dense
 TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
 
 
 @dataclass(slots=True, frozen=True)
 class Checkpoint:
-    """Where a model lies: its folder, its adapter's folder, and its config.json."""
+    """Where a model lies: its folder, its adapter's folder, and its config.json.
+
+    home: the folder that the config names. It is another than ``folder`` where sentence-transformers has the weights in "0_Transformer".
+    """
 
     folder: Path
     adapter: Path | None
     config: dict[str, Any]
+    home: Path | None = None
+
+    @property
+    def modules_folder(self) -> Path:
+        """Returns the folder in which modules.json is, if there is one."""
+        return self.home or self.folder
 
     @property
     def context(self) -> int | None:
@@ -73,7 +84,8 @@ def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
     ``key`` is the place of ``config`` in the job's config. Raises ModelError, which says what was looked for.
     """
     folder = files("mlx_bulk.configs") / "demo" if config.path == "demo" else _folder(config.path, config.revision, f"{key}.path")
-    folder = Path(str(folder))
+    home = Path(str(folder))
+    folder = transformer_folder(home)
     adapter = None if config.adapter is None else _folder(config.adapter, None, f"{key}.adapter")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{key}.path: {folder} holds no config.json; expected a folder in Hugging Face or mlx-lm format")
@@ -92,7 +104,7 @@ def find_checkpoint(config: ModelConfig, key: str = "model") -> Checkpoint:
         found = load_config(folder)
     except ValueError as error:
         raise ModelError(f"{key}.path: {folder / 'config.json'} is not readable: {error}") from error
-    return Checkpoint(folder, adapter, found | _own_eos(folder))
+    return Checkpoint(folder, adapter, found | _own_eos(folder), home)
 
 
 def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
@@ -103,7 +115,7 @@ def find_tokenizer(config: ModelConfig) -> tuple[Path, str]:
     if config.path == "demo":
         folder = Path(str(files("mlx_bulk.configs") / "demo"))
     else:
-        folder = _folder(config.path, config.revision, "model.path", weights=False)
+        folder = transformer_folder(_folder(config.path, config.revision, "model.path", weights=False))
     return folder, folder_sha256(folder, TOKENIZER)
 
 
@@ -120,6 +132,11 @@ def checkpoint_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
         "none" if checkpoint.adapter is None else folder_sha256(checkpoint.adapter, ("*.safetensors", "adapter_config.json"))
     )
     return prints
+
+
+def module_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
+    """Returns the sha256 of sentence-transformers' files: modules.json, each module's settings and weights, prompts."""
+    return {"model.modules": files_sha256(module_files(checkpoint.modules_folder))}
 
 
 def _require_settings(path: Path, key: str) -> None:
@@ -155,7 +172,8 @@ def _folder(path: str, revision: str | None, key: str, *, weights: bool = True) 
     from huggingface_hub import snapshot_download
     from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
-    patterns = [name for name in (*DEFAULT_ALLOW_PATTERNS, "adapter*") if weights or not name.endswith(".safetensors")]
+    wanted = (*DEFAULT_ALLOW_PATTERNS, "adapter*", MODULE_WEIGHTS)
+    patterns = [name for name in wanted if weights or not name.endswith(".safetensors")]
     try:
         return Path(snapshot_download(path, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the hub client raises many kinds; each means that there is no model

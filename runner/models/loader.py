@@ -59,26 +59,24 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Lang
     def opened(folder: Path) -> Any:
         return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory)[0]
 
-    with _refusing(checkpoint):
+    with refusing(checkpoint):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory)
         mx.eval(network.parameters())
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
     substitutes = substitute(network, vocabulary, checkpoint.window)
-    adapters = Adapters(network, _dtype(config.dtype), lambda: checkpoint_fingerprints(checkpoint)["model.weights"], opened)
+    adapters = Adapters(network, dtype_of(config.dtype), lambda: checkpoint_fingerprints(checkpoint)["model.weights"], opened)
     if checkpoint.adapter is not None:
         try:
             adapters.put_on(checkpoint.adapter)
         except ModelError as error:
             raise ModelError(f"the adapter {error}") from error
         adapters.stay()
-    if need is not None and need > memory:
-        room = f"float32 would take {size_as_text(need)} of {size_as_text(memory)}"
-        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+    log_quantized(need, memory)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays)
-    return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, _has_scales(network), adapters)
+    return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, has_scales(network), adapters)
 
 
 def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
@@ -89,11 +87,11 @@ def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Languag
     backend.load_mlx()
     from mlx.utils import tree_flatten
 
-    with _refusing(checkpoint):
+    with refusing(checkpoint):
         network, _ = _prepared(config, checkpoint, memory)
         vocabulary = _vocabulary(network)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    return LanguageModel(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=_has_scales(network))
+    return LanguageModel(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=has_scales(network))
 
 
 def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
@@ -104,23 +102,30 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int,
     backend.load_mlx()
     from mlx.utils import tree_flatten
 
-    with _refusing(checkpoint):
+    with refusing(checkpoint):
         network = _opened(config, checkpoint)
-        need = _whole_bytes(network)
+        need = whole_bytes(network)
     if need is not None and need <= memory:
         return need, True
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     return sum(a.nbytes for a in arrays), None if need is None else False
 
 
+def log_quantized(need: int | None, memory: int) -> None:
+    """Warns where quantized weights stay so. need: see ``whole_bytes``."""
+    if need is not None and need > memory:
+        room = f"float32 would take {size_as_text(need)} of {size_as_text(memory)}"
+        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+
+
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
-    """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``_whole_bytes``."""
+    """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``whole_bytes``."""
     from mlx_lm.utils import dequantize_model
 
     from .adapters import AdapterRefused, load_adapter
 
-    network, dtype = _opened(config, checkpoint), _dtype(config.dtype)
-    need = _whole_bytes(network)
+    network, dtype = _opened(config, checkpoint), dtype_of(config.dtype)
+    need = whole_bytes(network)
     if need is not None and need <= memory:
         dequantize_model(network)
     if checkpoint.adapter is not None:
@@ -157,13 +162,13 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
         trust_remote_code=config.trust_remote_code,
     )
     keep_yarn_range(network, checkpoint.config | settings)
-    if (dtype := _dtype(config.dtype)) is not None:
+    if (dtype := dtype_of(config.dtype)) is not None:
         network.set_dtype(dtype)  # before dequantizing: half-precision scales would round the weights once more
     return network
 
 
 @contextmanager
-def _refusing(checkpoint: Checkpoint) -> Generator[None]:
+def refusing(checkpoint: Checkpoint) -> Generator[None]:
     """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process."""
     try:
         yield
@@ -191,7 +196,7 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
     return text
 
 
-def _dtype(wanted: str) -> Any:
+def dtype_of(wanted: str) -> Any:
     """Returns the precision to cast to, None for the checkpoint's own. ``auto`` on the CPU is float32: half precision is slow there."""
     import mlx.core as mx
 
@@ -200,14 +205,15 @@ def _dtype(wanted: str) -> Any:
     return getattr(mx, wanted)
 
 
-def _whole_bytes(network: Any) -> int | None:
+def whole_bytes(network: Any) -> int | None:
     """Returns the bytes of quantized weights as float32 on the CPU, where quantized products are slow; else None."""
     from mlx_lm.utils import get_total_parameters
 
-    return 4 * int(get_total_parameters(network)) if backend.device_name() == "cpu" and _has_scales(network) else None
+    return 4 * int(get_total_parameters(network)) if backend.device_name() == "cpu" and has_scales(network) else None
 
 
-def _has_scales(network: Any) -> bool:
+def has_scales(network: Any) -> bool:
+    """Returns whether a matrix is held quantized."""
     from mlx.utils import tree_flatten
 
     return any(name.endswith(".scales") for name, _ in tree_flatten(network.parameters()))

@@ -93,6 +93,7 @@ class RunSpec:
             **grammar_identity(config),
             **(self.job.grouping.fingerprints() if self.job.grouping is not None else {}),
             **checkpoints.checkpoint_fingerprints(self.checkpoint),
+            **(checkpoints.module_fingerprints(self.checkpoint) if self.job.pooling is not None else {}),
             **reference,
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
             **columns_of(self.job.schema),

@@ -1,4 +1,4 @@
 """What becomes of hidden states: one vector a text. Pooling, dense layers and classifier heads over a network's body.
 
-Public: checkpoint_head, spec.
+Public: checkpoint_head, hidden_size, sentence_folder, spec.
 """

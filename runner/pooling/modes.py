@@ -1,4 +1,10 @@
-"""Pools hidden states to one vector a row, as sentence-transformers' ``Pooling`` does. Pads stand on the right and never count."""
+"""Pools hidden states to one vector a row, as sentence-transformers' ``Pooling`` does.
+
+Rows are padded on the right, and may begin with a prompt that does not count:
+
+    a b c d . .    lengths 4, starts 2
+        x x        counted: nothing else is, whatever pads hold
+"""
 
 import mlx.core as mx
 
@@ -6,22 +12,33 @@ from .spec import PoolingMode
 
 
 def pool(states: mx.array, lengths: mx.array, starts: mx.array, mode: PoolingMode) -> mx.array:
-    """Returns vectors [B, H] of states [B, T, H].
+    """Returns vectors [B, H] of states [B, T, H]. Where no token of a row counts, its vector is NaN.
 
-    lengths [B]: tokens of each row; starts [B]: the first token that counts. ``cls`` is the first token and ``lasttoken`` the last.
+    lengths [B]: tokens of each row, which stand on the left. starts [B]: the first token that counts. ``cls`` is that token,
+    ``lasttoken`` the last. ``weightedmean`` weighs a token by its place in the row, from 1, also where a prompt is left out.
     """
     if mode == "cls":
-        return states[:, 0]
-    width = states.shape[1]
-    if mode == "lasttoken":
-        return mx.take_along_axis(states, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    at = mx.arange(width)[None]
-    counted = ((at >= starts[:, None]) & (at < lengths[:, None]))[..., None]
+        vectors = _states_at(states, starts)
+    elif mode == "lasttoken":
+        vectors = _states_at(states, lengths - 1)
+    else:
+        vectors = _of_counted(states, lengths, starts, mode)
+    return mx.where((starts < lengths)[:, None], vectors, mx.nan)
+
+
+def _states_at(states: mx.array, at: mx.array) -> mx.array:
+    at = mx.clip(at, 0, states.shape[1] - 1)
+    return mx.take_along_axis(states, at[:, None, None], axis=1)[:, 0]
+
+
+def _of_counted(states: mx.array, lengths: mx.array, starts: mx.array, mode: PoolingMode) -> mx.array:
+    at = mx.arange(states.shape[1])[None]
+    counted = (at >= starts[:, None]) & (at < lengths[:, None])
     if mode == "max":
-        return mx.where(counted, states, -mx.inf).max(axis=1)
-    states = mx.where(counted, states, 0)  # not a product: what a pad holds may be NaN
-    count = (lengths - starts)[:, None].astype(states.dtype)
+        return mx.where(counted[..., None], states, -mx.inf).max(axis=1)
+    states = mx.where(counted[..., None], states, 0)  # not a product: what a pad holds may be NaN
     if mode == "weightedmean":
-        weights = mx.where(counted[..., 0], at + 1, 0).astype(states.dtype)
+        weights = mx.where(counted, at + 1, 0).astype(states.dtype)
         return (states * weights[..., None]).sum(axis=1) / weights.sum(axis=1, keepdims=True)
+    count = (lengths - starts)[:, None].astype(states.dtype)
     return states.sum(axis=1) / (count if mode == "mean" else mx.sqrt(count))

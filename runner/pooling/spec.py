@@ -7,17 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..core.errors import ModelError
+
 PoolingMode = Literal["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]  # sentence-transformers' names
+Activation = Literal["ELU", "GELU", "Identity", "LeakyReLU", "Mish", "ReLU", "SELU", "SiLU", "Sigmoid", "Softplus", "Tanh"]  # torch.nn's
 
 
 @dataclass(slots=True, frozen=True)
 class DenseLayer:
-    """A linear layer after pooling, with its activation. folder: where its ``model.safetensors`` lies; activation: PyTorch's name."""
+    """A linear layer after pooling, with its activation. folder: where its ``model.safetensors`` lies.
+
+    residual: its input is added to its output, through a matrix of its own where their sizes differ.
+    """
 
     folder: Path
     inputs: int
     outputs: int
-    activation: str
+    activation: Activation
     bias: bool
     residual: bool = False
 
@@ -98,3 +104,14 @@ class PoolingSpec:
 
     head: EmbeddingHead | ClassifierHead | TokenHead
     dimensions: int
+
+
+def embedding_spec(head: EmbeddingHead, hidden: int) -> PoolingSpec:
+    """Returns the spec of a head over states of ``hidden`` numbers. Raises ModelError where its layers do not fit one another."""
+    width, of = hidden * len(head.modes), "pooling"
+    for layer in head.layers:
+        if isinstance(layer, DenseLayer):
+            if layer.inputs != width:
+                raise ModelError(f"{layer.folder}: in_features is {layer.inputs}, but {of} gives {width} numbers; fetch the model anew")
+            width, of = layer.outputs, f"{layer.folder.name}"
+    return PoolingSpec(head, min(width, head.cut or width))

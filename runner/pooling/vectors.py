@@ -1,23 +1,22 @@
 """A pooling model as it is called: a body that makes hidden states, and a head that makes one vector of a row's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 
-from .modes import pool
-from .spec import EmbeddingHead, Normalize, PoolingSpec
-
-Body = Callable[[mx.array, list[int], mx.array | None], mx.array]
-
 
 class PoolingNetwork(nn.Module):
-    """Maps rows of token ids to vectors."""
+    """Maps rows of token ids to vectors.
 
-    def __init__(self, body: Any, spec: PoolingSpec):
+    body: called with tokens [B, T], lengths and types [B, T] or None; returns states [B, T, H]. head: called with the states in
+    float32, tokens, lengths [B] and starts [B]; returns vectors [B, D].
+    """
+
+    def __init__(self, body: Any, head: Any):
         super().__init__()
-        self.body, self.spec = body, spec
+        self.body, self.head = body, head
 
     def __call__(
         self, tokens: mx.array, lengths: Sequence[int], starts: Sequence[int] | None = None, types: mx.array | None = None
@@ -27,17 +26,5 @@ class PoolingNetwork(nn.Module):
         lengths [B]: tokens of each row. starts [B]: the first token that pooling counts, None for 0. types [B, T]: token types.
         """
         states = self.body(tokens, list(lengths), types).astype(mx.float32)
-        counts, first = mx.array(list(lengths)), mx.array(list(starts) if starts is not None else [0] * len(lengths))
-        head = self.spec.head
-        assert isinstance(head, EmbeddingHead)
-        vectors = mx.concatenate([pool(states, counts, first, mode) for mode in head.modes], axis=-1)
-        for layer in head.layers:
-            assert isinstance(layer, Normalize)
-            vectors = _normalized(vectors)
-        if head.cut is not None:
-            vectors = vectors[:, : head.cut]
-        return _normalized(vectors) if head.normalize else vectors
-
-
-def _normalized(vectors: mx.array) -> mx.array:
-    return vectors / mx.maximum(mx.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+        first = mx.zeros(len(lengths), mx.int32) if starts is None else mx.array(list(starts))
+        return self.head(states, tokens, mx.array(list(lengths)), first).astype(mx.float32)

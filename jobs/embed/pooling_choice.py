@@ -1,0 +1,38 @@
+"""How hidden states become a row's vector: as the model's folder says, changed by what the config sets."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from ...configs.embed import EmbedSettings
+from ...configs.errors import ConfigError
+from ...runner.pooling.sentence_folder import SentenceFolder, pooling_advice
+from ...runner.pooling.spec import EmbeddingHead, Normalize, PoolingMode
+
+
+def chosen_head(settings: EmbedSettings, folder: SentenceFolder, config: dict[str, Any]) -> EmbeddingHead:
+    """Returns the head. Raises ConfigError where neither the folder nor the settings say how to pool.
+
+    Where the numbers of a vector are cut and the model gives vectors of length 1, they get it again.
+    """
+    head = folder.head
+    if settings.pooling is not None:
+        head = replace(head or EmbeddingHead(()), modes=(settings.pooling,))
+    if head is None:
+        found = _without_pooling(folder.folder, folder.modules)
+        raise ConfigError(f"embed.pooling: {found}; set it to one of {MODES}{pooling_advice(config)}")
+    unit = any(isinstance(layer, Normalize) for layer in head.layers)
+    if settings.normalize is False:
+        head = replace(head, layers=tuple(layer for layer in head.layers if not isinstance(layer, Normalize)))
+    cut = settings.dimensions
+    wanted = settings.normalize is True or (settings.normalize is None and cut is not None and unit)
+    return replace(head, cut=head.cut if cut is None else cut, normalize=wanted)
+
+
+MODES = ", ".join(get_args(PoolingMode))
+
+
+def _without_pooling(folder: Path, modules: tuple[str, ...]) -> str:
+    if not modules:
+        return f"{folder} holds no modules.json, so nothing says how its hidden states become one vector"
+    return f"modules.json of {folder} names no Pooling module, but {', '.join(modules)}"

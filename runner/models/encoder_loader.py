@@ -1,0 +1,94 @@
+"""Loads the weights of an encoder of ours (BERT and its like), in the precision that suits the device."""
+
+from typing import Any
+
+from ...configs.schema import ModelConfig
+from ..core.errors import ModelError
+from .checkpoint import Checkpoint
+from .loader import LanguageModel, dtype_of, has_scales, log_quantized, refusing, whole_bytes
+
+
+def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
+    """Loads the weights as ``loader.load_model`` does. Raises ModelError where the checkpoint cannot be loaded."""
+    import mlx.core as mx
+
+    with refusing(checkpoint):
+        network, need = _prepared(config, checkpoint, memory)
+        mx.eval(network.parameters())
+    log_quantized(need, memory)
+    return _described(network, checkpoint)
+
+
+def outline_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
+    """Returns the model as ``load_encoder`` would, without its weights: they have names, shapes and types, but no values."""
+    with refusing(checkpoint):
+        return _described(_prepared(config, checkpoint, memory)[0], checkpoint)
+
+
+def encoder_size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
+    """Returns the bytes of the weights, and whether they would be dequantized; as ``loader.size``."""
+    from mlx.utils import tree_flatten
+
+    with refusing(checkpoint):
+        network = _opened(config, checkpoint)
+        need = whole_bytes(network)
+    if need is not None and need <= memory:
+        return need, True
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    return sum(a.nbytes for a in arrays), None if need is None else False
+
+
+def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
+    """Makes the network, dequantized if that fits; reads and computes nothing yet. Second: see ``whole_bytes``."""
+    from mlx_lm.utils import dequantize_model
+
+    if checkpoint.adapter is not None:
+        raise ModelError(f"model.adapter: {checkpoint.config.get('model_type')} is an encoder, and adapters are for decoders; remove it")
+    network, dtype = _opened(config, checkpoint), dtype_of(config.dtype)
+    need = whole_bytes(network)
+    if need is not None and need <= memory:
+        dequantize_model(network)
+        if dtype is not None:
+            network.set_dtype(dtype)
+    network.eval()
+    return network, need
+
+
+def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
+    """Makes the network in the precision asked for; its weights are not read yet."""
+    import mlx.core as mx
+    from mlx import nn
+
+    from ..encoders.registry import encoder_class
+
+    encoder = encoder_class(checkpoint.config)
+    assert encoder is not None
+    network, held = encoder(checkpoint.config), dict[str, Any]()
+    for file in sorted(checkpoint.folder.glob("model*.safetensors")):
+        in_file: Any = mx.load(str(file))
+        held |= in_file
+    weights = encoder.sanitize(held)
+    if settings := checkpoint.config.get("quantization"):
+        # By what the weights hold: a conversion leaves out layers whose sizes do not suit.
+        nn.quantize(
+            network,
+            settings["group_size"],
+            settings["bits"],
+            mode=settings.get("mode", "affine"),
+            class_predicate=lambda path, module: hasattr(module, "to_quantized") and f"{path}.scales" in weights,
+        )
+    network.load_weights(list(weights.items()))
+    if (dtype := dtype_of(config.dtype)) is not None:
+        network.set_dtype(dtype)
+    return network
+
+
+def _described(network: Any, checkpoint: Checkpoint) -> LanguageModel:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
+    floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
+    vocabulary = int(type(network).settings(checkpoint.config)["vocab_size"])
+    held = sum(a.nbytes for a in arrays)
+    return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, quantized=has_scales(network))
