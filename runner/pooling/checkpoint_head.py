@@ -5,21 +5,23 @@ The weights decide. Where config.json says otherwise, or a head is one that we d
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from ...configs.visible import visible
-from ...kernels import backend
 from ..core.errors import ModelError, first_line
+from ..encoders.encoder import Encoder
 from ..encoders.registry import encoder_class
+from ..encoders.settings import check_setting
 from .spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
+from .weight_files import checkpoint_weights
 
 Config = dict[str, Any]
 Names = Mapping[str, tuple[int, ...]]  # names of weights, and their shapes
+HeadWeights = dict[str, tuple[str, tuple[int, ...]]]  # by names without the body's prefix: names in the checkpoint, shapes
 
-FILES = "model*.safetensors"  # as mlx-lm reads them
 # Ends of architectures whose logits are of tokens, spans or choices.
 OTHER_TASKS = {
     "ForTokenClassification": "gives logits to each token, not to a text",
@@ -73,32 +75,17 @@ def checkpoint_head(folder: Path, config: Config, tokens: TokenHead | None = Non
         if found.endswith(end):
             raise ModelError(f"model.path: {folder} is a {visible(found)}, which {what}; {CURE}")
     try:
-        head = find_head(weight_shapes(folder), config)
+        shapes = {name: tuple(array.shape) for name, array in checkpoint_weights(folder).items()}
+        head = find_head(folder, shapes, config)
     except ModelError as error:
         raise ModelError(f"model.path: {folder}{f' ({visible(found)})' if found else ''}: {error}") from error
     return CheckpointHead(head, _label_names(head.labels, config, folder), named, config.get("problem_type"))
 
 
-def weight_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Returns the names and shapes of a checkpoint's weights. Reads the headers of its files alone."""
-    mx = backend.load_mlx()
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in sorted(folder.glob(FILES)):
-        try:
-            arrays = cast(dict[str, Any], mx.load(str(file)))
-        except Exception as error:  # mlx raises many kinds; each means that the file is damaged
-            raise ModelError(f"{file.name} cannot be read: {first_line(error)}; fetch the model anew") from error
-        shapes |= {name: tuple(array.shape) for name, array in arrays.items()}
-    return shapes
-
-
-def find_head(weights: Names, config: Config) -> ClassifierHead:
+def find_head(folder: Path, weights: Names, config: Config) -> ClassifierHead:
     """Returns the head among the weights of a checkpoint. Raises ModelError where there is none, or one that is not served."""
     encoder = encoder_class(config)
-    if encoder is not None:
-        heads = cast(Names, encoder.head_weights(cast(Any, dict(weights))))
-    else:
-        heads = {name: shape for name, shape in weights.items() if name.split(".")[0] in {"score", "classifier", *OTHER_HEADS}}
+    heads = _head_weights(weights, encoder)
     for name in heads:
         if (root := name.split(".")[0]) in OTHER_HEADS:
             raise ModelError(f"its weights hold {visible(name)}: {OTHER_HEADS[root]}, which is not served; {CURE}")
@@ -112,15 +99,21 @@ def find_head(weights: Names, config: Config) -> ClassifierHead:
             "name these tokens in classify.true_token and classify.false_token"
         )
     _check_widths(head)
-    return head
+    return replace(head, folder=folder)
 
 
-def head_names(head: ClassifierHead) -> set[str]:
-    """Returns the names of a head's weights in the checkpoint, without the prefix of the body."""
-    return {f"{layer.name}.{part}" for layer in head.layers for part in (("weight", "bias") if layer.bias else ("weight",))}
+def _head_weights(weights: Names, encoder: type[Encoder] | None) -> HeadWeights:
+    """Returns the weights that are not the body's, by their names without the body's prefix."""
+    if encoder is None:
+        return {name: (name, shape) for name, shape in weights.items() if name.split(".")[0] in {"score", *OTHER_HEADS}}
+    found: HeadWeights = {}
+    for name, shape in weights.items():
+        for bare in encoder.head_weights({name: cast(Any, shape)}):  # it looks at names alone
+            found[bare] = name, shape
+    return found
 
 
-def _decoder_head(heads: Names, config: Config) -> ClassifierHead | None:
+def _decoder_head(heads: HeadWeights, config: Config) -> ClassifierHead | None:
     """A linear layer, or two with a ReLU between them (Qwen2ForRewardModel, INF-ORM): of the last token that is not the pad's id."""
     if "score.weight" in heads:
         layers = [_linear(heads, "score")]
@@ -133,7 +126,7 @@ def _decoder_head(heads: Names, config: Config) -> ClassifierHead | None:
     return ClassifierHead("last", tuple(layers), _pad(config))
 
 
-def _encoder_head(heads: Names, config: Config) -> ClassifierHead | None:
+def _encoder_head(heads: HeadWeights, config: Config) -> ClassifierHead | None:
     """The heads of transformers' …ForSequenceClassification, told apart by their weights."""
     if {"classifier.dense.weight", "classifier.out_proj.weight"} <= set(heads):  # RoBERTa, XLM-R, MPNet
         return ClassifierHead("first", (_linear(heads, "classifier.dense", "tanh"), _linear(heads, "classifier.out_proj")))
@@ -142,7 +135,8 @@ def _encoder_head(heads: Names, config: Config) -> ClassifierHead | None:
     last = _linear(heads, "classifier")
     if "head.dense.weight" in heads:  # ModernBERT
         dense = _linear(heads, "head.dense", config.get("classifier_activation") or "gelu")
-        norm = HeadNorm("head.norm", dense.outputs, config.get("norm_eps") or 1e-5, "head.norm.bias" in heads)
+        norm = HeadNorm(_name(heads, "head.norm"), dense.outputs, config.get("norm_eps") or 1e-5, "head.norm.bias" in heads)
+        check_setting(config, "classifier_pooling", ("cls", "mean"), "cls")
         return ClassifierHead("mean" if config.get("classifier_pooling") == "mean" else "first", (dense, norm, last))
     if "pre_classifier.weight" in heads:  # DistilBERT
         return ClassifierHead("first", (_linear(heads, "pre_classifier", "relu"), last))
@@ -151,12 +145,17 @@ def _encoder_head(heads: Names, config: Config) -> ClassifierHead | None:
     return None
 
 
-def _linear(heads: Names, name: str, activation: str | None = None) -> HeadLinear:
-    shape = heads[f"{name}.weight"]
+def _linear(heads: HeadWeights, name: str, activation: str | None = None) -> HeadLinear:
+    shape = heads[f"{name}.weight"][1]
     if len(shape) != 2 or f"{name}.scales" in heads:
         kind = "is quantized" if f"{name}.scales" in heads else f"has the shape {list(shape)}"
         raise ModelError(f"the weight of its head {name} {kind}; expected a matrix of floats; fetch the model anew, unquantized")
-    return HeadLinear(name, shape[1], shape[0], f"{name}.bias" in heads, activation)
+    return HeadLinear(_name(heads, name), shape[1], shape[0], f"{name}.bias" in heads, activation)
+
+
+def _name(heads: HeadWeights, module: str) -> str:
+    """Returns a module's name in the checkpoint."""
+    return heads[f"{module}.weight"][0].removesuffix(".weight")
 
 
 def _check_widths(head: ClassifierHead) -> None:

@@ -10,6 +10,7 @@ from ..encoders.settings import activation
 from ..layers.network import Network
 from .modes import pool
 from .spec import ClassifierHead, HeadLinear, TokenHead
+from .weight_files import checkpoint_weights
 
 
 class Classifier(nn.Module):
@@ -37,13 +38,16 @@ class Classifier(nn.Module):
             vectors = activated(layer(vectors))
         return vectors
 
-    def weights(self, checkpoint: dict[str, mx.array]) -> list[tuple[str, mx.array]]:
-        """Returns the weights of this head among a checkpoint's, named as ours."""
-        return [
-            (f"layers.{place}.{part}", checkpoint[f"{layer.name}.{part}"])
-            for place, layer in enumerate(self.head.layers)
-            for part in (("weight", "bias") if layer.bias else ("weight",))
-        ]
+    def load(self) -> None:
+        """Reads the weights from the checkpoint, lazily, in float32. Raises ModelError where a file is damaged."""
+        weights = checkpoint_weights(self.head.folder)
+        self.load_weights(
+            [
+                (f"layers.{place}.{part}", weights[f"{layer.name}.{part}"].astype(mx.float32))
+                for place, layer in enumerate(self.head.layers)
+                for part in (("weight", "bias") if layer.bias else ("weight",))
+            ]
+        )
 
 
 class TokenScore(nn.Module):

@@ -70,7 +70,7 @@ class HeadNorm:
 
 @dataclass(slots=True, frozen=True)
 class ClassifierHead:
-    """The checkpoint's own classifier or reward head: one logit a label.
+    """The checkpoint's own classifier or reward head: one logit a label. folder: where its weights lie, among the body's.
 
     reads: which states it takes: the first token's, the mean of all, or the last token's. pad: an id that does not count as the last
     token: the last one of another id is read, also where the row itself ends in it. None: all ids count. layers: in their order.
@@ -79,6 +79,7 @@ class ClassifierHead:
     reads: Literal["first", "last", "mean"]
     layers: tuple[HeadLinear | HeadNorm, ...]
     pad: int | None = None
+    folder: Path = Path()
 
     @property
     def labels(self) -> int:

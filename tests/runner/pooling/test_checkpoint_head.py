@@ -29,14 +29,14 @@ def test_a_decoders_score_has_a_row_a_label(tmp_path: Path):
     found = checkpoint_head(
         folder(tmp_path, {"score.weight": (3, H)}), LLAMA | {"id2label": LABELS, "problem_type": "single_label_classification"}
     )
-    assert found.head == ClassifierHead("last", (HeadLinear("score", H, 3, bias=False),), 3)
+    assert found.head == ClassifierHead("last", (HeadLinear("score", H, 3, bias=False),), 3, tmp_path)
     assert found.spec == PoolingSpec(found.head, 3)
     assert (found.label_names, found.activation, found.problem_type) == (("no", "maybe", "yes"), None, "single_label_classification")
 
 
 def test_the_weights_number_of_labels_counts_where_the_config_names_none(tmp_path: Path):
     found = checkpoint_head(folder(tmp_path, {"score.weight": (1, H), "score.bias": (1,)}), LLAMA)
-    assert found.spec == PoolingSpec(ClassifierHead("last", (HeadLinear("score", H, 1, bias=True),), 3), 1)
+    assert found.spec == PoolingSpec(ClassifierHead("last", (HeadLinear("score", H, 1, bias=True),), 3, tmp_path), 1)
     assert found.label_names == ("LABEL_0",)
 
 
@@ -45,17 +45,17 @@ def test_the_weights_number_of_labels_counts_where_the_config_names_none(tmp_pat
     [({"pad_token_id": None}, None), ({"pad_token_id": 0}, 0), ({"text_config": {"pad_token_id": 5}}, 5)],
 )
 def test_the_pads_id_is_the_configs(config: dict[str, Any], pad: int | None):
-    assert find_head({"score.weight": (1, H)}, LLAMA | config).pad == pad
+    assert find_head(Path(), {"score.weight": (1, H)}, LLAMA | config).pad == pad
 
 
 @pytest.mark.parametrize(("kind", "pad"), [("llama", None), ("gemma2", 0), ("phi3", 32000), ("no_such_type", None)])
 def test_a_config_without_a_pads_id_has_its_familys(kind: str, pad: int | None):
-    assert find_head({"score.weight": (1, H)}, {"model_type": kind}).pad == pad
+    assert find_head(Path(), {"score.weight": (1, H)}, {"model_type": kind}).pad == pad
 
 
 def test_a_score_may_be_two_layers():
     shapes = {"score.0.weight": (12, H), "score.0.bias": (12,), "score.2.weight": (1, 12), "score.2.bias": (1,)}
-    head = find_head(shapes, LLAMA)
+    head = find_head(Path(), shapes, LLAMA)
     assert head.layers == (HeadLinear("score.0", H, 12, bias=True, activation="relu"), HeadLinear("score.2", 12, 1, bias=True))
 
 
@@ -63,25 +63,25 @@ def test_encoders_heads_are_told_by_their_weights(tmp_path: Path):
     def head(path: Path) -> Any:
         return checkpoint_head(path, json.loads((path / "config.json").read_text())).head
 
-    assert head(tiny_bert(tmp_path / "bert", 3)) == ClassifierHead(
-        "first", (HeadLinear("pooler.dense", 32, 32, bias=True, activation="tanh"), HeadLinear("classifier", 32, 3, bias=True))
-    )
-    assert head(tiny_roberta(tmp_path / "roberta", 1)) == ClassifierHead(
-        "first",
-        (HeadLinear("classifier.dense", 32, 32, bias=True, activation="tanh"), HeadLinear("classifier.out_proj", 32, 1, bias=True)),
-    )
+    pooler = HeadLinear("bert.pooler.dense", 32, 32, bias=True, activation="tanh")
+    bert = (pooler, HeadLinear("classifier", 32, 3, bias=True))
+    assert head(tiny_bert(tmp_path / "bert", 3)) == ClassifierHead("first", bert, folder=tmp_path / "bert")
+    dense = HeadLinear("classifier.dense", 32, 32, bias=True, activation="tanh")
+    roberta = (dense, HeadLinear("classifier.out_proj", 32, 1, bias=True))
+    assert head(tiny_roberta(tmp_path / "roberta", 1)) == ClassifierHead("first", roberta, folder=tmp_path / "roberta")
     modern = (
         HeadLinear("head.dense", 32, 32, bias=False, activation="gelu"),
         HeadNorm("head.norm", 32, 1e-5, bias=False),
         HeadLinear("classifier", 32, 2, bias=True),
     )
-    assert head(tiny_modernbert(tmp_path / "cls", 2)) == ClassifierHead("first", modern)
-    assert head(tiny_modernbert(tmp_path / "mean", 2, classifier_pooling="mean")) == ClassifierHead("mean", modern)
+    assert head(tiny_modernbert(tmp_path / "cls", 2)) == ClassifierHead("first", modern, folder=tmp_path / "cls")
+    by_mean = tiny_modernbert(tmp_path / "mean", 2, classifier_pooling="mean")
+    assert head(by_mean) == ClassifierHead("mean", modern, folder=by_mean)
 
 
 def test_distilberts_head_has_a_relu():
     shapes = {"pre_classifier.weight": (H, H), "pre_classifier.bias": (H,), "classifier.weight": (2, H), "classifier.bias": (2,)}
-    layers = find_head(shapes, {"model_type": "distilbert"}).layers
+    layers = find_head(Path(), shapes, {"model_type": "distilbert"}).layers
     assert layers == (HeadLinear("pre_classifier", H, H, bias=True, activation="relu"), HeadLinear("classifier", H, 2, bias=True))
 
 

@@ -1,6 +1,8 @@
 """Tests the classifiers' layers and the tokens that they read against NumPy in float64."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -45,9 +47,10 @@ def layer_norm(x: Floats, weight: Floats, bias: Floats) -> Floats:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * weight + bias
 
 
-def logits(head: ClassifierHead, given: dict[str, Floats]) -> Floats:
-    classifier = Classifier(head)
-    classifier.load_weights(classifier.weights({name: mx.array(array.astype(np.float32)) for name, array in given.items()}))
+def logits(head: ClassifierHead, given: dict[str, Floats], folder: Path) -> Floats:
+    mx.save_safetensors(str(folder / "model.safetensors"), {name: mx.array(array.astype(np.float32)) for name, array in given.items()})
+    classifier = Classifier(replace(head, folder=folder))
+    classifier.load()
     lengths = mx.array(LENGTHS)
     found = classifier(mx.array(states().astype(np.float32)), mx.array(TOKENS), lengths, mx.zeros_like(lengths))
     return np.array(found, np.float64)
@@ -59,37 +62,37 @@ def test_the_last_token_that_is_not_the_pads_id_is_read_also_where_the_row_ends_
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-def test_a_decoders_score_is_a_product_of_its_last_counted_state(labels: int):
+def test_a_decoders_score_is_a_product_of_its_last_counted_state(tmp_path: Path, labels: int):
     head = ClassifierHead("last", (HeadLinear("score", H, labels, bias=False),), PAD)
     w = weights(head)
     read = states()[np.arange(3), [2, 1, 0]]
-    np.testing.assert_allclose(logits(head, w), read @ w["score.weight"].T, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(logits(head, w, tmp_path), read @ w["score.weight"].T, rtol=0, atol=2e-6)
 
 
-def test_a_score_of_two_layers_has_a_relu_between_them():
+def test_a_score_of_two_layers_has_a_relu_between_them(tmp_path: Path):
     head = ClassifierHead("last", (HeadLinear("score.0", H, H, bias=True, activation="relu"), HeadLinear("score.2", H, 1, bias=True)))
     w = weights(head)
     read = states()[np.arange(3), [4, 1, 0]]
     inner = np.maximum(read @ w["score.0.weight"].T + w["score.0.bias"], 0)
-    np.testing.assert_allclose(logits(head, w), inner @ w["score.2.weight"].T + w["score.2.bias"], rtol=0, atol=4e-6)
+    np.testing.assert_allclose(logits(head, w, tmp_path), inner @ w["score.2.weight"].T + w["score.2.bias"], rtol=0, atol=4e-6)
 
 
-def test_berts_classifier_reads_the_first_state_through_a_tanh():
+def test_berts_classifier_reads_the_first_state_through_a_tanh(tmp_path: Path):
     head = ClassifierHead(
         "first", (HeadLinear("pooler.dense", H, H, bias=True, activation="tanh"), HeadLinear("classifier", H, 3, bias=True))
     )
     w = weights(head)
     inner = np.tanh(states()[:, 0] @ w["pooler.dense.weight"].T + w["pooler.dense.bias"])
-    np.testing.assert_allclose(logits(head, w), inner @ w["classifier.weight"].T + w["classifier.bias"], rtol=0, atol=4e-6)
+    np.testing.assert_allclose(logits(head, w, tmp_path), inner @ w["classifier.weight"].T + w["classifier.bias"], rtol=0, atol=4e-6)
 
 
-def test_modernberts_classifier_may_read_the_mean_of_a_rows_states():
+def test_modernberts_classifier_may_read_the_mean_of_a_rows_states(tmp_path: Path):
     dense = HeadLinear("head.dense", H, H, bias=False, activation="gelu")
     head = ClassifierHead("mean", (dense, HeadNorm("head.norm", H, 1e-5, bias=True), HeadLinear("classifier", H, 2, bias=True)))
     w = weights(head)
     read = np.stack([states()[row, :length].mean(0) for row, length in enumerate(LENGTHS)])
     inner = layer_norm(gelu(read @ w["head.dense.weight"].T), w["head.norm.weight"], w["head.norm.bias"])
-    np.testing.assert_allclose(logits(head, w), inner @ w["classifier.weight"].T + w["classifier.bias"], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(logits(head, w, tmp_path), inner @ w["classifier.weight"].T + w["classifier.bias"], rtol=0, atol=2e-5)
 
 
 class Capped(nn.Module):
