@@ -1,0 +1,68 @@
+"""Reads a checkpoint's body into mlx-lm's network: one without an LM head, with a classifier's head, or saved as a bare ``AutoModel``.
+
+mlx-lm reads language models alone, and makes an LM head for each: 2 GB for an 8B. Here its place is taken by a stand-in without weights.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+from .weights_compat import Weights, mlx_lm_classes
+
+LM_HEADS = ("lm_head", "output", "embed_out")  # as mlx-lm's model files name them
+# The first part of the names of other heads' weights; a classifier reads its own.
+OTHER_HEADS = {"score", "classifier", "v_head", "value_head", "reward_head", "regression_layer", "gating", "qa_outputs", "rank_head"}
+BODY = "model"
+
+
+def body_classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
+    """Returns what mlx-lm's ``load_model`` makes a network and its arguments of; the network takes a checkpoint's body alone."""
+    network_of, arguments_class = mlx_lm_classes(config)
+
+    def body_of(arguments: Any) -> Any:
+        network = network_of(arguments)
+        before = network.__dict__.pop("sanitize", None)
+
+        def sanitize(weights: Weights) -> Weights:
+            object.__delattr__(network, "sanitize")
+            if before is not None:
+                object.__setattr__(network, "sanitize", before)
+            weights = body_weights(weights, set(network.children()))
+            own = getattr(network, "sanitize", None)
+            weights = weights if own is None else own(weights)
+            _leave_out_heads(network, weights)
+            return weights
+
+        object.__setattr__(network, "sanitize", sanitize)  # not among a module's parameters
+        return network
+
+    return body_of, arguments_class
+
+
+def body_weights(weights: Weights, children: set[str]) -> Weights:
+    """Returns the weights without heads, under the names of a network with these ``children``."""
+    weights = {name: array for name, array in weights.items() if name.split(".")[0] not in {*OTHER_HEADS, *LM_HEADS}}
+    bare = BODY in children and not any(name.split(".")[0] in children for name in weights)
+    return {f"{BODY}.{name}": array for name, array in weights.items()} if bare else weights
+
+
+def _leave_out_heads(network: nn.Module, weights: Weights) -> None:
+    """Puts a stand-in in the place of each LM head that has no weights."""
+    for name in LM_HEADS:
+        head = network.get(name)
+        if isinstance(head, nn.Linear) and f"{name}.weight" not in weights:
+            network[name] = NoHead(head.weight.shape[0])
+
+
+class NoHead(nn.Module):
+    """Stands for an LM head: as wide, and its logits are the states over and over. So a trial of logits is one of the states."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width = width
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Returns [..., width] of states [..., H]."""
+        return x[..., mx.arange(self.width) % x.shape[-1]]
