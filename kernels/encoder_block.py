@@ -59,10 +59,10 @@ class EncoderConstants:
     activation: str = "gelu"
 
 
-def reference(x: mx.array, lengths: Sequence[int], w: EncoderWeights, c: EncoderConstants) -> mx.array:
+def reference(x: mx.array, lengths: Sequence[int], w: EncoderWeights, c: EncoderConstants, score_bias: mx.array | None = None) -> mx.array:
     """Computes a block in mlx's ops, the specification. x [B, T, d], of whose rows the first ``lengths`` are tokens -> [B, T, d].
 
-    What becomes of pads is left open.
+    score_bias [1, H, T, T] is added to the scaled scores. What becomes of pads is left open.
     """
     b, t, d = x.shape
     at = mx.arange(t)
@@ -76,7 +76,8 @@ def reference(x: mx.array, lengths: Sequence[int], w: EncoderWeights, c: Encoder
         q, k, v = linear.reference(y, w.qkv, w.qkv_bias).reshape(b, t, 3, c.heads, -1).transpose(2, 0, 3, 1, 4)
         if w.frequencies is not None:
             q, k = (rope.reference(part, w.frequencies, 0) for part in (q, k))
-        taken = attention.reference(q, k, v, (d // c.heads) ** -0.5, seen).transpose(0, 2, 1, 3)
+        mask = seen if score_bias is None else mx.where(seen, score_bias, -mx.inf)
+        taken = attention.reference(q, k, v, (d // c.heads) ** -0.5, mask).transpose(0, 2, 1, 3)
         return linear.reference(taken.reshape(b, t, d), w.output, w.output_bias)
 
     def fed(y: mx.array) -> mx.array:
@@ -90,6 +91,13 @@ def reference(x: mx.array, lengths: Sequence[int], w: EncoderWeights, c: Encoder
         return x + fed(normed(x, w.second_norm, w.second_norm_bias, c.second_eps))
     x = normed(x + attended(x), w.norm, w.norm_bias, c.eps)
     return normed(x + fed(x), w.second_norm, w.second_norm_bias, c.second_eps)
+
+
+def suits(x: mx.array, lengths: Sequence[int], heads: int, score_bias: mx.array | None = None) -> bool:
+    """Returns True when the library serves a call: float32 on the CPU, and shapes that fit."""
+    if x.ndim != 3 or len(lengths) != x.shape[0] or not all(0 <= n <= x.shape[1] for n in lengths) or not native.suits(x):
+        return False
+    return score_bias is None or (score_bias.shape == (1, heads, x.shape[1], x.shape[1]) and native.suits(score_bias))
 
 
 class PackedBlock:
@@ -118,15 +126,16 @@ class PackedBlock:
         call.eps, call.second_eps, call.scale = c.eps, c.second_eps, (self.d // c.heads) ** -0.5
         call.first_norms, call.normed, call.activation = c.first_norms, c.normed, ACTIVATIONS.index(c.activation)
 
-    def __call__(self, x: mx.array, lengths: NDArray[np.int64]) -> mx.array:
+    def __call__(self, x: mx.array, lengths: NDArray[np.int64], score_bias: mx.array | None = None) -> mx.array:
         """Computes ``reference`` now; the states of pads are 0. Raises Traced.
 
         A row's bits depend on its tokens alone, not on other rows, its place, or the number of its pads.
         """
-        x = native.dense(x)
+        x, score_bias = native.dense(x), None if score_bias is None else native.dense(score_bias)
         out = native.empty(x.shape)
         call = _Call.from_buffer_copy(self._call)  # a call's own: threads compute with one block at once
         call.x, call.out, call.lengths = native.view(x).ctypes.data, native.view(out).ctypes.data, lengths.ctypes.data
+        call.score_bias = None if score_bias is None else native.view(score_bias).ctypes.data
         call.b, call.t = x.shape[:2]
         native.library().encoder_block(ctypes.byref(call))
         return out
@@ -144,7 +153,7 @@ def _packed(weight: mx.array, bias: mx.array | None) -> NDArray[np.float32]:
 
 class _Call(ctypes.Structure):  # encoder_block.h's EncoderBlock
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "out", "lengths", "qkv", "output", "mlp_input", "gate", "mlp_output")),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "lengths", "score_bias", "qkv", "output", "mlp_input", "gate", "mlp_output")),
         *((name, ctypes.c_void_p) for name in ("norm", "norm_bias", "second_norm", "second_norm_bias", "frequencies")),
         *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "hidden", "half", "window")),
         *((name, ctypes.c_float) for name in ("eps", "second_eps", "scale")),

@@ -1,4 +1,4 @@
-// Attention in which a token sees all tokens of its row, or those of a window around it: softmax(q kᵀ) v. Rows stand one after the other,
+// Attention in which a token sees all tokens of its row, or those of a window around it: softmax(q kᵀ + bias) v. Rows stand one after the other,
 // without pads. Knows nothing of models.
 
 #pragma once
@@ -31,7 +31,8 @@ struct BothWays {
   const float* qkv;     // [tokens, ld]: queries, which are scaled already, keys and values of all heads
   float* out;           // [tokens, ldo]
   const int64_t* from;  // [B + 1]: the first token of each row
-  long b, heads, width, window, ld, ldo;  // window: how far away a token sees; negative: the whole row
+  const float* bias;    // [H, T, T], added to the scores; null where there is none
+  long b, t, heads, width, window, ld, ldo;  // t: the bias's T; window: how far away a token sees; negative: the whole row
 
   void run() const {
     long longest = 0;
@@ -47,26 +48,28 @@ struct BothWays {
  private:
   // Computes every `parts`-th tile of a row's queries in one head.
   void some(long row, long head, long part, long parts) const {
-    long t = from[row + 1] - from[row], d = heads * width, wide = whole_vectors(t), padded = whole_vectors(width);
-    if (part * TILE_QUERIES >= t) return;
+    long tokens = from[row + 1] - from[row], d = heads * width, wide = whole_vectors(tokens), padded = whole_vectors(width);
+    if (part * TILE_QUERIES >= tokens) return;
     const float *q = qkv + from[row] * ld + head * width, *k = q + d, *v = k + d;
     long ldv = ld;
     float* keys = spare(KEYS, width * wide);
-    turn_padded(t, width, k, ld, keys, wide);
+    turn_padded(tokens, width, k, ld, keys, wide);
     if (padded != width) {
-      float* values = spare(VALUES, t * padded);
-      for (long j = 0; j < t; j++) std::fill(std::copy_n(v + j * ld, width, values + j * padded), values + (j + 1) * padded, 0.0f);
+      float* values = spare(VALUES, tokens * padded);
+      for (long j = 0; j < tokens; j++) std::fill(std::copy_n(v + j * ld, width, values + j * padded), values + (j + 1) * padded, 0.0f);
       v = values, ldv = padded;
     }
     float *scores = spare(SCORES, TILE_QUERIES * wide), *made = spare(QUERIES, TILE_QUERIES * padded), shares[TILE_QUERIES];
-    for (long start = part * TILE_QUERIES; start < t; start += parts * TILE_QUERIES) {
-      long n = std::min(TILE_QUERIES, t - start), first = 0, end = t;
-      if (window >= 0) first = std::max(0l, start - window) / W * W, end = std::min(t, start + n + window);
+    for (long start = part * TILE_QUERIES; start < tokens; start += parts * TILE_QUERIES) {
+      long n = std::min(TILE_QUERIES, tokens - start), first = 0, end = tokens;
+      if (window >= 0) first = std::max(0l, start - window) / W * W, end = std::min(tokens, start + n + window);
       outer_evenly(n, whole_vectors(end) - first, q + start * ld, ld, keys + first, wide, width, scores, wide);
       for (long r = 0; r < n; r++) {
         float* row = scores + r * wide;
+        const float* more = bias + (head * t + start + r) * t + first;
+        for (long j = 0; bias && j < end - first; j++) row[j] += more[j];
         if (window >= 0) std::fill(row, row + std::max(0l, start + r - window) - first, -INFINITE);
-        long seen = window >= 0 ? std::min(t, start + r + window + 1) : t;
+        long seen = window >= 0 ? std::min(tokens, start + r + window + 1) : tokens;
         std::fill(row + seen - first, row + whole_vectors(end) - first, -INFINITE);
       }
       weigh(scores, wide, n, whole_vectors(end) - first, shares);

@@ -20,6 +20,7 @@ struct EncoderBlock {
   const float* x;          // [B, T, d], dense
   float* out;              // [B, T, d]; pads get zeros
   const int64_t* lengths;  // [B]: tokens of each row; pads follow
+  const float* score_bias;  // [H, T, T]; null where there is none
   const float *qkv, *o, *in, *gate, *down;  // packed; the gate is null where the MLP has none
   const float *norm, *norm_bias, *second_norm, *second_norm_bias;  // null where there is none
   const float* frequencies;  // [half], radians a position
@@ -38,7 +39,7 @@ struct EncoderBlock {
     if (!tokens) return;
     float *projected = spare(PROJECTED, tokens * ld), *attended = spare(ATTENDED, tokens * wide);
     each_chunk(tokens, [&](long first, long rows) { project(places.data() + first, rows, projected + first * ld, angles); });
-    BothWays{projected, attended, from.data(), b, heads, d / heads, window, ld, wide}.run();
+    BothWays{projected, attended, from.data(), score_bias, b, t, heads, d / heads, window, ld, wide}.run();
     each_chunk(tokens, [&](long first, long rows) { feed_forward(places.data() + first, rows, attended + first * wide); });
   }
 

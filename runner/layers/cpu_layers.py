@@ -125,6 +125,38 @@ class FastRMSNorm(nn.RMSNorm):
         )
 
 
+class FastLayerNorm(nn.LayerNorm):
+    """``nn.LayerNorm`` in one pass."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [..., D] -> the same shape."""
+        weight, bias = self.get("weight"), self.get("bias")
+        if self.training or not elementwise.suits_layer_norm(x, weight, bias):
+            return super().__call__(x)
+        return run_kernel(
+            self._context.used,
+            "norm",
+            lambda: elementwise.layer_norm_on_cpu(x, weight, bias, self.eps),
+            lambda: super(FastLayerNorm, self).__call__(x),
+        )
+
+
+class FastGELU(nn.GELU):
+    """``nn.GELU``: the exact one and its tanh form."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [...] -> the same shape."""
+        kernel = {"none": elementwise.gelu_on_cpu, "precise": elementwise.gelu_approx_on_cpu, "tanh": elementwise.gelu_approx_on_cpu}
+        fast = kernel.get(self._approx)
+        if self.training or fast is None or not native.suits(x):
+            return super().__call__(x)
+        return run_kernel(self._context.used, "gelu", lambda: fast(x), lambda: super(FastGELU, self).__call__(x))
+
+
 class FastRoPE(nn.RoPE):
     """``nn.RoPE`` with a kernel that computes the angles of a step once."""
 
@@ -171,6 +203,8 @@ LAYERS: dict[type, type] = {
     nn.Embedding: FastEmbedding,
     nn.Conv1d: FastConv1d,
     nn.RMSNorm: FastRMSNorm,
+    nn.LayerNorm: FastLayerNorm,
+    nn.GELU: FastGELU,
     nn.RoPE: FastRoPE,
     Llama3RoPE: FastLlama3RoPE,
 }

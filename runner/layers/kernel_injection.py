@@ -72,6 +72,7 @@ def _fast_nn() -> ModuleType:
     twin = ModuleType(nn.__name__, nn.__doc__)
     twin.__dict__.update(nn.__dict__)
     twin.__dict__["silu"] = _elementwise("silu", nn.silu, elementwise.silu_on_cpu)
+    twin.__dict__["gelu"] = _elementwise("gelu", nn.gelu, elementwise.gelu_on_cpu)
     twin.__dict__["gelu_approx"] = _elementwise("gelu", nn.gelu_approx, elementwise.gelu_approx_on_cpu)
     return twin
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.kernels import native
-from mlx_bulk.kernels.encoder_block import ACTIVATIONS, EncoderConstants, EncoderWeights, PackedBlock, reference
+from mlx_bulk.kernels.encoder_block import ACTIVATIONS, EncoderConstants, EncoderWeights, PackedBlock, reference, suits
 from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
@@ -142,6 +142,16 @@ def test_a_rows_bits_depend_on_its_tokens_alone(shape: Shape):
             assert mx.array_equal(block(x[row : row + 1, :n], np.array([n]))[0], found[row, :n])
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_bias_is_added_to_the_scores(window: int | None):
+    weights, constants = block_of(Shape(window=window))
+    x, bias = inputs(48), mx.array(np.random.default_rng(2).normal(0, 3, (1, 4, 90, 90)).astype(np.float32))
+    found, specified = PackedBlock(weights, constants)(x, np.array(LENGTHS), bias), reference(x, LENGTHS, weights, constants, bias)
+    assert not mx.allclose(found, PackedBlock(weights, constants)(x, np.array(LENGTHS)), atol=1e-2)
+    for row, n in enumerate(LENGTHS):
+        np.testing.assert_allclose(found[row, :n], specified[row, :n], rtol=0, atol=2 * ATOL)
+
+
 @pytest.mark.parametrize("window", [None, 40])
 def test_a_long_row_alone_is_shared_among_threads(window: int | None):
     """600 tokens in one head: tiles of queries are the tasks, and each token's chunk holds but a part of its row."""
@@ -194,3 +204,15 @@ def test_each_activation_has_the_librarys_number():
         weights, constants = block_of(Shape(activation=activation))
         found.append(np.array(PackedBlock(weights, constants)(x, np.array([5]))))
     assert all(np.abs(a - b).max() > 1e-5 for i, a in enumerate(found) for b in found[:i])
+
+
+def test_what_does_not_fit_does_not_suit():
+    x = inputs(48, 2, 10)
+    assert suits(x, [10, 0], 4)
+    assert suits(x, [10, 0], 4, mx.zeros((1, 4, 10, 10)))
+    assert not suits(x, [10, 11], 4)
+    assert not suits(x, [10], 4)
+    assert not suits(x[0], [10], 4)
+    assert not suits(x.astype(mx.bfloat16), [10, 1], 4)
+    assert not suits(x, [10, 0], 4, mx.zeros((1, 3, 10, 10)))
+    assert not suits(x, [10, 0], 4, mx.zeros((1, 4, 10, 9)))
