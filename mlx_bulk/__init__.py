@@ -6,6 +6,7 @@
     table = mlx_bulk.results("outputs/questions")
     model = mlx_bulk.load("demo")
     results = model.generate(["What is 12 + 30?"], max_tokens=32, n=2)
+    vectors = mlx_bulk.load_embedder("path/of/a/model").embed(["a text"])  # [1, D]
 
 The names in ``__all__`` are stable; docs/python.md says what is promised. Everything below the sub-packages may change.
 Importing this package opens the fast BLAS, which must come before mlx. It loads neither mlx nor any other large library.
@@ -27,6 +28,7 @@ _backend.prepare()
 if TYPE_CHECKING:
     from mlx_bulk.configs.errors import BulkError
     from mlx_bulk.configs.load import load_config
+    from mlx_bulk.embedder import Embedder, load_embedder
     from mlx_bulk.job_run import CellResult, run, sweep
     from mlx_bulk.jobs.generate.trainer_api import Rollouts
     from mlx_bulk.local_model import Model, load
@@ -40,6 +42,7 @@ _MODULES = {
     "BulkError": "configs.errors",
     "CellResult": "job_run",
     "Completion": "records",
+    "Embedder": "embedder",
     "GenerateResult": "records",
     "Model": "local_model",
     "RecordError": "records",
@@ -49,17 +52,19 @@ _MODULES = {
     "dataset": "result_tables",
     "load": "local_model",
     "load_config": "configs.load",
+    "load_embedder": "embedder",
     "results": "result_tables",
     "run": "job_run",
     "sweep": "job_run",
 }
 
-_WITH_MLX = {"job_run", "jobs.generate.trainer_api", "local_model"}
+_WITH_MLX = {"embedder", "job_run", "jobs.generate.trainer_api", "local_model"}
 
 __all__ = [
     "BulkError",
     "CellResult",
     "Completion",
+    "Embedder",
     "GenerateResult",
     "Model",
     "RecordError",
@@ -69,6 +74,7 @@ __all__ = [
     "dataset",
     "load",
     "load_config",
+    "load_embedder",
     "results",
     "run",
     "sweep",

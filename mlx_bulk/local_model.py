@@ -1,13 +1,12 @@
 """A model in this process: text in, completions and scores out, with the engine, the seeds and the figures of a run."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, TypedDict, TypeVar, Unpack
+from typing import Literal, TypedDict, Unpack
 
 from mlx_bulk.arguments import as_chats, as_mapping, as_texts, names_nearest, require_progress
 from mlx_bulk.configs.load import load_config
-from mlx_bulk.configs.schema import GenerateConfig, JobConfig
+from mlx_bulk.configs.schema import GenerateConfig
 from mlx_bulk.configs.score import ScoreConfig
 from mlx_bulk.conversion import generate_result, score_result
 from mlx_bulk.jobs.generate.generate import GenerateJob
@@ -17,7 +16,6 @@ from mlx_bulk.records import GenerateResult, ScoreResult
 from mlx_bulk.runner.pipeline.progress_display import Show
 
 Message = Mapping[str, object]
-Checked = TypeVar("Checked", bound=JobConfig)
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -88,7 +86,7 @@ class Model:
 
     def __init__(self, model: MemoryModel, values: dict[str, object], template: dict[str, object]):
         """Takes a model that ``load`` has loaded, and the settings that each call begins from."""
-        self._model, self._values, self._template, self._thread = model, values, template, threading.current_thread()
+        self._model, self._values, self._template = model, values, template
 
     @property
     def context(self) -> int | None:
@@ -171,8 +169,8 @@ class Model:
             "logprobs": _logprobs(logprobs),
         }
         require_progress(progress)
-        config = self._config({**values, "on_error": on_error}, ScoreConfig)
-        done = self._model.run(config, ScoreJob, "text", rows, progress)
+        config = self._model.checked({**self._values, **values, "on_error": on_error}, ScoreConfig)
+        done = self._model.run(config, ScoreJob, {"text": rows}, progress)
         return [score_result(text, *done.of(position)) for position, text in enumerate(rows)]
 
     def _generate(
@@ -196,20 +194,9 @@ class Model:
             "on_error": on_error,
         }
         require_progress(progress)
-        config = self._config(values, GenerateConfig)
-        done = self._model.run(config, GenerateJob, column, rows, progress)
+        config = self._model.checked({**self._values, **values}, GenerateConfig)
+        done = self._model.run(config, GenerateJob, {column: rows}, progress)
         return [generate_result(text, *done.of(position)) for position, text in enumerate(texts)]
-
-    def _config(self, values: Mapping[str, object], kind: type[Checked]) -> Checked:
-        """Returns the settings of one call, checked as a config file's are."""
-        if threading.current_thread() is not self._thread:
-            raise RuntimeError(
-                f"this model belongs to the thread {self._thread.name!r}, which loaded it, and was called in "
-                f"{threading.current_thread().name!r}: mlx's arrays stay in their thread; call it there, or load one in each thread"
-            )
-        config = load_config({**self._values, **values})
-        assert isinstance(config, kind)
-        return config
 
 
 @names_nearest

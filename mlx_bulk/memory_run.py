@@ -1,9 +1,11 @@
 """Runs a job over rows that are in memory: the job, threads and windows of a run, without a run directory."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import JobConfig
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure
@@ -19,10 +21,12 @@ from mlx_bulk.runner.pipeline.job import Job, Kind, Parts
 from mlx_bulk.runner.pipeline.loading import LoadedModels, load_models
 from mlx_bulk.runner.pipeline.progress_display import Show, Watch
 from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED
+from mlx_bulk.runner.pooling.spec import PoolingSpec
 from mlx_bulk.runner.runs.throughput import Counts
 from mlx_bulk.runner.text.tokenizer import load_tokenizer
 
 Record = dict[str, Any]
+Checked = TypeVar("Checked", bound=JobConfig)
 
 
 @dataclass(slots=True)
@@ -59,18 +63,26 @@ class RecordLists:
 
 
 class MemoryModel:
-    """A loaded model and its tokenizer. The setup for each choice of logprobs is made, and checked, when it is first asked for."""
+    """A loaded model and its tokenizer. The setup for each choice of logprobs is made, and checked, when it is first asked for.
 
-    def __init__(self, config: JobConfig):
-        """Loads what ``config.model`` names, with the chat template of ``config.prompt`` and the limits of ``config.batch``."""
+    It belongs to the thread that loaded it, as mlx's arrays do.
+    """
+
+    def __init__(self, config: JobConfig, kind: Kind | None = None, columns: Sequence[str] = ()):
+        """Loads what ``config.model`` names, with the chat template of ``config.prompt`` and the limits of ``config.batch``.
+
+        kind: the job whose ``pooling`` says how hidden states become vectors, which reads ``columns``; None for logits of next tokens.
+        """
         self._config, self._checkpoint, self._pool = config, find_checkpoint(config.model), ModelPool()
+        self._thread = threading.current_thread()
         prompt = config.prompt
         self._tokenizer = load_tokenizer(
             self._checkpoint.folder, prompt.chat_template, prompt.chat_template_args, config.model.trust_remote_code
         )
         self._vocabulary = vocabulary_of(self._checkpoint, self._tokenizer)
-        self._loaded: dict[tuple[LogprobOptions, bool], LoadedModels] = {}
-        model = self._load(LogprobOptions(), keeps_prefixes=True).model
+        self._loaded: dict[tuple[LogprobOptions, PoolingSpec | None, bool], LoadedModels] = {}
+        pooling = None if kind is None else self.job(config, kind, columns).pooling
+        model = self._load(LogprobOptions(), pooling, keeps_prefixes=pooling is None).model
         self._inferring = only_inside([model.network] if model.substitutes else [])
 
     @property
@@ -78,27 +90,45 @@ class MemoryModel:
         """The longest sequence that the model was made for, in tokens; None where it does not say."""
         return self._checkpoint.context
 
-    def run(self, config: JobConfig, kind: Kind, column: str, values: Sequence[object], show: Show) -> RecordLists:
-        """Runs a job over rows of one column, whose values these are. config: of the same model, template and batch."""
-        job = kind(self._parts(config, column))
-        rows = [Row(position, str(position), {column: value}) for position, value in enumerate(values)]
+    def checked(self, values: Mapping[str, object], kind: type[Checked]) -> Checked:
+        """Returns the settings of one call, checked as a config file's are. Raises RuntimeError in another thread than the model's."""
+        if threading.current_thread() is not self._thread:
+            raise RuntimeError(
+                f"this model belongs to the thread {self._thread.name!r}, which loaded it, and was called in "
+                f"{threading.current_thread().name!r}: mlx's arrays stay in their thread; call it there, or load one in each thread"
+            )
+        config = load_config(values)
+        assert isinstance(config, kind)
+        return config
+
+    def job(self, config: JobConfig, kind: Kind, columns: Sequence[str]) -> Job:
+        """Returns the job of one call, whose rows have ``columns``."""
+        return kind(self._parts(config, columns))
+
+    def run(self, config: JobConfig, kind: Kind, columns: Mapping[str, Sequence[object]], show: Show) -> RecordLists:
+        """Runs a job over rows whose columns hold these values. config: of the same model, template and batch."""
+        job = self.job(config, kind, list(columns))
+        rows = [
+            Row(position, str(position), dict(zip(columns, values, strict=True)))
+            for position, values in enumerate(zip(*columns.values(), strict=True))
+        ]
         if not rows:
             return RecordLists()
         with self._inferring():
-            return _run(job, config, rows, self._load(job.wanted, keeps_prefixes=config.job == "generate"), show)
+            return _run(job, config, rows, self._load(job.wanted, job.pooling, keeps_prefixes=config.job == "generate"), show)
 
-    def _load(self, wanted: LogprobOptions, *, keeps_prefixes: bool) -> LoadedModels:
-        if (wanted, keeps_prefixes) not in self._loaded:
+    def _load(self, wanted: LogprobOptions, pooling: PoolingSpec | None, *, keeps_prefixes: bool) -> LoadedModels:
+        if (wanted, pooling, keeps_prefixes) not in self._loaded:
             batch = self._config.batch if keeps_prefixes else self._config.batch.model_copy(update={"prefix_cache": None})
-            models = load_models([ModelChoice(self._config.model, self._checkpoint)], batch, wanted, self._pool)
-            self._loaded[wanted, keeps_prefixes] = models
-        return self._loaded[wanted, keeps_prefixes]
+            models = load_models([ModelChoice(self._config.model, self._checkpoint, pooling)], batch, wanted, self._pool)
+            self._loaded[wanted, pooling, keeps_prefixes] = models
+        return self._loaded[wanted, pooling, keeps_prefixes]
 
-    def _parts(self, config: JobConfig, column: str) -> Parts:
+    def _parts(self, config: JobConfig, columns: Sequence[str]) -> Parts:
         eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)
         family = str(self._checkpoint.config.get("model_type"))
         context, checkpoint = self._checkpoint.context, self._checkpoint
-        return Parts(config, [column], None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint)
+        return Parts(config, list(columns), None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint)
 
 
 def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels, show: Show) -> RecordLists:

@@ -43,6 +43,8 @@ ARGUMENTS = {
     "Model.generate": "self prompts structured logprobs on_error too_long progress sampling",
     "Model.chat": "self chats structured logprobs on_error too_long progress sampling",
     "Model.score": "self texts context windows stride prefix bos_every_window logprobs on_error progress",
+    "load_embedder": "path pooling normalize dimensions max_length adapter revision dtype trust_remote_code batch",
+    "Embedder.embed": "self texts prompt_name prompt too_long on_error progress",
     "Rollouts": "config overrides",
     "Rollouts.update": "self version adapter",
     "Rollouts.update_arrays": "self version settings tensors",
