@@ -28,12 +28,14 @@ class Embedder:
     def __init__(self, model: MemoryModel, values: Mapping[str, object], settings: Mapping[str, object]):
         """Takes a model that ``load_embedder`` has loaded, and the settings that each call begins from."""
         self._model, self._values, self._settings = model, values, settings
-        self._job = model.job(_config(values, settings), EmbedJob, ["text"])
+        pooling = model.job(_config(values, settings), EmbedJob, ["text"]).pooling
+        assert pooling is not None, "an embedding job pools"
+        self._dimensions = pooling.dimensions
 
     @property
     def dimensions(self) -> int:
         """The length D of each vector."""
-        return self._job.pooling.dimensions
+        return self._dimensions
 
     @names_nearest
     def embed(
@@ -59,10 +61,10 @@ class Embedder:
         rows = as_texts(texts, "texts")
         require_progress(progress)
         asked = {"prompt_name": prompt_name, "prompt": prompt, "too_long": too_long}
-        settings = self._settings | {name: value for name, value in asked.items() if value is not None}
+        settings = {**self._settings, **{name: value for name, value in asked.items() if value is not None}}
         config = self._model.checked({**self._values, "embed": settings, "on_error": on_error}, EmbedConfig)
         done = self._model.run(config, EmbedJob, {"text": rows}, progress)
-        return _vectors(done, len(rows), self.dimensions)
+        return _vectors(done, len(rows), self._dimensions)
 
 
 @names_nearest
