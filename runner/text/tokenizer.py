@@ -41,9 +41,9 @@ class Tokenizer:
         self._template_args = template_args or {}
         # decode() drops all tokens that tokenizer.json marks as special, which can be more than the named ones.
         self.special = frozenset(hf.all_special_ids) | {i for i, token in hf.added_tokens_decoder.items() if token.special}
-        self._plain = False
+        self.plain = False  # whether its tokenizers library alone encodes, and changes no text first
         self._encode("", special=False)  # sets truncation and padding: later calls only read, so threads may share it
-        self._plain = hf.is_fast and encodes_plainly(type(hf))
+        self.plain = hf.is_fast and encodes_plainly(type(hf))
 
     @property
     def hf(self) -> Any:
@@ -174,7 +174,7 @@ class Tokenizer:
         if not self._hf.is_fast:
             ids = np.array(self._hf.encode(text, add_special_tokens=special), np.int32)
             return ids, self.offsets(ids)
-        if self._plain and self._bytes is not None:
+        if self.plain and self._bytes is not None:
             one = self._hf.backend_tokenizer.encode_batch_fast([text], add_special_tokens=special)[0]  # fast: without offsets
             if (found := self._placed(text, one.ids, one.special_tokens_mask if special else None)) is not None:
                 return found
@@ -199,7 +199,7 @@ class Tokenizer:
 
         transformers takes as long around each text as the tokenizer behind it takes for a short one, so that is asked itself.
         """
-        if self._plain:
+        if self.plain:
             one = self._hf.backend_tokenizer.encode(text, add_special_tokens=special)
             return one.ids, one.special_tokens_mask, one.offsets
         all_ = self._hf(text, add_special_tokens=special, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False)
