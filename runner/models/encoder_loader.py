@@ -1,5 +1,6 @@
 """Loads the weights of an encoder of ours (BERT and its like), in the precision that suits the device."""
 
+from dataclasses import replace
 from typing import Any
 
 from ...configs.schema import ModelConfig
@@ -12,11 +13,14 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> La
     """Loads the weights as ``loader.load_model`` does. Raises ModelError where the checkpoint cannot be loaded."""
     import mlx.core as mx
 
+    from ..encoders.cpu_blocks import substitute_blocks
+
     with refusing(checkpoint):
         network, need = _prepared(config, checkpoint, memory)
         mx.eval(network.parameters())
     log_quantized(need, memory)
-    return _described(network, checkpoint)
+    model = _described(network, checkpoint)
+    return replace(model, substitutes=substitute_blocks(network, model.vocabulary))
 
 
 def outline_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
