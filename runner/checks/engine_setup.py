@@ -28,7 +28,7 @@ from ..models.loader import LanguageModel
 from ..scheduler.limits import Limits
 from .capabilities import Capabilities, capabilities_of, code_digest
 from .padding_probe import LENGTHS, PADDED, BatchingMode, probe
-from .pooling_setup import pooling_note, pooling_setup
+from .pooling_setup import expected_pooling_setup, fit_pooling_model
 from .prefix_check import refused_by_weights
 from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
 from .slot_independence import slots_alike, slots_independent
@@ -94,8 +94,8 @@ def fit(model: LanguageModel, config: BatchConfig, wanted: LogprobOptions, refer
     ModelError where deterministic mode cannot be kept.
     """
     if model.pooling is not None:
-        setup = pooling_setup(model, config)
-        return FittedModels(setup, None, pooling_note(model, config, setup.limits))
+        fitted = fit_pooling_model(model, config)
+        return FittedModels(fitted.setup, None, fitted.about)
     models = [_checked(each) for each in (model, reference) if each is not None]
     limits = _limits(config, models)
     if config.deterministic:
@@ -122,7 +122,7 @@ def expected_setups(models: Sequence[LanguageModel], config: BatchConfig, wanted
     models: the model, and the reference after it where there is one. Raises OutOfRoom where memory does not hold the weights.
     """
     if models[0].pooling is not None:
-        return [pooling_setup(models[0], config)]
+        return [expected_pooling_setup(models[0], config)]
     expected = [_expected(each, scores=wanted.echo or wanted.reference) for each in models]
     limits = _limits(config, expected)
     return [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]

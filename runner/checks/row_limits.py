@@ -1,13 +1,16 @@
-"""Finds rows that cannot run even alone: too long for the memory of KV caches. Warns of rows beyond a missing sliding window."""
+"""Finds rows that cannot run even alone: too long for the memory of a batch. Warns of rows beyond a missing sliding window."""
 
 import logging
 from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import OutOfRoom
-from ..core.requests import AnyRequest, Request
+from ..core.requests import AnyRequest, PoolRequest, Request
 from ..core.units import size_as_text
 from ..engine.setup import Setup
+from ..pool_engine.pooler import pooling_batches
+from ..pooling.vectors import PoolingNetwork
+from ..scheduler.pool_batches import OwnedInput
 from .window_check import missing_window
 
 log = logging.getLogger("mlx_bulk")
@@ -21,6 +24,8 @@ def row_check(
     It raises OutOfRoom instead in deterministic mode. It warns once of a row beyond a sliding window that a model lacks.
     ``config``: the model's config.json; ``reference``: setup and config.json of the second model, whose limits are the first one's.
     """
+    if isinstance(setup.model, PoolingNetwork):
+        return lambda request: _too_large_to_pool(request, setup)
     windows = [("config.json", missing_window(setup.model, config), config)]
     if reference is not None:
         windows.append(("the reference's config.json", missing_window(reference[0].model, reference[1]), reference[1]))
@@ -65,4 +70,28 @@ def _too_large(request: AnyRequest, setup: Setup) -> str | None:
         f"row {request.row}: {asked} {room}; what was finished is safe. With batch.deterministic no row is left out for lack of memory, "
         f"its batch would become another: raise batch.memory and continue with the same command (without --overwrite), "
         f"or start another run with {other}"
+    )
+
+
+def _too_large_to_pool(request: AnyRequest, setup: Setup) -> str | None:
+    """Returns why the longest of a row's texts cannot be computed even alone, or None. Raises OutOfRoom as ``_too_large``."""
+    assert isinstance(request, PoolRequest), "a pooling model has no others"
+    if not request.inputs:
+        return None
+    limits, longest = setup.limits, max(request.inputs, key=lambda each: len(each.ids))
+    if request.reach > setup.positions:
+        return f"{request.reach} tokens are more than the model's {setup.positions} positions; lower max_length to that"
+    rows, width = 1, request.reach
+    if setup.static:
+        (batch,) = pooling_batches(setup, limits, [OwnedInput(longest)])
+        rows, width = batch.rows, batch.width
+    if (need := limits.kv(rows, width)) <= limits.kv_bytes:
+        return None
+    room = f"need {size_as_text(need)} of memory, {size_as_text(limits.kv_bytes)} are there"
+    if not setup.static:
+        return f"{request.reach} tokens {room}; lower max_length, or raise batch.memory"
+    raise OutOfRoom(
+        f"row {request.row}: {request.reach} tokens, in a batch of {rows} x {width}, {room}; what was finished is safe. With "
+        "batch.deterministic no row is left out for lack of memory: raise batch.memory and continue with the same command (without "
+        "--overwrite), or start another run with a lower max_length"
     )

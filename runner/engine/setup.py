@@ -43,6 +43,7 @@ class Setup:
     The job brings ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its
     rows until all are done) and ``prefix_cache`` (keeps shared prefixes for later runs). The device brings ``logit_bytes``, the most
     that the float32 logits read at once may take. The checks bring ``features``, and ``head``, the model split in two (None: not).
+    positions: the most tokens that a row can have, where the model has a table of them. dimensions: of a pooling model's vectors.
     """
 
     model: Any
@@ -55,6 +56,8 @@ class Setup:
     head: Head | None = None
     prefix_cache: PrefixCache | None = None
     adapters: Adapters | None = None
+    positions: int = sys.maxsize
+    dimensions: int = 0
 
     def with_features(self, **features: bool) -> "Setup":
         """Returns the setup with some of its ``BatchFeatures`` changed, by their names."""

@@ -44,8 +44,6 @@ class LoadedModels:
 
     def row_check(self) -> Callable[[AnyRequest], str | None]:
         """Returns the function that says why a request is too large to run even alone; see ``row_limits.row_check``."""
-        if self.model.pooling is not None:
-            return lambda request: None
         if self.reference is None or self.reference_model is None:
             return row_check(self.setup, self.model.checkpoint.config)
         return row_check(self.setup, self.model.checkpoint.config, (self.reference, self.reference_model.checkpoint.config))

@@ -1,44 +1,47 @@
 """Vectors of texts: requests in, one vector an input out. Knows no text, no files and no job.
 
-The inputs of a window are sorted by length, and neighbours go through the model together, padded on the right.
+The inputs of a window are sorted by length in portions, and neighbours go through the model together, padded on the right. When memory
+runs out, the inputs of a window that are not done are planned again, in smaller batches.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from ..core.arrays import Floats
+from ..core.errors import first_line
 from ..core.outcomes import Failure, Outcome, Pooled
-from ..core.requests import PoolRequest, TokenInput
+from ..core.requests import PoolRequest
 from ..engine.interface import FixedWeights
+from ..engine.oom_backoff import MemoryBackoff
 from ..engine.progress import Progress
 from ..engine.setup import Setup
+from ..models.device_memory import is_out_of_memory
+from ..scheduler.limits import Limits
+from ..scheduler.pool_batches import OwnedInput, PoolBatch, fixed_pool_batches, fixed_shape, owned_inputs, pool_batches
 
 
 @dataclass(slots=True)
-class _OpenRequest:
-    """A request whose vectors are not all there. vectors: by the inputs' places."""
+class _OpenRow:
+    """A row whose vectors are not all there. vectors: by the inputs' places. done: its outcome is out."""
 
     request: PoolRequest
     vectors: dict[int, Floats] = field(default_factory=dict[int, Floats])
-
-    @property
-    def done(self) -> bool:
-        return len(self.vectors) == len(self.request.inputs)
+    done: bool = False
 
 
-@dataclass(slots=True, frozen=True)
-class _Place:
-    """An input and where its vector belongs."""
+@dataclass(slots=True)
+class _Window:
+    """A window's rows, the inputs that are not computed, and the batch that is computed now. ``stopped`` is asked before each batch."""
 
-    row: _OpenRequest
-    index: int
-
-    @property
-    def input(self) -> TokenInput:
-        return self.row.request.inputs[self.index]
+    rows: list[_OpenRow]
+    inputs: list[OwnedInput]
+    stopped: Callable[[], bool]
+    batch: PoolBatch | None = None
 
 
 class Pooler(FixedWeights):
@@ -47,54 +50,118 @@ class Pooler(FixedWeights):
     def __init__(self, setup: Setup):
         self.progress = Progress()
         self._setup = setup
+        self._room = MemoryBackoff(setup.limits, setup.static)
 
     def run(
         self, next_window: Callable[[bool], list[PoolRequest] | None], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[Outcome]:
-        """Yields the outcomes of all windows' requests, each as soon as its last vector is there; ends early when ``stopped``."""
+        """Yields the outcomes of all windows' requests, each as soon as its last vector is there; ends early when ``stopped``.
+
+        ``next_window(wait)`` gives the next window's requests, None when there are no more.
+        """
         while not stopped():
             self.progress.doing("waiting for input")
             requests = next_window(True)
             if requests is None:
                 return
-            places = [_Place(row, index) for row in map(_OpenRequest, requests) for index in range(len(row.request.inputs))]
-            for batch in self._batches(sorted(places, key=lambda place: -len(place.input.ids))):
-                if stopped():
-                    return
-                yield from self._pool_batch(batch)
+            # In deterministic mode equal inputs are computed each for itself, as no batch's shape may depend on contents.
+            inputs = owned_inputs(requests, shared=not self._setup.static)
+            yield from self._pool_window(_Window([_OpenRow(request) for request in requests], inputs, stopped))
 
-    def _batches(self, places: Sequence[_Place]) -> Iterator[Sequence[_Place]]:
-        """Yields batches of neighbours within the limits of rows and padded tokens."""
-        at = 0
-        while at < len(places):
-            rows = max(1, min(self._setup.limits.rows, self._setup.limits.tokens // len(places[at].input.ids)))
-            yield places[at : at + rows]
-            at += rows
+    def _pool_window(self, window: _Window) -> Iterator[Outcome]:
+        yield from (self._outcome(row) for row in window.rows if not row.request.inputs)
+        while window.inputs:
+            why = ""
+            try:
+                for batch in pooling_batches(self._setup, self._room.limits, window.inputs):
+                    if window.stopped():
+                        return
+                    window.batch = batch
+                    yield from self._pool_batch(window, batch)
+            except Exception as error:
+                if not (window.batch and is_out_of_memory(error)):
+                    raise
+                why = first_line(error)
+            if not why:
+                return
+            yield from self._restart(window, why)  # the error is gone, and with its traceback the arrays that it held
 
-    def _pool_batch(self, batch: Sequence[_Place]) -> Iterator[Outcome]:
-        inputs = [place.input for place in batch]
-        lengths = [len(each.ids) for each in inputs]
-        width = max(lengths)
-        self.progress.note_in_flight({place.row.request.row for place in batch})
-        self.progress.doing(f"embedding {len(batch)} texts of up to {width} tokens")
-        tokens, types = np.zeros((2, len(batch), width), np.int32)
-        for row, each in enumerate(inputs):
-            tokens[row, : lengths[row]] = each.ids
-            if each.types is not None:
-                types[row, : lengths[row]] = each.types
-        token_types = mx.array(types) if any(each.types is not None for each in inputs) else None
-        vectors = np.array(self._setup.model(mx.array(tokens), lengths, [each.start for each in inputs], token_types))
-        self.progress.prefilled += sum(lengths)
-        self.progress.padded += tokens.size
-        for place, vector in zip(batch, vectors, strict=True):
-            place.row.vectors[place.index] = vector
-            if place.row.done:
-                yield self._outcome(place.row)
+    def _pool_batch(self, window: _Window, batch: PoolBatch) -> Iterator[Outcome]:
+        self.progress.note_in_flight({window.rows[row].request.row for each in batch.inputs for row, _ in each.owners})
+        self.progress.doing(f"computing {len(batch.inputs)} texts of up to {max(map(len, batch.inputs))} tokens")
+        vectors = self._vectors(batch)
+        self.progress.prefilled += batch.tokens
+        self.progress.padded += batch.rows * batch.width
+        mx.clear_cache()
+        for each, vector in zip(batch.inputs, vectors, strict=False):  # dummies come last
+            for number, place in each.owners:
+                row = window.rows[number]
+                row.vectors[place] = vector
+                if len(row.vectors) == len(row.request.inputs) and not row.done:
+                    yield self._outcome(row)
+            each.owners.clear()
 
-    def _outcome(self, row: _OpenRequest) -> Outcome:
-        request = row.request
+    def _vectors(self, batch: PoolBatch) -> Floats:
+        """Runs a batch through the model: vectors [rows, D]. A dummy is one token."""
+        lengths, starts = [1] * batch.rows, [0] * batch.rows
+        tokens, types = np.zeros((2, batch.rows, batch.width), np.int32)
+        for row, each in enumerate(batch.inputs):
+            lengths[row], starts[row] = len(each), each.input.start
+            tokens[row, : len(each)] = each.input.ids
+            if each.input.types is not None:
+                types[row, : len(each)] = each.input.types
+        typed = any(each.input.types is not None for each in batch.inputs)
+        return np.array(self._setup.model(mx.array(tokens), lengths, starts, mx.array(types) if typed else None))
+
+    def _outcome(self, row: _OpenRow) -> Outcome:
+        request, row.done = row.request, True
         self.progress.prompt += request.text_tokens
-        values = np.stack([row.vectors[index] for index in range(len(request.inputs))])
-        if not np.isfinite(values).all():
-            return Failure(request.row, None, 0, "pool", "NotFinite", "the model's vector holds NaN or infinity", "")
+        self._room.done()
+        vectors = [row.vectors.pop(place) for place in range(len(request.inputs))]
+        bad = next((place for place, vector in enumerate(vectors) if not np.isfinite(vector).all()), None)
+        if bad is not None:
+            where = f"text {bad + 1} of {len(vectors)}: " if len(vectors) > 1 else ""
+            return Failure(request.row, None, 0, "pool", "NotFinite", where + self._not_finite(vectors[bad]), "")
+        values = np.stack(vectors) if vectors else np.zeros((0, self._setup.dimensions), np.float32)
         return Pooled(request.row, values)
+
+    def _not_finite(self, vector: Floats) -> str:
+        """Says what is wrong with a vector that holds NaN or infinity, and what may mend it."""
+        found = f"{int(np.count_nonzero(~np.isfinite(vector)))} of the model's {len(vector)} numbers for it are NaN or infinite"
+        arrays: list[Any] = [leaf for _, leaf in tree_flatten(self._setup.model.parameters())]
+        if any(leaf.dtype == mx.float16 for leaf in arrays):
+            return f"{found}: float16 holds no number above 65,504; set model.dtype to float32 or bfloat16"
+        return (
+            f"{found}: the checkpoint's weights give no result for this text; look for NaN in them, or for a text of special tokens alone"
+        )
+
+    def _restart(self, window: _Window, why: str) -> Iterator[Outcome]:
+        """Makes batches smaller. A text that did not fit alone costs the rows that need it; the window's other texts go on."""
+        batch, doing = window.batch, self.progress.activity.now
+        assert batch is not None
+        if batch.rows > 1:
+            self._room.halve(batch.rows, batch.width, doing, why)
+        else:
+            yield from self._give_up(window, batch.inputs[0], doing, why)
+        window.batch = None
+        window.inputs = [each for each in window.inputs if any(not window.rows[row].done for row, _ in each.owners)]
+
+    def _give_up(self, window: _Window, too_large: OwnedInput, doing: str, why: str) -> Iterator[Outcome]:
+        rows = [window.rows[number] for number in dict.fromkeys(number for number, _ in too_large.owners)]
+        rows = [row for row in rows if not row.done]
+        numbers = ", ".join(str(row.request.row) for row in rows)
+        self._room.free(doing, why, f"{'row' if len(rows) == 1 else 'rows'} {numbers} {'is' if len(rows) == 1 else 'are'} given up")
+        self._room.give_up(why)
+        for row in rows:
+            row.done = True
+            message = f"out of device memory with this text alone: {len(too_large)} tokens ({why}); shorten it, or lower max_length"
+            yield Failure(row.request.row, None, 0, "pool", "OutOfMemory", message, "")
+
+
+def pooling_batches(setup: Setup, limits: Limits, inputs: Sequence[OwnedInput]) -> Iterator[PoolBatch]:
+    """Yields the batches in which the pooler computes a window's ``inputs`` with these ``limits``."""
+    if not setup.static:
+        return pool_batches(inputs, limits)
+    if not setup.features.any_slot:
+        return fixed_pool_batches(inputs, lambda length: (1, length))
+    return fixed_pool_batches(inputs, lambda length: fixed_shape(limits, length, setup.positions))

@@ -13,6 +13,9 @@ class Limits:
 
     A cached token costs ``token_bytes``, and each row ``row_bytes`` besides. With ``equal_lengths`` a batch takes only prompts of one
     length, for models that can't ignore padding.
+
+    A pooling model has no KV caches: its bytes are those of its arrays at work. Each pair of a row's tokens costs ``pair_bytes``, where
+    attention keeps its scores in memory.
     """
 
     rows: int
@@ -21,10 +24,11 @@ class Limits:
     token_bytes: float
     row_bytes: float
     equal_lengths: bool = False
+    pair_bytes: float = 0.0
 
     def kv(self, rows: int, longest: int) -> float:
         """Returns the bytes of ``rows`` rows in buffers as wide as the longest of them."""
-        return rows * (longest * self.token_bytes + self.row_bytes)
+        return rows * (longest * (self.token_bytes + longest * self.pair_bytes) + self.row_bytes)
 
     def minus(self, held: float) -> "Limits":
         """Returns these limits with ``held`` bytes less for KV caches."""
