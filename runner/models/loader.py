@@ -4,7 +4,7 @@ Settings that transformers 5 renamed are translated first (config_compat.py). Kn
 """
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from .adapters import Adapters
 
 log = logging.getLogger("mlx_bulk")
+
+Classes = Callable[[dict[str, Any]], tuple[Any, Any]]  # config -> what makes a network, and its arguments
 
 
 @dataclass(slots=True, frozen=True)
@@ -44,8 +46,10 @@ class LanguageModel:
     pooling: PoolingSpec | None = None
 
 
-def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
+def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> LanguageModel:
     """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes.
+
+    classes: what mlx-lm makes the network of, None for a language model with its head.
 
     Raises ModelError where the checkpoint or its adapter cannot be loaded.
     """
@@ -57,10 +61,10 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Lang
     from .adapters import Adapters
 
     def opened(folder: Path) -> Any:
-        return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory)[0]
+        return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory, classes)[0]
 
     with refusing(checkpoint):
-        network, need = _prepared(config, replace(checkpoint, adapter=None), memory)
+        network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         mx.eval(network.parameters())
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
@@ -79,7 +83,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Lang
     return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, has_scales(network), adapters)
 
 
-def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
+def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> LanguageModel:
     """Returns the model as ``load_model`` would, without its weights: they have names, shapes and types, but no values.
 
     Nothing may be computed with it. Raises ModelError as ``load_model`` does.
@@ -88,13 +92,13 @@ def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> Languag
     from mlx.utils import tree_flatten
 
     with refusing(checkpoint):
-        network, _ = _prepared(config, checkpoint, memory)
+        network, _ = _prepared(config, checkpoint, memory, classes)
         vocabulary = _vocabulary(network)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     return LanguageModel(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=has_scales(network))
 
 
-def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int, bool | None]:
+def size(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> tuple[int, bool | None]:
     """Returns the bytes of the weights as ``load_model`` would hold them, and whether it would dequantize them.
 
     The second is None for weights that are not quantized. Reads names and shapes alone. Raises ModelError as ``load_model`` does.
@@ -103,7 +107,7 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[int,
     from mlx.utils import tree_flatten
 
     with refusing(checkpoint):
-        network = _opened(config, checkpoint)
+        network = _opened(config, checkpoint, classes)
         need = whole_bytes(network)
     if need is not None and need <= memory:
         return need, True
@@ -118,13 +122,13 @@ def log_quantized(need: int | None, memory: int) -> None:
         log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
 
 
-def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> tuple[Any, int | None]:
+def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None) -> tuple[Any, int | None]:
     """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``whole_bytes``."""
     from mlx_lm.utils import dequantize_model
 
     from .adapters import AdapterRefused, load_adapter
 
-    network, dtype = _opened(config, checkpoint), dtype_of(config.dtype)
+    network, dtype = _opened(config, checkpoint, classes), dtype_of(config.dtype)
     need = whole_bytes(network)
     if need is not None and need <= memory:
         dequantize_model(network)
@@ -146,7 +150,7 @@ def _vocabulary(network: Any) -> int:
     return int(network(mx.array([[0, 0]])).shape[-1])  # two tokens: for one alone, no mask is made
 
 
-def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
+def _opened(config: ModelConfig, checkpoint: Checkpoint, classes: Classes | None) -> Any:
     """Makes the network in the precision asked for; its weights are not read yet."""
     from mlx_lm.utils import load_model
 
@@ -158,7 +162,7 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint) -> Any:
         checkpoint.folder,
         lazy=True,
         model_config=settings,
-        get_model_classes=mlx_lm_classes,  # pyright: ignore[reportArgumentType] - a function that makes the network will do
+        get_model_classes=classes or mlx_lm_classes,  # pyright: ignore[reportArgumentType] - a function that makes the network will do
         trust_remote_code=config.trust_remote_code,
     )
     keep_yarn_range(network, checkpoint.config | settings)

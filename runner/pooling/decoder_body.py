@@ -1,21 +1,51 @@
-"""mlx-lm's networks as bodies of pooling models: token ids in, hidden states out, without caches."""
+"""mlx-lm's networks as bodies of pooling models: token ids in, hidden states out, without caches.
+
+A decoder is causal: a token sees those before it, and pads behind a row change nothing. Some checkpoints ask for attention both ways
+(EmbeddingGemma, ``is_causal: false``); then a stand-in for the caches makes the masks.
+"""
 
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 
+from ..core.errors import ModelError
 from ..layers.lm_head import Head
 from ..layers.network import Network
+from .both_ways import BothWays, exact_scale, reads_both_ways, require_attention, window_of
+
+TRIAL = ([5, 6, 7, 8], [5, 6, 7, 9])  # ids that every vocabulary has: two texts that differ in their last token
 
 
 class DecoderBody(nn.Module):
-    """A causal language model without its head."""
+    """A language model without its head. Raises ValueError where it cannot be split, ModelError where it cannot read both ways."""
 
-    def __init__(self, network: Any):
+    def __init__(self, network: Any, config: dict[str, Any]):
         super().__init__()
         self.network = network
+        self._call = Network(network, Head(network))
+        self._both = reads_both_ways(config)
+        self._layers = require_attention(network) if self._both else 0
+        self._window = window_of(config)
+        exact_scale(network)
+
+    @property
+    def call(self) -> Network:
+        """The network as it is called."""
+        return self._call
 
     def __call__(self, tokens: mx.array, lengths: list[int], types: mx.array | None = None) -> mx.array:
-        """tokens [B, T] with pads on the right, lengths [B] -> hidden states [B, T, H]. A token never sees those behind it."""
-        return Network(self.network, Head(self.network))(tokens, None, lengths=lengths, read="states")
+        """tokens [B, T] with pads on the right, lengths [B] -> hidden states [B, T, H]. Decoders know no token types."""
+        if not self._both:
+            return self._call(tokens, None, lengths=lengths, read="states")
+        caches: Any = [BothWays(lengths, self._window)] * self._layers
+        return self._call(tokens, caches, read="states")
+
+    def check(self) -> None:
+        """Tries whether the first token sees the last where the config asks for both ways. Raises ModelError where it does not."""
+        if not self._both:
+            return
+        states = self(mx.array(TRIAL), [len(TRIAL[0])] * 2)[:, 0].astype(mx.float32)
+        if mx.array_equal(states[0], states[1]):
+            found = "mlx-lm's file of this model type looks back alone"
+            raise ModelError(f"config.json asks for attention both ways, and {found}; use another model")

@@ -4,18 +4,27 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 
 from ..core.errors import ModelError, first_line
+from .classifier_heads import Classifier, TokenScore
+from .decoder_body import DecoderBody
 from .dense_layer import Dense
 from .embedding_head import EmbeddingLayers
-from .spec import EmbeddingHead, PoolingSpec
+from .spec import ClassifierHead, PoolingSpec, TokenHead
 
 
-def head_network(spec: PoolingSpec) -> Any:
+def head_network(spec: PoolingSpec, body: Any) -> nn.Module:
     """Returns the head of a ``PoolingNetwork``, its weights read lazily. Raises ModelError where they cannot be."""
     head = spec.head
-    if not isinstance(head, EmbeddingHead):
-        raise ModelError(f"a model with a {type(head).__name__} cannot be loaded yet")
+    if isinstance(head, ClassifierHead):
+        classifier = Classifier(head)
+        classifier.load()
+        return classifier
+    if isinstance(head, TokenHead):
+        if not isinstance(body, DecoderBody):
+            raise ModelError("the logits of two tokens are a language model's, and this is an encoder; use job: classify with its own head")
+        return TokenScore(body.call, head)
     network = EmbeddingLayers(head)
     for layer in network.layers:
         if isinstance(layer, Dense):

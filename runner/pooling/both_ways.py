@@ -1,0 +1,93 @@
+"""Attention both ways in mlx-lm's networks: a stand-in for a layer's cache makes the masks. No model file is copied.
+
+rows of 4 and 2 tokens     a b c d      each token sees all of its row, or those within the window;
+                           e f . .      a pad sees its row and itself, so that no sum is over nothing
+"""
+
+from math import sqrt
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models import gemma3_text
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from ..core.errors import ModelError
+
+BOTH_WAYS = {"llama_bidirec"}  # model types that are both ways by their own code
+
+
+class BothWays:
+    """Stands for a cache that keeps nothing. window: the first distance at which a token is not seen, for layers with a window."""
+
+    offset = 0
+
+    def __init__(self, lengths: list[int], window: int | None):
+        self._lengths, self._window = lengths, window
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Returns this call's keys and values."""
+        return keys, values
+
+    def make_mask(self, n: int, return_array: bool = False, window_size: int | None = None) -> mx.array | None:
+        """Returns who sees whom [B, 1, n, n] among ``n`` columns; None where all see all. window_size: None for a layer without one."""
+        window = n if window_size is None or self._window is None else self._window
+        if window >= n and min(self._lengths) == n and not return_array:
+            return None
+        at = mx.arange(n)
+        seen = (at[None] < mx.array(self._lengths)[:, None])[:, None, None]  # [B, 1, 1, n]
+        if window < n:
+            seen = seen & (mx.abs(at[:, None] - at[None]) < window)
+        return mx.broadcast_to(seen | (at[:, None] == at[None]), (len(self._lengths), 1, n, n))
+
+
+def reads_both_ways(config: dict[str, Any]) -> bool:
+    """Returns whether a checkpoint's attention looks ahead too."""
+    text = config | (config.get("text_config") or {})
+    return text.get("use_bidirectional_attention") is True or text.get("is_causal") is False or config.get("model_type") in BOTH_WAYS
+
+
+def window_of(config: dict[str, Any]) -> int | None:
+    """Returns the first distance at which a token is not seen in layers with a window, as transformers reads it; None without one.
+
+    Gemma's window covers both sides: 512 are 256 each way. Others mean that many each way.
+    """
+    text = config | (config.get("text_config") or {})
+    window = text.get("sliding_window")
+    if not isinstance(window, int):
+        return None
+    return window // 2 + 1 if text.get("use_bidirectional_attention") is True else window + 1
+
+
+def require_attention(network: Any) -> int:
+    """Returns the number of layers. Raises ModelError where one of them is recurrent: it reads from left to right."""
+    caches = make_prompt_cache(network)
+    for cache in caches:
+        if not isinstance(cache, KVCache | RotatingKVCache):
+            found = f"a layer keeps a state ({type(cache).__name__}) that reads forwards alone"
+            raise ModelError(f"config.json asks for attention both ways, and {found}; use another model")
+    return len(caches)
+
+
+def exact_scale(network: Any) -> None:
+    """Has Gemma 3 scale its embeddings by the root of the hidden size in float32: mlx-lm rounds the root to bfloat16."""
+    for module in network.modules():
+        if isinstance(module, gemma3_text.Gemma3Model):
+            root = sqrt(module.args.hidden_size)
+            rounded = float(mx.array(root, mx.bfloat16).astype(mx.float32))
+            embedding: Any = module.embed_tokens
+            embedding.__class__ = _scaled(type(embedding))
+            embedding.factor = root / rounded
+
+
+def _scaled(kind: Any) -> type:
+    """Returns a class of embeddings of this kind that multiplies its vectors in float32; as an LM head it is as before."""
+
+    class ScaledEmbedding(kind):
+        """An embedding whose vectors are multiplied by ``factor``."""
+
+        def __call__(self, tokens: mx.array) -> mx.array:
+            """Returns vectors [..., H] of token ids [...]."""
+            vectors: mx.array = super().__call__(tokens)
+            return vectors * self.factor if vectors.dtype == mx.float32 else vectors
+
+    return ScaledEmbedding
