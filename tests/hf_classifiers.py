@@ -11,7 +11,7 @@ from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.pooling_loader import load_pooling_model
 from mlx_bulk.runner.pooling.checkpoint_head import checkpoint_head
-from mlx_bulk.runner.pooling.spec import TokenHead
+from mlx_bulk.runner.pooling.spec import PoolingSpec, TokenHead
 from numpy.typing import NDArray
 
 from .checkpoints import PLENTY
@@ -87,10 +87,10 @@ def random_rows(lengths: list[int] = LENGTHS, seed: int = 0) -> list[list[int]]:
 
 
 def network_of(folder: Path, tokens: TokenHead | None = None) -> Any:
-    """The pooling network of a checkpoint, as the runner loads it."""
+    """The pooling network of a checkpoint as the runner loads it: with its own head, or that of two tokens."""
     config = ModelConfig(path=str(folder))
     checkpoint = find_checkpoint(config)
-    spec = checkpoint_head(checkpoint.folder, checkpoint.config, tokens).spec
+    spec = PoolingSpec(tokens, 1) if tokens else checkpoint_head(checkpoint.folder, checkpoint.config).spec
     return load_pooling_model(config, checkpoint, spec, PLENTY).network
 
 

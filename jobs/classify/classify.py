@@ -95,7 +95,7 @@ class ClassifyJob:
 
     @cached_property
     def _folder(self) -> SentenceFolder:
-        return read_sentence_folder(self.parts.checkpoint.folder)
+        return read_sentence_folder(self.parts.checkpoint.modules_folder)
 
     @cached_property
     def _rule(self) -> ScoreRule:

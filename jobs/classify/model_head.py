@@ -37,7 +37,7 @@ def model_head(settings: ClassifySettings, checkpoint: Checkpoint, tokenizer: To
         words = (settings.true_token, settings.false_token or "")
         labels = () if false is None else (words[1], words[0])
         return ModelHead(PoolingSpec(TokenHead(true, false), 1), labels, words)
-    found = checkpoint_head(checkpoint.folder, checkpoint.config)
+    found = checkpoint_head(checkpoint.folder, checkpoint.config, checkpoint.modules_folder)
     if isinstance(found.head, TokenHead):
         ids = [found.head.yes] + ([] if found.head.no is None else [found.head.no])
         texts = [tokenizer.token_bytes(each).decode("utf-8", "replace").strip() for each in ids]

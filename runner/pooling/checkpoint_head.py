@@ -61,14 +61,15 @@ class CheckpointHead:
         return PoolingSpec(self.head, len(self.label_names))
 
 
-def checkpoint_head(folder: Path, config: Config, tokens: TokenHead | None = None) -> CheckpointHead:
+def checkpoint_head(folder: Path, config: Config, home: Path | None = None) -> CheckpointHead:
     """Reads which head the checkpoint in ``folder`` has. Raises ModelError, which names what was found, where it is not served.
 
-    tokens: those that the user names, which go before all. A folder with sentence-transformers' LogitScore names its own; any other
-    with a language model's head alone is refused.
+    home: the folder of sentence-transformers' files, None for the same. Where LogitScore is among them, the model is a generative
+    reranker. Any other with a language model's head alone is refused.
     """
-    named = _activation(folder, config)
-    if tokens is not None or (tokens := _logit_score(folder)) is not None:
+    home = home or folder
+    named = _activation(home, config)
+    if (tokens := _logit_score(home)) is not None:
         return CheckpointHead(tokens, ("score",), named)
     found = " and ".join(config.get("architectures") or [])
     for end, what in OTHER_TASKS.items():

@@ -96,7 +96,8 @@ def test_logit_score_names_the_tokens_of_a_generative_reranker(tmp_path: Path):
     found = checkpoint_head(path, LLAMA)
     assert found.spec == PoolingSpec(TokenHead(7, 2), 1)
     assert (found.label_names, found.activation) == (("score",), "identity")
-    assert checkpoint_head(path, LLAMA, TokenHead(4)).head == TokenHead(4)
+    inner = folder(tmp_path / "0_Transformer", {})
+    assert checkpoint_head(inner, LLAMA, path) == found
 
 
 @pytest.mark.parametrize(
