@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {  # as PyTorch's documentati
 
 
 def vectors(head: EmbeddingHead) -> Any:
-    network = head_network(embedding_spec(head, 6))
+    network = head_network(embedding_spec(head, 6), None)
     states = mx.array(STATES.astype(np.float32))
     return np.array(network(states, mx.zeros((3, 4), mx.int32), mx.array(LENGTHS), mx.zeros(3, mx.int32)))
 
@@ -97,7 +97,7 @@ def test_a_cut_comes_last_and_the_length_is_set_again() -> None:
 
 
 def test_a_vector_of_zeros_stays_zeros() -> None:
-    network = head_network(embedding_spec(EmbeddingHead(("mean",), (Normalize(),)), 6))
+    network = head_network(embedding_spec(EmbeddingHead(("mean",), (Normalize(),)), 6), None)
     found = np.array(network(mx.zeros((1, 2, 6)), mx.zeros((1, 2), mx.int32), mx.array([2]), mx.array([0])))
     assert (found == 0).all()
 
