@@ -22,6 +22,7 @@ def distributions(found: RecordPass) -> PageSection | None:
     """Shows lengths, logprobs, perplexities, finish reasons and predictions, as far as the records have them."""
     charts: list[Chart] = []
     titles = {"prompt": "Prompt length", "completion": "Completion length", "reasoning": "Reasoning length", "scored": "Scored tokens"}
+    titles["input"] = "Input length"
     for heading, lengths in found.lengths.items():
         charts.append(_chart(f"length-{heading}", titles[heading], lengths, "tokens", "records", "{:,.0f}"))
     if found.nll.count:

@@ -27,6 +27,7 @@ from ..report_data.speed_series import Interval, intervals
 from ..statistics.score_table import main_columns, notes
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
+from .class_charts import class_cards, classification
 from .distributions import distributions, rewards
 from .page import Card, Page, PageSection, table
 
@@ -52,7 +53,8 @@ def run_page(run: Path) -> Page:
     page.cards = list(_cards(now, found, rows))
     if found is not None:
         dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}
-        page.sections += [section for section in (distributions(found), rewards(found, dropped)) if section is not None]
+        classes = classification(found.classes, rows[0] if rows else None)
+        page.sections += [section for section in (classes, distributions(found), rewards(found, dropped)) if section is not None]
         _browse(page, run, found, stored)
     page.sections += [section for section in (speed_section(now), _groups(rows), error_section(now)) if section is not None]
     page.sections.append(settings_section(stored, rows))
@@ -119,6 +121,7 @@ def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:
     if failed := sum(error.count for error in errors.values()):
         functions = len({name for name, _ in errors})
         yield Card("Not rated", f"{failed:,}", f"rewards that {count_text(functions, 'function')} failed to give")
+    yield from class_cards(found.classes, row)
     if found.accuracy:
         labelled = found.accuracy["right"] + found.accuracy["wrong"]
         if labelled:
@@ -154,9 +157,11 @@ def _browse(page: Page, run: Path, found: RecordPass, stored: Json) -> None:
         note = f" Tokens are shown by their ids where their text is not in the record, as the tokenizer is not to be had: {error}"
     some = samples(run, found, tokenizer)
     left = f" {some.left_out:,} more were picked and left out, as the page would grow too large." if some.left_out else ""
+    coloured = any("tokens" in part for record in some.records for part in record["parts"])
+    how = " A token's colour is its logprob; point at it, tap it, or go to it with the arrow keys for its rank and what else was likely."
     page.browser = {
-        "words": f"{len(some.records):,} of {found.records:,} records, picked by what they are and at random. A token's colour is its "
-        f"logprob; point at it, tap it, or go to it with the arrow keys for its rank and what else was likely.{left}{note}",
+        "words": f"{len(some.records):,} of {found.records:,} records, picked by what they are and at random."
+        f"{how if coloured else ''}{left}{note if coloured else ''}",
         "records": some.records,
         "sorts": list(some.sorts.items()),
     }
@@ -199,7 +204,7 @@ def _point(each: Interval, unit: float, value: float, text: str) -> ChartPoint:
 
 def _groups(rows: list[Json]) -> PageSection | None:
     """Shows the main statistics, over all records and for each group."""
-    if not rows or not {"token_perplexity", "acc"} & rows[0].keys():
+    if not rows or not {"token_perplexity", "acc_norm"} & rows[0].keys():
         return None
     columns = main_columns(rows[0])
     cells = [["all" if row["of"] == "all" else _named(row["group"]), *(of(row) for _, of in columns)] for row in rows]

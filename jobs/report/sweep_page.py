@@ -36,6 +36,8 @@ _FIGURES = (
     ("completion_perplexity", "completion perplexity", False),
     ("prompt_perplexity", "prompt perplexity", False),
     ("reward", "mean reward", True),
+    ("mean_margin", "mean margin", True),
+    ("mean_score", "mean score", True),
     ("seconds", "seconds", False),
 )
 _SERIES = 6  # lines in a chart

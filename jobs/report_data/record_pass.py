@@ -17,6 +17,7 @@ from ...runner.store.results import read_results
 from ..statistics.rollout_groups import GROUP_COLUMNS
 from ..statistics.standard_errors import float_column
 from .bins import Bins
+from .class_figures import CLASS_COLUMNS, ClassFigures, is_classification
 from .lowest import Lowest, hash_uniforms
 from .rollout_figures import RolloutFigures
 
@@ -36,6 +37,7 @@ class RecordPass:
     finish: finish reason -> records. calls: what became of a completion's calls -> records. accuracy: records that are right, wrong, or
     without a label. sorts: name -> records to look at. spans: records with the least likely spans, and the token where each begins.
     grammar: records that are a whole text of their grammar, or are not. rollout: for a rollout with rewards, else None.
+    classes: for a classification, else None.
     """
 
     columns: list[str]
@@ -50,6 +52,7 @@ class RecordPass:
     sorts: dict[str, Lowest] = field(default_factory=dict[str, Lowest])
     spans: Lowest = field(default_factory=lambda: Lowest(12))
     rollout: RolloutFigures | None = None
+    classes: ClassFigures | None = None
 
 
 def pass_over_records(run: Path) -> RecordPass | None:
@@ -61,9 +64,11 @@ def pass_over_records(run: Path) -> RecordPass | None:
     if first is None:
         return None
     found = RecordPass(first.schema.names)
-    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_PARTS, *_SCORED}]
+    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_PARTS, *_SCORED, *CLASS_COLUMNS}]
     if "reward" in wanted:
         found.rollout = RolloutFigures()
+    if is_classification(wanted):
+        found.classes = ClassFigures()
     for batch in read_results(run, wanted):
         if batch.num_rows:
             _add(found, batch)
@@ -107,6 +112,15 @@ def _add(found: RecordPass, batch: pa.RecordBatch) -> None:
         _add_choices(found, batch, records)
     if found.rollout is not None:
         found.rollout.add(batch)
+    if found.classes is not None:
+        _add_classes(found, found.classes, batch, records)
+
+
+def _add_classes(found: RecordPass, classes: ClassFigures, batch: pa.RecordBatch, records: Ints) -> None:
+    classes.add(batch, records, found.sorts)
+    found.lengths.setdefault("input", Bins(0.0, 1.0, _LONGEST, whole=True)).add(_ints(batch, "tokens"))
+    if "correct" in batch.schema.names:
+        _count_right(found, _doubles(batch, "correct"))
 
 
 def _add_calls(found: RecordPass, batch: pa.RecordBatch) -> None:
@@ -162,10 +176,14 @@ def _add_spans(spans: Lowest, flat: NDArray[np.float32], lengths: Ints, records:
 
 def _add_choices(found: RecordPass, batch: pa.RecordBatch, records: Ints) -> None:
     right = _doubles(batch, "correct")
-    found.accuracy += Counter({"right": int((right == 1).sum()), "wrong": int((right == 0).sum()), "no label": int(np.isnan(right).sum())})
+    _count_right(found, right)
     margins = np.array([_margin(values) for values in batch.column("choice_logprobs").to_pylist()], np.float64)
     _pick(found, "wrong and sure", np.where(right == 0, -margins, np.nan), records)
     _pick(found, "right and unsure", np.where(right == 1, margins, np.nan), records)
+
+
+def _count_right(found: RecordPass, right: Doubles) -> None:
+    found.accuracy += Counter({"right": int((right == 1).sum()), "wrong": int((right == 0).sum()), "no label": int(np.isnan(right).sum())})
 
 
 def _margin(logprobs: list[float] | None) -> float:

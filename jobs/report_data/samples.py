@@ -22,6 +22,7 @@ Identity = tuple[int, int, int]  # round, row, sample
 Json = dict[str, Any]
 
 _BYTES = 1_600_000  # of all samples as JSON: the page stays under 3 MB
+_WRITTEN = ("completion_ids", "token_ids", "choice_token_ids")  # columns of records with a text of their own
 _TEXT = 4_000  # characters of a prompt or of an input
 _KEY = 40  # of a key in the list
 _FACTS = (
@@ -36,6 +37,11 @@ _FACTS = (
     ("advantage", "advantage"),
     ("policy_version", "policy version"),
     ("group_id", "group"),
+    ("score", "score"),
+    ("true_label", "right label"),
+    ("chosen_score", "chosen"),
+    ("rejected_score", "rejected"),
+    ("margin", "margin"),
     ("correct", "right"),
     ("is_greedy", "greedy"),
     ("truncated", "truncated"),
@@ -127,8 +133,15 @@ class _Shown:
         if values["key"] != str(values["row"]):
             record |= {"key": values["key"], "who": " · ".join([shorten(values["key"], _KEY), *name[1:]])}
         record["facts"] = [[heading, _fact(values[column])] for column, heading in _FACTS if values.get(column) is not None]
+        if isinstance(values.get("label"), str):  # of choices it is an index, which is shown with them
+            record["facts"].insert(0, ["label", values["label"]])
         if (row := values.get("input")) is not None:
-            record["input"] = _cut(json.dumps(row, ensure_ascii=False, indent=1, default=str))
+            if any(name in values for name in _WRITTEN):
+                record["input"] = _cut(json.dumps(row, ensure_ascii=False, indent=1, default=str))
+            else:  # nothing else says what the record is about
+                record["parts"].append({"name": "input", "text": _outline(row)})
+        if not record["parts"]:
+            record["parts"] = [{"name": "input", "text": "(not kept: data.keep)"}]
         if (rewards := values.get("rewards")) is not None:
             reasons = values.get("reward_errors") or {}
             record["facts"] += [[name, _reward(value, reasons.get(name))] for name, value in rewards.items()]
@@ -155,6 +168,11 @@ class _Shown:
             yield self._tokens("text", values, "token", decoded(decode, values["token_ids"]), span)
         elif "choice_token_ids" in values:
             yield from self._choices(values)
+        elif "ranking" in values:
+            lines = [f"{place}. document {at}: {values['scores'][at]:.4g}" for place, at in enumerate(values["ranking"], start=1)]
+            yield {"name": "ranking", "text": _cut("\n".join(lines))}
+        elif len(values.get("logits") or ()) > 1:
+            yield {"name": "logits", "text": _cut("  ".join(f"{logit:.4g}" for logit in values["logits"]))}
 
     def _tokens(self, name: str, values: Json, prefix: str, text: str | None, span: int | None) -> Json:
         tokens, start = shown_tokens(values, prefix, text, self.spell, span)
@@ -172,6 +190,23 @@ class _Shown:
             note = f"logprob {values['choice_logprobs'][index]:.3f}" + (f" · {', '.join(marks)}" if marks else "")
             columns = {"token_ids": ids[:MOST], "token_logprobs": logprobs[:MOST]}
             yield {"name": f"choice {index}", "note": note, "tokens": shown_tokens(columns, "token", None, self.spell)[0]}
+
+
+def _outline(row: Json) -> str:
+    """Returns a row as lines: a column a line, below it the turns of a chat or the numbered items of a list."""
+    lines: list[str] = []
+    for name, value in row.items():
+        if not isinstance(value, list):
+            lines += [] if value is None else [f"{name}: {_line(value)}"]
+            continue
+        turns = [(each["role"], each.get("content")) if isinstance(each, dict) and "role" in each else None for each in value]
+        lines.append(f"{name}:")
+        lines += [f"  {turn[0] if turn else at}: {_line(turn[1] if turn else value[at])}" for at, turn in enumerate(turns)]
+    return _cut("\n".join(lines))
+
+
+def _line(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _said(values: Json) -> Iterator[Json]:

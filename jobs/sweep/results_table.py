@@ -16,6 +16,7 @@ from ...runner.files.checked_json import read_document
 from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import TABLE_FILE, stored_statistics
 from ...runner.store.paths import RunPaths
+from ..classify.closing import main_figures
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
 from ..terminal.tables import align_columns, count_text, figure, shorten, width_of
 from .sweep import CellOutcome
@@ -124,6 +125,8 @@ def _figures(rows: Sequence[Row]) -> list[list[str]]:
 def _shown(row: Row) -> dict[str, str]:
     if not row:
         return {}
+    if "mean_score" in row or "mean_margin" in row:
+        return dict(main_figures(row))
     if "completion_perplexity" in row:
         columns = GENERATED
     elif "degenerate" in row:
