@@ -35,7 +35,7 @@ def record_batch(schema: pa.Schema, records: Sequence[dict[str, Any]]) -> pa.Rec
     """Builds one batch of ``schema`` from the records. A column that a record lacks is null there.
 
     Records hold lists of numbers as arrays [N], lists of such lists as arrays [N, k] (of different lengths: as a list of arrays),
-    either as ``Masked`` where elements are null, and the ``input`` struct as the row's columns.
+    lists of one length D as arrays [D], all but those as ``Masked`` where elements are null, and the ``input`` struct as the row's columns.
     Raises ValueError that names the row and column of a value that does not fit, or a key that has no column.
     """
     names = set(schema.names)
@@ -96,8 +96,11 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
         values = [None if value is None else json_text(value) for value in values]
     if pa.types.is_struct(field.type) and field.type.num_fields:
         return _struct(field.type, values)
-    if pa.types.is_list(field.type) and any(isinstance(value, np.ndarray | Masked) for value in values):
-        return _list(field.type, values, b"leading_null" in metadata)
+    if any(isinstance(value, np.ndarray | Masked) for value in values):
+        if pa.types.is_fixed_size_list(field.type):
+            return _vectors(field.type, values)
+        if pa.types.is_list(field.type):
+            return _list(field.type, values, b"leading_null" in metadata)
     return pa.array(values, type=field.type)
 
 
@@ -119,7 +122,7 @@ def _list(type_: pa.ListType, values: list[NDArray[Any] | Masked | None], leadin
     """
     absent = np.array([value is None for value in values], dtype=bool)
     present = [_masked(value, leading) for value in values if value is not None]
-    nested = pa.types.is_list(type_.value_type)
+    nested = pa.types.is_list(type_.value_type) or pa.types.is_fixed_size_list(type_.value_type)
     if wrong := [value.values.shape for value in present if value.values.ndim != 1 + nested]:
         raise ValueError(f"expected an array of {1 + nested} dimensions, got shape {wrong[0]}")
     if wrong := [value for value in present if len(value.values) != np.count_nonzero(value.there)]:
@@ -128,8 +131,24 @@ def _list(type_: pa.ListType, values: list[NDArray[Any] | Masked | None], leadin
     lengths[~absent] = [len(value.there) for value in present]
     empty = ~np.concatenate([np.zeros(0, dtype=bool), *(value.there for value in present)])
     arrays = [value.values for value in present]
-    items = _inner_lists(type_.value_type, arrays, empty) if nested else _scalars(type_.value_type, arrays, empty)
+    if pa.types.is_fixed_size_list(type_.value_type):
+        items = _vectors(type_.value_type, [vector for array in arrays for vector in array])
+    else:
+        items = _inner_lists(type_.value_type, arrays, empty) if nested else _scalars(type_.value_type, arrays, empty)
     return _list_array(type_, _offsets(lengths), items, absent)
+
+
+def _vectors(type_: pa.FixedSizeListType, values: list[NDArray[Any] | None]) -> pa.Array:
+    """Builds lists of one length D from arrays [D]; None is a null list, whose numbers are 0."""
+    size, number = type_.list_size, np.dtype(type_.value_type.to_pandas_dtype())
+    if wrong := [value for value in values if value is not None and (value.shape != (size,) or not np.can_cast(value.dtype, number))]:
+        raise ValueError(f"expected an array of {size} numbers of type {type_.value_type}, got {wrong[0].dtype} of shape {wrong[0].shape}")
+    flat = np.zeros((len(values), size), number)
+    for place, value in enumerate(values):
+        if value is not None:
+            flat[place] = value
+    absent = np.array([value is None for value in values], bool)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), type=type_, mask=pa.array(absent) if absent.any() else None)
 
 
 def _masked(value: NDArray[Any] | Masked, leading: bool) -> Masked:

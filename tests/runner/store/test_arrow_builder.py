@@ -169,3 +169,27 @@ def test_datasets_reads_the_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     found = datasets.load_dataset("arrow", data_files=str(tmp_path / "*.arrow"), cache_dir=str(tmp_path / "cache"), split="train")
     assert found.to_list()[0] == EXPECTED
     assert found[1]["logprobs"] is None
+
+
+def test_lists_of_one_length_come_from_arrays():
+    for number, vectors in (
+        (pa.float32(), np.array([[1.5, -2.0, 0.0], [3.0, 4.0, -np.inf]], np.float32)),
+        (pa.float16(), np.array([[1.5, -2.0, 0.0], [3.0, 4.0, 65504.0]], np.float16)),
+        (pa.int8(), np.array([[-128, 0, 127], [1, 2, 3]], np.int8)),
+        (pa.uint8(), np.array([[0, 128, 255], [1, 2, 3]], np.uint8)),
+    ):
+        schema = pa.schema([pa.field("v", pa.list_(number, 3), metadata={b"normalized": b"1"}), ("vs", pa.list_(pa.list_(number, 3)))])
+        batch = record_batch(schema, [{"v": vectors[0], "vs": vectors}, {"v": None, "vs": vectors[:0]}, {"v": vectors[1], "vs": None}])
+        batch.validate(full=True)
+        assert batch.schema.equals(schema, check_metadata=True)
+        assert batch.column("v").to_pylist() == [vectors[0].tolist(), None, vectors[1].tolist()]
+        assert batch.column("vs").to_pylist() == [vectors.tolist(), [], None]
+        assert np.array_equal(batch.column("v").take([0, 2]).flatten().to_numpy(zero_copy_only=False), vectors.ravel())
+
+
+def test_a_vector_that_does_not_fit_is_named():
+    schema = pa.schema([("row", pa.int64()), ("v", pa.list_(pa.int8(), 2))])
+    fitting = {"row": 0, "v": np.array([1, 2], np.int8)}
+    for wrong in (np.array([1, 2, 3], np.int8), np.array([1.0, 2.0], np.float32), np.array([[1, 2]], np.int8)):
+        with pytest.raises(ValueError, match=r"row 7: column 'v'.*expected an array of 2 numbers of type int8, got"):
+            record_batch(schema, [fitting, {"row": 7, "v": wrong}])
