@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,6 +66,62 @@ def test_parquet_has_bounded_row_groups_in_zstd(monkeypatch: pytest.MonkeyPatch)
     about = pq.ParquetFile(io.BytesIO(written(write_parquet, *[BATCH] * 5)[0])).metadata
     assert [about.row_group(i).num_rows for i in range(about.num_row_groups)] == [6, 6, 3]
     assert about.row_group(0).column(0).compression == "ZSTD"
+
+
+def vectors(rows: int = 40, size: int = 24) -> pa.RecordBatch:
+    """Records of an embedding job in all types of vectors, with a struct beside them; one row has several vectors."""
+    numbers = np.random.default_rng(0).normal(size=(rows, size)).astype(np.float32)
+    kinds = {
+        "f32": numbers,
+        "f16": numbers.astype(np.float16),
+        "i8": (40 * numbers).astype(np.int8),
+        "bits": np.packbits(numbers > 0, axis=1),
+    }
+    columns: dict[str, pa.Array] = {"row": pa.array(range(rows)), "input": pa.array([{"q": "a question", "n": 1}] * rows)}
+    columns |= {name: pa.FixedSizeListArray.from_arrays(pa.array(own.ravel()), own.shape[1]) for name, own in kinds.items()}
+    columns["several"] = pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), columns["f32"])
+    return pa.record_batch(columns)
+
+
+def test_vectors_in_parquet_are_split_bytes_without_a_dictionary():
+    batch = vectors()
+    content, notes = written(write_parquet, batch, batch)
+    assert notes == []
+    assert pq.read_table(io.BytesIO(content)).to_batches()[0].slice(0, 40).equals(batch)
+    group = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(0)
+    encodings = {group.column(at).path_in_schema: set(group.column(at).encodings) for at in range(group.num_columns)}
+    dictionary = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
+    assert all(bool(dictionary & found) == (path.split(".")[0] in ("row", "input")) for path, found in encodings.items()), encodings
+    for name in ("f32", "f16", "several"):
+        assert any("BYTE_STREAM_SPLIT" in found for path, found in encodings.items() if path.startswith(name)), encodings
+
+
+def test_vectors_in_parquet_are_read_by_polars_and_duckdb(tmp_path: Path):
+    batch = vectors()
+    path = tmp_path / "v.parquet"
+    path.write_bytes(written(write_parquet, batch)[0])
+    frame = pl.read_parquet(path)
+    assert (frame.schema["f32"], frame.schema["i8"]) == (pl.Array(pl.Float32, 24), pl.Array(pl.Int8, 24))
+    assert np.array_equal(frame["f32"].to_numpy(), batch.column("f32").flatten().to_numpy().reshape(40, 24))
+    found = queried(f"SELECT row, f32, array_cosine_similarity(f32::FLOAT[24], f32::FLOAT[24]) AS alike FROM '{path}' ORDER BY row")
+    assert found.column("f32").to_pylist() == batch.column("f32").to_pylist()
+    assert found.column("alike").to_pylist() == pytest.approx([1.0] * 40)
+    read = pq.read_table(path).column("f32").combine_chunks()
+    assert read.flatten().to_numpy(zero_copy_only=True).reshape(40, 24).shape == (40, 24)  # a matrix without a copy
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_csv])
+def test_vectors_in_text_are_json_arrays(write: Write):
+    batch = vectors(2, 3).select(["f32", "i8", "several"])
+    content, _ = written(write, batch)
+    if write is write_jsonl:
+        found = [json.loads(line) for line in content.decode().splitlines()]
+    else:
+        found = [{name: json.loads(cell) for name, cell in line.items()} for line in csv.DictReader(io.StringIO(content.decode()))]
+    for record, expected in zip(found, batch.to_pylist(), strict=True):
+        assert record["i8"] == expected["i8"]
+        assert np.array_equal(np.array(record["f32"], np.float32), np.array(expected["f32"], np.float32))
+        assert np.array_equal(np.array(record["several"], np.float32), np.array(expected["several"], np.float32))
 
 
 def test_jsonl_is_an_object_a_line():
