@@ -4,23 +4,49 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import CountOrNull, Expected, Section, contradiction
-from .schema import JobConfig
+from .fields import FREE, CountOrNull, Expected, NameOrNull, Section, TextOrNull, contradiction
+from .schema import JobConfig, PromptConfig
 
 Pooling = Literal["cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"]
+VectorType = Literal["float32", "float16", "int8", "ubinary"]
 
 
 class EmbedSettings(Section):
     """How a text becomes a vector. What is null is as the model's sentence-transformers files say."""
 
+    prompt_name: NameOrNull = Field(default=None, description="Name of one of the model's prompts, which goes before each text (query, …).")
+    prompt: TextOrNull = Field(default=None, description='Text that goes before each text; "" for none, null for the model\'s default.')
     pooling: Annotated[Pooling | None, Expected("cls, lasttoken, max, mean, mean_sqrt_len_tokens, weightedmean or null")] = Field(
         default=None, description="How the tokens' states become one vector; null is the model's own."
     )
     normalize: Annotated[bool | None, Expected("true, false or null")] = Field(
-        default=None, description="Divide each vector by its length; null is as the model's files say."
+        default=None, description="Divide each vector by its length, after the cut to dimensions; null: where the model does so."
     )
     dimensions: CountOrNull = Field(default=None, description="Keep so many numbers of each vector, the first ones; null is all.")
-    max_length: CountOrNull = Field(default=None, description="Most tokens of a text; null is the model's.")
+    dtype: VectorType = Field(
+        default="float32", description="Type of the stored numbers; int8 needs calibration, ubinary keeps signs, 8 to a byte."
+    )
+    calibration: Annotated[NameOrNull, FREE] = Field(
+        default=None, description="Where int8 takes its ranges from: a run of this job, or a .npy or Parquet file of float vectors."
+    )
+    max_length: CountOrNull = Field(default=None, description="Most tokens of a text, with prompt and special tokens; null is the model's.")
+    too_long: Annotated[
+        Literal["truncate_left", "truncate_right", "error"] | None, Expected("truncate_left, truncate_right, error or null")
+    ] = Field(
+        default=None,
+        description="What happens to a text of more tokens; null: cut where the tokenizer cuts, mostly right; in Batch files error.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.prompt is not None and self.prompt_name is not None:
+            raise contradiction("prompt_name", f"found {self.prompt_name}; expected null, since embed.prompt gives the prompt's text")
+        if self.dtype == "int8" and self.calibration is None:
+            cure = "embed some hundred rows first with dtype: float32 (--limit 1000), and name that run's folder here"
+            raise contradiction("calibration", f"found null; expected what embed.dtype: int8 takes its ranges from: {cure}")
+        if self.dtype != "int8" and self.calibration is not None:
+            raise contradiction("calibration", f"expected null, since embed.dtype is {self.dtype} and only int8 has ranges; remove it")
+        return self
 
 
 class EmbedConfig(JobConfig):
@@ -31,7 +57,23 @@ class EmbedConfig(JobConfig):
 
     @model_validator(mode="after")
     def _has_a_text(self) -> Self:
-        if self.prompt.sources != ["text"]:
+        if self.data.format == "openai":
+            if self.prompt.sources:
+                raise contradiction(
+                    f"prompt.{self.prompt.sources[0]}", "expected nothing, since lines of a Batch file bring their inputs; remove it"
+                )
+            if self.embed.dtype != "float32":
+                raise contradiction(
+                    "embed.dtype", f"found {self.embed.dtype}; expected float32, since lines of a Batch file are answered in it"
+                )
+        elif self.prompt.sources != ["text"]:
             found = " and ".join(self.prompt.sources) or "no text"
             raise contradiction("prompt", f"found {found}; expected text, the Jinja template of the text to embed")
+        for name, field in PromptConfig.model_fields.items():
+            if name != "text" and getattr(self.prompt, name) != field.default:
+                cure = "embed.too_long says what happens to long texts" if name == "too_long" else "remove it"
+                raise contradiction(f"prompt.{name}", f"expected nothing, since an embedding job reads prompt.text alone; {cure}")
+        for name, field in type(self.logprobs).model_fields.items():
+            if getattr(self.logprobs, name) != field.default:
+                raise contradiction(f"logprobs.{name}", "expected nothing, since an embedding job computes no logprobs; remove it")
         return self

@@ -164,7 +164,7 @@ class JobConfig(Section):
 
     @model_validator(mode="after")
     def _answers_requests(self) -> Self:
-        if self.data.format == "openai" and self.job != "generate":
+        if self.data.format == "openai" and self.job not in ("generate", "embed"):
             raise contradiction("data.format", f"found openai; expected another, since a job of the kind {self.job} answers no requests")
         return self
 

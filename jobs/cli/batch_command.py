@@ -3,8 +3,11 @@
 A thin front: ``run`` with ``data.format: openai``, then ``export --format openai``. The run directory lies in the folder of the answers.
 """
 
+import json
 import signal
 import sys
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import click
 
 from ...configs.errors import ConfigError
 from ...runner.data.input_folder import is_input
+from ..openai.endpoints import EMBEDDINGS
 from ..terminal.console import one_line_errors, print_message, set_log
 from .config_commands import plan_text
 from .options import ConfigSource, RepeatableCommand, log_level_option, quiet_option, start_options, typed_words
@@ -20,9 +24,11 @@ from .supervisor_link import Link
 
 RUN_FOLDER = "run"  # in the folder of the answers
 
+_FIRST_LINES = 100  # in which one must name an endpoint
+
 # Keys that the command line itself gives, and how it writes them.
 _GIVEN = {
-    "job": "this command is for generate alone",
+    "job": "it follows from the requests",
     "data.path": "the file of requests stands by itself",
     "data.format": "this command is for openai alone",
     "model.path": "say --model",
@@ -87,12 +93,29 @@ def run_folder(answers: Path) -> Path:
 
 def _source(requests: str, model: str, answers: Path, limit: int | None, overrides: tuple[str, ...]) -> ConfigSource:
     settings = {
-        "job": "generate",
+        "job": _job_of(requests),
         "data": {"format": "openai", "keep": "none"},
         "on_error": "quarantine_all",  # a line that is refused is an answer too
     }
     options = {"model.path": model, "data.path": requests, "output.path": str(run_folder(answers))}
     return ConfigSource(settings, overrides, options | ({} if limit is None else {"data.limit": limit}))
+
+
+def _job_of(requests: str) -> str:
+    """Returns the kind of job that answers the requests, by the first line that names an endpoint. A run generates or embeds."""
+    import pyarrow as pa
+
+    from ...runner.formats.source import Source, by_extension, open_stream
+
+    path = Path(requests)
+    if not path.is_file():  # stdin, a folder, or what is refused later
+        return "generate"
+    with open_stream(Source(requests, "jsonl", by_extension(path)[1])) as lines, suppress(OSError, EOFError, pa.ArrowException):
+        for line in islice(lines, _FIRST_LINES):
+            with suppress(ValueError, RecursionError):
+                if isinstance(read := json.loads(line), dict) and isinstance(url := read.get("url"), str):
+                    return "embed" if url == EMBEDDINGS else "generate"
+    return "generate"
 
 
 def _require_place(requests: str, answers: Path, overwrite: bool) -> None:

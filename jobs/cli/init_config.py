@@ -19,7 +19,7 @@ from ...configs.jobs import JOBS
 
 _WIDTH = 88
 _ORDER = (
-    *("job", "base", "model", "data", "prompt", "sampling", "tools", "reasoning", "score", "rewards", "advantages"),
+    *("job", "base", "model", "data", "prompt", "sampling", "tools", "reasoning", "score", "embed", "classify", "rewards", "advantages"),
     *("drop_degenerate", "policy", "rounds", "matrix", "include", "exclude", "logprobs", "batch", "on_error"),
 )
 
@@ -53,6 +53,16 @@ EXAMPLES: dict[str, tuple[str, Values]] = {
             "sampling": {"n": 4, "max_tokens": 32},
             "rewards": [{"fn": "last_number", "args": {"column": "answer"}}],
             "output": {"path": "outputs/rollout"},
+        },
+    ),
+    "embed": (
+        "A vector for each of 20 documents.",
+        {
+            "model": {"path": "demo"},
+            "data": {"path": "demo:documents.jsonl", "limit": 20},
+            "prompt": {"text": "{{ text }}"},
+            "embed": {"pooling": "mean", "normalize": True},
+            "output": {"path": "outputs/embed"},
         },
     ),
     "sweep": (

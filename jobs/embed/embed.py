@@ -11,7 +11,7 @@ import pyarrow as pa
 from ...configs.embed import EmbedConfig
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Outcome, Pooled
-from ...runner.core.requests import PoolRequest, Row, TokenInput
+from ...runner.core.requests import PoolRequest, Row
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.job import Parts
 from ...runner.pool_engine.pooler import Pooler
@@ -19,7 +19,14 @@ from ...runner.pooling.hidden_size import hidden_size
 from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_folder
 from ...runner.pooling.spec import PoolingSpec, embedding_spec
 from ...runner.text.prompt_templates import Columns, compile_template
+from ..generate.prompt_encoding import require_vocabulary
+from .calibration import COLUMN, read_ranges
+from .openai_texts import EmbeddingLines
 from .pooling_choice import chosen_head
+from .text_choice import chosen_inputs
+from .text_inputs import TextInputs
+from .vector_statistics import embed_closing, embed_statistics
+from .vector_types import Ranges, stored_type, storing
 
 
 @dataclass(frozen=True)
@@ -28,10 +35,14 @@ class EmbedJob:
 
     parts: Parts
 
+    def __post_init__(self) -> None:
+        _ = self.pooling, self.inputs, self.schema  # raises where the model does not allow what the config asks
+
     @staticmethod
     def check(config: EmbedConfig, columns: Collection[str]) -> None:
         """Parses the template, and checks that ``columns``, if there are any, hold those that it reads."""
-        compile_template(config.prompt.text or "", "prompt.text", columns)
+        if config.data.format != "openai":
+            compile_template(config.prompt.text or "", "prompt.text", columns)
 
     @cached_property
     def config(self) -> EmbedConfig:
@@ -45,15 +56,17 @@ class EmbedJob:
         return LogprobOptions()
 
     @cached_property
-    def pooling(self) -> PoolingSpec:
-        """How hidden states become the vector."""
-        config = self.parts.checkpoint.config
-        return embedding_spec(chosen_head(self.config.embed, self.folder, config), hidden_size(config))
-
-    @cached_property
     def folder(self) -> SentenceFolder:
         """What sentence-transformers' files in the model's folder say."""
         return read_sentence_folder(self.parts.checkpoint.modules_folder)
+
+    @cached_property
+    def pooling(self) -> PoolingSpec:
+        """How hidden states become the vector. Lines of a Batch file are cut afterwards, each to its own length."""
+        config, settings = self.parts.checkpoint.config, self.config.embed
+        if self.config.data.format == "openai":
+            settings = settings.model_copy(update={"dimensions": None})
+        return embedding_spec(chosen_head(settings, self.folder, config), hidden_size(config))
 
     @property
     def samples(self) -> int:
@@ -69,34 +82,77 @@ class EmbedJob:
         """Returns the engine that computes vectors."""
         return Pooler(setup)
 
+    # ----------------------------------------------------------------------------------------------- row -> request
+
     def requests(self, row: Row) -> list[PoolRequest]:
         """Returns the row's one request. Raises RowError."""
-        ids = self.parts.tokenizer.encode(self._text(row.columns)).ids
-        return [PoolRequest(row.position, (TokenInput(ids),))]
+        if self._lines is not None:
+            return [self._lines.request(row)]
+        one, cut = self.inputs.encode(self._text(row.columns))
+        require_vocabulary(one.ids, self.parts.vocabulary, "the text")
+        return [PoolRequest(row.position, (one,), truncated=int(cut))]
+
+    @cached_property
+    def inputs(self) -> TextInputs:
+        """Encodes texts as the model reads them."""
+        return chosen_inputs(self.config.embed, self.folder, self.parts)
+
+    @cached_property
+    def _lines(self) -> EmbeddingLines | None:
+        """Reads the lines of a Batch file; None for other data."""
+        if self.config.data.format != "openai":
+            return None
+        head = chosen_head(self.config.embed.model_copy(update={"dimensions": 1}), self.folder, self.parts.checkpoint.config)
+        return EmbeddingLines(self.parts, self.inputs, self.pooling.dimensions, head.normalize)
 
     @cached_property
     def _text(self) -> Callable[[Columns], str]:
         return compile_template(self.config.prompt.text or "", "prompt.text", self.parts.columns)
 
+    # ------------------------------------------------------------------------------------------- outcome -> record
+
+    @cached_property
+    def _ranges(self) -> Ranges | None:
+        """The ranges of int8 numbers; None for other types."""
+        path = self.config.embed.calibration
+        return None if path is None else read_ranges(path, self.pooling.dimensions)
+
+    @cached_property
+    def _stored(self) -> Callable[..., Any]:
+        return storing(self.config.embed.dtype, self._ranges)
+
     @cached_property
     def schema(self) -> pa.Schema:
-        """The columns that this config fills."""
-        fields: list[tuple[str, pa.DataType]] = [("row", pa.int64()), ("key", pa.string())]
-        fields += [("input", self.parts.kept)] if self.parts.kept is not None else []
-        fields += [("embedding", pa.list_(pa.float32(), self.pooling.dimensions)), ("tokens", pa.int32()), ("truncated", pa.bool_())]
-        return pa.schema(fields)
+        """The columns that this config fills. The vector's field says of it what a reader must know: see docs/embeddings.md."""
+        vector = stored_type(self.config.embed.dtype, self.pooling.dimensions)
+        metadata: dict[str | bytes, str | bytes] = {"dimensions": str(self.pooling.dimensions)}
+        metadata["similarity"] = self.folder.similarity or "cosine"
+        if self._ranges is not None:
+            metadata["ranges"] = self._ranges.astype("<f4").tobytes()
+        fields = [pa.field("row", pa.int64()), pa.field("key", pa.string())]
+        fields += [pa.field("input", self.parts.kept)] if self.parts.kept is not None else []
+        if self._lines is not None:
+            vector = pa.list_(pa.list_(pa.float32()))
+        fields += [pa.field(COLUMN, vector, metadata=metadata), pa.field("tokens", pa.int32()), pa.field("truncated", pa.bool_())]
+        return pa.schema([*fields, *([pa.field("request", pa.large_string())] if self._lines is not None else [])])
 
     def record(self, row: Row, request: PoolRequest, outcome: Outcome) -> dict[str, Any]:
-        """Returns an embedded row as the schema's columns."""
+        """Returns an embedded row as the schema's columns. Raises RowError for a vector that its type cannot hold."""
         assert isinstance(outcome, Pooled), "only pooled rows become records"
-        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns, "embedding": outcome.values[0]}
+        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns}
+        if self._lines is not None:
+            values |= {COLUMN: self._lines.vectors(row, outcome.values), "request": self._lines.repeated(row)}
+        else:
+            values[COLUMN] = self._stored(outcome.values)[0]
         values |= {"tokens": request.text_tokens, "truncated": request.truncated > 0}
         return {name: values[name] for name in self.schema.names}
 
+    # ---------------------------------------------------------------------------------------- records -> statistics
+
     def statistics(self, run: Path) -> pa.Table:
-        """Returns a table of one row."""
-        return pa.table({"group": pa.array([None], pa.string())})
+        """Returns a table of one row: counts, and the lengths of texts and vectors."""
+        return embed_statistics(run)
 
     def closing(self, statistics: pa.Table) -> str:
-        """Returns nothing yet."""
-        return ""
+        """Returns the statistics as a table for the terminal."""
+        return embed_closing(statistics)

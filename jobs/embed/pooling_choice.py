@@ -13,7 +13,8 @@ from ...runner.pooling.spec import EmbeddingHead, Normalize, PoolingMode
 def chosen_head(settings: EmbedSettings, folder: SentenceFolder, config: dict[str, Any]) -> EmbeddingHead:
     """Returns the head. Raises ConfigError where neither the folder nor the settings say how to pool.
 
-    Where the numbers of a vector are cut and the model gives vectors of length 1, they get it again.
+    Where the numbers of a vector are cut and the model gives vectors of length 1, they get it again. ``normalize: false`` leaves out
+    what comes last: of vectors that are cut that step alone (sentence-transformers' ``truncate_dim``), else the model's own.
     """
     head = folder.head
     if settings.pooling is not None:
@@ -22,7 +23,7 @@ def chosen_head(settings: EmbedSettings, folder: SentenceFolder, config: dict[st
         found = _without_pooling(folder.folder, folder.modules)
         raise ConfigError(f"embed.pooling: {found}; set it to one of {MODES}{pooling_advice(config)}")
     unit = any(isinstance(layer, Normalize) for layer in head.layers)
-    if settings.normalize is False:
+    if settings.normalize is False and settings.dimensions is None:
         head = replace(head, layers=tuple(layer for layer in head.layers if not isinstance(layer, Normalize)))
     cut = settings.dimensions
     wanted = settings.normalize is True or (settings.normalize is None and cut is not None and unit)

@@ -39,6 +39,7 @@ def export_files(source: ExportedRun, kind: str, to: str, *, overwrite: bool) ->
     """
     _require_format(source, kind)
     if kind == "openai":  # a line holds all samples of a row
+        _require_floats(source)
         source = source.without_open_shards()
     folder = to.endswith(os.sep) or Path(to).is_dir()
     target, ending = Path(to), _ENDINGS.get(kind, kind)
@@ -148,11 +149,17 @@ def _link_target(path: Path) -> Path:
 
 
 def _require_format(source: ExportedRun, kind: str) -> None:
-    special = {"generate": ("openai",), "rollout": TRAINERS}
-    if any(kind in formats for job, formats in special.items() if job != source.job):
-        content = "completions" if kind == "openai" else "rollouts"
+    special = {"generate": ("openai",), "rollout": TRAINERS, "embed": ("openai",)}
+    if kind not in (*WRITERS, *special.get(source.job, ())):
+        content = "completions or embeddings" if kind == "openai" else "rollouts"
         choices = ", ".join([*WRITERS, *special.get(source.job, ())])
         raise ConfigError(f"--format {kind}: holds {content}, and this is a run of job: {source.job}; use one of {choices}")
+
+
+def _require_floats(source: ExportedRun) -> None:
+    """Refuses embeddings that OpenAI's lines cannot hold."""
+    if source.job == "embed" and (dtype := source.stored["config"]["embed"]["dtype"]) in ("int8", "ubinary"):
+        raise ConfigError(f"--format openai: holds floats, and this run has embed.dtype: {dtype}; use one of {', '.join(WRITERS)}")
 
 
 def _input_paths(source: ExportedRun) -> list[str]:

@@ -1,4 +1,4 @@
-"""Writes a generation run's rows as the lines of an OpenAI Batch output file, in input order: a response or an error a row.
+"""Writes the rows of completions or embeddings as the lines of an OpenAI Batch output file, in input order: a response or error each.
 
 https://platform.openai.com/docs/guides/batch: ``id``, ``custom_id``, ``response`` (``status_code``, ``request_id``, ``body``),
 ``error``. A request that is refused has a response too, with the status and the error of HTTP. Ids are made of the run's identity
@@ -17,13 +17,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...configs.schema import GenerateConfig
+from ...configs.schema import GenerateConfig, JobConfig
 from ...runner.files.checked_json import digest
 from ...runner.files.checked_lines import read_lines
 from ...runner.store.commit_log import read_commits
 from ...runner.store.paths import RunPaths
 from ...runner.store.results import read_errors, read_results
-from .openai_bodies import AnswerBodies, request_of
+from .openai_bodies import AnswerBodies, embedding_body, request_of
 from .openai_logprobs import Json, Spelled
 from .openai_refusals import refusal_of
 
@@ -31,6 +31,7 @@ _ALWAYS = ("row", "key", "sample", "prompt", "completion", "finish_reason", "pro
 _WHERE_THERE = ("content", "reasoning", "reasoning_tokens", "tool_calls", "request")
 _PER_TOKEN = ("completion_ids", "logprobs", "text_offset", "top_ids", "top_logprobs")
 _PER_PROMPT_TOKEN = ("prompt_ids", "prompt_logprobs", "prompt_text_offset", "prompt_top_ids", "prompt_top_logprobs")
+_EMBEDDING = ("row", "key", "embedding", "tokens", "request")
 _ERRORS = ["row", "key", "sample", "stage", "error", "message", "input"]
 
 
@@ -42,7 +43,7 @@ class BatchLine:
     answered: bool
 
 
-def openai_lines(run: Path, stored: Json, config: GenerateConfig, spell: Spelled | None) -> Iterator[BatchLine]:
+def openai_lines(run: Path, stored: Json, config: JobConfig, spell: Spelled | None) -> Iterator[BatchLine]:
     """Yields a line for each finished or failed row of the run directory ``run``; ``stored`` is its run.json.
 
     ``spell`` gives a token's text; None where the lines hold no logprobs (see ``needs_tokens``).
@@ -58,7 +59,7 @@ def openai_lines(run: Path, stored: Json, config: GenerateConfig, spell: Spelled
         yield BatchLine(text, bool(records))
 
 
-def needs_tokens(config: GenerateConfig, columns: Iterable[str]) -> bool:
+def needs_tokens(config: JobConfig, columns: Iterable[str]) -> bool:
     """Returns whether the lines hold logprobs, by the records' ``columns``; of chats, those of the prompt have no place in them."""
     chat = config.data.format != "openai" and config.prompt.text is None
     return "logprobs" in columns or ("prompt_logprobs" in columns and not chat)
@@ -75,12 +76,16 @@ def record_columns(run: Path) -> list[str]:
 class _Shape:
     """The settings that all lines of a run share."""
 
-    def __init__(self, run: Path, stored: Json, config: GenerateConfig, spell: Spelled | None):
+    def __init__(self, run: Path, stored: Json, config: JobConfig, spell: Spelled | None):
         self._config = config
         self._fingerprint = digest(stored["identity"])
         self._of_batch_file = config.data.format == "openai"
-        self._bodies = AnswerBodies(config, self._fingerprint, _created(RunPaths(run)), spell)
         there = set(record_columns(run))
+        self._bodies: AnswerBodies | None = None
+        if not isinstance(config, GenerateConfig):
+            self.columns = [name for name in _EMBEDDING if name in there]
+            return
+        self._bodies = AnswerBodies(config, self._fingerprint, _created(RunPaths(run)), spell)
         optional = [*_WHERE_THERE, *([*_PER_TOKEN, *_PER_PROMPT_TOKEN] if spell is not None else [])]
         self.columns = [*_ALWAYS, *(name for name in optional if name in there)]
 
@@ -91,7 +96,7 @@ class _Shape:
         name = f"{self._fingerprint[:16]}-{row}"
         line: Json = {"id": f"batch_req_{name}", "custom_id": key, "response": None, "error": None}
         if records:
-            line["response"] = self._response(name, 200, self._bodies.body(name, records, request_of(records[0], self._config)))
+            line["response"] = self._response(name, 200, self._body(name, records))
             line["error"] = _error(failures)
             return line
         refusal = refusal_of(failures[0])
@@ -100,6 +105,11 @@ class _Shape:
         else:
             line["response"] = self._response(name, refusal.status, {"error": refusal.error})
         return line
+
+    def _body(self, name: str, records: list[Json]) -> Json:
+        if self._bodies is None:
+            return embedding_body(records[0], self._config.model.path)
+        return self._bodies.body(name, records, request_of(records[0], self._bodies.config))
 
     @staticmethod
     def _response(name: str, status: int, body: Json) -> Json:

@@ -1,12 +1,15 @@
-"""The body of an answer as OpenAI's API writes it: a chat completion, a completion, or a response.
+"""The body of an answer as OpenAI's API writes it: a chat completion, a completion, a response, or embeddings.
 
 Made of one row's records. What the answer says of its request is in the column ``request`` of runs on a Batch file.
 """
 
 import json
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ...configs.schema import GenerateConfig
 from ..openai.endpoints import CHAT, COMPLETIONS, RESPONSES
@@ -107,6 +110,24 @@ class AnswerBodies:
         for at, call in enumerate(calls):
             function = call["function"]
             yield {"id": f"fc_{name}-{at}", "type": "function_call", "call_id": call["id"], **function, "status": "completed"}
+
+
+def embedding_body(record: Json, model: str) -> Json:
+    """Returns the body of an answer with a row's vectors, as lists of numbers or as base64 of little-endian float32."""
+    vectors, request = record["embedding"], json.loads(record.get("request") or "{}")
+    rows = vectors if vectors and isinstance(vectors[0], list) else [vectors]
+    write: Callable[[list[float]], Any] = _base64 if request.get("encoding_format") == "base64" else _shortest
+    data = [{"object": "embedding", "index": index, "embedding": write(vector)} for index, vector in enumerate(rows)]
+    return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": record["tokens"], "total_tokens": record["tokens"]}}
+
+
+def _base64(vector: list[float]) -> str:
+    return b64encode(np.array(vector, "<f4").tobytes()).decode()
+
+
+def _shortest(vector: list[float]) -> list[float]:
+    """Returns float32 numbers as the shortest that read back as the same float32."""
+    return [float(str(number)) for number in np.array(vector, np.float32)]
 
 
 def request_of(record: Json, config: GenerateConfig) -> Json:

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from ...configs.schema import GenerateConfig
+from ...configs.jobs import ROW_JOBS
 from .openai_batch import BatchLine, needs_tokens, openai_lines, record_columns
 from .openai_logprobs import openai_spelling
 from .source import ExportedRun, show_progress
@@ -18,7 +18,7 @@ class BatchFiles:
     def __init__(self, source: ExportedRun, *, apart: bool):
         from ...runner.models.run_tokenizer import tokenizer_of
 
-        self._source, self._config = source, GenerateConfig.model_validate(source.stored["config"])
+        self._source, self._config = source, ROW_JOBS[source.job].model_validate(source.stored["config"])
         with_tokens = needs_tokens(self._config, record_columns(source.run))
         self._spell = openai_spelling(tokenizer_of(self._config, source.stored).token_bytes) if with_tokens else None
         self._waiting = tempfile.TemporaryFile() if apart else None  # noqa: SIM115 - lives as long as this object

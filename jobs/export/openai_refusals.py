@@ -5,14 +5,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ..openai.endpoints import CHAT, COMPLETIONS, GRAMMAR_FIELDS, RESPONSES
+from ..openai.endpoints import CHAT, COMPLETIONS, EMBEDDINGS, GRAMMAR_FIELDS, RESPONSES
 from ..openai.refusal import STAGE, parameter_of, status_of
 
 Json = dict[str, Any]
 
-_PROMPT_FIELDS = {CHAT: "messages", COMPLETIONS: "prompt", RESPONSES: "input"}
+_PROMPT_FIELDS = {CHAT: "messages", COMPLETIONS: "prompt", RESPONSES: "input", EMBEDDINGS: "input"}
 _OF_PROMPT = {"too_long": "context_length_exceeded", "template": "invalid_value", "tokenize": "invalid_value"}
-_OURS = ("generate", "score", "reward")  # stages at which a sound request fails
+_OURS = ("generate", "score", "reward", "pool", "store")  # stages at which a sound request fails
 
 
 @dataclass(slots=True, frozen=True)

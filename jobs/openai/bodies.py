@@ -119,6 +119,18 @@ class CompletionBody(CompletionFields):
     echo: Flag | None = None
 
 
+class EmbeddingBody(Body):
+    """The body of /v1/embeddings."""
+
+    model: Annotated[str, Expected("a string")] | None = None
+    input: Annotated[
+        str | _Ids | Annotated[list[str], Field(min_length=1)] | Annotated[list[_Ids], Field(min_length=1)],
+        Expected("a string, a list of token ids, or a list of either, none empty"),
+    ]
+    encoding_format: Annotated[Literal["float", "base64"], Expected("float or base64")] = "float"
+    dimensions: Annotated[int, Field(ge=1, lt=2**31), Expected("a whole number of at least 1")] | None = None
+
+
 class TextSettings(Body):
     """The field ``text`` of /v1/responses."""
 

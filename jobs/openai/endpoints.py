@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+EMBEDDINGS = "/v1/embeddings"
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _VLLM = ("min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "prompt_logprobs")
@@ -117,5 +118,24 @@ ENDPOINTS = {
                 "moderation": Refused(_NOT_HERE, (False,)),
             },
         ),
+    )
+}
+
+_CUTS = Refused("lines say no lengths; set embed.max_length and embed.too_long in the config", (False, -1))
+EMBEDDING_ENDPOINTS = {
+    EMBEDDINGS: Endpoint(
+        EMBEDDINGS,
+        frozenset(["model", "input", "encoding_format", "dimensions"]),
+        frozenset(["user", "safety_identifier", "metadata", "priority", "request_id", "cache_salt"]),
+        {
+            "truncate_prompt_tokens": _CUTS,
+            "truncation_side": _CUTS,
+            "messages": Refused("chats are not embedded; put their text into input"),
+            "add_special_tokens": Refused("is not supported; token ids are read as they are, without special tokens", (True,)),
+            "normalize": Refused("is not a line's to say; set embed.normalize in the config"),
+            "use_activation": Refused("is not a line's to say; set embed.normalize in the config"),
+            "embed_dtype": Refused("is not supported; vectors are float32", ("float32",)),
+            "endianness": Refused("is not supported; base64 holds little-endian float32", ("native", "little")),
+        },
     )
 }

@@ -16,7 +16,7 @@ from ...configs.fields import Expected
 from ...runner.text.prompt_templates import AnyPrompt, Chat, PromptIds, Text
 from .answer_format import AnswerFormat, answer_format, of_format
 from .bodies import Body, ChatBody, CompletionBody, CompletionFields, ResponsesBody, SamplingFields
-from .endpoints import CHAT, COMPLETIONS, ENDPOINTS, RESPONSES, Endpoint
+from .endpoints import CHAT, COMPLETIONS, EMBEDDING_ENDPOINTS, ENDPOINTS, RESPONSES, Endpoint
 from .messages import Message, chat_messages, require_known, unknown_field
 from .refusal import RequestRefused
 from .response_items import response_messages
@@ -70,18 +70,12 @@ def read_request(line: Mapping[str, Any], strict: bool, cuts: bool = False) -> B
 
     strict: a field that nobody knows refuses the line. cuts: a prompt that is too long is cut, as ``truncation: auto`` asks.
     """
-    endpoint = _endpoint(line)
-    if strict:
-        require_known(dict(line), "", _LINE)
-    body = line.get("body")
-    if not isinstance(body, dict):
-        raise RequestRefused("body", "missing_required_parameter", f"found {shown(body)}; expected the request as an object")
-    values = _effective(body, endpoint, strict)
+    endpoint, values = effective_fields(line, ENDPOINTS, strict)
     if endpoint.url == CHAT:
-        return _chat(_checked(values, ChatBody), strict)
+        return _chat(checked_body(values, ChatBody), strict)
     if endpoint.url == COMPLETIONS:
-        return _completion(_checked(values, CompletionBody))
-    return _response(_checked(values, ResponsesBody), cuts)
+        return _completion(checked_body(values, CompletionBody))
+    return _response(checked_body(values, ResponsesBody), cuts)
 
 
 def model_named(line: Mapping[str, Any]) -> str | None:
@@ -91,13 +85,31 @@ def model_named(line: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _endpoint(line: Mapping[str, Any]) -> Endpoint:
+def effective_fields(line: Mapping[str, Any], served: Mapping[str, Endpoint], strict: bool) -> tuple[Endpoint, dict[str, Any]]:
+    """Returns a line's endpoint, which is one of ``served``, and the fields of its body that count. Raises RequestRefused."""
+    endpoint = _endpoint(line, served)
+    if strict:
+        require_known(dict(line), "", _LINE)
+    body = line.get("body")
+    if not isinstance(body, dict):
+        raise RequestRefused("body", "missing_required_parameter", f"found {shown(body)}; expected the request as an object")
+    return endpoint, _effective(body, endpoint, strict)
+
+
+def _endpoint(line: Mapping[str, Any], served: Mapping[str, Endpoint]) -> Endpoint:
     url, method = line.get("url"), line.get("method")
-    if url not in ENDPOINTS:
-        raise RequestRefused("url", "unsupported_endpoint", f"found {shown(url)}; expected one of {', '.join(ENDPOINTS)}")
+    if url not in served:
+        apart = ""
+        if url in ENDPOINTS or url in EMBEDDING_ENDPOINTS:
+            apart = "; a run generates or embeds: put such lines into a file of their own"
+        raise RequestRefused("url", "unsupported_endpoint", f"found {shown(url)}; expected {_one_of(served)}{apart}")
     if method not in ("POST", None):
         raise RequestRefused("method", "invalid_value", f"found {shown(method)}; expected POST")
-    return ENDPOINTS[url]
+    return served[str(url)]
+
+
+def _one_of(served: Mapping[str, Endpoint]) -> str:
+    return next(iter(served)) if len(served) == 1 else f"one of {', '.join(served)}"
 
 
 def _effective(body: dict[str, Any], endpoint: Endpoint, strict: bool) -> dict[str, Any]:
@@ -116,7 +128,7 @@ def _effective(body: dict[str, Any], endpoint: Endpoint, strict: bool) -> dict[s
     return kept
 
 
-def _checked(values: dict[str, Any], kind: type[_Kind]) -> _Kind:
+def checked_body(values: dict[str, Any], kind: type[_Kind]) -> _Kind:
     """Returns the body with its types and bounds checked. Raises RequestRefused for the first that is wrong."""
     try:
         return kind.model_validate(values)

@@ -38,6 +38,8 @@ def last_line(summary: "Summary", command: str) -> str:
     work = f"{summary.prompt_tokens:,} prompt{computed} + {summary.generated_tokens:,} generated"
     if summary.job == "score":
         tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
+    elif summary.job in ("embed", "classify"):
+        work = f"{summary.prompt_tokens:,}"
     rate = tokens / summary.seconds if summary.seconds else 0.0
     state = "complete" if summary.complete else f"stopped; {command} continues"
     return (

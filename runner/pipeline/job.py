@@ -124,7 +124,7 @@ class Job(Protocol):
         """Returns a finished outcome as a record: the columns of ``schema`` without ``row``, ``round`` and ``sample``.
 
         The writer adds those. outcome: ``Generated``, ``Scored`` or ``Pooled``, never a failure. Arrays may be numpy's: token ids
-        [N] int32, logprobs [N] float32, natural-log units.
+        [N] int32, logprobs [N] float32, natural-log units. Raises RowError where the record cannot hold the outcome.
         """
         ...
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ...configs.visible import visible
-from ..core.errors import DROP, DataError
+from ..core.errors import DROP, DataError, RowError
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.requests import AnyRequest, Request, Row
 from ..data.type_inference import json_text
 from .group_rating import RATED_AT_ONCE, PendingGroups
-from .job import Job, placed
+from .job import Job, placed, row_failure
 from .row_requests import RecordedRows
 
 
@@ -90,7 +90,11 @@ class Recorder:
             if outcome.sample is None or not self._recorded.has(outcome.row, outcome.sample):
                 self._fail(_with_row(outcome, expected.row))
         elif not self._recorded.has(outcome.row, outcome.index):
-            self._sink.add(outcome.row, outcome.index, self._job.record(expected.row, expected.request, outcome))
+            try:
+                self._sink.add(outcome.row, outcome.index, self._job.record(expected.row, expected.request, outcome))
+            except RowError as error:
+                failure = row_failure(expected.row, error.stage, error.name, str(error))
+                self._fail(replace(failure, sample=outcome.index))
 
     def record_rated(self, most: int) -> None:
         """Records the groups that are rated; waits while more than ``most`` groups are not."""

@@ -81,11 +81,16 @@ def _shown(values: dict[str, Any], key: str) -> str:
 
 
 def columns_of(schema: pa.Schema) -> dict[str, str]:
-    """Returns the records' columns as part of a run's identity: name -> type, with the input's columns one by one."""
+    """Returns the records' columns as part of a run's identity: name -> type, with the input's columns one by one.
+
+    The ``ranges`` of a column of int8 vectors, in its metadata, are a part of their own, by their sha256.
+    """
     columns: dict[str, str] = {}
     for field in schema:
         inner = list(field.type) if field.name == "input" and pa.types.is_struct(field.type) else []
         columns |= {f"{COLUMN}input.{child.name}": _type(child) for child in inner} or {f"{COLUMN}{field.name}": _type(field)}
+        if ranges := (field.metadata or {}).get(b"ranges"):
+            columns[f"ranges of {COLUMN}{field.name}"] = f"sha256 {hashlib.sha256(ranges).hexdigest()}"
     return columns
 
 

@@ -91,7 +91,7 @@ def test_answers_never_replace_the_requests(bench: Bench, monkeypatch: pytest.Mo
         ("model.path=other", "model.path is not set here: say --model"),
         ("data.path=other.jsonl", "data.path is not set here: the file of requests stands by itself"),
         ("data.format=jsonl", "data.format is not set here: this command is for openai alone"),
-        ("job=score", "job is not set here: this command is for generate alone"),
+        ("job=score", "job is not set here: it follows from the requests"),
     ],
 )
 def test_what_the_command_gives_is_not_set(bench: Bench, words: list[str], override: str, message: str):

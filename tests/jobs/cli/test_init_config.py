@@ -19,7 +19,13 @@ from mlx_bulk.jobs.cli.main import cli
 
 from ...configs.structural import breaches
 
-FEWER = {"generate": "data.limit=2", "score": "data.limit=2", "rollout": "data.limit=2", "sweep": "base.data.limit=2"}
+FEWER = {
+    "generate": "data.limit=2",
+    "score": "data.limit=2",
+    "rollout": "data.limit=2",
+    "embed": "data.limit=2",
+    "sweep": "base.data.limit=2",
+}
 
 
 def printed(*arguments: str) -> str:
@@ -106,7 +112,7 @@ def test_lines_fit_a_terminal_but_for_the_schemas_path(job: str):
 
 def test_the_commands_in_its_head_stand_on_a_line_each():
     head = config_text("generate").splitlines()[:6]
-    assert "# Other jobs: mlx-bulk init score | rollout | sweep" in head
+    assert "# Other jobs: mlx-bulk init score | rollout | embed | sweep" in head
     assert "# It runs as it is: mlx-bulk run FILE" in head
 
 

@@ -298,7 +298,7 @@ def test_an_incomplete_run_is_exported_when_asked_for_only(incomplete: Done, tmp
 def test_scores_have_no_place_in_openais_format(scored: dict[str, Done], tmp_path: Path):
     result = export(scored["text"].output, "openai", tmp_path / "out.jsonl", code=2)
     assert result.stderr == (
-        "mlx-bulk: --format openai: holds completions, and this is a run of job: score; use one of parquet, jsonl, csv\n"
+        "mlx-bulk: --format openai: holds completions or embeddings, and this is a run of job: score; use one of parquet, jsonl, csv\n"
     )
 
 
