@@ -49,10 +49,8 @@ def find_text_batching(network: Any, vocabulary: int, spec: PoolingSpec) -> Text
     """Finds the fastest way in which texts get the same vectors as each text alone."""
     texts = random_ids(np.random.default_rng(0), vocabulary, LENGTHS)
     alone = np.concatenate([pooled(network, [ids]) for ids in texts])
-    allowed, reason = (
-        _allowed(network, spec, alone, 0.0),
-        "" if np.isfinite(alone).all() else "vectors of random tokens hold NaN or infinity",
-    )
+    allowed = _allowed(network, spec, alone, 0.0)
+    reason = "" if np.isfinite(alone).all() else "vectors of random tokens hold NaN or infinity"
     ways: dict[Sharing, Sequence[int]] = {"padded": range(3), "exact": EXACT}
     for way, rows in ways.items():
         try:

@@ -66,7 +66,16 @@ def expected_pooling_setup(model: LanguageModel, config: BatchConfig, batching: 
     features = BatchFeatures(padded=batching.way == "padded", right_padded=batching.way == "padded")
     encoder = encoder_class(model.checkpoint.config)
     positions = sys.maxsize if encoder is None else encoder.max_positions(model.checkpoint.config)
-    return Setup(model.network, model.vocabulary, limits, LogprobOptions(), features, static=config.deterministic, positions=positions)
+    return Setup(
+        model.network,
+        model.vocabulary,
+        limits,
+        LogprobOptions(),
+        features,
+        static=config.deterministic,
+        positions=positions,
+        dimensions=0 if model.pooling is None else model.pooling.dimensions,
+    )
 
 
 def _limits(model: LanguageModel, config: BatchConfig, batching: TextBatching) -> Limits:

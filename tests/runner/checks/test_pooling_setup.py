@@ -52,7 +52,7 @@ def test_a_batch_keeps_to_the_memory_of_its_arrays(model: LanguageModel, monkeyp
 def test_what_the_config_says_is_taken(model: LanguageModel):
     setup, about = fitted(model, rows=7, tokens=99)
     assert (setup.limits.rows, setup.limits.tokens) == (7, 99)
-    assert setup.positions == 128
+    assert (setup.positions, setup.dimensions) == (128, 32)
     assert about["batch"]["rows"] == 7
     assert about["probe"]["way"] == "padded"
     assert about["probe"]["difference"] <= about["probe"]["allowed"]
