@@ -78,7 +78,8 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
         cured = "their completions have fewer tokens than max_tokens, or their prompts are cut (prompt.too_long)"
         yield "", f"{survey.full_rows:,}{of} fill the model's context of {plan.context:,} tokens: {cured}"
     if survey.cut_rows:
-        yield "", f"{survey.cut_rows:,}{of} are longer than the context and lose tokens to it (prompt.too_long)"
+        most, setting = ("allowed", "max_length") if survey.texts else ("the context", "prompt.too_long")
+        yield "", f"{survey.cut_rows:,}{of} are longer than {most} and lose tokens to it ({setting})"
 
 
 def _consequence(plan: Plan) -> str:
@@ -100,6 +101,15 @@ def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
     survey, work = plan.survey, plan.expected or plan.work
+    if survey.texts:
+        texts = count_text(round(survey.factor * survey.texts), "text")
+        yield (
+            "computed",
+            f"{texts}: {work.prefilled:,} tokens in {count_text(work.calls, 'batch', 'batches')} of {plan.way}, {_waste(plan)} padding",
+        )
+        again = f"{plan.shared_tokens:,} tokens are not computed again: equal texts near each other are computed once"
+        yield "shared", again if plan.shared_tokens > 0 else "nothing: no text stands there twice"
+        return
     if not survey.generates:
         fed = f"{work.prefilled:,} fed in {count_text(work.calls, 'batch', 'batches')} of {plan.way}"
         yield "scored", f"{work.scored:,} tokens, {fed}, {_waste(plan)} padding"
@@ -149,7 +159,8 @@ def _waste(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     room, work = plan.limits.kv_bytes, plan.work
-    need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} KV cache ({work.rows:,} rows at the peak)"
+    held, rows = ("arrays of a batch", "texts") if plan.survey.texts else ("KV cache", "rows")
+    need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} {held} ({work.rows:,} {rows} at the peak)"
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
     if plan.reserved_bytes:
         yield "", f"{size_as_text(plan.reserved_bytes)} more are kept for newer policies' full weights, or for the reference's KV cache"

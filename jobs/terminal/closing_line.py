@@ -35,14 +35,14 @@ def last_line(summary: "Summary", command: str) -> str:
     tokens = summary.prompt_tokens + summary.generated_tokens
     shared = summary.prefilled_tokens <= _SHARED * summary.prompt_tokens
     computed = f" ({summary.prefilled_tokens:,} computed)" if shared and summary.prompt_tokens else ""
-    work = f"{summary.prompt_tokens:,} prompt{computed} + {summary.generated_tokens:,} generated"
+    work = f"{summary.prompt_tokens:,} prompt{computed} + {summary.generated_tokens:,} generated tokens"
     if summary.job == "score":
-        tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored"
+        tokens, work = summary.scored_tokens, f"{summary.scored_tokens:,} scored tokens"
     elif summary.job in ("embed", "classify"):
-        work = f"{summary.prompt_tokens:,}"
+        work = f"{summary.prompt_tokens:,} tokens{computed}"
     rate = tokens / summary.seconds if summary.seconds else 0.0
     state = "complete" if summary.complete else f"stopped; {command} continues"
     return (
         f"{state}: {summary.rows:,} of {count_text(summary.of, 'row')}{errors}; "
-        f"{work} tokens in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
+        f"{work} in {summary.seconds:,.1f} s ({rate:,.0f} tok/s, {summary.padding_waste:.1%} padding) -> {summary.output}"
     )

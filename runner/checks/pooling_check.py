@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from ..core.arrays import Floats, Ids
 from ..pooling.spec import EmbeddingHead, PoolingSpec
 from ..scheduler.limits import Limits
-from ..scheduler.pool_batches import FIXED_ROWS, WIDTH_STEP, fixed_shape
+from ..scheduler.pool_batches import fixed_shape
 from .padding_probe import COPIES, NOISE, ROUNDING, SPREAD, crash_reason
 from .trial import largest_gap, random_ids
 
@@ -29,7 +29,7 @@ EXACT = (0, 3)
 # In float32 a logit keeps to this, and a unit vector's numbers to a tenth of it; a vector of another length in proportion.
 PROMISE = 1e-4
 LEAST_SIZE = 0.1  # logits that are all smaller are judged as if they were so large
-TRIAL_LENGTH, LONGEST_TRIAL = 9, 1023  # tokens of the texts with which slots are tried
+TRIAL_LENGTH = 13  # tokens of the texts with which slots are tried, as in ``slot_independence``
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,11 +73,8 @@ def fixed_slots_alike(network: Any, vocabulary: int, limits: Limits, positions: 
     Some kernels of a BLAS sum the last rows of a product in another way than the first, and a batch without pads may take another way.
     """
     rng = np.random.default_rng(3)
-    lengths = [TRIAL_LENGTH]
-    if limits.equal_lengths or positions % WIDTH_STEP:  # other widths than multiples of the step
-        lengths.append(min(positions, LONGEST_TRIAL))
-    shapes = {fixed_shape(limits, length, positions) for length in lengths}
-    shapes |= {(rows, min(shapes)[1]) for rows in FIXED_ROWS if rows <= limits.rows}
+    rows, width = fixed_shape(limits, TRIAL_LENGTH, positions)
+    shapes = {(rows, width), (rows // 2 + 1, width), (min(rows, 3), width)}
     pads = 0 if limits.equal_lengths else 3
     for rows, width in sorted(shape for shape in shapes if shape[0] > 1):
         texts = random_ids(rng, vocabulary, [width - row % (pads + 1) for row in range(rows)])

@@ -23,7 +23,7 @@ from .pooling_check import TextBatching, find_text_batching, fixed_slots_alike
 log = logging.getLogger("mlx_bulk")
 
 ROWS = {"cpu": 128, "metal": 256, "cuda": 512}  # texts at once, when batch.rows is auto
-FIXED_ROWS = 24  # the same in deterministic mode, where a batch is filled up with dummies
+FIXED_ROWS = 32  # the same in deterministic mode, where a batch is filled up with dummies
 TOKENS = {"cpu": 4096, "metal": 16384, "cuda": 65536}  # in one call, when batch.tokens is auto
 
 # Arrays that are in memory at once while a block computes, as multiples of its widths. mlx asks for the memory of about ten

@@ -1,6 +1,6 @@
 """Counts what a run will ask of the model, before there is one: calls, tokens, padding, decode steps, and KV bytes at the peak.
 
-It follows the engine and the scorer through the scheduler that they use. Completions have given lengths in place of generated
+It follows the engines through the scheduler that they use. Completions have given lengths in place of generated
 tokens. Knows no model, no time and no text.
 """
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, fields, replace
 from heapq import heappop, heappush
 from typing import Self
 
-from ..core.requests import Request, Sample, ScoreRequest
+from ..core.requests import PoolRequest, Request, Sample, ScoreRequest
 from ..engine.setup import Setup
+from ..pool_engine.pooler import pooling_batches
 from ..scheduler.admission import joining_rows, may_join
 from ..scheduler.limits import Limits, Load
+from ..scheduler.pool_batches import owned_inputs
 from ..scheduler.prefill_calls import call_width, prefill_calls
 from ..scheduler.prefix_tree import Segment, bucket_length, forest, passage_input
 from ..scheduler.prompt_prefixes import arrangement
@@ -26,9 +28,9 @@ PEAKS = ("rows", "kv_bytes")
 
 @dataclass(slots=True)
 class Work:
-    """Sums over a run, named as in ``engine.Progress`` where that counts the same. ``calls`` are batches: prefills, or batches to score.
+    """Sums over a run, named as in ``engine.Progress`` where that counts the same. ``calls`` are batches: prefills, or of scorer or pooler.
 
-    ``rows`` of a batch and ``kv_bytes`` of its KV caches are peaks.
+    ``rows`` of a batch and ``kv_bytes`` of its KV caches, or of a pooling model's arrays, are peaks.
     """
 
     calls: int = 0
@@ -155,6 +157,15 @@ def scoring_work(requests: Sequence[ScoreRequest], setups: Sequence[Setup]) -> W
     else:
         shared = right_padded and all(setup.features.shared_passages for setup in setups)
         _count_tree(work, forest(requests, limits, shared), limits, not right_padded, 0.0)
+    return work
+
+
+def pooling_work(requests: Sequence[PoolRequest], setup: Setup) -> Work:
+    """Returns the pooler's work for one window of ``requests``. ``kv_bytes`` are those of its arrays."""
+    work = Work()
+    for batch in pooling_batches(setup, setup.limits, owned_inputs(requests, shared=not setup.static)):
+        work.count_batch(len(batch.inputs), batch.tokens, batch.rows * batch.width)
+        work.raise_peaks(len(batch.inputs), setup.limits.kv(batch.rows, batch.width))
     return work
 
 

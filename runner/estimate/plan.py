@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def shared_tokens(self) -> int:
-        """Counts the tokens that sharing saves: between passages, or between the samples of a prompt."""
+        """Counts the tokens that sharing saves: between passages, between equal texts, or between the samples of a prompt."""
         if not self.survey.generates:
             return round(self.survey.factor * self.survey.separate_tokens) - self.work.prefilled
         again = (shape.prompt_tokens * (len(shape.work.samples) - 1) for window in self.survey.windows for shape in window)
@@ -103,10 +103,12 @@ class Plan:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens a second as in the last line of a run: tokens of prompts and completions, or tokens scored."""
+        """Tokens a second as in the last line of a run: tokens of texts or of prompts and completions, or tokens scored."""
         if (seconds := self.seconds) is None or self.expected is None:
             return None
-        return (self.prompt_tokens + self.expected.generated if self.survey.generates else self.expected.scored) / seconds
+        if self.survey.generates or self.survey.texts:
+            return (self.prompt_tokens + self.expected.generated) / seconds
+        return self.expected.scored / seconds
 
 
 def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> Plan:

@@ -19,7 +19,7 @@ from ..core import shard_layout
 from ..core.arrays import Ids
 from ..core.grammar_spec import GrammarSpec
 from ..core.outcomes import Failure
-from ..core.requests import AnyRequest, BadRow, Generate, Prompt, Request, Row, ScoreRequest
+from ..core.requests import AnyRequest, BadRow, Generate, PoolRequest, Prompt, Request, Row, ScoreRequest
 from ..core.shard_layout import rounds_of
 from ..data.reader import read_rows
 from ..engine.setup import Setup
@@ -29,7 +29,7 @@ from ..scheduler.limits import Limits
 from ..scheduler.prefix_tree import common_length
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix, SharedPrefixes
-from .forecast import Work, scoring_work, separate_tokens
+from .forecast import Work, pooling_work, scoring_work, separate_tokens
 
 log = logging.getLogger("mlx_bulk")
 
@@ -76,9 +76,10 @@ class Survey:
 
     lengths, positions: tokens and position of each row that can be done; the tokens of its prompt, or of all that is scored with the
     text before it. windows: the sizes of requests that generate, one list a window, in the order in which they are taken. work: what
-    scoring computes; separate_tokens: what it would compute passage by passage. common_prefix: ids that all prompts begin with.
-    guided_rows: rows under a grammar; grammars: the distinct ones. full_rows: rows that reach the end of the context; cut_rows: rows
-    that lose text to it. sample_rows: rows spread over those read, with their requests. failures: some of the rows that can't be done.
+    scorer or pooler compute; separate_tokens: what they would compute passage by passage, or text by text. texts: for a pooling model.
+    common_prefix: ids that all prompts begin with. guided_rows: rows under a grammar; grammars: the distinct ones. full_rows: rows that
+    reach the end of the context; cut_rows: rows that lose text to it. sample_rows: rows spread over those read, with their requests.
+    failures: some of the rows that can't be done.
     """
 
     rows: int
@@ -90,6 +91,7 @@ class Survey:
     windows: list[list[RequestShape]] = field(default_factory=list[list[RequestShape]])
     work: Work = field(default_factory=Work)
     separate_tokens: int = 0
+    texts: int = 0
     common_prefix: Ids | None = None
     guided_rows: int = 0
     grammars: set[GrammarSpec] = field(default_factory=set[GrammarSpec])
@@ -197,7 +199,7 @@ def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[S
         survey.lengths.append(request_tokens(request))
         survey.positions.append(request.row)
         survey.full_rows += isinstance(request, Request) and request.reach == context
-        survey.cut_rows += isinstance(request, ScoreRequest) and request.truncated
+        survey.cut_rows += not isinstance(request, Request) and bool(request.truncated)
     prompts = [request for request in requests if isinstance(request, Request)]
     for request in prompts:
         if request.work.guidance is not None and (grammar := request.work.guidance.grammar) is not None:
@@ -214,6 +216,10 @@ def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[S
     if scored := [request for request in requests if isinstance(request, ScoreRequest)]:
         survey.work.add(scoring_work(scored, setups))
         survey.separate_tokens += separate_tokens(scored)
+    if pooled := [request for request in requests if isinstance(request, PoolRequest)]:
+        survey.work.add(pooling_work(pooled, setups[0]))
+        survey.texts += sum(len(request.inputs) for request in pooled)
+        survey.separate_tokens += sum(request.text_tokens for request in pooled)
 
 
 def request_tokens(request: AnyRequest) -> int:

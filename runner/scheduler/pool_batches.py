@@ -11,10 +11,6 @@ from .limits import Limits
 from .prefix_tree import Owner, bucket_length
 
 PORTION_BATCHES = 32  # batches after which every started row is finished: rows are saved steadily, and lengths still match well
-# Rows of a batch in deterministic mode, as many as its limits allow, and what its width is a multiple of. Rows times tokens is then a
-# multiple of 12: OpenBLAS's Haswell kernels treat all rows alike only there.
-FIXED_ROWS = (24, 12, 6, 3, 1)
-WIDTH_STEP = 4
 
 
 @dataclass(slots=True)
@@ -90,12 +86,8 @@ def fixed_shape(limits: Limits, length: int, positions: int) -> tuple[int, int]:
 
     positions: the most tokens that the model takes, pads included.
     """
-    width = length
-    if not limits.equal_lengths:
-        bucket = bucket_length(length)
-        width = max(length, min(bucket + -bucket % WIDTH_STEP, positions))
-    most = min(limits.rows, limits.tokens // max(1, width))
-    return next((rows for rows in FIXED_ROWS if rows <= most), 1), width
+    width = length if limits.equal_lengths else max(length, min(bucket_length(length), positions))
+    return max(1, min(limits.rows, limits.tokens // max(1, width))), width
 
 
 def _portions(inputs: Sequence[OwnedInput], tokens: int) -> Iterator[list[OwnedInput]]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 import pytest
 from mlx_bulk.runner.checks.pooling_check import find_text_batching, fixed_slots_alike
 from mlx_bulk.runner.pooling.head_network import head_network
@@ -143,20 +142,3 @@ def test_slots_that_show_are_found(rows: int, equal: bool):
     assert fixed_slots_alike(Faulty(network, slot_shows), VOCABULARY, limits, PLENTY) == (rows < 3)
     assert fixed_slots_alike(Faulty(network, rows_mix), VOCABULARY, limits, PLENTY) == (rows < 2)
     assert fixed_slots_alike(Faulty(network, pads_show), VOCABULARY, limits, PLENTY) == (rows < 2 or equal)
-
-
-def test_a_table_of_positions_of_odd_length_is_tried_too():
-    def widest_shows(vectors: mx.array, lengths: list[int], width: int) -> mx.array:
-        return vectors * (1 + 1e-6 * (mx.arange(len(lengths)) % 2 * (width == 37)))[:, None]
-
-    assert not fixed_slots_alike(Faulty(WordTable(), widest_shows), VOCABULARY, LIMITS, 37)
-    assert fixed_slots_alike(Faulty(WordTable(), widest_shows), VOCABULARY, LIMITS, 40)
-
-
-@pytest.mark.parametrize("name", ["bert", "modernbert"])
-def test_slots_are_alike_in_batches_of_this_machine(name: str, tmp_path: Path):
-    """Rows times tokens is a multiple of 12, where OpenBLAS's kernels treat all rows alike."""
-    body = opened(TINY_ENCODERS[name](tmp_path / name))
-    network = PoolingNetwork(body, head_network(UNIT))
-    assert np.isfinite(np.array(network(mx.array([[5, 6]]), [2]))).all()
-    assert fixed_slots_alike(network, 320, LIMITS, 128)

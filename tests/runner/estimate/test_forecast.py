@@ -13,8 +13,9 @@ from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
 from mlx_bulk.runner.engine.progress import Progress
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.estimate.forecast import Work, decoding_work, scoring_work, separate_tokens
+from mlx_bulk.runner.estimate.forecast import Work, decoding_work, pooling_work, scoring_work, separate_tokens
 
+from ..support.pooling_models import WordTable, one_each, pool_windows, pooling_setup_of, texts_of
 from ..support.score_calls import ragged_choices
 from ..support.tiny import build, prompts_of, random_chain
 from ..support.tiny_runs import documents, engine_of, multiple_choice, request, setup_of
@@ -149,3 +150,24 @@ def test_work_of_a_part_of_the_rows_grows_with_them():
     assert work.times(2.5) == Work(calls=5, prefilled=25, padded=50, steps=12, rows=4, kv_bytes=7.0)
     assert work.padding_waste == 0.5
     assert np.isclose(Work().padding_waste, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    limits=st.tuples(st.integers(1, 30), st.integers(1, 300), st.sampled_from([1e12, 70.0])),
+    equal=st.booleans(),
+    static=st.booleans(),
+)
+def test_pooling_work_is_what_the_pooler_does(lengths: list[int], limits: tuple[int, int, float], equal: bool, static: bool) -> None:
+    rows, tokens, room = limits
+    network = WordTable()
+    setup = pooling_setup_of(network, rows, tokens, static, room=room, equal_lengths=equal, pair_bytes=0.1)
+    requests = one_each(texts_of(lengths))
+    progress = pool_windows(setup, requests)[1].progress
+    work = pooling_work(requests, setup)
+    assert counted(progress, "prefilled", "padded") == {"prefilled": work.prefilled, "padded": work.padded}
+    assert work.calls == len(network.calls)
+    assert work.kv_bytes == max(setup.limits.kv(*call) for call in network.calls)
+    for count, width in network.calls:
+        assert count == 1 or (count <= rows and count * width <= tokens and (static or setup.limits.kv(count, width) <= room))

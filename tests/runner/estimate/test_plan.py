@@ -66,6 +66,29 @@ def test_the_plan_of_a_scoring_job_is_what_the_run_then_counts(bench: Bench, sco
     assert found["generated_tokens"]["most"] == 0
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_plan_of_an_embedding_job_is_what_the_run_then_counts(bench: Bench, deterministic: bool):
+    rows = [{"q": "one two three " * (1 + i % 8) + str(i % 40)} for i in range(60)]
+    batch = {"rows": 12, "tokens": 200, "deterministic": deterministic}
+    done = bench.score(rows=rows, job="embed", prompt={"text": "{{ q }}"}, embed={"pooling": "mean"}, batch=batch)
+    assert done.code == 0, done.stderr
+    config = bench.root / "config.yaml"
+    found, session = plan(config, "--output", str(bench.root / "other")), summary(bench)["session"]
+    assert (found["tokens"]["sum"], found["fed_tokens"]) == (session["prompt_tokens"], session["prefilled_tokens"])
+    if not deterministic:  # a trial on the weights may show there that texts go one at a time
+        assert found["padding_waste"] == session["padding_waste"]
+    assert (found["texts"], found["completions"], found["generated_tokens"]["most"]) == (60, 0, 0)
+    assert found["shared_tokens"] == found["tokens"]["sum"] - found["fed_tokens"]
+    assert found["disk_bytes"] == pytest.approx(sum(f.stat().st_size for f in (done.output / "results").iterdir()), rel=0.02)
+    assert 0 < found["kv_bytes"] < found["kv_bytes_room"]
+    shown = text(config, "--output", str(bench.root / "other"), "--calibrate")
+    assert f"60 texts: {found['fed_tokens']:,} tokens in {found['batches']} batches of rows of like length" in shown
+    assert re.search(r"weights \+ up to [\d.]+ [kM]B arrays of a batch \(\d+ texts at the peak\)", shown)
+    assert ("equal texts near each other are computed once" in shown) is not deterministic
+    computed = "" if deterministic else f" ({session['prefilled_tokens']:,} computed)"
+    assert f"; {session['prompt_tokens']:,} tokens{computed} in " in done.last_line
+
+
 def test_rows_that_cannot_be_done_are_counted_with_examples(bench: Bench):
     config = bench.write_config([*ROWS, LONG, {"id": "no question"}, LONG])
     with (bench.root / "rows.jsonl").open("a") as file:

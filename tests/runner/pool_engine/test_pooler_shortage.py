@@ -52,7 +52,7 @@ def test_when_text_after_text_does_not_fit_it_is_not_the_texts():
 
 
 def test_deterministic_batches_stay_as_they_are():
-    with pytest.raises(OutOfRoom, match=r"while computing 3 texts .*; what was finished is safe. batch.deterministic can not"):
+    with pytest.raises(OutOfRoom, match=r"while computing 4 texts .*; what was finished is safe. batch.deterministic can not"):
         pool_windows(pooling_setup_of(WordTable(lambda rows, width: width > 15), static=True), one_each(texts_of((16,) * 4)))
 
 
