@@ -29,7 +29,8 @@ SPEC = PoolingSpec(EmbeddingHead(("mean",), normalize=True), 32)
 @pytest.fixture
 def model(tmp_path: Path) -> LanguageModel:
     folder = tiny_bert(tmp_path / "bert")
-    network = PoolingNetwork(opened(folder), head_network(SPEC))
+    body = opened(folder)
+    network = PoolingNetwork(body, head_network(SPEC, body))
     return LanguageModel(network, Checkpoint(folder, None, BERT), 320, "float32", 1000, pooling=SPEC)
 
 

@@ -18,7 +18,7 @@ from mlx_bulk.runner.pooling.vectors import PoolingNetwork
 from mlx_bulk.runner.scheduler.limits import Limits
 
 from .small_memory import MESSAGE
-from .tiny import VOCABULARY, build
+from .tiny import CONFIGS, VOCABULARY, build
 
 DIMENSIONS = 6
 SPEC = PoolingSpec(EmbeddingHead(("mean",)), DIMENSIONS)
@@ -106,4 +106,5 @@ def assert_true_vectors(requests: Sequence[PoolRequest], outcomes: Sequence[Outc
 
 def tiny_embedder(name: str = "llama", mode: Any = "mean") -> PoolingNetwork:
     """A tiny decoder whose states are pooled."""
-    return PoolingNetwork(DecoderBody(build(name)), head_network(PoolingSpec(EmbeddingHead((mode,), normalize=True), 64)))
+    body = DecoderBody(build(name), CONFIGS[name] | {"model_type": name})
+    return PoolingNetwork(body, head_network(PoolingSpec(EmbeddingHead((mode,), normalize=True), 64), body))
