@@ -26,13 +26,14 @@ from mlx_bulk.kernels import backend as _backend  # noqa: E402
 _backend.prepare()
 
 if TYPE_CHECKING:
+    from mlx_bulk.classifier import Classifier, load_classifier
     from mlx_bulk.configs.errors import BulkError
     from mlx_bulk.configs.load import load_config
     from mlx_bulk.embedder import Embedder, load_embedder
     from mlx_bulk.job_run import CellResult, run, sweep
     from mlx_bulk.jobs.generate.trainer_api import Rollouts
     from mlx_bulk.local_model import Model, load
-    from mlx_bulk.records import Completion, GenerateResult, RecordError, ScoreResult
+    from mlx_bulk.records import ClassifyResult, Completion, GenerateResult, RecordError, ScoreResult
     from mlx_bulk.result_tables import dataset, results
     from mlx_bulk.runner.runs.summary import Summary
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "BulkError": "configs.errors",
     "CellResult": "job_run",
+    "Classifier": "classifier",
+    "ClassifyResult": "records",
     "Completion": "records",
     "Embedder": "embedder",
     "GenerateResult": "records",
@@ -51,6 +54,7 @@ _MODULES = {
     "Summary": "runner.runs.summary",
     "dataset": "result_tables",
     "load": "local_model",
+    "load_classifier": "classifier",
     "load_config": "configs.load",
     "load_embedder": "embedder",
     "results": "result_tables",
@@ -58,11 +62,13 @@ _MODULES = {
     "sweep": "job_run",
 }
 
-_WITH_MLX = {"embedder", "job_run", "jobs.generate.trainer_api", "local_model"}
+_WITH_MLX = {"classifier", "embedder", "job_run", "jobs.generate.trainer_api", "local_model"}
 
 __all__ = [
     "BulkError",
     "CellResult",
+    "Classifier",
+    "ClassifyResult",
     "Completion",
     "Embedder",
     "GenerateResult",
@@ -73,6 +79,7 @@ __all__ = [
     "Summary",
     "dataset",
     "load",
+    "load_classifier",
     "load_config",
     "load_embedder",
     "results",

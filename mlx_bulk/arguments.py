@@ -66,6 +66,20 @@ def as_texts(values: object, name: str) -> list[str]:
     return texts
 
 
+def as_pairs(values: object, name: str) -> tuple[list[str], list[str]]:
+    """Returns the first texts and the second texts of pairs. Raises TypeError for what is no list of pairs of texts."""
+    firsts: list[str] = []
+    seconds: list[str] = []
+    for position, pair in enumerate(_listed(values, name, "pairs of texts")):
+        match pair:
+            case [str() as first, str() as second]:
+                firsts.append(first)
+                seconds.append(second)
+            case _:
+                raise TypeError(f"{name}[{position}]: found {pair!r:.80}; expected two texts, (query, document)")
+    return firsts, seconds
+
+
 def as_chats(values: object) -> list[list[dict[str, Any]]]:
     """Returns the chats as lists of messages; a text is one turn of the user. Raises TypeError for what is neither."""
     return [_chat(chat, position) for position, chat in enumerate(_listed(values, "chats", "texts or of lists of messages"))]

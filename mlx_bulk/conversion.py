@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 from mlx_bulk.memory_run import Record
-from mlx_bulk.records import Completion, GenerateResult, RecordError, ScoreResult
+from mlx_bulk.records import ClassifyResult, Completion, GenerateResult, RecordError, ScoreResult
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.store.arrow_builder import Masked
 from numpy.typing import DTypeLike, NDArray
@@ -72,6 +72,21 @@ def score_result(text: str, records: Sequence[Record], failure: Failure | None) 
         top_logprobs=_filled(record.get("top_logprobs"), np.nan, np.float32),
         ranks=_filled(record.get("ranks"), 0, np.int32),
         entropies=_filled(record.get("entropies"), np.nan, np.float32),
+    )
+
+
+def classify_result(records: Sequence[Record], failure: Failure | None) -> ClassifyResult:
+    """Returns an input's result; one that could not be done has no logits."""
+    if not records:
+        none = np.zeros(0, np.float32)
+        return ClassifyResult(logits=none, label=None, score=None, tokens=0, truncated=False, error=_error(failure))
+    record = records[0]
+    return ClassifyResult(
+        logits=record["logits"],
+        label=record.get("label"),
+        score=float(record["score"]),
+        tokens=record["tokens"],
+        truncated=record["truncated"],
     )
 
 

@@ -28,14 +28,22 @@ class Embedder:
     def __init__(self, model: MemoryModel, values: Mapping[str, object], settings: Mapping[str, object]):
         """Takes a model that ``load_embedder`` has loaded, and the settings that each call begins from."""
         self._model, self._values, self._settings = model, values, settings
-        pooling = model.job(_config(values, settings), EmbedJob, ["text"]).pooling
-        assert pooling is not None, "an embedding job pools"
-        self._dimensions = pooling.dimensions
+        self._job = EmbedJob(model.parts(_config(values, settings), ["text"]))
 
     @property
     def dimensions(self) -> int:
         """The length D of each vector."""
-        return self._dimensions
+        return self._job.pooling.dimensions
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The model's own prompts, which go before texts: name -> text. Empty where its files name none."""
+        return dict(self._job.folder.prompts)
+
+    @property
+    def similarity(self) -> str:
+        """How vectors are compared, as the model's files say it: cosine (also where they are silent), dot, euclidean or manhattan."""
+        return self._job.folder.similarity or "cosine"
 
     @names_nearest
     def embed(
@@ -64,7 +72,7 @@ class Embedder:
         settings = {**self._settings, **{name: value for name, value in asked.items() if value is not None}}
         config = self._model.checked({**self._values, "embed": settings, "on_error": on_error}, EmbedConfig)
         done = self._model.run(config, EmbedJob, {"text": rows}, progress)
-        return _vectors(done, len(rows), self._dimensions)
+        return _vectors(done, len(rows), self.dimensions)
 
 
 @names_nearest

@@ -81,7 +81,7 @@ class MemoryModel:
         )
         self._vocabulary = vocabulary_of(self._checkpoint, self._tokenizer)
         self._loaded: dict[tuple[LogprobOptions, PoolingSpec | None, bool], LoadedModels] = {}
-        pooling = None if kind is None else self.job(config, kind, columns).pooling
+        pooling = None if kind is None else kind(self.parts(config, columns)).pooling
         model = self._load(LogprobOptions(), pooling, keeps_prefixes=pooling is None).model
         self._inferring = only_inside([model.network] if model.substitutes else [])
 
@@ -101,13 +101,16 @@ class MemoryModel:
         assert isinstance(config, kind)
         return config
 
-    def job(self, config: JobConfig, kind: Kind, columns: Sequence[str]) -> Job:
-        """Returns the job of one call, whose rows have ``columns``."""
-        return kind(self._parts(config, columns))
+    def parts(self, config: JobConfig, columns: Sequence[str]) -> Parts:
+        """Returns the parts of the job of one call, whose rows have ``columns``."""
+        eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)
+        family = str(self._checkpoint.config.get("model_type"))
+        context, checkpoint = self._checkpoint.context, self._checkpoint
+        return Parts(config, list(columns), None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint)
 
     def run(self, config: JobConfig, kind: Kind, columns: Mapping[str, Sequence[object]], show: Show) -> RecordLists:
         """Runs a job over rows whose columns hold these values. config: of the same model, template and batch."""
-        job = self.job(config, kind, list(columns))
+        job = kind(self.parts(config, list(columns)))
         rows = [
             Row(position, str(position), dict(zip(columns, values, strict=True)))
             for position, values in enumerate(zip(*columns.values(), strict=True))
@@ -123,12 +126,6 @@ class MemoryModel:
             models = load_models([ModelChoice(self._config.model, self._checkpoint, pooling)], batch, wanted, self._pool)
             self._loaded[wanted, pooling, keeps_prefixes] = models
         return self._loaded[wanted, pooling, keeps_prefixes]
-
-    def _parts(self, config: JobConfig, columns: Sequence[str]) -> Parts:
-        eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)
-        family = str(self._checkpoint.config.get("model_type"))
-        context, checkpoint = self._checkpoint.context, self._checkpoint
-        return Parts(config, list(columns), None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint)
 
 
 def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels, show: Show) -> RecordLists:

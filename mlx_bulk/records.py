@@ -114,3 +114,20 @@ class ScoreResult:
     def perplexity(self) -> float | None:
         """exp of the mean negative logprob of the scored tokens, as the statistics of a run have it; None where no token is scored."""
         return None if self.sum_logprob is None else perplexity(self.sum_logprob, self.scored_tokens)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ClassifyResult:
+    """What a classifier, a reranker or a reward model says of an input.
+
+    logits: [L], one a label. label: the name of the most likely one; None where the model gives a score alone. score: of that label,
+    or of the one logit, after the activation. tokens: of the input as the model read it. truncated: True where it was cut.
+    error: why the input could not be done; then there are no logits and no score.
+    """
+
+    logits: Floats
+    label: str | None
+    score: float | None
+    tokens: int
+    truncated: bool
+    error: RecordError | None = None

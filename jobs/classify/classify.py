@@ -74,6 +74,11 @@ class ClassifyJob:
         return self._head.spec
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes in the logits' order; empty for a model that gives one score."""
+        return self._head.labels
+
+    @property
     def samples(self) -> int:
         """The number of records a row: one."""
         return 1

@@ -45,6 +45,11 @@ ARGUMENTS = {
     "Model.score": "self texts context windows stride prefix bos_every_window logprobs on_error progress",
     "load_embedder": "path pooling normalize dimensions max_length adapter revision dtype trust_remote_code batch",
     "Embedder.embed": "self texts prompt_name prompt too_long on_error progress",
+    "load_classifier": "path true_token false_token activation max_length adapter revision dtype trust_remote_code chat_template "
+    "chat_template_args batch",
+    "Classifier.classify": "self texts too_long on_error progress",
+    "Classifier.classify_chats": "self chats too_long on_error progress",
+    "Classifier.classify_pairs": "self pairs instruction too_long on_error progress",
     "Rollouts": "config overrides",
     "Rollouts.update": "self version adapter",
     "Rollouts.update_arrays": "self version settings tensors",
@@ -55,6 +60,7 @@ FIELDS = {
     "padding_waste peak_memory_bytes complete worked reasons closing",
     "CellResult": "name settings output state summary exit_code message",
     "RecordError": "stage kind message",
+    "ClassifyResult": "logits label score tokens truncated error",
     "Completion": "index text ids logprobs cumulative_logprob sampled_logprobs text_offset finish_reason stop_reason grammar_complete seed "
     "top_ids top_logprobs ranks entropies reasoning content",
     "GenerateResult": "prompt prompt_ids prompt_text_offset outputs error prompt_logprobs prompt_top_ids prompt_top_logprobs prompt_ranks "
