@@ -73,6 +73,7 @@ DISTILBERT: dict[str, Any] = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
+ELECTRA: dict[str, Any] = BERT | {"model_type": "electra", "embedding_size": 16}
 MPNET: dict[str, Any] = SIZES | {
     "model_type": "mpnet",
     "hidden_act": "gelu",
@@ -149,6 +150,16 @@ def tiny_mpnet(folder: Path, labels: int | None = None, **config: Any) -> Path:
     return _write(folder, merged, body, "mpnet.", head, labels, word_pieces(roberta=True))
 
 
+def tiny_electra(folder: Path, labels: int | None = None, **config: Any) -> Path:
+    """Writes an ELECTRA whose embeddings are narrower than its states, with BERT's tokenizer."""
+    merged = ELECTRA | config
+    width, narrow = merged["hidden_size"], merged["embedding_size"]
+    tables = {name: shape for name, shape in bert_shapes(merged | {"hidden_size": narrow}).items() if name.startswith("embeddings.")}
+    body = bert_shapes(merged) | tables | (linear({"embeddings_project": (width, narrow)}) if narrow != width else {})
+    head = linear({"classifier.dense": (width, width), "classifier.out_proj": (labels or 0, width)})
+    return _write(folder, merged, body, "electra.", head, labels, word_pieces())
+
+
 def tiny_nomic(folder: Path, labels: int | None = None, **config: Any) -> Path:
     """Writes a Nomic BERT under the names of the hub's own code, with BERT's tokenizer. It has no pooler unless it classifies."""
     merged = NOMIC | config
@@ -163,6 +174,7 @@ TINY_ENCODERS: dict[str, Callable[..., Path]] = {
     "modernbert": tiny_modernbert,
     "mpnet": tiny_mpnet,
     "distilbert": tiny_distilbert,
+    "electra": tiny_electra,
     "nomic_bert": tiny_nomic,
 }
 
@@ -278,6 +290,7 @@ FAMILIES = {
     "bert": "Bert",
     "camembert": "Camembert",
     "distilbert": "DistilBert",
+    "electra": "Electra",
     "modernbert": "ModernBert",
     "mpnet": "MPNet",
     "nomic_bert": "NomicBert",

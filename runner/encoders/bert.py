@@ -54,7 +54,7 @@ class BertEncoder(Encoder):
         width, eps = config["hidden_size"], config["layer_norm_eps"]
         self.embeddings = TokenEmbeddings(
             config["vocab_size"],
-            width,
+            self.embedding_width(config),
             eps,
             positions=config["max_position_embeddings"],
             types=config["type_vocab_size"],
@@ -62,6 +62,11 @@ class BertEncoder(Encoder):
         )
         shape = BlockShape(width, config["num_attention_heads"], config["intermediate_size"], eps, config["hidden_act"])
         self.blocks: list[Any] = [PostNormBlock(shape) for _ in range(config["num_hidden_layers"])]
+
+    @classmethod
+    def embedding_width(cls, config: Config) -> int:
+        """Returns the width of the embeddings, which is that of the states."""
+        return config["hidden_size"]
 
     @classmethod
     def position_pad(cls, config: Config) -> int | None:

@@ -12,7 +12,11 @@ import mlx.core as mx
 Weights = dict[str, mx.array]
 
 # Heads of masked language models, by the first part of their names.
-LANGUAGE_HEADS = {"cls", "lm_head", "decoder", "predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector"}
+LANGUAGE_HEADS = {"cls", "lm_head", "decoder", "predictions", "vocab_transform", "vocab_layer_norm", "vocab_projector"} | {
+    "discriminator_predictions",  # ELECTRA's three
+    "generator_predictions",
+    "generator_lm_head",
+}
 BUFFERS = re.compile(r"(^|\.|_)(position_ids|token_type_ids|inv_freq)$")
 # One product of ours, and the products of a checkpoint that it is made of, in this order.
 FUSED = {"qkv": ("query", "key", "value"), "mlp_input": ("gate", "up")}

@@ -2,6 +2,7 @@
 
 from .bert import BertEncoder, RobertaEncoder
 from .distilbert import DistilBertEncoder
+from .electra import ElectraEncoder
 from .encoder import Encoder
 from .modernbert import ModernBertEncoder
 from .mpnet import MPNetEncoder
@@ -12,6 +13,7 @@ ENCODERS: dict[str, type[Encoder]] = {
     "bert": BertEncoder,
     "camembert": RobertaEncoder,
     "distilbert": DistilBertEncoder,
+    "electra": ElectraEncoder,
     "modernbert": ModernBertEncoder,
     "mpnet": MPNetEncoder,
     "nomic_bert": NomicBertEncoder,

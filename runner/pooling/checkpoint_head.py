@@ -129,8 +129,9 @@ def _decoder_head(heads: HeadWeights, config: Config) -> ClassifierHead | None:
 
 def _encoder_head(heads: HeadWeights, config: Config) -> ClassifierHead | None:
     """The heads of transformers' …ForSequenceClassification, told apart by their weights."""
-    if {"classifier.dense.weight", "classifier.out_proj.weight"} <= set(heads):  # RoBERTa, XLM-R, MPNet
-        return ClassifierHead("first", (_linear(heads, "classifier.dense", "tanh"), _linear(heads, "classifier.out_proj")))
+    if {"classifier.dense.weight", "classifier.out_proj.weight"} <= set(heads):  # RoBERTa, XLM-R, MPNet, ELECTRA
+        between = "gelu" if config.get("model_type") == "electra" else "tanh"
+        return ClassifierHead("first", (_linear(heads, "classifier.dense", between), _linear(heads, "classifier.out_proj")))
     if "classifier.weight" not in heads:
         return None
     last = _linear(heads, "classifier")

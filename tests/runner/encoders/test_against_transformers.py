@@ -30,13 +30,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "ModernBert": {"local_attention": 12, "num_hidden_layers": 4, **BRACKETS},
     "MPNet": {"layer_norm_eps": 1e-5},
     "DistilBert": {"dim": 64, "n_layers": 3, "n_heads": 4, "hidden_dim": 96},
+    "Electra": {"embedding_size": 24},
     "NomicBert": {"pad_token_id": 0},
 }
 KINDS = ["Model", "ForMaskedLM", "ForSequenceClassification"]
 SPREAD = 8.0  # on each matrix: a wrong mask, position or type moves states by a tenth and more
 # float32 on both sides, three or four blocks: the order of sums differs.
 NEAR = 2e-5
-TYPED = {"bert", "nomic_bert"}
+TYPED = {"bert", "electra", "nomic_bert"}
 
 
 def write(folder: Path, family: str, kind: str, **settings: Any) -> Path:

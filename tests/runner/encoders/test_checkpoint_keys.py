@@ -10,7 +10,16 @@ from mlx import nn
 from mlx_bulk.runner.encoders.encoder import Encoder
 from mlx_bulk.runner.encoders.registry import encoder_class
 
-from ...encoder_checkpoints import TINY_ENCODERS, tiny_bert, tiny_distilbert, tiny_modernbert, tiny_mpnet, tiny_nomic, tiny_roberta
+from ...encoder_checkpoints import (
+    TINY_ENCODERS,
+    tiny_bert,
+    tiny_distilbert,
+    tiny_electra,
+    tiny_modernbert,
+    tiny_mpnet,
+    tiny_nomic,
+    tiny_roberta,
+)
 from ..support.encoder_calls import batch_states, config_of, random_rows, weights_of
 
 Weights = dict[str, mx.array]
@@ -36,7 +45,9 @@ def test_a_body_beside_a_head_is_the_body_alone(tmp_path: Path, family: str) -> 
     prefix = "model." if family == "modernbert" else f"{family}."
     bare = {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
     assert_same(kind.sanitize(weights), kind.sanitize(bare))
-    assert all(name.split(".")[0] in ("embeddings", "blocks", "final_norm", "distance_bias") for name in kind.sanitize(weights))
+    assert all(
+        name.split(".")[0] in ("embeddings", "blocks", "final_norm", "distance_bias", "projection") for name in kind.sanitize(weights)
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,6 +55,7 @@ def test_a_body_beside_a_head_is_the_body_alone(tmp_path: Path, family: str) -> 
     [
         (tiny_bert, ["classifier.bias", "classifier.weight", "pooler.dense.bias", "pooler.dense.weight"]),
         (tiny_roberta, [f"classifier.{part}.{end}" for part in ("dense", "out_proj") for end in ("bias", "weight")]),
+        (tiny_electra, [f"classifier.{part}.{end}" for part in ("dense", "out_proj") for end in ("bias", "weight")]),
         (tiny_mpnet, [f"classifier.{part}.{end}" for part in ("dense", "out_proj") for end in ("bias", "weight")]),
         (tiny_distilbert, [f"{part}.{end}" for part in ("classifier", "pre_classifier") for end in ("bias", "weight")]),
         (tiny_nomic, ["classifier.bias", "classifier.weight", "pooler.dense.bias", "pooler.dense.weight"]),

@@ -1,6 +1,7 @@
 """Tests which head is found in a checkpoint's files, and how a head that is not served is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.pooling.checkpoint_head import checkpoint_head, find_head
 from mlx_bulk.runner.pooling.spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
 
-from ...encoder_checkpoints import tiny_bert, tiny_modernbert, tiny_roberta
+from ...encoder_checkpoints import tiny_bert, tiny_electra, tiny_modernbert, tiny_roberta
 
 H = 8
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "hidden_size": H, "pad_token_id": 3}
@@ -69,6 +70,8 @@ def test_encoders_heads_are_told_by_their_weights(tmp_path: Path):
     dense = HeadLinear("classifier.dense", 32, 32, bias=True, activation="tanh")
     roberta = (dense, HeadLinear("classifier.out_proj", 32, 1, bias=True))
     assert head(tiny_roberta(tmp_path / "roberta", 1)) == ClassifierHead("first", roberta, folder=tmp_path / "roberta")
+    electra = (replace(dense, activation="gelu"), roberta[1])
+    assert head(tiny_electra(tmp_path / "electra", 1)) == ClassifierHead("first", electra, folder=tmp_path / "electra")
     modern = (
         HeadLinear("head.dense", 32, 32, bias=False, activation="gelu"),
         HeadNorm("head.norm", 32, 1e-5, bias=False),

@@ -58,12 +58,14 @@ def counted_from(pad: int, ids: list[int]) -> list[int]:
 
 
 def bert_truth(config: Config, w: Weights, ids: list[int], types: list[int] | None = None) -> Array:
-    """States [T, H] of a BERT or RoBERTa body."""
+    """States [T, H] of a BERT, RoBERTa or ELECTRA body."""
     eps, heads = config["layer_norm_eps"], config["num_attention_heads"]
-    places = list(range(len(ids))) if config["model_type"] == "bert" else counted_from(config["pad_token_id"], ids)
+    places = list(range(len(ids))) if config["model_type"] in ("bert", "electra") else counted_from(config["pad_token_id"], ids)
     x = w["embeddings.word_embeddings.weight"][ids] + w["embeddings.position_embeddings.weight"][places]
     x = x + w["embeddings.token_type_embeddings.weight"][types or [0] * len(ids)]
     x = layer_norm(x, w, "embeddings.LayerNorm", eps)
+    if config.get("embedding_size", config["hidden_size"]) != config["hidden_size"]:
+        x = linear(x, w, "embeddings_project")
     for i in range(config["num_hidden_layers"]):
         p = f"encoder.layer.{i}."
         q, k, v = (linear(x, w, f"{p}attention.self.{name}") for name in ("query", "key", "value"))
@@ -149,5 +151,6 @@ TRUTHS = {
     "modernbert": modernbert_truth,
     "mpnet": mpnet_truth,
     "distilbert": distilbert_truth,
+    "electra": bert_truth,
     "nomic_bert": nomic_truth,
 }
