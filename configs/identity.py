@@ -39,9 +39,7 @@ def _settings(section: Section, prefix: str = "", frozen_batches: bool = False) 
             values |= {f"{prefix}{name}{key}": setting for key, setting in free.items()}
         else:
             marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
-            if marks == ["set"] and value == field.default:
-                continue
-            values[f"{prefix}{name}"] = written[name], not marks or marks[0] == "set" or (marks[0] == "deterministic" and frozen_batches)
+            values[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and frozen_batches)
     return values
 
 

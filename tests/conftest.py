@@ -45,10 +45,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips an oracle test without torch or lm-eval; with MLX_BULK_ORACLE=1 it fails instead."""
+    """Skips an oracle test without the libraries of the extra; with MLX_BULK_ORACLE=1 it fails instead."""
     if item.get_closest_marker("oracle") is None or os.environ.get("MLX_BULK_ORACLE") == "1":
         return
-    for library in ("torch", "lm_eval", "accelerate"):
+    for library in ("torch", "lm_eval", "accelerate", "sentence_transformers", "mteb"):
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed; pip install -e '.[oracle]'")
 
