@@ -13,7 +13,7 @@ from .spec import ClassifierHead, HeadLinear, TokenHead
 from .weight_files import checkpoint_weights
 
 
-class Classifier(nn.Module):
+class ClassifierNetwork(nn.Module):
     """The layers of a ``ClassifierHead``. Its weights are named by their layers' places: ``layers.0.weight``."""
 
     def __init__(self, head: ClassifierHead):

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx import nn
 
 from ..core.errors import ModelError, first_line
-from .classifier_heads import Classifier, TokenScore
+from .classifier_heads import ClassifierNetwork, TokenScore
 from .decoder_body import DecoderBody
 from .dense_layer import Dense
 from .embedding_head import EmbeddingLayers
@@ -18,7 +18,7 @@ def head_network(spec: PoolingSpec, body: Any) -> nn.Module:
     """Returns the head of a ``PoolingNetwork``, its weights read lazily. Raises ModelError where they cannot be."""
     head = spec.head
     if isinstance(head, ClassifierHead):
-        classifier = Classifier(head)
+        classifier = ClassifierNetwork(head)
         classifier.load()
         return classifier
     if isinstance(head, TokenHead):

@@ -11,7 +11,7 @@ import pytest
 from mlx import nn
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.layers.network import Network
-from mlx_bulk.runner.pooling.classifier_heads import Classifier, TokenScore, last_counted
+from mlx_bulk.runner.pooling.classifier_heads import ClassifierNetwork, TokenScore, last_counted
 from mlx_bulk.runner.pooling.spec import ClassifierHead, HeadLinear, HeadNorm, TokenHead
 from numpy.typing import NDArray
 
@@ -49,7 +49,7 @@ def layer_norm(x: Floats, weight: Floats, bias: Floats) -> Floats:
 
 def logits(head: ClassifierHead, given: dict[str, Floats], folder: Path) -> Floats:
     mx.save_safetensors(str(folder / "model.safetensors"), {name: mx.array(array.astype(np.float32)) for name, array in given.items()})
-    classifier = Classifier(replace(head, folder=folder))
+    classifier = ClassifierNetwork(replace(head, folder=folder))
     classifier.load()
     lengths = mx.array(LENGTHS)
     found = classifier(mx.array(states().astype(np.float32)), mx.array(TOKENS), lengths, mx.zeros_like(lengths))
