@@ -1,4 +1,4 @@
-"""Finds rows that cannot run even alone: too long for the memory of a batch. Warns of rows beyond a missing sliding window."""
+"""Finds rows that cannot run even alone: too long for the memory of a batch, or for a window that the model lacks."""
 
 import logging
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from ..core.requests import AnyRequest, PoolRequest, Request
 from ..core.units import size_as_text
 from ..engine.setup import Setup
 from ..pool_engine.pooler import pooling_batches
+from ..pooling.decoder_body import DecoderBody
 from ..pooling.vectors import PoolingNetwork
 from ..scheduler.pool_batches import OwnedInput
 from .window_check import missing_window
@@ -21,11 +22,13 @@ def row_check(
 ) -> Callable[[AnyRequest], str | None]:
     """Returns a function that says why a request cannot run even alone, or None where it can.
 
-    It raises OutOfRoom instead in deterministic mode. It warns once of a row beyond a sliding window that a model lacks.
+    It raises OutOfRoom instead in deterministic mode. It warns once of a row beyond a sliding window that a model lacks; a pooling model
+    cannot run such a row.
     ``config``: the model's config.json; ``reference``: setup and config.json of the second model, whose limits are the first one's.
     """
     if isinstance(setup.model, PoolingNetwork):
-        return lambda request: _too_large_to_pool(request, setup)
+        lacks = _beyond_window(setup.model, config)
+        return lambda request: lacks(request) or _too_large_to_pool(request, setup)
     windows = [("config.json", missing_window(setup.model, config), config)]
     if reference is not None:
         windows.append(("the reference's config.json", missing_window(reference[0].model, reference[1]), reference[1]))
@@ -40,6 +43,23 @@ def row_check(
                 *(request.row, request.reach, *beyond),
             )
         return _too_large(request, setup)
+
+    return check
+
+
+def _beyond_window(network: PoolingNetwork, config: dict[str, Any]) -> Callable[[AnyRequest], str | None]:
+    """Returns a function that says why a text would get another result than from the trained model, or None where it would not.
+
+    A wrong score is worse than none: it looks like any other.
+    """
+    body: Any = network.body
+    window = missing_window(body.network, config) if isinstance(body, DecoderBody) else None
+
+    def check(request: AnyRequest) -> str | None:
+        if window is None or request.reach <= window:
+            return None
+        lacks = f"more than the sliding window of {window} that config.json asks for; mlx-lm's {config.get('model_type')} has no window"
+        return f"{request.reach} tokens are {lacks}, so the result would be wrong; lower max_length to {window}"
 
     return check
 
