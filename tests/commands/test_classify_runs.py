@@ -168,7 +168,7 @@ def test_a_completion_is_the_assistants_turn(reward: Path, tmp_path: Path) -> No
 
 
 def test_documents_are_ranked_and_long_ones_cut(tmp_path: Path) -> None:
-    rows = [{"q": text, "docs": texts(at % 5 + 1, at, longest=12)} for at, text in enumerate(texts(9, 4))]
+    rows = [{"q": text, "docs": texts(at % 5 + 1, at, longest=40)} for at, text in enumerate(texts(9, 4))]
     rows[2]["docs"] = []
     done = classify(tmp_path, tiny_bert(tmp_path / "cross", 1), rows, classify={"query": "{{ q }}", "documents": "docs"})
     assert (done.code, [error["row"] for error in done.errors]) == (3, [2])
@@ -179,7 +179,7 @@ def test_documents_are_ranked_and_long_ones_cut(tmp_path: Path) -> None:
         np.testing.assert_allclose(record["scores"], [1 / (1 + math.exp(-logit)) for logit in record["logits"]], rtol=1e-6)
     cut = sum(record["truncated"] for record in done.records)
     assert 0 < cut < 8
-    assert f"{cut} rows were cut to the model's most tokens." in done.stderr
+    assert f"{cut} row{' was' if cut == 1 else 's were'} cut to the model's most tokens." in done.stderr
     page = reported(done.output)
     assert "1. document" in "".join(page.scripts)
 
