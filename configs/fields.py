@@ -22,13 +22,17 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Marks when a setting is part of a run's identity. A setting without this mark always is."""
+    """Marks when a setting is part of a run's identity. A setting without this mark always is.
 
-    when: Literal["never", "deterministic"]
+    "set": where it is not its default. Runs that were begun before there was such a setting then keep their identity.
+    """
+
+    when: Literal["never", "deterministic", "set"]
 
 
 FREE = Identity("never")
 FROZEN_IF_DETERMINISTIC = Identity("deterministic")
+FROZEN_IF_SET = Identity("set")
 
 
 class Section(BaseModel):

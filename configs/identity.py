@@ -39,7 +39,9 @@ def _settings(section: Section, prefix: str = "", frozen_batches: bool = False) 
             values |= {f"{prefix}{name}{key}": setting for key, setting in free.items()}
         else:
             marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
-            values[f"{prefix}{name}"] = written[name], not marks or (marks[0] == "deterministic" and frozen_batches)
+            if marks == ["set"] and value == field.default:
+                continue
+            values[f"{prefix}{name}"] = written[name], not marks or marks[0] == "set" or (marks[0] == "deterministic" and frozen_batches)
     return values
 
 

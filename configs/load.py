@@ -239,12 +239,21 @@ def _expand_paths(values: Values) -> list[SettingProblem]:
             path_problems.append(SettingProblem(key, str(error)))
     rewards = values.get("rewards")
     for index, reward in enumerate(rewards if isinstance(rewards, list) else []):
-        if isinstance(reward, dict) and isinstance(fn := reward.get("fn"), str):
-            try:
-                reward["fn"] = _expand("fn", fn)
-            except ConfigError as error:
-                path_problems.append(SettingProblem(f"rewards[{index}].fn", str(error)))
+        for name in ("fn", "model"):
+            if isinstance(reward, dict) and name in reward:
+                reward[name] = _expand_reward(f"rewards[{index}].{name}", reward[name], path_problems)
     return path_problems
+
+
+def _expand_reward(key: str, value: Value, path_problems: list[SettingProblem]) -> Value:
+    """Returns the function or the model of a reward with its path expanded. Adds what is wrong with it to ``path_problems``."""
+    try:
+        if isinstance(value, dict) and "path" in value:
+            return {**value, "path": _expand(f"{key}.path", value["path"])}
+        return _expand(key, value)
+    except ConfigError as error:
+        path_problems.append(SettingProblem(key, str(error)))
+        return value
 
 
 def _expand(key: str, value: Value) -> Value:

@@ -3,77 +3,24 @@
 Bounds and contradictions as in ``schema.py``. Knows only the names of reward functions and adapters.
 """
 
-import re
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .fields import (
     FREE,
+    FROZEN_IF_SET,
     Count,
     CountOrZero,
     Expected,
-    FailOrShare,
     Flag,
-    GigabytesOrNull,
-    JsonMapping,
-    Name,
     NameOrNull,
     Section,
-    SomeSeconds,
     contradiction,
-    nearest,
 )
+from .rewards import RewardConfig
 from .sampling import SamplingConfig
 from .schema import GenerateConfig, LogprobsConfig, ModelConfig
-
-BUILT_IN_REWARDS = ("exact_match", "last_number", "regex", "json_valid", "length")
-
-_FILE = re.compile(r".+\.py:[^\W\d]\w*")
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-_FIELD = re.compile(r"[^\W\d]\w*")
-
-
-class RewardConfig(Section):
-    """One reward function."""
-
-    fn: Name = Field(description="path.py:function, package.module:function, or the name of a built-in reward.")
-    weight: Annotated[float, Field(ge=-1e6, le=1e6), Expected("a number from -1000000 to 1000000")] = Field(
-        default=1.0, description="Its share in a sample's reward, which is the weighted sum."
-    )
-    name: NameOrNull = Field(default=None, description="Its field in the records' rewards; null is the function's name.")
-    args: JsonMapping = Field(default={}, description="Further keyword arguments of the function.")
-    timeout: SomeSeconds = Field(default=60, description="Seconds for a group; a function that takes longer gives no reward.")
-    memory: Annotated[GigabytesOrNull, FREE] = Field(
-        default=None, description="Most GB of memory for its process and all that it starts; a function that takes more gives no reward."
-    )
-    on_error: Annotated[FailOrShare, FREE] = Field(
-        default=None,
-        description="Null: where it fails there is no reward, and the run goes on. fail: its first failure ends the run. A number: the run "
-        "ends when it fails for more than that share of the groups, counted as at least 20.",
-    )
-
-    @property
-    def label(self) -> str:
-        """The name of the reward's field in the records."""
-        return self.name or self.fn.rpartition(":")[2]
-
-    @property
-    def built_in(self) -> bool:
-        """True when ``fn`` names a reward that ships with the package."""
-        return ":" not in self.fn
-
-    @model_validator(mode="after")
-    def _names_a_function(self) -> Self:
-        if not (_FILE.fullmatch(self.fn) or _MODULE.fullmatch(self.fn) or self.fn in BUILT_IN_REWARDS):
-            near = nearest(self.fn, BUILT_IN_REWARDS)
-            fix = f"; did you mean {near}?" if near else ""
-            raise contradiction(
-                "fn", f"found {self.fn}; expected path.py:function, package.module:function, or one of {', '.join(BUILT_IN_REWARDS)}{fix}"
-            )
-        if self.name is not None and not _FIELD.fullmatch(self.name):
-            raise contradiction("name", f"found {self.name}; expected letters, digits and underscores, as it is a column of the records")
-        return self
 
 
 class RolloutSampling(SamplingConfig):
@@ -150,12 +97,18 @@ class RolloutConfig(GenerateConfig):
         default=RolloutLogprobs(), description="Which logprobs the records hold."
     )
     rewards: Annotated[
-        list[RewardConfig], Expected("a list of mappings with fn, weight, name, args, timeout, memory, on_error: [{fn: length}]")
+        list[RewardConfig], Expected("a list of mappings with fn or model, weight, name, args, timeout, memory, on_error: [{fn: length}]")
     ] = Field(
-        default=[], description="Reward functions, in TRL's signature: fn, weight (1), name, args, timeout (60 seconds), memory, on_error."
+        default=[],
+        description="Reward functions in TRL's signature (fn) and reward models (model), with weight (1), name, on_error; functions also "
+        "with args, timeout (60 seconds), memory.",
     )
     advantages: Literal["grpo", "centered", "rloo", "none"] = Field(
         default="grpo", description="How rewards become advantages: grpo is (r - mean) / (std + 1e-4) in the group."
+    )
+    select: Annotated[Literal["all", "best"], FROZEN_IF_SET] = Field(
+        default="all",
+        description="all: each sample has a record; best: a group has one, of its sample with the highest reward (the first of equals).",
     )
     drop_degenerate: Flag = Field(
         default=False, description="Groups whose rewards are all equal are dropped: errors/ names them, verify counts them."
@@ -200,6 +153,10 @@ class RolloutConfig(GenerateConfig):
             raise contradiction("drop_degenerate", "found true; expected false, since there are no rewards; give rewards, or remove it")
         if self.policy.truncated == "zero_reward" and not self.rewards:
             raise contradiction("policy.truncated", "found zero_reward; expected keep or mask, since there are no rewards; give rewards")
+        if self.select == "best" and not self.rewards:
+            raise contradiction("select", "found best; expected all, since there are no rewards to choose by; give rewards, or remove it")
+        if self.select == "best" and self.sampling.n == 1 and "n" not in self.sampling.columns:
+            raise contradiction("sampling.n", "found 1; expected at least 2, since select: best chooses among a group's samples")
         compares = self.rewards and self.advantages != "none"
         if compares and self.sampling.n == 1 and "n" not in self.sampling.columns:
             raise contradiction(

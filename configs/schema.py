@@ -48,6 +48,11 @@ class ModelConfig(Section):
     trust_remote_code: Flag = Field(default=False, description="Run code that comes with the model repo.")
 
 
+def named_model(value: object) -> object:
+    """Returns the path of a model as its settings, and any other value as it is."""
+    return {"path": value} if isinstance(value, str) else value
+
+
 class PromptConfig(Section):
     """How a row becomes a prompt, where the job takes one: by text, messages or user, not by two of them."""
 

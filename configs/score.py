@@ -8,15 +8,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from .fields import CountOrAuto, CountOrNull, Expected, NameOrNull, Section, contradiction
-from .schema import JobConfig, ModelConfig, PromptConfig
+from .schema import JobConfig, ModelConfig, PromptConfig, named_model
 
 KINDS = ("text", "completion", "choices", "messages")
 # The settings of `prompt` that apply to kinds without a prompt.
 OF_PROMPT: dict[str, tuple[str, ...]] = {"text": (), "messages": ("chat_template", "chat_template_args", "too_long")}
-
-
-def _named_model(value: object) -> object:
-    return {"path": value} if isinstance(value, str) else value
 
 
 class ScoreSettings(Section):
@@ -48,7 +44,7 @@ class ScoreSettings(Section):
     group_by: NameOrNull = Field(default=None, description="Column (or dotted path); statistics for each of its values as well as overall.")
     reference: Annotated[
         ModelConfig | None,
-        BeforeValidator(_named_model, json_schema_input_type=str | ModelConfig | None),
+        BeforeValidator(named_model, json_schema_input_type=str | ModelConfig | None),
         Expected("a model's path, or a mapping with path, revision, adapter, dtype, trust_remote_code; or null"),
     ] = Field(default=None, description="A second model (a path, or settings as under model) to measure divergence from.")
 

@@ -5,7 +5,7 @@ reference distributions, the policy that sampled it, rewards and advantages. Kno
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,20 @@ from ...configs.schema import GenerateConfig
 from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Failure, Generated
-from ...runner.core.requests import Request, Row
+from ...runner.core.requests import PromptChat, Request, Row, Sample, TokenInput
 from ...runner.pipeline.job import Judge, Ratings, row_failure
-from ...runner.text.prompt_templates import Message, PromptIds, Rendered
+from ...runner.text.prompt_templates import AnyPrompt, Chat, Message, PromptIds, Rendered
 from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool
-from ..statistics.advantages import DEGENERATE, LARGEST, advantages, is_degenerate, weighted
+from ..rewards.rated_text import rated_input
+from ..rewards.reward_failures import RewardFailures
+from ..statistics.advantages import DEGENERATE, LARGEST, advantages, best, is_degenerate, weighted
 from ..statistics.rollout_stats import rollout_statistics
 from ..statistics.rollout_table import rollout_closing
 from .completion_columns import FLOATS, INTS
 from .generate import GenerateJob
+from .row_settings import RowSettings
 
 _MASK = pa.list_(pa.int8())
 
@@ -73,6 +76,11 @@ class RolloutJob(GenerateJob):
         )
 
     @property
+    def samples(self) -> int | None:
+        """The number of records a row, None where rows bring it: one where the best sample is kept."""
+        return 1 if self.config.select == "best" else super().samples
+
+    @property
     def grouping(self) -> "RolloutJob":
         """The job itself: a row's samples are recorded together."""
         return self
@@ -82,8 +90,27 @@ class RolloutJob(GenerateJob):
         return {f"rewards.{name}": fingerprint for name, fingerprint in function_fingerprints(self._functions).items()}
 
     def judge(self) -> Judge | None:
-        """Returns the judge that calls reward functions in worker processes; None where the config has none."""
-        return GroupJudge(RewardPool(self._functions), self._prompt, self._said) if self._functions else None
+        """Returns the judge that calls reward functions in worker processes and adds what reward models gave; None without rewards."""
+        if not self.config.rewards:
+            return None
+        failures = RewardFailures()
+        pool = RewardPool(self._functions, failures=failures) if self._functions else None
+        return GroupJudge(pool, self._prompt, self._said, self.config.rewards, failures)
+
+    def rated_inputs(self, request: Request, outcome: Generated) -> list[TokenInput | str]:
+        """Returns what each reward model reads of a completion: the prompt, and the turn that reward functions see."""
+        turn = self._said(request, outcome)
+        return [rated_input(model, request, turn) for model in self.parts.reward_models]
+
+    def _request(self, row: Row, asked: RowSettings, rendered: AnyPrompt, samples: tuple[Sample, ...]) -> Request:
+        """Returns a request that remembers its chat where reward models are to read it."""
+        request = super()._request(row, asked, rendered, samples)
+        if not self.parts.reward_models or not isinstance(rendered, Chat):
+            return request
+        chat = PromptChat(
+            tuple(rendered.messages), rendered.prefill or "", {**self.config.prompt.chat_template_args, **asked.template_variables}
+        )
+        return replace(request, work=replace(request.work, chat=chat))
 
     def _prompt(self, row: Row) -> Rendered:
         prompt = self.rows.settings(row).prompt
@@ -125,12 +152,17 @@ class RolloutJob(GenerateJob):
             fields.append(pa.field("rewards", pa.struct([(label, pa.float32()) for label in labels])))
             fields.append(pa.field("reward_errors", pa.struct([(label, pa.string()) for label in labels])))
             fields += [pa.field("advantage", pa.float32())] if config.advantages != "none" else []
+        if config.select == "best":
+            fields += [pa.field("group_sample", pa.int32()), pa.field("group_rewards", pa.list_(pa.float32()))]
         return fields
 
     def group(
         self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: Ratings, newest: int
     ) -> list[dict[str, Any]] | Failure:
-        """Returns the records of a group in the order of its ``outcomes``, or a failure if the config drops it as stale or degenerate."""
+        """Returns the records of a group in the order of its ``outcomes``, or that of the best sample.
+
+        Returns a failure if the config drops the group as stale or degenerate, or if no sample can be the best.
+        """
         config, version = self.config, policy_version(outcomes)
         staleness = max(0, newest - version)
         limit = config.policy.max_staleness
@@ -144,9 +176,16 @@ class RolloutJob(GenerateJob):
             reason = f"all rewards are {distinct.pop():g}" if distinct else "no sample has a reward"
             return row_failure(row, DROP, DEGENERATE, f"{reason}, so every advantage would be 0")
         group_advantages = advantages(config.advantages, rewards) if rewards else []
+        chosen = range(len(outcomes))
+        if config.select == "best":
+            if (at := best(rewards)) is None:
+                return row_failure(row, "reward", "UnratedGroup", f"no sample has a reward, so none is the best{_first_reason(ratings)}")
+            chosen = [at]
         records: list[dict[str, Any]] = []
-        for i, outcome in enumerate(outcomes):
+        for i in chosen:
+            outcome = outcomes[i]
             values = self.values(row, request, outcome) | {"staleness": staleness, "stale": stale}
+            values |= {"group_sample": outcome.index, "group_rewards": rewards}
             if rewards:
                 values |= {"reward": rewards[i], "advantage": group_advantages[i]}
                 values["rewards"] = {name: each[i] for name, each in ratings.rewards.items()}
@@ -199,6 +238,12 @@ def _reason(ratings: Ratings, name: str, sample: int, reward: float | None) -> s
     if reward is None and ratings.rewards[name][sample] is not None:
         return f"infinite: the weighted sum is beyond {LARGEST:.1e} either way"
     return ratings.errors[name][sample]
+
+
+def _first_reason(ratings: Ratings) -> str:
+    """Returns the first reason why a sample has no reward, as the end of a sentence; empty where functions left all samples out."""
+    reasons = ((name, error) for name, errors in ratings.errors.items() for error in errors if error is not None)
+    return next((f"; {name}: {error}" for name, error in reasons), "")
 
 
 def _insert_after(fields: list[pa.Field], name: str, *new: tuple[str, pa.DataType]) -> None:

@@ -80,6 +80,8 @@ def rewards(found: RecordPass, dropped: Mapping[str, int]) -> PageSection | None
     degenerate, unrated = rollout.sums.counts["degenerate"], rollout.sums.counts["unrated"]
     words = f"{degenerate:,} of {groups:,} groups ({100 * degenerate / groups:.1f} %) have nothing to compare: equal rewards, or one."
     words += f" Without a reward and in no figure here: {count_text(unrated, 'sample')}." if unrated else ""
+    if drawn := rollout.sums.counts["drawn"]:
+        words += f" The best sample of each group was kept; the mean over all {drawn:,} is {figure(rollout.sums.drawn.mean)}."
     tables = [_not_rated(rollout.sums.not_rated)] if rollout.sums.not_rated else []
     if versions := [
         [version or "–", f"{sums.reward.count:,}", figure(sums.reward.mean, sums.reward_error)]

@@ -12,7 +12,7 @@ from typing import Any
 from ...configs.errors import ConfigError
 from ...configs.explain import shown
 from ...configs.fields import nearest
-from ...configs.rollout import RewardConfig
+from ...configs.rewards import RewardConfig
 from ...runner.data.column_paths import missing_column, require_column
 from .builtin_rewards import VERSIONS
 from .worker_process import START_SECONDS, Worker, WorkerDied, WorkerHangs
@@ -33,12 +33,13 @@ _WORDS = {
 
 @dataclass(slots=True, frozen=True)
 class RewardFunction:
-    """A function that a worker can load from ``place``: "path.py:name" or "package.module:name".
+    """A function that a worker can load from ``place``: "path.py:name" or "package.module:name". key: its place in the config.
 
     path, sha256: of its file. takes: its named parameters. needs: those without a default. open: it has **kwargs.
     """
 
     config: RewardConfig
+    key: str
     place: str
     path: str
     sha256: str
@@ -53,35 +54,36 @@ class RewardFunction:
 
 
 def find_functions(rewards: Sequence[RewardConfig]) -> list[RewardFunction]:
-    """Returns the functions of a config. A worker process imports them once and then ends.
+    """Returns the functions among a config's rewards. A worker process imports them once and then ends.
 
     Raises ConfigError with file and line where one cannot be imported, does not exist, or does not take its ``args``.
     """
-    if not rewards:
+    named = {f"rewards[{number}]": reward for number, reward in enumerate(rewards) if reward.fn is not None}
+    if not named:
         return []
-    places = [f"{_BUILT_IN}:{reward.fn}" if reward.built_in else reward.fn for reward in rewards]
+    places = [f"{_BUILT_IN}:{reward.fn}" if reward.built_in else str(reward.fn) for reward in named.values()]
     functions: list[RewardFunction] = []
-    for index, (reward, place, about) in enumerate(zip(rewards, places, _about(places), strict=True)):
+    for (key, reward), place, about in zip(named.items(), places, _about(places), strict=True):
         if "refused" in about:
-            raise ConfigError(f"rewards[{index}].fn: {about['refused']}; fix it, or name another function")
+            raise ConfigError(f"{key}.fn: {about['refused']}; fix it, or name another function")
         function = RewardFunction(
-            reward, place, about["path"], about["sha256"], tuple(about["takes"]), tuple(about["needs"]), about["open"]
+            reward, key, place, about["path"], about["sha256"], tuple(about["takes"]), tuple(about["needs"]), about["open"]
         )
-        _require_args(function, f"rewards[{index}].args")
+        _require_args(function, f"{key}.args")
         functions.append(function)
     return functions
 
 
 def require_columns(functions: Sequence[RewardFunction], columns: Collection[str]) -> None:
     """Raises DataError where a function needs a column that no row has. Checks no user's function where ``columns`` is empty."""
-    for index, function in enumerate(functions):
+    for function in functions:
         if function.config.built_in:
             if "column" in function.takes:
-                require_column(columns, str(function.config.args["column"]), f"rewards[{index}].args.column")
+                require_column(columns, str(function.config.args["column"]), f"{function.key}.args.column")
             continue
         for name in function.needs if columns else ():
             if name not in GIVEN and name not in function.config.args and (name not in columns or name in RESERVED):
-                raise missing_column(columns, name, f"rewards[{index}].fn: {function.label} has a parameter {name!r}")
+                raise missing_column(columns, name, f"{function.key}.fn: {function.label} has a parameter {name!r}")
 
 
 def function_fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]:
@@ -90,7 +92,7 @@ def function_fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]
     Of a built-in function it is the version: the package's file also changes where no value does.
     """
     return {
-        function.label: f"version {VERSIONS[function.config.fn]}" if function.config.built_in else f"sha256 {function.sha256}"
+        function.label: f"version {VERSIONS[str(function.config.fn)]}" if function.config.built_in else f"sha256 {function.sha256}"
         for function in functions
     }
 

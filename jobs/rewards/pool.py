@@ -8,25 +8,22 @@ import logging
 import os
 import pickle
 import threading
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ...configs.rollout import RewardConfig
-from ...configs.visible import visible
 from ...runner.core.errors import DataError
 from ...runner.pipeline.job import Ratings
 from .function_files import FunctionFiles, changed
 from .functions import RESERVED, RewardFunction
+from .reward_failures import RewardFailures
 from .worker_process import Worker, WorkerDied, WorkerHangs, WorkerStrayed, WorkerTooLarge
 
 log = logging.getLogger("mlx_bulk")
 
 MOST_PROCESSES = 8
 START_PAUSES = (1.0, 4.0)  # seconds between attempts to start a process: a lack of files or processes often passes
-FEWEST_GROUPS = 20  # that a share of failed groups is counted in
 _REASON_CHARACTERS = 600
 
 Message = Mapping[str, Any]
@@ -65,18 +62,15 @@ class RewardPool:
     Any process may rate any group, so a function must not carry anything over from one group to the next.
     """
 
-    def __init__(self, functions: Sequence[RewardFunction], processes: int | None = None):
-        self._functions = functions
+    def __init__(self, functions: Sequence[RewardFunction], processes: int | None = None, failures: RewardFailures | None = None):
+        self._functions, self._failures = functions, failures or RewardFailures()
         at_once = processes or max(2, min(MOST_PROCESSES, os.cpu_count() or 1))
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="reward")
         self._lock = threading.Lock()
         self._idle: list[Worker] = []
         self._busy: set[Worker] = set()
         self._closed = threading.Event()
-        self._groups: Counter[str] = Counter()  # by function: rated, and failed
-        self._failed: Counter[str] = Counter()
         self._files = FunctionFiles(functions)
-        self._warned: set[tuple[str, str]] = set()  # function, kind: the first of each is logged at once
 
     def rate(self, group: Group) -> "Future[Ratings]":
         """Returns the future ratings of the group. After ``close`` they never come.
@@ -118,39 +112,9 @@ class RewardPool:
             answer = self._call(number, function, content)
             failed = answer.get("failed")
             rewards[function.label] = [None] * count if failed else answer["rewards"]
-            errors[function.label] = [_storable(error) for error in ([failed] * count if failed else answer["errors"])]
-            self._warn(function.label, errors[function.label])
-            self._require_few_failures(number, function.config, errors[function.label])
+            errors[function.label] = [storable(error) for error in ([failed] * count if failed else answer["errors"])]
+            self._failures.count(function.key, function.config, errors[function.label])
         return Ratings(rewards, errors)
-
-    def _require_few_failures(self, number: int, config: RewardConfig, errors: Sequence[str | None]) -> None:
-        """Counts a group of a function. Raises DataError where it has failed for more groups than its ``on_error`` allows."""
-        reason = next(filter(None, errors), None)
-        with self._lock:
-            self._groups[config.label] += 1
-            self._failed[config.label] += reason is not None
-            groups, failed = self._groups[config.label], self._failed[config.label]
-        if reason is None or config.on_error is None:
-            return
-        if config.on_error == "fail":
-            found = "and on_error is fail"
-        elif failed > config.on_error * max(groups, FEWEST_GROUPS):
-            found = f"as for {failed} of {groups} groups of this start, and on_error is {config.on_error:g}"
-        else:
-            return
-        raise DataError(
-            f"rewards[{number}]: {config.label} failed, {found}: {visible(reason)}. What was finished is safe: mend that, then "
-            "continue with the same command; or set its on_error to null, which leaves such rewards out"
-        )
-
-    def _warn(self, label: str, errors: Sequence[str | None]) -> None:
-        for error in filter(None, errors):
-            kind = error.partition(":")[0]
-            with self._lock:
-                if (label, kind) in self._warned:
-                    continue
-                self._warned.add((label, kind))
-            log.warning("reward %s: %s (no reward there; more of kind %s are counted at the end)", label, visible(error), kind)
 
     def _call(self, number: int, function: RewardFunction, content: bytes) -> dict[str, Any]:
         """Calls a function, a second time in another process where an answer was not its own: an earlier function may have written it."""
@@ -249,7 +213,7 @@ class RewardPool:
             raise _ClosedError
 
 
-def _storable(reason: str | None) -> str | None:
+def storable(reason: str | None) -> str | None:
     """Cuts a reason and escapes the characters that UTF-8 cannot write."""
     return None if reason is None else reason[:_REASON_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 

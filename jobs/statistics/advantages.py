@@ -62,5 +62,15 @@ def is_degenerate(rewards: Rewards) -> bool:
     return len({np.float32(reward) for reward in rewards if reward is not None}) < 2
 
 
+def best(rewards: Rewards) -> int | None:
+    """Returns the place of the highest reward, the first of those equal in float32, as stored; None where no sample has one.
+
+    >>> best([0.5, None, 2.0, 2.0])
+    2
+    """
+    rated = [at for at, reward in enumerate(rewards) if reward is not None]
+    return max(rated, key=lambda at: np.float32(rewards[at]), default=None)
+
+
 def _sum(values: Sequence[float]) -> float | None:
     return total if values and abs(total := math.fsum(values)) <= LARGEST else None

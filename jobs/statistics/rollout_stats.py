@@ -45,6 +45,9 @@ class _Figures:
             "reward": sums.reward.mean,
             "reward_std": sums.reward.std,
             "reward_stderr": sums.reward_error,
+            "drawn": sums.counts["drawn"],
+            "drawn_reward": sums.drawn.mean,
+            "drawn_reward_std": sums.drawn.std,
             "rewards": {name: _rewards(function) for name, function in functions.items()},
             "pass_at": {name: None if self.biased else _pass_at(function, ks) for name, function in functions.items()},
             "reward_errors": {name: _errors(function) for name, function in functions.items()},
@@ -59,13 +62,15 @@ def rollout_statistics(run: Path) -> pa.Table:
     left out on purpose. They are in no other figure, and null for a policy version where there are any. reward, reward_std,
     reward_stderr (clustered by group). rewards: of each function mean, std, count and errors. reward_errors: of each function and
     kind how many, and the first's text. pass_at: of each function whose rewards are all 0 or 1, a share for each k; null where
-    degenerate groups were dropped.
+    degenerate groups were dropped. With ``select: best`` all of these are of the samples that were kept, and drawn, drawn_reward,
+    drawn_reward_std of all that were drawn.
     """
     parts = _collect(run)
     whole = parts[_ALL].sums
     ks = powers(whole.most_samples)
     rows = [{"of": of, "group": group, **figures.row(ks)} for (of, group), figures in parts.items()]
-    return pa.Table.from_pylist(rows, _schema(list(whole.functions), ks, sorted({kind for _, kind in whole.not_rated})))
+    kinds = sorted({kind for _, kind in whole.not_rated})
+    return pa.Table.from_pylist(rows, _schema(list(whole.functions), ks, kinds, selects=bool(whole.counts["drawn"])))
 
 
 def _collect(run: Path) -> dict[Part, _Figures]:
@@ -101,10 +106,12 @@ def _dropped(run: Path) -> dict[str, Counter[str]]:
     return counts
 
 
-def _schema(functions: list[str], ks: list[int], kinds: list[str]) -> pa.Schema:
-    """Returns the table's schema. kinds: of reasons why samples have no reward."""
+def _schema(functions: list[str], ks: list[int], kinds: list[str], selects: bool) -> pa.Schema:
+    """Returns the table's schema. kinds: of reasons why samples have no reward. selects: the best sample of a group was kept."""
     fields = [("of", pa.string()), ("group", pa.string()), *((name, pa.int64()) for name in (*_COUNTS, "dropped"))]
     fields += [(name, pa.float64()) for name in ("reward", "reward_std", "reward_stderr")]
+    if selects:
+        fields += [("drawn", pa.int64()), ("drawn_reward", pa.float64()), ("drawn_reward_std", pa.float64())]
     if functions:
         per_k = pa.struct([(str(k), pa.float64()) for k in ks])
         fields += [("rewards", pa.struct([(name, _REWARDS) for name in functions]))]

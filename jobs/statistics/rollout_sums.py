@@ -100,13 +100,15 @@ class RolloutSums:
     """Sums over groups: all of a run, those of a round, or those of a policy version.
 
     counts: groups and samples; degenerate: groups with fewer than two rewards, or only equal ones; unrated: samples without a
-    reward; truncated; completion_tokens. reward: over all samples that have one. most_samples: of the largest group.
+    reward; truncated; completion_tokens. reward: over all samples that have one. most_samples: of the largest group. drawn: over all
+    samples that were drawn, where the best of a group alone has a record; counts then has ``drawn``, how many they are.
     """
 
     counts: Counter[str] = field(default_factory=Counter[str])
     reward: Moments = field(default_factory=Moments)
     functions: dict[str, FunctionSums] = field(default_factory=dict[str, FunctionSums])
     most_samples: int = 0
+    drawn: Moments = field(default_factory=Moments)
     _group_sums: "array[float]" = field(default_factory=lambda: array("d"))
     _group_sizes: "array[int]" = field(default_factory=lambda: array("q"))
 
@@ -116,8 +118,13 @@ class RolloutSums:
         rated = [reward for reward in group.rewards or () if reward is not None]
         self.most_samples = max(self.most_samples, n)
         self.counts.update(groups=1, samples=n, truncated=group.truncated, completion_tokens=group.completion_tokens)
-        if group.rewards is not None:
-            self.counts.update(degenerate=int(is_degenerate(group.rewards)), unrated=n - len(rated))
+        compared = group.rewards if group.drawn is None else group.drawn
+        if compared is not None:
+            self.counts.update(degenerate=int(is_degenerate(compared)), unrated=n - len(rated))
+        for reward in group.drawn or ():
+            self.counts["drawn"] += 1
+            if reward is not None:
+                self.drawn.add(reward)
         for reward in rated:
             self.reward.add(reward)
         self._group_sums.append(math.fsum(rated))

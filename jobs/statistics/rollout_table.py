@@ -32,12 +32,18 @@ def rollout_closing(statistics: pa.Table, watched: str | None = None) -> str:
 
 def _heading(whole: dict[str, Any]) -> str:
     parts = [
-        f"{count_text(whole['groups'], 'group')}, {count_text(whole['samples'], 'sample')}",
-        f"{_share(whole['truncated'], whole['samples'])} of them truncated",
+        f"{count_text(whole['groups'], 'group')}, {_samples(whole)}",
+        f"{_share(whole['truncated'], whole['samples'])} of {'those' if whole.get('drawn') else 'them'} truncated",
     ]
     if "rewards" in whole:
         parts.append(f"{_share(whole['degenerate'], whole['groups'])} of the groups with nothing to compare")
     return "; ".join(parts)
+
+
+def _samples(whole: dict[str, Any]) -> str:
+    if not whole.get("drawn"):
+        return count_text(whole["samples"], "sample")
+    return f"{count_text(whole['drawn'], 'sample')}, the best of each group kept"
 
 
 def _dropped(whole: dict[str, Any]) -> list[str]:
@@ -64,6 +70,9 @@ def _functions(whole: dict[str, Any]) -> list[list[str]]:
     table.append(
         ["reward", figure(whole["reward"], whole["reward_stderr"]), figure(whole["reward_std"]), *("" for _ in ks), figure(unrated)]
     )
+    if whole.get("drawn"):
+        drawn = [figure(whole["drawn_reward"]), figure(whole["drawn_reward_std"])]
+        table.append(["reward of all samples", *drawn, *("" for _ in ks), ""])
     for name, rated in (whole.get("rewards") or {}).items():
         shares = passes.get(name) or {}
         missing = figure(whole["samples"] - rated["count"])

@@ -25,7 +25,7 @@ _FILTERS = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "xtc_proba
 
 @dataclass(slots=True, frozen=True)
 class StoredRecord:
-    """One record, identified by row, round and sample. figures: its stored logprobs [N] by name.
+    """One record, identified by row, round and sample: its number when it was drawn. figures: its stored logprobs [N] by name.
 
     temperature: None where it is not stored. edited: penalties, DRY, a bias or min_tokens may have changed its logits; filtered:
     top-k, top-p, min-p, typical-p or XTC; kept: the ids that they left a token, where those are stored. guided:
@@ -64,7 +64,7 @@ def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
     return StoredRecord(
         row=values["row"],
         round=values.get("round", 0),
-        sample=values["sample"],
+        sample=values.get("group_sample", values["sample"]),
         prompt=np.array(values["prompt_ids"], np.int32),
         completion=np.array(values["completion_ids"], np.int32),
         figures={name: np.array(values[name], np.float32) for name in FIGURES if values.get(name) is not None},

@@ -43,11 +43,12 @@ LOGIT_BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}
 
 @dataclass(slots=True, frozen=True)
 class FittedModels:
-    """The engine setup of a model, that of a reference model if there is one, and what a session notes of both."""
+    """The engine setup of a model, that of a reference model if there is one, those of reward models, and what a session notes of all."""
 
     setup: Setup
     reference: Setup | None
     about: dict[str, Any]
+    rewards: tuple[Setup, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -87,17 +88,23 @@ class _CheckedModel:
         return self.scoring.features_on(replace(setup, head=Head(self.model.network) if self.scoring.head else None))
 
 
-def fit(model: LanguageModel, config: BatchConfig, wanted: LogprobOptions, reference: LanguageModel | None = None) -> FittedModels:
-    """Checks a loaded model, and a reference model if there is one, and makes their setups. Logs one line a model.
+def fit(
+    model: LanguageModel,
+    config: BatchConfig,
+    wanted: LogprobOptions,
+    reference: LanguageModel | None = None,
+    rewards: Sequence[LanguageModel] = (),
+) -> FittedModels:
+    """Checks a loaded model, and a reference model and reward models if there are any, and makes their setups. Logs one line a model.
 
-    Both hold the same rows: the limits are those that both can keep. Raises OutOfRoom where memory does not hold the weights,
-    ModelError where deterministic mode cannot be kept.
+    Model and reference hold the same rows: the limits are those that both can keep, beside the weights of all. Raises OutOfRoom where
+    memory does not hold the weights, ModelError where deterministic mode cannot be kept.
     """
     if model.pooling is not None:
         fitted = fit_pooling_model(model, config)
         return FittedModels(fitted.setup, None, fitted.about)
     models = [_checked(each) for each in (model, reference) if each is not None]
-    limits = _limits(config, models)
+    limits = _limits(config, models, sum(each.weight_bytes for each in rewards))
     if config.deterministic:
         _require_independent_rows(models, limits)
     if wanted.echo or wanted.reference:
@@ -113,19 +120,26 @@ def fit(model: LanguageModel, config: BatchConfig, wanted: LogprobOptions, refer
     for each in models:
         _warn_of_chunks(each)
     prefixes = {"shared": setup.shares_prompts, "reason": refusal}
-    return FittedModels(setup, others[0] if others else None, _session_note(models, config, limits, prefixes))
+    about = _session_note(models, config, limits, prefixes)
+    fits = [fit_pooling_model(each, config) for each in rewards]
+    if fits:
+        about["rewards"] = [each.about for each in fits]
+    return FittedModels(setup, others[0] if others else None, about, tuple(each.setup for each in fits))
 
 
 def expected_setups(models: Sequence[LanguageModel], config: BatchConfig, wanted: LogprobOptions) -> list[Setup]:
     """Returns the setups that ``fit`` will make, as far as tiny twins show: no weights of these ``outline``d models are read.
 
-    models: the model, and the reference after it where there is one. Raises OutOfRoom where memory does not hold the weights.
+    models: the model, after it the reference where there is one, then reward models. Raises OutOfRoom where memory does not hold the
+    weights.
     """
     if models[0].pooling is not None:
         return [expected_pooling_setup(models[0], config)]
-    expected = [_expected(each, scores=wanted.echo or wanted.reference) for each in models]
-    limits = _limits(config, expected)
-    return [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]
+    rewards = [each for each in models if each.pooling is not None]
+    expected = [_expected(each, scores=wanted.echo or wanted.reference) for each in models if each.pooling is None]
+    limits = _limits(config, expected, sum(each.weight_bytes for each in rewards))
+    setups = [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]
+    return setups + [expected_pooling_setup(each, config) for each in rewards]
 
 
 def _checked(model: LanguageModel) -> _CheckedModel:
@@ -151,12 +165,16 @@ def _row_bytes(network: Any) -> tuple[float, float]:
     return growth(caches)
 
 
-def _limits(config: BatchConfig, models: Sequence[_CheckedModel]) -> Limits:
-    """Returns the limits of a batch that every model's caches can hold, in the most cautious of their ways."""
+def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -> Limits:
+    """Returns the limits of a batch that every model's caches can hold, in the most cautious of their ways.
+
+    beside: bytes of the weights of further models, which have no caches.
+    """
     device, modes = backend.device_name(), [each.mode for each in models]
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
-    room = kv_bytes(config.memory, sum(each.model.weight_bytes for each in models), workspace=2 * LOGIT_BYTES[device])
+    weights = beside + sum(each.model.weight_bytes for each in models)
+    room = kv_bytes(config.memory, weights, workspace=2 * LOGIT_BYTES[device])
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
     return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))

@@ -10,6 +10,14 @@ from .requests import Sample
 
 
 @dataclass(slots=True, frozen=True)
+class Rating:
+    """What a reward model gave a completion: a reward, or the reason why there is none, as "kind: text"."""
+
+    reward: float | None
+    reason: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
 class Generated:
     """A finished completion. ids: [N]; a token that stopped it is the last id.
 
@@ -20,7 +28,7 @@ class Generated:
     Fields that were not asked for are None. tempered_logprobs: [N], log_softmax of logits / temperature; at temperature 0 as at 1.
     kept_ids: for each token the ids that could be drawn, ascending; None also for a row whose sampling leaves no token out.
     ref_logprobs, ref_tempered_logprobs: [N], under the reference. policy: the policy it was sampled from. grammar_complete: its guide
-    accepts the text as a whole; None without a guide.
+    accepts the text as a whole; None without a guide. ratings: of the reward models, in the config's order.
     """
 
     row: int
@@ -37,6 +45,7 @@ class Generated:
     ref_tempered_logprobs: Floats | None = None
     policy: Policy | None = None
     grammar_complete: bool | None = None
+    ratings: tuple[Rating, ...] = ()
 
     @property
     def index(self) -> int:

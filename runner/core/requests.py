@@ -123,11 +123,21 @@ class Reading:
 
 
 @dataclass(slots=True, frozen=True)
+class PromptChat:
+    """The chat that a prompt was made of, for reward models. prefill: begins the assistant's turn. variables: the chat template's own."""
+
+    messages: tuple[dict[str, Any], ...]
+    prefill: str
+    variables: dict[str, Any]
+
+
+@dataclass(slots=True, frozen=True)
 class Generate:
     """Asks for one completion of the prompt per sample. One prefill serves them all.
 
     guidance: makes the guide that holds each completion to a grammar; None where any text will do. reading: what becomes of their texts.
-    breakers: ids of the tokens that hold one of ``sampling.dry_sequence_breakers``.
+    breakers: ids of the tokens that hold one of ``sampling.dry_sequence_breakers``. chat: what the prompt was made of, where reward models
+    read it; None for a text.
     """
 
     sampling: Sampling
@@ -135,6 +145,7 @@ class Generate:
     guidance: Guidance | None = None
     reading: Reading = Reading()
     breakers: frozenset[int] = frozenset()
+    chat: PromptChat | None = None
 
 
 @dataclass(slots=True, frozen=True)

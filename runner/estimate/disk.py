@@ -74,7 +74,8 @@ def _records(
             assert not isinstance(outcome, Failure)
             identity = {"row": row.position, "sample": outcome.index} if "sample" in job.schema.names else {"row": row.position}
             records.append(job.record(row, request, outcome) | identity)
-    return records, [len(request.samples) for _, request in rows]
+    one = job.grouping is not None and job.samples == 1
+    return records, [1 if one else len(request.samples) for _, request in rows]
 
 
 def _group(job: Job, grouping: Grouping, row: Row, request: AnyRequest, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
@@ -87,7 +88,7 @@ def _group(job: Job, grouping: Grouping, row: Row, request: AnyRequest, outcomes
     records = grouping.group(row, request, samples, ratings, 0)
     if isinstance(records, Failure):
         return []
-    return [record | {"row": row.position, "sample": outcome.index} for record, outcome in zip(records, samples, strict=True)]
+    return [record | {"row": row.position, "sample": number} for number, record in enumerate(records)]
 
 
 def _outcomes(request: Request | ScoreRequest, wanted: LogprobOptions, compared: bool, length: CompletionLength) -> Iterator[Outcome]:

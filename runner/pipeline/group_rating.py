@@ -17,7 +17,7 @@ RATED_AT_ONCE = 64  # groups: the model waits while more than these are not rate
 
 @dataclass(slots=True, frozen=True)
 class RatedGroup:
-    """A group after its rating. outcome: its records by sample, or one failure of the whole row."""
+    """A group after its rating. outcome: its records by their numbers in the row, or one failure of the whole row."""
 
     position: int
     outcome: dict[int, dict[str, Any]] | Failure
@@ -79,4 +79,4 @@ class PendingGroups:
         records = self._grouping.group(group.row, group.request, group.outcomes, group.ratings.result(), self._newest_version())
         if isinstance(records, Failure):
             return RatedGroup(position, records)
-        return RatedGroup(position, {outcome.index: record for outcome, record in zip(group.outcomes, records, strict=True)})
+        return RatedGroup(position, dict(enumerate(records)))

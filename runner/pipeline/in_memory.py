@@ -34,7 +34,7 @@ from ..policies.policy_updater import PolicyUpdater
 from ..store.group_queue import GroupQueue
 from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Kind
-from .loading import load_models
+from .loading import load_models, rater_of
 from .row_requests import NOTHING_RECORDED
 from .run_spec import RunSpec
 
@@ -69,17 +69,17 @@ class InMemoryRollouts:
         config = self.config
         self._kind.check(config, [])
         self._spec = spec = RunSpec.of(config, folder, self._kind, True)
-        loaded = load_models(spec.models(config), config.batch, spec.job.wanted)
-        model, self._setup, self._reference = loaded.model, loaded.setup, loaded.reference
+        loaded = self._loaded = load_models(spec.models(config), config.batch, spec.job.wanted)
+        model = loaded.model
         self._check = loaded.row_check()
         self._layout = Layout(spec.scan.rows, config.batch.rows_per_shard, config.rounds)
         assert model.adapters is not None, "a loaded model has them"
-        self._inferring = only_inside([each.network for each in (model, loaded.reference_model) if each is not None and each.substitutes])
+        self._inferring = only_inside(loaded.networks)
         self._adapters, self._source = model.adapters, GivenSource()
         self._policies_folder, self._arrays_folder = folder / "policies", folder / "given"
         with self._inferring():
             store = PolicyStore(self._policies_folder, model.adapters.weights())
-            self._updater = PolicyUpdater(model.adapters, store, spec.checkpoint.adapter, self._source, full_weights_fit(self._setup))
+            self._updater = PolicyUpdater(model.adapters, store, spec.checkpoint.adapter, self._source, full_weights_fit(loaded.setup))
 
     @property
     def schema(self) -> pa.Schema:
@@ -150,16 +150,17 @@ class InMemoryRollouts:
 
     def _window_groups(self) -> Generator[pa.RecordBatch]:
         """Yields the groups window by window. The engine has nothing in flight between two, so that an update can take its place."""
-        spec, layout, config = self._spec, self._layout, self.config
+        spec, layout, config, loaded = self._spec, self._layout, self.config, self._loaded
         by_round, ended = config.policy.update == "round", False
-        engine = policy_engine_of(self._updater, spec.job.engine, self._setup, self._reference, config, layout)
+        rater = rater_of(loaded, spec.job)
+        engine = policy_engine_of(self._updater, spec.job.engine, loaded.setup, loaded.reference, config, layout, rater)
         sink = GroupQueue(self.schema, layout)
         self.errors = sink.errors
         rules = SessionRules(
             check=self._check,
             stopped=lambda: ended,
-            window_shards=window_shards(layout.rows_per_shard, self._setup.static or not by_round),
-            whole_shards=self._setup.static,
+            window_shards=window_shards(layout.rows_per_shard, self._loaded.setup.static or not by_round),
+            whole_shards=self._loaded.setup.static,
             fail_fast=config.on_error == "fail",
         )
         rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))

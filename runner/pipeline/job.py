@@ -25,12 +25,13 @@ import pyarrow as pa
 from ...configs.schema import JobConfig
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Failure, Generated, Outcome
-from ..core.requests import BadRow, Request, Row
+from ..core.requests import BadRow, Request, Row, TokenInput
 from ..data.request_census import RequestCensus
 from ..data.type_inference import json_text
 from ..engine.interface import EngineInterface
 from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint
+from ..models.reward_checkpoint import RewardModel
 from ..pooling.spec import PoolingSpec
 from ..text.tokenizer import Tokenizer
 
@@ -43,7 +44,7 @@ class Parts:
     longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
     reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
     model's ``model_type``. eos: the token ids that end a completion. checkpoint: where the model lies. census: what the requests of
-    a Batch file ask for.
+    a Batch file ask for. reward_models: those of the config's rewards, in their order.
     """
 
     config: JobConfig
@@ -57,6 +58,7 @@ class Parts:
     eos: frozenset[int]
     checkpoint: Checkpoint
     census: RequestCensus = field(default_factory=RequestCensus)
+    reward_models: tuple[RewardModel, ...] = ()
 
 
 class Kind(Protocol):
@@ -149,12 +151,17 @@ class Grouping(Protocol):
         """Returns what rates the groups of one session; None where there is nothing to rate. Called once a session."""
         ...
 
+    def rated_inputs(self, request: Request, outcome: Generated) -> Sequence[TokenInput | str]:
+        """Returns what each reward model reads of a completion, or as "kind: text" why it cannot. Called in the model's thread."""
+        ...
+
     def group(
         self, row: Row, request: Request, outcomes: Sequence[Generated], ratings: "Ratings", newest: int
     ) -> list[dict[str, Any]] | Failure:
-        """Returns the records of a complete group in the order of ``outcomes``, or a failure that leaves the group out.
+        """Returns the records of a complete group, or a failure that leaves the group out.
 
-        Such a failure has the stage ``DROP`` and says why. newest: the version of the trainer's newest finished policy. Called in
+        A record for each of the ``outcomes``, in their order; or one for all where ``Job.samples`` is 1. Such a failure says why; it has
+        the stage ``DROP`` where the group is left out on purpose. newest: the version of the trainer's newest finished policy. Called in
         the recording thread.
         """
         ...
@@ -178,10 +185,11 @@ class Judge(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class Ratings:
-    """The rewards of a group by the functions' names, in the config's order. Each list has one entry a sample, in their order.
+    """The rewards of a group by their names, in the config's order. Each list has one entry a sample, in their order.
 
     rewards: None where the function left the sample out, or could not rate it. errors: in the second case the reason as
-    "kind: text", else None. Kinds are exception, timeout, memory, died, length, type, nan and infinite.
+    "kind: text", else None. Kinds of functions are exception, timeout, memory, died, length, type, nan and infinite; of models too_long,
+    template, empty, memory and nan.
     """
 
     rewards: dict[str, list[float | None]]

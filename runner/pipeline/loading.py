@@ -16,11 +16,13 @@ from ..engine.setup import Setup
 from ..models.device_memory import memory_for
 from ..models.loader import LanguageModel
 from ..models.model_pool import ModelChoice, ModelPool, memory_shares, outlined
+from ..pool_engine.reward_rater import SHARE, RewardRater
+from .job import Job
 
 
 @dataclass(slots=True, frozen=True)
 class LoadedModels:
-    """A loaded model and its engine setup, with those of a reference model where there is one.
+    """A loaded model and its engine setup, with those of a reference model and of reward models where there are any.
 
     ``about`` holds what a session notes of them in sessions.jsonl: versions, device, batch limits and the checks' results.
     """
@@ -30,6 +32,13 @@ class LoadedModels:
     reference_model: LanguageModel | None
     reference: Setup | None
     about: dict[str, Any]
+    reward_models: tuple[LanguageModel, ...] = ()
+    rewards: tuple[Setup, ...] = ()
+
+    @property
+    def networks(self) -> list[Any]:
+        """The networks in whose model files our kernels stand."""
+        return [each.network for each in (self.model, self.reference_model, *self.reward_models) if each is not None and each.substitutes]
 
     @property
     def float32(self) -> bool:
@@ -40,7 +49,8 @@ class LoadedModels:
         """Returns the same models with the rows and tokens of a batch halved ``times`` times."""
         setup = replace(self.setup, limits=self.setup.limits.halved(times))
         reference = self.reference and replace(self.reference, limits=self.reference.limits.halved(times))
-        return replace(self, setup=setup, reference=reference)
+        rewards = tuple(replace(each, limits=each.limits.halved(times)) for each in self.rewards)
+        return replace(self, setup=setup, reference=reference, rewards=rewards)
 
     def row_check(self) -> Callable[[AnyRequest], str | None]:
         """Returns the function that says why a request is too large to run even alone; see ``row_limits.row_check``."""
@@ -50,15 +60,26 @@ class LoadedModels:
 
 
 def load_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions, pool: ModelPool | None = None) -> LoadedModels:
-    """Loads the model, and the reference if ``choices`` names a second one, and finds the setup of each.
+    """Loads the model, and after it the reference and the reward models that ``choices`` names, and finds the setup of each.
 
     Models that ``pool`` holds are not loaded again. Raises OutOfRoom where memory does not hold the weights, ModelError where a model
     cannot be loaded or deterministic mode cannot be kept.
     """
     model, *others = (ModelPool() if pool is None else pool).get(choices, memory_for(batch))
-    other = others[0] if others else None
-    fitted = fit(model, batch, wanted, other)
-    return LoadedModels(model, fitted.setup, other, fitted.reference, fitted.about)
+    rewards = tuple(each for each in others if each.pooling is not None)
+    other = next((each for each in others if each.pooling is None), None)
+    fitted = fit(model, batch, wanted, other, rewards)
+    return LoadedModels(model, fitted.setup, other, fitted.reference, fitted.about, rewards, fitted.rewards)
+
+
+def rater_of(models: LoadedModels, job: Job) -> RewardRater | None:
+    """Returns what rates the job's completions with the reward models; None without any."""
+    if not models.rewards or job.grouping is None:
+        return None
+    room = SHARE * models.setup.limits.kv_bytes
+    setups = [replace(each, limits=replace(each.limits, kv_bytes=min(room, each.limits.kv_bytes))) for each in models.rewards]
+    checks = [row_check(setup, model.checkpoint.config) for setup, model in zip(setups, models.reward_models, strict=True)]
+    return RewardRater(setups, checks, job.grouping.rated_inputs)
 
 
 def outline_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: LogprobOptions) -> list[tuple[LanguageModel, Setup]]:

@@ -108,7 +108,8 @@ class RowRequests:
         requests = self._requests(row)
         if isinstance(requests, _Refused):
             return PreparedRow(self._failures(requests))
-        admission = Admit(row.position, sum(len(request.samples) for request in requests))
+        one = self._job.grouping is not None and self._job.samples == 1  # a group may have one record of all its samples
+        admission = Admit(row.position, 1 if one else sum(len(request.samples) for request in requests))
         done = set[int]() if self._whole_shards else self._recorded.samples(row.position)
         return PreparedRow((admission,), _with_samples([request.without(done) for request in requests]))
 

@@ -27,6 +27,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.device_memory import memory_for
 from ..models.model_pool import ModelChoice, dequantizes, memory_shares
 from ..models.reference_checkpoint import vocabulary_of
+from ..models.reward_checkpoint import RewardModel, find_reward_model
 from ..runs.drift import columns_of, require_adoptable
 from ..runs.run_files import rows_wanted
 from ..text import tokenizer as tokenizers
@@ -44,6 +45,7 @@ class RunSpec:
     reference: Checkpoint | None
     job: Job
     template: str | None
+    reward_models: tuple[RewardModel, ...] = ()
 
     @classmethod
     def of(cls, config: JobConfig, folder: Path, kind: Kind, afresh: bool) -> Self:
@@ -63,13 +65,25 @@ class RunSpec:
         reference = (
             None if config.reference is None else references.find_reference(config.reference, vocabulary, tokenizer, config.reference_key)
         )
+        reward_models = _reward_models(config)
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
         parts = Parts(
-            config, scanned.columns, kept, tokenizer, checkpoint.context, compared, vocabulary, family, eos, checkpoint, scanned.census
+            config,
+            scanned.columns,
+            kept,
+            tokenizer,
+            checkpoint.context,
+            compared,
+            vocabulary,
+            family,
+            eos,
+            checkpoint,
+            scanned.census,
+            reward_models,
         )
-        return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template)
+        return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template, reward_models)
 
     def identity(self, config: JobConfig) -> dict[str, Any]:
         """Returns what must not change between two starts of the run, flat: config key or name of a fingerprint -> JSON value."""
@@ -95,22 +109,28 @@ class RunSpec:
             **checkpoints.checkpoint_fingerprints(self.checkpoint),
             **(checkpoints.module_fingerprints(self.checkpoint) if self.job.pooling is not None else {}),
             **reference,
+            **{key: value for each in self.reward_models for key, value in each.fingerprints().items()},
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",
             **columns_of(self.job.schema),
         }
 
     def models(self, config: JobConfig) -> list[ModelChoice]:
-        """Returns the models to load: the model, then the reference if there is one."""
+        """Returns the models to load: the model, then the reference if there is one, then the reward models."""
         choices = [ModelChoice(config.loaded, self.checkpoint, self.job.pooling)]
         if config.reference is not None and self.reference is not None:
             choices.append(ModelChoice(config.reference, self.reference))
-        return choices
+        return choices + [ModelChoice(each.config, each.checkpoint, each.pooling) for each in self.reward_models]
 
     def _dequantized(self, config: JobConfig) -> dict[str, bool]:
         """Returns how each model's quantized weights are held. That depends on the memory that is there, and changes bits."""
         choices = self.models(config)
-        whole, keys = map(dequantizes, choices, memory_shares(choices, memory_for(config.batch))), ("model", config.reference_key)
-        return {f"{key}.dequantized": each for key, each in zip(keys, whole, strict=False) if each is not None}
+        keys = [
+            "model",
+            *([] if self.reference is None else [config.reference_key]),
+            *(f"rewards.{each.label}" for each in self.reward_models),
+        ]
+        whole = map(dequantizes, choices, memory_shares(choices, memory_for(config.batch)))
+        return {f"{key}.dequantized": each for key, each in zip(keys, whole, strict=True) if each is not None}
 
 
 def with_rows_of_run(config: JobConfig) -> JobConfig:
@@ -150,6 +170,18 @@ def _warn(config: JobConfig, scanned: Scan) -> None:
             log.warning("column %r holds values of several kinds: the records keep it as JSON text", column.name)
     if config.prompt.too_long == "truncate_right" and config.prompt.sources not in ([], ["text"]):
         log.warning("prompt.too_long: truncate_right cuts the start of the assistant's turn off a chat that is too long")
+
+
+def _reward_models(config: JobConfig) -> tuple[RewardModel, ...]:
+    """Finds the reward models of a rollout job, in the config's order. Raises ModelError where one is none."""
+    if not isinstance(config, RolloutConfig):
+        return ()
+    chats = config.prompt.sources != ["text"]
+    return tuple(
+        find_reward_model(reward, f"rewards[{number}].model", chats)
+        for number, reward in enumerate(config.rewards)
+        if reward.model is not None
+    )
 
 
 def _tokenizer_of(checkpoint: Checkpoint, config: JobConfig) -> tokenizers.Tokenizer:

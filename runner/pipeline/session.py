@@ -42,7 +42,7 @@ from .crash_isolation import isolated_outcomes, suspect_rows
 from .heartbeat import Heartbeat
 from .io_threads import IOThreads, SessionInput, SessionRules
 from .job import Kind
-from .loading import LoadedModels, load_models
+from .loading import LoadedModels, load_models, rater_of
 from .progress_display import Show, Watch
 from .run_spec import RunSpec, with_rows_of_run
 from .systematic_failure import RowCheck, every_request, require_sound_rows
@@ -195,9 +195,9 @@ class _Session:
         models = self._load(run.spec)
         check = models.row_check()
         self._require_sound_rows(run, check)
-        engine = sampling_engine(
-            run.spec.job.engine, models.setup, models.reference, self.config, run.spec.checkpoint, self.run_dir, run.layout
-        )
+        spec, rater = run.spec, rater_of(models, run.spec.job)
+        setups = models.setup, models.reference
+        engine = sampling_engine(spec.job.engine, *setups, self.config, spec.checkpoint, self.run_dir, run.layout, rater)
         engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.note_in_flight)
         suspects = suspect_rows(run.rows(self.config), [] if models.setup.static else self.orders.first_groups)
         session = SessionInput(run.spec.job, run.rows(self.config), run.layout, run.recovered, suspects)

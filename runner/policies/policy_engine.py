@@ -23,6 +23,7 @@ from ..engine.progress import Progress
 from ..engine.reference_logprobs import SHARE, Finished, Reference
 from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint
+from ..pool_engine.reward_rater import RewardRater
 from ..scheduler.limits import Limits
 from ..store.paths import RunPaths
 from .policy_source import FolderSource
@@ -45,8 +46,8 @@ class PolicyEngine:
     """Runs requests through ``engine`` under the policies of ``updater``.
 
     unit: maps a row's position to its shard or round; one policy samples all of a unit. reference: scores finished completions a
-    batch at a time; None without one. unit_policy: names the policy with which an earlier session began a unit, and which must end
-    it; None where any policy may.
+    batch at a time; rater: rates them, some batches at a time; each None without one. unit_policy: names the policy with which an
+    earlier session began a unit, and which must end it; None where any policy may.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class PolicyEngine:
         updater: PolicyUpdater,
         unit: Callable[[int], int],
         reference: Reference | None = None,
+        rater: RewardRater | None = None,
         unit_policy: Callable[[int], str | None] = lambda unit: None,
     ):
-        self._engine, self.updater, self._unit, self._reference, self._unit_policy = engine, updater, unit, reference, unit_policy
+        self._engine, self.updater, self._unit, self._unit_policy = engine, updater, unit, unit_policy
+        self._reference, self._rater = reference, rater
         self._in_flight: dict[int, _RowInFlight] = {}
         self._finished: list[Finished] = []  # wait for the reference
         self._held: list[Request] | None = None  # a window that waits for a newer policy
@@ -91,7 +94,7 @@ class PolicyEngine:
             """Returns the next window; None where the engine is to finish what it has, for good or for now."""
             nonlocal ended
             if self._held is None:
-                if wait and self._finished:  # nobody waits for input while outcomes are held back
+                if wait and self._holds_outcomes:  # nobody waits for input while outcomes are held back
                     return None
                 requests = next_window(wait)
                 if not requests:
@@ -110,10 +113,15 @@ class PolicyEngine:
             for outcome in self._engine.run(window, stopped):
                 yield from self._with_policy(outcome, stopped)
             yield from self._with_reference(stopped)
+            yield from self._with_ratings(stopped)
             if self._held is not None and not stopped():
                 self.progress.doing("loading a newer policy")
                 self._change_policy()
                 self._engine.renew()
+
+    @property
+    def _holds_outcomes(self) -> bool:
+        return bool(self._finished) or (self._rater is not None and self._rater.waiting > 0)
 
     def _needs_another_policy(self, unit: int) -> bool:
         """Returns True when another policy than the present one is to sample ``unit``."""
@@ -128,7 +136,7 @@ class PolicyEngine:
             self.updater.load_kept(name)
 
     def _with_policy(self, outcome: Outcome, stopped: Callable[[], bool]) -> Iterator[Outcome]:
-        """Yields the outcome with its policy; with a reference, those of a full batch once it has scored them."""
+        """Yields the outcome with its policy; with a reference or reward models, those of full batches once they are done with them."""
         row = self._in_flight[outcome.row]
         row.left -= 1
         if not row.left:
@@ -136,20 +144,40 @@ class PolicyEngine:
         if not isinstance(outcome, Generated):
             yield outcome
             return
-        outcome = replace(outcome, policy=self.updater.policy)
+        finished = Finished(row.request, replace(outcome, policy=self.updater.policy))
         if self._reference is None:
-            yield outcome
+            yield from self._to_rater(finished, stopped)
             return
-        self._finished.append(Finished(row.request, outcome))
+        self._finished.append(finished)
         if len(self._finished) >= self._reference.setup.limits.rows:
             yield from self._with_reference(stopped)
 
     def _with_reference(self, stopped: Callable[[], bool]) -> Iterator[Generated | Failure]:
-        """Yields the completions that wait for the reference, scored by it."""
+        """Takes the completions that wait for the reference on, scored by it."""
         if self._reference is not None and self._finished:
             finished, self._finished = self._finished, []
+            requests = {(each.outcome.row, each.outcome.index): each.request for each in finished}
             self.progress.doing(f"scoring {len(finished)} completions with the reference")
-            yield from self._reference.logprobs(finished, stopped)
+            for outcome in self._reference.logprobs(finished, stopped):
+                if isinstance(outcome, Failure):
+                    yield outcome
+                else:
+                    yield from self._to_rater(Finished(requests[outcome.row, outcome.index], outcome), stopped)
+
+    def _to_rater(self, finished: Finished, stopped: Callable[[], bool]) -> Iterator[Generated]:
+        """Has a completion wait for its ratings; yields it at once where there are no reward models."""
+        if self._rater is None:
+            yield finished.outcome
+            return
+        self._rater.add(finished.request, finished.outcome)
+        if self._rater.full:
+            yield from self._with_ratings(stopped)
+
+    def _with_ratings(self, stopped: Callable[[], bool]) -> Iterator[Generated]:
+        """Yields the completions that wait for their ratings, rated."""
+        if self._rater is not None and self._rater.waiting:
+            self.progress.doing(f"rating {self._rater.waiting} completions")
+            yield from self._rater.rated(stopped)
 
 
 def sampling_engine(
@@ -160,6 +188,7 @@ def sampling_engine(
     checkpoint: Checkpoint,
     run: RunPaths,
     layout: Layout,
+    rater: RewardRater | None = None,
 ) -> EngineInterface:
     """Returns the engine of a session: the one that ``engine`` makes, for rollouts inside a ``PolicyEngine``.
 
@@ -176,8 +205,8 @@ def sampling_engine(
         full_weights_fit(setup),
     )
     if updater.live and config.policy.update == "round":
-        return policy_engine_of(updater, engine, setup, reference, config, layout, cache(partial(policy_at_start_of, run, layout)))
-    return policy_engine_of(updater, engine, setup, reference, config, layout)
+        return policy_engine_of(updater, engine, setup, reference, config, layout, rater, cache(partial(policy_at_start_of, run, layout)))
+    return policy_engine_of(updater, engine, setup, reference, config, layout, rater)
 
 
 def full_weights_fit(setup: Setup) -> bool:
@@ -194,12 +223,17 @@ def _beside_weights(limits: Limits, weight_bytes: int) -> Limits:
     return limits.minus(weight_bytes) if _fit(limits, weight_bytes) else limits
 
 
-def _beside_reference(limits: Limits) -> Limits:
+def _beside_second_model(limits: Limits) -> Limits:
     return limits.minus(SHARE * limits.kv_bytes)
 
 
+def _has_second_model(config: RolloutConfig) -> bool:
+    """Returns whether a reference or reward models work beside the batch that decodes, one at a time."""
+    return config.policy.reference is not None or any(reward.model is not None for reward in config.rewards)
+
+
 def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Limits:
-    """Returns the part of ``limits`` for rows that decode: the rest is kept for newer weights and a reference, as ``config`` says.
+    """Returns the part of ``limits`` for rows that decode: the rest is kept for newer weights and other models, as ``config`` says.
 
     weight_bytes: bytes of the base model's weights.
     """
@@ -207,7 +241,7 @@ def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Lim
         return limits
     if config.policy.watch is not None:
         limits = _beside_weights(limits, weight_bytes)
-    return limits if config.policy.reference is None else _beside_reference(limits)
+    return _beside_second_model(limits) if _has_second_model(config) else limits
 
 
 def policy_engine_of(
@@ -217,16 +251,18 @@ def policy_engine_of(
     reference: Setup | None,
     config: RolloutConfig,
     layout: Layout,
+    rater: RewardRater | None = None,
     unit_policy: Callable[[int], str | None] = lambda unit: None,
 ) -> PolicyEngine:
-    """Returns the engine that samples under the policies of ``updater``. ``unit_policy``: see ``PolicyEngine``."""
+    """Returns the engine that samples under the policies of ``updater``. ``rater``, ``unit_policy``: see ``PolicyEngine``."""
     unit = layout.round_of if config.policy.update == "round" else layout.shard_of
     scores = None
     if updater.live and setup.adapters is not None:
         setup = replace(setup, limits=_beside_weights(setup.limits, setup.adapters.nbytes))
     if config.policy.reference is not None:
         scores = Reference(setup if reference is None else reference, own=reference is None)
-        setup = replace(setup, limits=_beside_reference(setup.limits))
+    if _has_second_model(config):
+        setup = replace(setup, limits=_beside_second_model(setup.limits))
     decoding = engine(setup, None)
     assert isinstance(decoding, Engine)
-    return PolicyEngine(decoding, updater, unit, scores, unit_policy)
+    return PolicyEngine(decoding, updater, unit, scores, rater, unit_policy)

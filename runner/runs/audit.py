@@ -145,7 +145,7 @@ def _read_note(audit: Audit, path: Path) -> dict[str, Any]:
 
 def _samples(config: dict[str, Any], paths: RunPaths) -> int | None:
     """Returns how many records and failures each row has, or None where rows differ in it."""
-    if (sampling := config.get("sampling")) is None:
+    if (sampling := config.get("sampling")) is None or config.get("select") == "best":
         return 1
     adopted = {line.get("key") for line in read_lines(paths.sessions) if line.get("event") == "adopted"}
     varies = "n" in sampling["columns"] or config["data"]["format"] == "openai"

@@ -23,7 +23,7 @@ INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
 _MACHINE = ("device", "BLAS", "threads", "mlx", "mlx-lm", "llguidance")
-_DEQUANTIZED = ("model.dequantized", "score.reference.dequantized")
+_DEQUANTIZED = ".dequantized"  # ends the key of a model
 _DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
 _SHOWN = 120
 _FIXED = {
@@ -64,7 +64,7 @@ def _difference(stored: dict[str, Any], now: dict[str, Any], key: str) -> KeyDri
         source = "the input now gives"
     elif key in _MACHINE:
         source = "this machine now has"
-    elif key in _DEQUANTIZED:
+    elif key.endswith(_DEQUANTIZED):
         source = "batch.memory on this machine now gives"
     elif _DIGEST.fullmatch(str(stored.get(key))) or _DIGEST.fullmatch(str(now.get(key))):
         source = "now it is"

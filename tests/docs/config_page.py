@@ -113,7 +113,7 @@ def _default(field: FieldInfo) -> str:
 
 def _changes(field: FieldInfo) -> str:
     marks = [mark.when for mark in field.metadata if isinstance(mark, Identity)]
-    return {"never": "yes", "deterministic": "unless deterministic"}[marks[0]] if marks else "no"
+    return {"never": "yes", "deterministic": "unless deterministic", "set": "no"}[marks[0]] if marks else "no"
 
 
 def _cell(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.jobs.rewards import builtin_rewards
 from mlx_bulk.jobs.rewards.builtin_rewards import VERSIONS, exact_match, json_valid, last_number, length, regex
 from mlx_bulk.jobs.rewards.functions import find_functions, function_fingerprints

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.jobs.rewards.functions import find_functions, function_fingerprints, require_columns
 from mlx_bulk.runner.core.errors import DataError
 

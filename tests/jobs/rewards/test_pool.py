@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.pool import Group, RewardPool
 

@@ -138,7 +138,7 @@ def test_a_hanging_function_ends_with_the_run(tmp_path: Path, hangs: str):
     )
     script = f"""
 import time
-from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.pool import Group, RewardPool
 pool = RewardPool(find_functions([RewardConfig(fn={f"{file}:f"!r}, timeout=600)]))

@@ -4,7 +4,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from mlx_bulk.configs.rollout import RewardConfig
+from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.jobs.rewards.functions import find_functions
 from mlx_bulk.jobs.rewards.pool import Group, RewardPool
 from mlx_bulk.runner.pipeline.job import Ratings
