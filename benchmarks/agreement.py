@@ -1,4 +1,4 @@
-"""Do two peers say the same? Of completions: their tokens and logprobs; of scored texts: their summed logprobs.
+"""Do two peers say the same? Of completions: their tokens and logprobs; of scored texts: their summed logprobs; of embeddings: all numbers.
 
 A random model has many near-ties, and a rounding then picks another token: completions are compared through the first token in which
 they differ. Drawn tokens are compared as a crowd: each library has random numbers of its own.
@@ -8,8 +8,12 @@ import statistics
 from itertools import chain
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 LOGPROB = 1e-3  # natural-log units, of a token
 SUM = 1e-4  # relative, of a text
+COSINE, NUMBER = 0.99999, 1e-5  # at least, and at most, of two vectors of length 1
 DEVIATIONS = 6.0  # standard errors between the means of two peers' drawn tokens
 
 
@@ -60,6 +64,16 @@ def sums(peer: str, ours: list[float], theirs: list[float], bound: float = SUM) 
     """The largest relative difference of a text's summed logprob. Raises DisagreementError."""
     apart = [abs(a - b) / abs(a) for a, b in zip(ours, theirs, strict=True)]
     return float(f"{_largest(apart, bound, f'{peer}: a summed logprob differs by {{:.2g}} of ours'):.2g}")
+
+
+def vectors(peer: str, ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> dict[str, float]:
+    """The least cosine of two vectors of one text, and the largest difference of a number. Raises DisagreementError."""
+    own, other = ours.astype(np.float64), theirs.astype(np.float64)
+    cosines = (own * other).sum(axis=1) / np.linalg.norm(own, axis=1) / np.linalg.norm(other, axis=1)
+    least, apart = float(cosines.min()), float(np.abs(own - other).max())
+    if not (least >= COSINE and apart <= NUMBER):
+        raise DisagreementError(f"{peer}: cosine {least:.7f} with our vector, a number differs by {apart:.2g}")
+    return {"cosine": round(least, 8), "largest_difference": float(f"{apart:.2g}")}
 
 
 def _largest(apart: list[float], bound: float, text: str) -> float:
