@@ -75,7 +75,8 @@ def onnxruntime(folder: Path, rows: list[Ids]) -> Callable[[], Vectors]:
     session = ort.InferenceSession(str(folder / GRAPH), options, providers=["CPUExecutionProvider"])
 
     def run(batches: list[Batch]) -> list[Vectors]:
-        return [_mean(session.run(None, {"input_ids": ids, "attention_mask": mask})[0], mask) for ids, mask in batches]
+        found: list[Any] = [session.run(None, {"input_ids": ids, "attention_mask": mask})[0] for ids, mask in batches]
+        return [_mean(states, mask) for states, (_, mask) in zip(found, batches, strict=True)]
 
     return _best(run, rows)
 
