@@ -20,16 +20,14 @@ class BulkEncoder(AbsEncoder):
 
     def __init__(self, model_name: str, revision: str | None = None, device: str | None = None, **kwargs: Any):
         self.embedder = mlx_bulk.load_embedder(model_name, revision=revision, **kwargs)
-        self.model_prompts = self.embedder.prompts
+        self.model_prompts = {"query": "", "document": "", **self.embedder.prompts}
         about = {"name": f"mlx-bulk/{Path(model_name).name}", "revision": revision}
         self.mteb_model_meta = ModelMeta.create_empty({**about, "similarity_fn_name": ScoringFunction(self.embedder.similarity)})
 
     def encode(self, inputs: Any, *, task_metadata: Any, prompt_type: PromptType | None = None, **kwargs: Any) -> np.ndarray:
         """Returns vectors [n, D] of all texts of all batches."""
-        names = [self.get_prompt_name(task_metadata, prompt_type)]
-        names += ["passage", "corpus"] if prompt_type is PromptType.document else []
-        name = next((name for name in names if name in self.embedder.prompts), None)
-        return self.embedder.embed([text for batch in inputs for text in batch["text"]], prompt_name=name)
+        prompt = self.model_prompts.get(self.get_prompt_name(task_metadata, prompt_type) or "")  # None: the model's default one
+        return self.embedder.embed([text for batch in inputs for text in batch["text"]], prompt=prompt)
 
 
 if __name__ == "__main__":
