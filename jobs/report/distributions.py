@@ -100,11 +100,11 @@ def _left_out(dropped: Mapping[str, int]) -> str:
 
 
 def _not_rated(errors: Mapping[tuple[str, str], RewardError]) -> Table:
-    """Lists each function and kind of error, the most frequent first."""
+    """Lists each reward and kind of error, the most frequent first."""
     ordered = sorted(errors.items(), key=lambda item: (-item[1].count, item[0]))
     cells = [[f"{error.count:,}", name, kind, f"row {error.row:,}", error.text[:_MESSAGE]] for (name, kind), error in ordered]
-    heading = ["samples", "function", "error", "first", "message of the first"]
-    return table("Not rated", heading, cells, left=5, words="Samples that a reward function gave no reward, and why.", prose=(4,))
+    heading = ["samples", "reward", "error", "first", "message of the first"]
+    return table("Not rated", heading, cells, left=5, words="Samples that a reward function or model gave no reward, and why.", prose=(4,))
 
 
 def _pass_at_k(rollout: RolloutFigures) -> Chart | None:

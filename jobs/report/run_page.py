@@ -119,8 +119,8 @@ def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:
         yield Card("Mean reward", f"{found.rollout.rewards.mean:.4g}", f"{found.rollout.rewards.count:,} samples")
     errors = {} if found.rollout is None else found.rollout.sums.not_rated
     if failed := sum(error.count for error in errors.values()):
-        functions = len({name for name, _ in errors})
-        yield Card("Not rated", f"{failed:,}", f"rewards that {count_text(functions, 'function')} failed to give")
+        sources = len({name for name, _ in errors})
+        yield Card("Not rated", f"{failed:,}", f"rewards not given, of {count_text(sources, 'kind')}")
     yield from class_cards(found.classes, row)
     if found.accuracy:
         labelled = found.accuracy["right"] + found.accuracy["wrong"]

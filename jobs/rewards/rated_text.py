@@ -21,7 +21,7 @@ def rated_input(model: RewardModel, request: Request, turn: Message) -> TokenInp
     ids = model.tokenizer.encode_text(text).ids
     if not len(ids):
         return "empty: prompt and completion have no token together; expected a text"
-    most = model.checkpoint.context
+    most = model.most_tokens
     if most is not None and len(ids) > most:
         return f"too_long: prompt and completion have {len(ids):,} tokens, the reward model takes {most:,}"
     return TokenInput(ids)

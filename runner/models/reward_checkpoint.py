@@ -6,6 +6,7 @@ from ...configs.rewards import RewardConfig
 from ...configs.schema import ModelConfig
 from ...configs.visible import visible
 from ..core.errors import ModelError
+from ..encoders.registry import encoder_class
 from ..pooling.checkpoint_head import checkpoint_head
 from ..pooling.spec import PoolingSpec
 from ..text import tokenizer as tokenizers
@@ -13,7 +14,7 @@ from ..text.tokenizer import Tokenizer
 from . import checkpoint as checkpoints
 from .checkpoint import Checkpoint
 
-_IDENTITY = ("model.weights", "model.tokenizer", "model.chat_template")
+_IDENTITY = ("model.weights", "model.tokenizer", "model.chat_template", "model.modules")
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,9 +28,15 @@ class RewardModel:
     pooling: PoolingSpec
     tokenizer: Tokenizer
 
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens of a text; None where its config does not say."""
+        encoder = encoder_class(self.checkpoint.config)
+        return self.checkpoint.context if encoder is None else encoder.max_positions(self.checkpoint.config)
+
     def fingerprints(self) -> dict[str, str]:
-        """Returns what it computes by, as a part of a run's identity: the sha256 of its weights, tokenizer and chat template."""
-        prints = checkpoints.checkpoint_fingerprints(self.checkpoint)
+        """Returns what it computes by, as a part of a run's identity: the sha256 of weights, tokenizer, chat template and modules."""
+        prints = checkpoints.checkpoint_fingerprints(self.checkpoint) | checkpoints.module_fingerprints(self.checkpoint)
         return {f"rewards.{self.label}.{name.removeprefix('model.')}": prints[name] for name in _IDENTITY}
 
 
@@ -41,7 +48,7 @@ def find_reward_model(reward: RewardConfig, key: str, chats: bool) -> RewardMode
     assert reward.model is not None
     config, checkpoint = reward.model, checkpoints.find_checkpoint(reward.model, key)
     try:
-        head = checkpoint_head(checkpoint.folder, checkpoint.config)
+        head = checkpoint_head(checkpoint.folder, checkpoint.config, checkpoint.modules_folder)
         tokenizer = tokenizers.load_tokenizer(checkpoint.folder, None, {}, config.trust_remote_code)
     except ModelError as error:
         raise ModelError(str(error).replace("model.path:", f"{key}.path:", 1)) from error

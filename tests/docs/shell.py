@@ -19,11 +19,13 @@ from click.testing import CliRunner
 from mlx_bulk.configs.load import load_config, load_eval
 from mlx_bulk.jobs.cli.main import cli
 
+from ..reward_checkpoints import write_reward_model
 from .pages import ROOT, Block, blocks, commands
 from .showing import difference
 
 # Models that a page names as an example, where the test has the one that needs no download.
 STAND_INS = ("mlx-community/Qwen3-4B-4bit", "mlx-community/Qwen3-4B-bf16", "./model-4bit", "./demo-4bit", "./model")
+REWARD_MODEL = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"  # a tiny one in the page's folder stands in for it
 _INSTALLS = re.compile(r"^(?:pip|apt|apt-get|sudo apt) install [^&]*(?:&& )?")
 
 
@@ -56,6 +58,8 @@ class Shell:
         text = block.text
         for model in STAND_INS:
             text = re.sub(rf"(?<=[ :\[]){re.escape(model)}(?=[\s,\]}}]|$)", "demo", text, flags=re.MULTILINE)
+        if REWARD_MODEL in text:
+            text = text.replace(REWARD_MODEL, str(write_reward_model(self.folder / "reward-model")))
         values = yaml.safe_load(text)
         path = self.folder / (block.title or "unnamed.yaml")
         path.write_text(text, encoding="utf-8")

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.generate.trainer_api import Rollouts
+from mlx_bulk.runner.pool_engine.pooler import Pooler
+from mlx_bulk.runner.scheduler.pool_batches import PoolBatch
 from mlx_bulk.runner.text.tokenizer import load_tokenizer
 
 from ...reward_checkpoints import chat_text, reward_of, write_reward_model
@@ -107,6 +109,27 @@ def test_what_cannot_be_rated_is_null_with_its_reason(bench: Bench, tmp_path: Pa
     ended = roll(bench, "--output", str(bench.root / "ended"), rewards=[{"model": str(model), "on_error": "fail"}])
     assert ended.code == 5
     assert "rewards[0]: rater failed, and on_error is fail: " in ended.stderr
+
+
+def test_batches_shrink_where_memory_runs_out(bench: Bench, rater: Path, monkeypatch: pytest.MonkeyPatch):
+    """A call of the reward model holds three rows of at most 40 tokens; the texts of row 1 are longer."""
+    vectors = Pooler._vectors  # pyright: ignore[reportPrivateUsage]
+
+    def tight(pooler: Pooler, batch: PoolBatch) -> Any:
+        if batch.rows > 3 or batch.width > 40:
+            raise RuntimeError("[metal::malloc] Attempting to allocate 77 bytes which is greater than the maximum allowed buffer size")
+        return vectors(pooler, batch)
+
+    monkeypatch.setattr(Pooler, "_vectors", tight)
+    done = roll(bench, rows=[{"q": "What?"}, {"q": "word " * 45}, {"q": "Why not?"}], rewards=[{"model": str(rater)}], sampling={"n": 3})
+    assert done.code == 0, done.stderr
+    for record in done.records:
+        if record["row"] == 1:
+            assert record["reward"] is None
+            assert record["reward_errors"]["rater_v1"].startswith("memory: out of device memory with this text alone: ")
+        else:
+            assert record["reward"] == pytest.approx(reward_of(rater, text_of(record)), abs=TOLERANCE)
+    assert "from now on at most" in done.stderr
 
 
 def test_rollouts_in_memory_are_rated_too(bench: Bench, rater: Path):
