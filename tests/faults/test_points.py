@@ -81,6 +81,13 @@ def test_a_scoring_run(run: TinyRun, whole: dict[str, Parts], points: list[Point
     assert SOUND in survived(run, points, whole["score"])
 
 
+@deaths(*([point] for point in SCORING))
+@pytest.mark.parametrize("job", ["embed", pytest.param("classify", marks=pytest.mark.slow)])
+def test_a_run_of_a_pooling_model(run: TinyRun, whole: dict[str, Parts], job: str, points: list[Point]):
+    run.write(job)
+    assert SOUND in survived(run, points, whole[job])
+
+
 @dataclass(slots=True, frozen=True)
 class Begun:
     """A run to go on from, a copy of its folder, and what it comes to when nothing breaks it off."""

@@ -41,6 +41,18 @@ JOBS: dict[str, dict[str, Any]] = {
         "score": {"text": "{{ q }}"},
         "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
     },
+    "embed": {
+        "job": "embed",
+        "prompt": {"text": "{{ q }}"},
+        "embed": {"pooling": "mean"},
+        "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
+    },
+    "classify": {
+        "job": "classify",
+        "prompt": {"text": "{{ q }}"},
+        "classify": {"true_token": "e", "false_token": "o"},
+        "batch": {"rows": 4, "rows_per_shard": 4, "deterministic": True},
+    },
     "rollout": {
         "job": "rollout",
         "prompt": {"text": "{{ q }}"},

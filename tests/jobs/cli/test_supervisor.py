@@ -235,6 +235,20 @@ def test_a_row_that_aborts_the_engine_goes_to_the_errors(bench: Bench, capfd: py
 
 
 @pytest.mark.slow
+def test_a_text_that_aborts_the_pooler_goes_to_the_errors(bench: Bench):
+    rows = [{"q": "word " * (1 + row)} for row in range(10)]
+    sections: dict[str, Any] = {"job": "embed", "embed": {"pooling": "mean"}, "prompt": {"text": "{{ q }}"}}
+    config = bench.write_config(rows=rows, **sections, batch={"rows": 4}, sampling={})
+    written = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({name: section for name, section in written.items() if name != "sampling"}))
+    assert supervise(aborting(config, 6, 1000)) == 3
+    records, (failure,) = table_of(bench.root / "run/results").to_pylist(), table_of(bench.root / "run/errors").to_pylist()
+    assert [record["row"] for record in records] == [row for row in range(10) if row != 6]
+    assert (failure["row"], failure["error"]) == (6, "EngineAborted")
+    assert failure["message"].startswith("the process died of SIGABRT twice with this row in the model")
+
+
+@pytest.mark.slow
 def test_an_abort_of_the_scorer_that_happens_once_in_a_sweep(bench: Bench):
     rows: list[Record] = [{"t": "word " * (1 + row % 5)} for row in range(10)]
     base = {

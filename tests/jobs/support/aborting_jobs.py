@@ -15,9 +15,11 @@ deaths = Path(sys.argv[2]).with_name("deaths")
 cli: Any = import_module("mlx_bulk.jobs.cli.main")
 engine: Any = import_module("mlx_bulk.runner.engine.engine")
 scorer: Any = import_module("mlx_bulk.runner.engine.scorer")
+pooler: Any = import_module("mlx_bulk.runner.pool_engine.pooler")
 session: Any = import_module("mlx_bulk.runner.pipeline.session")
 prefill, score_batch, call_tokens = engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens
 isolated_outcomes = session.isolated_outcomes
+pool_batch, pool_vectors = pooler.Pooler._pool_batch, pooler.Pooler._vectors
 scored = set[int]()
 loaded = [False]  # before, engine and scorer are tried on rows that are not the job's
 
@@ -46,11 +48,24 @@ def counted_tokens(setup: Any, rows: int, left: int) -> int:
     return call_tokens(setup, rows, left)
 
 
+def pooled_batch(self: Any, window: Any, batch: Any) -> Any:
+    scored.clear()
+    scored.update(window.rows[row].request.row for each in batch.inputs for row, _ in each.owners)
+    return pool_batch(self, window, batch)
+
+
+def pooled_vectors(self: Any, batch: Any) -> Any:
+    """Is called right before the model."""
+    abort(scored)
+    return pool_vectors(self, batch)
+
+
 def begun(*arguments: Any) -> Any:
     loaded[0] = True
     return isolated_outcomes(*arguments)
 
 
 session.isolated_outcomes = begun
+pooler.Pooler._pool_batch, pooler.Pooler._vectors = pooled_batch, pooled_vectors
 engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens = prefilled, scored_batch, counted_tokens
 cli.main()
