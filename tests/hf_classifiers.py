@@ -51,6 +51,9 @@ CLASSIFIERS: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRoberta", ROBERTA),
     "mpnet": ("MPNet", SIZES | {"bos_token_id": 0, "eos_token_id": 2}),
     "distilbert": ("DistilBert", DISTILBERT | {"pad_token_id": PAD}),
+    "camembert": ("Camembert", ROBERTA),
+    "electra": ("Electra", SIZES | {"embedding_size": 32}),
+    "nomic_bert": ("NomicBert", SIZES),
     "modernbert": ("ModernBert", MODERNBERT | IDS),
 }
 LENGTHS = [1, 2, 3, 5, 8, 15, 16, 17, 23, 33, 40, 64, 77, 95, 100]

@@ -8,10 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.encoders.registry import ENCODERS
 from mlx_bulk.runner.pooling.checkpoint_head import checkpoint_head, find_head
 from mlx_bulk.runner.pooling.spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
 
 from ...encoder_checkpoints import tiny_bert, tiny_electra, tiny_modernbert, tiny_roberta
+from ...hf_classifiers import CLASSIFIERS
 
 H = 8
 LLAMA: dict[str, Any] = {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"], "hidden_size": H, "pad_token_id": 3}
@@ -86,6 +88,11 @@ def test_distilberts_head_has_a_relu():
     shapes = {"pre_classifier.weight": (H, H), "pre_classifier.bias": (H,), "classifier.weight": (2, H), "classifier.bias": (2,)}
     layers = find_head(Path(), shapes, {"model_type": "distilbert"}).layers
     assert layers == (HeadLinear("pre_classifier", H, H, bias=True, activation="relu"), HeadLinear("classifier", H, 2, bias=True))
+
+
+def test_each_encoders_head_is_held_to_transformers():
+    """Heads with weights of the same names differ in their activations: a new encoder needs its row among the oracle's classifiers."""
+    assert set(ENCODERS) <= set(CLASSIFIERS)
 
 
 def test_logit_score_names_the_tokens_of_a_generative_reranker(tmp_path: Path):
