@@ -28,7 +28,7 @@ def embed_statistics(run: Path) -> pa.Table:
     vectors, least, longest, total = 0, np.inf, -np.inf, ExactSums()
     for batch in read_results(run):
         field = batch.schema.field(COLUMN)
-        dtype, dimensions = _dtype(field), int((field.metadata or {})[b"dimensions"])
+        dtype, dimensions = stored_dtype(field), int((field.metadata or {})[b"dimensions"])
         tokens = batch.column("tokens").to_numpy()
         counts["rows"] += batch.num_rows
         counts["tokens"] += int(tokens.sum())
@@ -46,7 +46,8 @@ def embed_statistics(run: Path) -> pa.Table:
     return pa.table({name: pa.array([value], TYPES.get(name, pa.float64())) for name, value in row.items()})
 
 
-def _dtype(field: pa.Field) -> str:
+def stored_dtype(field: pa.Field) -> str:
+    """Returns what ``embed.dtype`` was, by the field of the vectors."""
     number = field.type.value_type
     number = number.value_type if pa.types.is_list(number) else number  # a line of a Batch file has several vectors
     return {pa.float32(): "float32", pa.float16(): "float16", pa.int8(): "int8"}.get(number, "ubinary")

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ...configs.embed import EmbedConfig
 from ...configs.errors import BulkError
 from ...configs.jobs import ROW_JOBS
 from ...runner.core.errors import DROP
@@ -24,12 +25,14 @@ from ...runner.text.tokenizer import Tokenizer
 from ..report_data.record_pass import RecordPass, pass_over_records
 from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
+from ..report_data.vector_figures import texts_of
 from ..statistics.score_table import main_columns, notes
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
 from .class_charts import class_cards, classification
 from .distributions import distributions, rewards
 from .page import Card, Page, PageSection, table
+from .vector_charts import embeddings, vector_cards
 
 log = logging.getLogger("mlx_bulk")
 
@@ -54,11 +57,18 @@ def run_page(run: Path) -> Page:
     if found is not None:
         dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}
         classes = classification(found.classes, rows[0] if rows else None)
-        page.sections += [section for section in (classes, distributions(found), rewards(found, dropped)) if section is not None]
+        vectors = _vectors(run, found, config)
+        page.sections += [section for section in (classes, vectors, distributions(found), rewards(found, dropped)) if section is not None]
         _browse(page, run, found, stored)
     page.sections += [section for section in (speed_section(now), _groups(rows), error_section(now)) if section is not None]
     page.sections.append(settings_section(stored, rows))
     return page
+
+
+def _vectors(run: Path, found: RecordPass, config: Json) -> PageSection | None:
+    near = [] if found.vectors is None else found.vectors.neighbours()
+    rows = {row for each in near for row in (each.row, *(row for row, _ in each.nearest))}
+    return embeddings(found.vectors, near, texts_of(run, EmbedConfig.model_validate(config), rows) if near else {})
 
 
 def _inputs(config: Json) -> str:
@@ -122,6 +132,7 @@ def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:
         sources = len({name for name, _ in errors})
         yield Card("Not rated", f"{failed:,}", f"rewards not given, of {count_text(sources, 'kind')}")
     yield from class_cards(found.classes, row)
+    yield from vector_cards(found.vectors, found.records)
     if found.accuracy:
         labelled = found.accuracy["right"] + found.accuracy["wrong"]
         if labelled:

@@ -20,6 +20,7 @@ from .bins import Bins
 from .class_figures import CLASS_COLUMNS, ClassFigures, is_classification
 from .lowest import Lowest, hash_uniforms
 from .rollout_figures import RolloutFigures
+from .vector_figures import COLUMN, VECTOR_COLUMNS, VectorFigures
 
 SPAN = 8  # tokens of a span
 _PARTS = ("reasoning_tokens", "tool_calls", "tool_error")
@@ -37,7 +38,7 @@ class RecordPass:
     finish: finish reason -> records. calls: what became of a completion's calls -> records. accuracy: records that are right, wrong, or
     without a label. sorts: name -> records to look at. spans: records with the least likely spans, and the token where each begins.
     grammar: records that are a whole text of their grammar, or are not. rollout: for a rollout with rewards, else None.
-    classes: for a classification, else None.
+    classes: for a classification, else None. vectors: for an embedding, else None.
     """
 
     columns: list[str]
@@ -53,6 +54,7 @@ class RecordPass:
     spans: Lowest = field(default_factory=lambda: Lowest(12))
     rollout: RolloutFigures | None = None
     classes: ClassFigures | None = None
+    vectors: VectorFigures | None = None
 
 
 def pass_over_records(run: Path) -> RecordPass | None:
@@ -64,9 +66,11 @@ def pass_over_records(run: Path) -> RecordPass | None:
     if first is None:
         return None
     found = RecordPass(first.schema.names)
-    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_PARTS, *_SCORED, *CLASS_COLUMNS}]
+    wanted = [name for name in found.columns if name in {*GROUP_COLUMNS, *_GENERATED, *_PARTS, *_SCORED, *CLASS_COLUMNS, *VECTOR_COLUMNS}]
     if "reward" in wanted:
         found.rollout = RolloutFigures()
+    if COLUMN in wanted:
+        found.vectors = VectorFigures()
     if is_classification(wanted):
         found.classes = ClassFigures()
     for batch in read_results(run, wanted):
@@ -112,6 +116,11 @@ def _add(found: RecordPass, batch: pa.RecordBatch) -> None:
         _add_choices(found, batch, records)
     if found.rollout is not None:
         found.rollout.add(batch)
+    if found.vectors is not None:
+        found.vectors.add(batch)
+        lengths = _ints(batch, "tokens")
+        found.lengths.setdefault("input", Bins(0.0, 1.0, _LONGEST, whole=True)).add(lengths)
+        _pick(found, "longest", -lengths.astype(np.float64), records)
     if found.classes is not None:
         _add_classes(found, found.classes, batch, records)
 

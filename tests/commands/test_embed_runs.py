@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
+from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.embed.vector_types import int8_vectors
 
 from ..checkpoints import write_checkpoint
@@ -196,3 +198,13 @@ def test_vectors_are_exported_as_parquet_and_json(tmp_path: Path, whole: Done) -
     assert (field.type, field.metadata[b"dimensions"]) == (pa.list_(pa.float32(), WIDTH), str(WIDTH).encode())
     lines = [json.loads(line)["embedding"] for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     assert np.array_equal(np.array(lines, np.float32), vectors(done))
+
+
+def test_the_report_shows_lengths_and_neighbours(whole: Done) -> None:
+    result = CliRunner().invoke(cli, ["report", str(whole.output)])
+    assert result.exit_code == 0, result.output
+    page = (whole.output / "report.html").read_text()
+    for words in ("All vectors are normalized: their length is 1.", "among the first 5 rows", "numbers of a vector, stored as float32"):
+        assert words in page
+    assert "▸" in page
+    assert "two dogs and three cats cost more" in page
