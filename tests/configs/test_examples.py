@@ -13,6 +13,7 @@ EXAMPLES = sorted(Path(mlx_bulk.configs.__path__[0]).glob("*.yaml"))
 SHORTER = {
     "generate": ["data.limit=3", "sampling.max_tokens=8"],
     "score": ["data.limit=3"],
+    "classify": ["data.limit=3"],
     "sweep": ["base.data.limit=3"],
     "rollout": ["data.limit=3", "sampling.max_tokens=8"],
 }
@@ -40,6 +41,9 @@ def test_an_example_runs_as_it_is_but_for_its_size(path: Path, tmp_path: Path, m
     if stated["job"] == "score":
         assert [record["row"] for record in records] == [0, 1, 2]
         assert all(record.get("sum_logprob", record.get("choice_logprobs")) for record in records)
+        return
+    if stated["job"] == "classify":
+        assert [record["correct"] for record in records] == [True] * 3
         return
     samples = stated["sampling"].get("n", 1)
     assert [(r["row"], r["sample"]) for r in records] == [(row, sample) for row in range(3) for sample in range(samples)]
