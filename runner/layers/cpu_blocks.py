@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ...kernels import attention, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
+from .both_ways_mask import BothWays
 from .call_context import CallContext, context_of
 from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, run_kernel
 from .prefix_view import PrefixView
@@ -223,8 +224,8 @@ def _fast(original: Any) -> Any:
             def slow() -> mx.array:
                 return super(FastBlock, self).__call__(x, mask, cache)
 
-            context = self._context
-            if not context.whole_blocks or self.training or type(cache) not in CACHES or x.ndim != 3 or not native.suits(x):
+            context, held = self._context, None if type(cache) is BothWays else cache  # that one keeps nothing, and the mask says all
+            if not context.whole_blocks or self.training or type(held) not in CACHES or x.ndim != 3 or not native.suits(x):
                 return slow()
             try:
                 block = _block(self)
@@ -232,13 +233,13 @@ def _fast(original: Any) -> Any:
                 return slow()
             if block is None:
                 return slow()
-            if type(cache) is RaggedKVCache:
-                return run_kernel(context.used, "block", lambda: _run_rows(block, x, cache), slow)
-            if not _suits(block, x, mask, cache):
+            if type(held) is RaggedKVCache:
+                return run_kernel(context.used, "block", lambda: _run_rows(block, x, held), slow)
+            if not _suits(block, x, mask, held):
                 return slow()
-            if type(cache) is KVCache:
-                return run_kernel(context.used, "block", lambda: _run_plain(block, x, mask, cache, _written(self), context.lengths), slow)
-            return run_kernel(context.used, "block", lambda: _run_unkept(block, x, mask, cache, context.lengths), slow)
+            if type(held) is KVCache:
+                return run_kernel(context.used, "block", lambda: _run_plain(block, x, mask, held, _written(self), context.lengths), slow)
+            return run_kernel(context.used, "block", lambda: _run_unkept(block, x, mask, held, context.lengths), slow)
 
     return FastBlock
 

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from ..core.errors import ModelError
 from .weights_compat import Weights, mlx_lm_classes
 
 LM_HEADS = ("lm_head", "output", "embed_out")  # as mlx-lm's model files name them
@@ -42,7 +43,13 @@ def body_classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
 
 
 def body_weights(weights: Weights, children: set[str]) -> Weights:
-    """Returns the weights without heads, under the names of a network with these ``children``."""
+    """Returns the weights without heads, under the names of a network with these ``children``.
+
+    Raises ModelError for an embedder whose dense layers a conversion has put among them: nothing says how they are applied.
+    """
+    if dense := sorted(name for name in weights if name.split(".")[0] == "dense"):
+        found = f"its weights hold {dense[0]}, a layer that sentence-transformers keeps in a folder such as 2_Dense"
+        raise ModelError(f"model.path: {found}; take the model's own folder, not a conversion that moves it")
     weights = {name: array for name, array in weights.items() if name.split(".")[0] not in {*OTHER_HEADS, *LM_HEADS}}
     bare = BODY in children and not any(name.split(".")[0] in children for name in weights)
     return {f"{BODY}.{name}": array for name, array in weights.items()} if bare else weights

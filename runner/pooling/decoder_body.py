@@ -10,9 +10,10 @@ import mlx.core as mx
 from mlx import nn
 
 from ..core.errors import ModelError
+from ..layers.both_ways_mask import BothWays
 from ..layers.lm_head import Head
 from ..layers.network import Network
-from .both_ways import BothWays, exact_scale, reads_both_ways, require_attention, window_of
+from .both_ways import exact_scale, reads_both_ways, require_attention, window_of
 
 TRIAL = ([5, 6, 7, 8], [5, 6, 7, 9])  # ids that every vocabulary has: two texts that differ in their last token
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.utils
 import pytest
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.core.errors import ModelError
@@ -85,6 +86,21 @@ def test_a_hub_id_is_fetched_at_its_revision(tiny: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     assert find_checkpoint(ModelConfig(path="org/name", revision="v2")).folder == tiny
     assert asked == [("org/name", "v2")]
+
+
+def test_the_weights_of_sentence_transformers_modules_are_fetched(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    """The names of a repository with dense layers, filtered as the hub's client filters them."""
+    names = ["modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors", "model.safetensors"]
+    names += ["0_Transformer/model-00001-of-00002.safetensors", "onnx/model.onnx", "2_Dense/pytorch_model.bin", "README.md"]
+    fetched: list[str] = []
+
+    def snapshot(repo: str, revision: str | None = None, allow_patterns: list[str] | None = None) -> str:
+        fetched.extend(huggingface_hub.utils.filter_repo_objects(names, allow_patterns=allow_patterns))
+        return str(tiny)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    find_checkpoint(ModelConfig(path="org/name"))
+    assert fetched == names[:6]
 
 
 def test_a_model_missing_on_the_hub_gives_one_line(monkeypatch: pytest.MonkeyPatch):

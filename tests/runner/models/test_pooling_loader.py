@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.encoders.registry import ENCODERS
+from mlx_bulk.runner.layers.call_context import context_of
+from mlx_bulk.runner.layers.kernel_injection import restore
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel
 from mlx_bulk.runner.models.pooling_loader import load_pooling_model, outline_pooling_model, pooling_size
@@ -18,6 +21,7 @@ from mlx_lm.utils import load as mlx_lm_load
 from ...checkpoints import LLAMA, PLENTY, write_adapter, write_checkpoint, write_quantized
 from ...encoder_checkpoints import tiny_bert
 from ..support.encoder_calls import batch_states, opened
+from ..support.kernel_models import needed, originals
 
 ROWS = [list(range(5, 20)), [7], list(range(40, 63)), list(range(100, 130, 3))]
 NEAR = 2e-5  # float32 products of 64 to 128 numbers, in two layers and more
@@ -103,6 +107,12 @@ def test_a_classifiers_weights_do_not_disturb(tmp_path: Path) -> None:
     near(vectors(opened_model(folder)), truth, 0)
 
 
+def test_dense_layers_that_a_conversion_has_moved_are_refused(tmp_path: Path) -> None:
+    folder = rewritten(write_checkpoint(tmp_path / "model"), lambda name: name.replace("lm_head", "dense.0"))
+    with pytest.raises(ModelError, match=r"its weights hold dense\.0\.weight, a layer that sentence-transformers keeps in a folder"):
+        opened_model(folder)
+
+
 def test_settings_of_transformers_5_are_read(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "model", LLAMA | {"rope_theta": 500.0})
     truth = vectors(opened_model(folder))
@@ -181,6 +191,23 @@ def test_attention_both_ways_sees_a_whole_row(tmp_path: Path, says: dict[str, An
     near(np.concatenate([vectors(model, [row]) for row in ROWS]), truth)
 
 
+@needed
+@pytest.mark.parametrize("says", [{}, {"is_causal": False}])
+def test_the_cpus_kernels_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, Any]) -> None:
+    with originals(monkeypatch):
+        folder = write_checkpoint(tmp_path / "model")
+        network = mlx_lm_load(str(folder))[0]
+        truth = [(by_hand(network, row, [None, None]) if says else states(network, row)).mean(axis=0) for row in ROWS]
+        model = opened_model(changed(folder, **says), "mean")
+        assert "block" in model.substitutes
+        used = context_of(model.network.body.network).used
+        used.clear()
+        near(vectors(model), truth)
+        near(np.concatenate([vectors(model, [row]) for row in ROWS]), truth)
+        assert "block" in used
+        restore(model.network)
+
+
 def test_a_window_of_both_ways_hides_the_same_on_both_sides(tmp_path: Path) -> None:
     """``is_causal: false`` with a window of 4: a token sees four before it and four behind."""
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
@@ -214,6 +241,6 @@ def test_a_model_type_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as refused:
         opened_model(folder)
     assert str(refused.value) == (
-        f"model.path: {folder} cannot be loaded: deberta-v2 is neither a model type of mlx-lm's nor one of the encoders bert, camembert, "
-        "distilbert, modernbert, mpnet, nomic_bert, roberta, xlm-roberta; a newer mlx-lm may have it (pip install -U mlx-lm)"
+        f"model.path: {folder} cannot be loaded: deberta-v2 is neither a model type of mlx-lm's nor one of the encoders "
+        f"{', '.join(sorted(ENCODERS))}; a newer mlx-lm may have it (pip install -U mlx-lm)"
     )
