@@ -189,3 +189,13 @@ def test_a_plan_counts_the_weights_of_reward_models(bench: Bench, rater: Path):
 
     held = (rater / "model.safetensors").stat().st_size
     assert weights([{"fn": "length"}, {"model": str(rater)}]) - weights([{"fn": "length"}]) == pytest.approx(held, rel=0.2)
+
+
+def test_the_same_texts_classified_afterwards_have_the_same_logits(bench: Bench, rater: Path):
+    done = roll(bench, rewards=[{"model": str(rater)}], prompt={"user": "{{ q }}"})
+    rows = [{"q": ROWS[record["row"]]["q"], "completion": record["completion"]} for record in done.records]
+    classify = {"job": "classify", "model": {"path": str(rater)}, "prompt": {"user": "{{ q }}"}}
+    output = str(bench.root / "classified")
+    scored = bench.score("--output", output, rows=rows, classify={"completion": "{{ completion }}"}, **classify)
+    assert scored.code == 0, scored.stderr
+    assert [record["logits"][0] for record in scored.records] == pytest.approx([record["reward"] for record in done.records], abs=TOLERANCE)
