@@ -15,6 +15,7 @@ from ..core.errors import ModelError, first_line
 from ..encoders.encoder import Encoder
 from ..encoders.registry import encoder_class
 from ..encoders.settings import check_setting
+from .hidden_size import hidden_size
 from .spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
 from .weight_files import checkpoint_weights
 
@@ -47,13 +48,12 @@ class CheckpointHead:
     """A checkpoint's head, and what its files say of its logits.
 
     label_names: a name for each logit, in their order. activation: what the files have applied to the logits, as the last part of PyTorch's
-    name in small letters ("sigmoid", "identity"); None where they say nothing. problem_type: as config.json names it.
+    name in small letters ("sigmoid", "identity"); None where they say nothing.
     """
 
     head: ClassifierHead | TokenHead
     label_names: tuple[str, ...]
     activation: str | None = None
-    problem_type: str | None = None
 
     @property
     def spec(self) -> PoolingSpec:
@@ -78,9 +78,10 @@ def checkpoint_head(folder: Path, config: Config, home: Path | None = None) -> C
     try:
         shapes = {name: tuple(array.shape) for name, array in checkpoint_weights(folder).items()}
         head = find_head(folder, shapes, config)
+        _check_widths(head, hidden_size(config))
     except ModelError as error:
         raise ModelError(f"model.path: {folder}{f' ({visible(found)})' if found else ''}: {error}") from error
-    return CheckpointHead(head, _label_names(head.labels, config, folder), named, config.get("problem_type"))
+    return CheckpointHead(head, _label_names(head.labels, config, folder), named)
 
 
 def find_head(folder: Path, weights: Names, config: Config) -> ClassifierHead:
@@ -96,10 +97,9 @@ def find_head(folder: Path, weights: Names, config: Config) -> ClassifierHead:
         if encoder is not None:
             raise ModelError(f"expected the head of a sequence classifier, found {others}; {CURE}")
         raise ModelError(
-            f"expected a head called score, found {others}; {CURE}. For a generative reranker, which answers yes or no, "
-            "name these tokens in classify.true_token and classify.false_token"
+            f"expected a head called score, found {others}; {CURE}, or in job: classify name the tokens of a generative reranker, "
+            "such as yes and no, in classify.true_token and classify.false_token"
         )
-    _check_widths(head)
     return replace(head, folder=folder)
 
 
@@ -160,8 +160,13 @@ def _name(heads: HeadWeights, module: str) -> str:
     return heads[f"{module}.weight"][0].removesuffix(".weight")
 
 
-def _check_widths(head: ClassifierHead) -> None:
+def _check_widths(head: ClassifierHead, width: int) -> None:
+    """Raises ModelError where a layer takes another number of values than it is given; states have ``width``."""
     layers = [layer for layer in head.layers if isinstance(layer, HeadLinear)]
+    if layers[0].inputs != width:
+        raise ModelError(
+            f"the model's states have {width} numbers, and its head's {layers[0].name} takes {layers[0].inputs}; fetch the model anew"
+        )
     for before, behind in pairwise(layers):
         if before.outputs != behind.inputs:
             raise ModelError(
@@ -182,15 +187,15 @@ def _pad(config: Config) -> int | None:
 
 def _label_names(labels: int, config: Config, folder: Path) -> tuple[str, ...]:
     """Returns a name for each logit. Raises ModelError where config.json names another number of labels than the head has."""
-    names: dict[Any, Any] | None = config.get("id2label")
+    found = config.get("id2label")
+    names: dict[str, Any] = found if isinstance(found, dict) else {}
     said = len(names) if names else config.get("num_labels")
     if said is not None and said != labels:
         raise ModelError(
             f"model.path: {folder}: config.json names {said} labels, the head's weight has {labels}; expected the same number; "
             "mend id2label in config.json, or fetch the model anew"
         )
-    by_id = {int(number): str(name) for number, name in (names or {}).items()}
-    return tuple(by_id.get(number, f"LABEL_{number}") for number in range(labels))
+    return tuple(str(names.get(str(number), f"LABEL_{number}")) for number in range(labels))
 
 
 def _activation(folder: Path, config: Config) -> str | None:

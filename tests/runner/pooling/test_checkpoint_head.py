@@ -29,12 +29,10 @@ def folder(path: Path, weights: dict[str, tuple[int, ...]]) -> Path:
 
 
 def test_a_decoders_score_has_a_row_a_label(tmp_path: Path):
-    found = checkpoint_head(
-        folder(tmp_path, {"score.weight": (3, H)}), LLAMA | {"id2label": LABELS, "problem_type": "single_label_classification"}
-    )
+    found = checkpoint_head(folder(tmp_path, {"score.weight": (3, H)}), LLAMA | {"id2label": LABELS})
     assert found.head == ClassifierHead("last", (HeadLinear("score", H, 3, bias=False),), 3, tmp_path)
     assert found.spec == PoolingSpec(found.head, 3)
-    assert (found.label_names, found.activation, found.problem_type) == (("no", "maybe", "yes"), None, "single_label_classification")
+    assert (found.label_names, found.activation) == (("no", "maybe", "yes"), None)
 
 
 def test_the_weights_number_of_labels_counts_where_the_config_names_none(tmp_path: Path):
@@ -140,6 +138,7 @@ REFUSED: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
     "labels": ({"score.weight": (2, H)}, LLAMA | {"id2label": LABELS}, "names 3 labels, the head's weight has 2; expected the same number"),
     "quantized": ({"score.weight": (2, 1), "score.scales": (2, 1)}, LLAMA, "head score is quantized; expected a matrix of floats"),
     "more layers": ({"score.weight": (2, H), "score.1.weight": (2, 2)}, LLAMA, r"its head has score\.1\.weight too"),
+    "width": ({"score.weight": (2, 9)}, LLAMA, "the model's states have 8 numbers, and its head's score takes 9; fetch the model anew"),
     "widths": ({"score.0.weight": (12, H), "score.2.weight": (1, 9)}, LLAMA, r"score\.0 gives 12 numbers, and score\.2 takes 9"),
 }
 
