@@ -15,6 +15,9 @@ from ..terminal.engine_imports import engine_imports, prepare_engine
 from .options import json_option, log_level_option, run_folder_argument
 
 _FORMATS = ("parquet", "jsonl", "csv", "openai", "trl", "verl", "prime-rl", "verifiers")
+_RESCORE_HELP = (
+    "Scores the stored tokens anew too, each under its own policy version; of embed and classify jobs, computes some vectors anew."
+)
 _FORMAT_HELP = "openai: lines as in an OpenAI Batch output file; trl, verl, prime-rl, verifiers: rollouts under their names, as Parquet."
 
 
@@ -80,7 +83,7 @@ def compare(run_a: Path, run_b: Path, top: int, as_json: bool, html: Path | None
 
 @click.command()
 @run_folder_argument
-@click.option("--rescore", "mode", flag_value="rescore", help="Scores the stored tokens anew too, each under its own policy version.")
+@click.option("--rescore", "mode", flag_value="rescore", help=_RESCORE_HELP)
 @click.option("--replay", "mode", flag_value="replay", help="Decodes them step by step again too; in deterministic mode to the bit.")
 @json_option
 @log_level_option
@@ -90,12 +93,12 @@ def verify(run_folder: Path, mode: str | None, as_json: bool, log_level: str) ->
     with one_line_errors():
         if mode is not None:
             prepare_engine()
-        from ..verify.verify import audit_as_json, audit_as_text, recompute_logprobs, require_completions, verify_exit_code, verify_run
+        from ..verify.verify import audit_as_json, audit_as_text, recompute, require_recomputable, verify_exit_code, verify_run
 
         if mode is not None:
-            require_completions(run_folder, mode)
+            require_recomputable(run_folder, mode)
         account = verify_run(run_folder)
-        comparison = None if mode is None else recompute_logprobs(run_folder, mode)
+        comparison = None if mode is None else recompute(run_folder, mode)
         click.echo(audit_as_json(account, comparison) if as_json else audit_as_text(account, comparison))
     sys.exit(verify_exit_code(account, comparison))
 

@@ -18,9 +18,13 @@ from ...runner.runs.run_files import current_run, is_sweep, notes_on, stored_run
 from ..terminal.closing_line import QUARANTINED
 from ..terminal.tables import count_text
 from .logprob_diff import LogprobComparison, comparison_as_json, comparison_as_text
+from .vector_diff import VectorComparison, vectors_as_json, vectors_as_text
 
 _UNSOUND = 5  # exit code: not complete, damaged, or over another input than it began with
 _SHOWN = 20
+_POOLING = ("embed", "classify")
+
+Recomputed = LogprobComparison | VectorComparison
 
 
 def verify_run(run: Path) -> Audit:
@@ -46,8 +50,12 @@ def verify_run(run: Path) -> Audit:
     return audit
 
 
-def recompute_logprobs(run: Path, how: str) -> LogprobComparison:
-    """Compares the stored logprobs with recomputed ones; ``how`` is rescore or replay. Raises as those do."""
+def recompute(run: Path, how: str) -> Recomputed:
+    """Compares the stored logprobs, or vectors, with recomputed ones; ``how`` is rescore or replay. Raises as those do."""
+    if str(stored_run(run)["config"]["job"]) in _POOLING:
+        from .repool import repool_run
+
+        return repool_run(run)
     if how == "rescore":
         from .rescore import rescore_run
 
@@ -57,9 +65,13 @@ def recompute_logprobs(run: Path, how: str) -> LogprobComparison:
     return replay_run(run)
 
 
-def require_completions(run: Path, how: str) -> None:
-    """Raises RunDirError where the run directory ``run`` has no completions to ``how``: rescore or replay."""
+def require_recomputable(run: Path, how: str) -> None:
+    """Raises RunDirError where the run directory ``run`` has nothing to ``how``: rescore or replay."""
     job = str(stored_run(run)["config"]["job"])
+    if job in _POOLING:
+        if how == "replay":
+            raise RunDirError(f"{run}: is a run of job: {job}, which decodes nothing; --rescore computes some of its vectors again")
+        return
     if job not in ("generate", "rollout"):
         done = {"rescore": "scored anew", "replay": "decoded again"}[how]
         kind = "an evaluation" if job == "eval" else f"a {job} job"
@@ -67,10 +79,10 @@ def require_completions(run: Path, how: str) -> None:
         raise RunDirError(f"{run}: is {kind}; only completions can be {done} (generate, rollout). Verify it without --{how}{anew}.")
 
 
-def verify_exit_code(audit: Audit, recomputed: LogprobComparison | None = None) -> int:
-    """Returns 0 for a complete and sound run, 3 if some rows are quarantined, 5 otherwise, also for failed ``recomputed`` logprobs.
+def verify_exit_code(audit: Audit, recomputed: Recomputed | None = None) -> int:
+    """Returns 0 for a complete and sound run, 3 if some rows are quarantined, 5 otherwise, also where what was ``recomputed`` failed.
 
-    With ``recomputed`` logprobs, a sound run that is not complete yet gets no 5.
+    With ``recomputed`` ones, a sound run that is not complete yet gets no 5.
     """
     if audit.problems or not (audit.complete if recomputed is None else recomputed.passed):
         return _UNSOUND
@@ -82,27 +94,33 @@ def _quarantined(audit: Audit) -> dict[tuple[str, str], int]:
     return {kind: count for kind, count in audit.errors.most_common() if kind[0] != DROP}
 
 
-def audit_as_json(audit: Audit, recomputed: LogprobComparison | None = None) -> str:
-    """Returns the audit as one JSON object, with the comparison of ``recomputed`` logprobs."""
+def audit_as_json(audit: Audit, recomputed: Recomputed | None = None) -> str:
+    """Returns the audit as one JSON object, with the comparison of ``recomputed`` logprobs or vectors."""
     errors = [{"stage": stage, "error": error, "count": count} for (stage, error), count in audit.errors.most_common()]
     values = asdict(audit) | {"run": str(audit.run), "errors": errors, "notes": notes_on(audit.run)}
     values |= {"complete": audit.complete, "exit_code": verify_exit_code(audit, recomputed)}
     if recomputed is not None:
-        values["anew"] = comparison_as_json(recomputed)
+        values["anew"] = vectors_as_json(recomputed) if isinstance(recomputed, VectorComparison) else comparison_as_json(recomputed)
     return json.dumps(values, indent=2, ensure_ascii=False)
 
 
-def audit_as_text(audit: Audit, recomputed: LogprobComparison | None = None) -> str:
+def audit_as_text(audit: Audit, recomputed: Recomputed | None = None) -> str:
     """Returns the audit as lines: input, results, errors, open rows and parts, then each problem, and the verdict.
 
-    The comparison of ``recomputed`` logprobs follows, if there is one.
+    The comparison of ``recomputed`` logprobs or vectors follows, if there is one.
     """
     wrong = [f"wrong: {problem.place}: {problem.what}; {problem.cure}" for problem in audit.problems[:_SHOWN]]
     if len(audit.problems) > _SHOWN:
         wrong.append(f"wrong: {len(audit.problems) - _SHOWN:,} more; --json lists them all")
     lines = [f"{name:<9}{text}" for name, text in [*_counts(audit), *(("note", note) for note in notes_on(audit.run))]]
-    comparison = [] if recomputed is None else comparison_as_text(recomputed).splitlines()
-    return "\n".join(visible(line) for line in [*lines, *wrong, _verdict(audit), *comparison])
+    return "\n".join(visible(line) for line in [*lines, *wrong, _verdict(audit), *_recomputed_lines(recomputed)])
+
+
+def _recomputed_lines(recomputed: Recomputed | None) -> list[str]:
+    if recomputed is None:
+        return []
+    text = vectors_as_text(recomputed) if isinstance(recomputed, VectorComparison) else comparison_as_text(recomputed)
+    return text.splitlines()
 
 
 def _counts(audit: Audit) -> Iterator[tuple[str, str]]:

@@ -1,15 +1,17 @@
 """Loads the model and the input of a finished run again, for ``verify``, which computes the run's logprobs a second time."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...configs.classify import ClassifyConfig
 from ...configs.data import DataConfig
+from ...configs.embed import EmbedConfig
 from ...configs.jobs import ROW_JOBS
 from ...configs.rollout import RolloutConfig
-from ...configs.schema import BatchConfig, GenerateConfig
+from ...configs.schema import BatchConfig, GenerateConfig, JobConfig
 from ..core.errors import ModelError, RowError, RunDirError
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest, BadRow, Row
@@ -44,14 +46,11 @@ class RunModel:
 
     def input(self, kind: Kind) -> "StoredInput":
         """Finds the run's input. Raises RunDirError where it has fewer rows than the run, DataError where it is not there."""
-        config = self.config.model_copy(update={"data": without_stdin(stored_data(self.stored), self.run)})
+        config: GenerateConfig = self.config
         if isinstance(config, RolloutConfig):  # rewards change no token, and the adapter of each policy is kept with the run
             policy = config.policy.model_copy(update={"adapter": None, "reference": None})
             config = config.model_copy(update={"rewards": [], "policy": policy})
-        spec, layout = RunSpec.of(config, self.run, kind, afresh=False), Layout.of(self.stored)
-        if spec.scan.rows < layout.rows:
-            raise RunDirError(f"{self.run}: its input has {spec.scan.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
-        return StoredInput(spec, config.data, layout)
+        return _stored_input(self.run, self.stored, config, kind)
 
     def policies(self, loaded: LoadedModels) -> Iterator[tuple[str | None, str, Setup]]:
         """Puts each policy of the records on the loaded network in turn.
@@ -68,6 +67,21 @@ class RunModel:
         for name in policies_in_records(self.run):
             put_policy_on(adapters, store.policy(name))
             yield name, name, setup.split_anew()
+
+
+@dataclass(slots=True, frozen=True)
+class PoolingRun:
+    """A finished run of a pooling model, its input read again: see ``run_pooling_model``."""
+
+    run: Path
+    config: JobConfig
+    checkpoint: Checkpoint
+    input: "StoredInput"
+
+    def load(self) -> LoadedModels:
+        """Loads the run's model, with the batches of the run. Raises as ``load_models``."""
+        job = self.input.job
+        return load_models([ModelChoice(self.config.model, self.checkpoint, job.pooling)], self.config.batch, job.wanted)
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,7 +128,44 @@ def run_model(run: Path) -> Generator[RunModel]:
         yield RunModel(run, stored, config, checkpoint)
 
 
+@contextmanager
+def run_pooling_model(run: Path, kinds: Mapping[str, Kind]) -> Generator[PoolingRun]:
+    """Finds model and input of the run ``run`` of an embed or classify job; inside the block, relative paths start as in ``run_model``.
+
+    ``kinds``: the kinds of jobs by their names. Raises RunDirError for another job or an input that has become shorter, DataError for
+    one that is gone, ModelError where the model is not the run's.
+    """
+    run = run.absolute()
+    stored = current_run(run)
+    name = str(stored["config"]["job"])
+    kind = ROW_JOBS.get(name)
+    if kind is None or not issubclass(kind, EmbedConfig | ClassifyConfig):
+        raise RunDirError(f"{run}: is a run of job: {name}, which has no vectors of a pooling model (embed, classify)")
+    config = kind.model_validate(stored["config"])
+    began_in = Path(stored["cwd"])
+    with chdir(began_in) if began_in.is_dir() else nullcontext():
+        checkpoint = checkpoints.find_checkpoint(config.model)
+        prints = checkpoints.checkpoint_fingerprints(checkpoint) | checkpoints.module_fingerprints(checkpoint)
+        _require_the_same(run, stored["identity"], prints, False)
+        for key in checkpoints.module_fingerprints(checkpoint):
+            _require_equal(run, key, stored["identity"].get(key), prints[key])
+        yield PoolingRun(run, config, checkpoint, _stored_input(run, stored, config, kinds[name]))
+
+
+def _stored_input(run: Path, stored: dict[str, Any], config: JobConfig, kind: Kind) -> StoredInput:
+    """Finds a run's input. Raises RunDirError where it has fewer rows than the run, DataError where it is not there."""
+    config = config.model_copy(update={"data": without_stdin(stored_data(stored), run)})
+    spec, layout = RunSpec.of(config, run, kind, afresh=False), Layout.of(stored)
+    if spec.scan.rows < layout.rows:
+        raise RunDirError(f"{run}: its input has {spec.scan.rows:,} rows now, the run covers {layout.rows:,}; put the input back")
+    return StoredInput(spec, config.data, layout)
+
+
 def _require_the_same(run: Path, had: dict[str, Any], has: dict[str, str], rollout: bool) -> None:
     for key in ("model.weights", *(() if rollout else ("model.adapter",))):
-        if had[key] != has[key]:
-            raise ModelError(f"{run}: {key} is not what the run was made with (its fingerprint is another); put the model of the run back")
+        _require_equal(run, key, had[key], has[key])
+
+
+def _require_equal(run: Path, key: str, had: str | None, has: str) -> None:
+    if had != has:
+        raise ModelError(f"{run}: {key} is not what the run was made with (its fingerprint is another); put the model of the run back")
