@@ -23,6 +23,9 @@ _STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache
 _REFERENCE_PATH = "score.reference.path"
 
 
+_WITHOUT_PAIRS = ("embed", "classify")  # kinds whose documents have no figure to hold against each other
+
+
 @dataclass(frozen=True, slots=True)
 class ComparedRun:
     """One of the runs. kind: "generate", or what a score job scores. done: rows committed; of: rows of the input."""
@@ -65,7 +68,7 @@ def compare_runs(a: Path, b: Path, top: int) -> RunComparison:
                 f"{path}: is an evaluation, whose records mlx-bulk compare does not read; mlx-bulk status {path} shows its figures"
             )
     sides = [_compared_run(path, run) for path, run in zip((a, b), stored, strict=True)]
-    alike = _family(sides[0].kind) == _family(sides[1].kind)
+    alike = _family(sides[0].kind) == _family(sides[1].kind) and sides[0].kind not in _WITHOUT_PAIRS
     by_key = all(run["config"]["data"]["key"] is not None for run in stored)
     statistics = [_statistics(side, run) for side, run in zip(sides, stored, strict=True)]
     return RunComparison(
@@ -94,7 +97,7 @@ def _compared_run(path: Path, run: dict[str, Any]) -> ComparedRun:
 
 def _family(kind: str) -> str:
     """Returns the family of a kind. Records of one family can be compared."""
-    return kind if kind in ("generate", "rollout", "choices") else "text"
+    return kind if kind in ("generate", "rollout", "choices", *_WITHOUT_PAIRS) else "text"
 
 
 # ----------------------------------------------------------------------------------------------------------- what differs
@@ -140,7 +143,9 @@ def _notes(sides: list[ComparedRun], stored: list[dict[str, Any]], alike: bool, 
     if contents[0] != contents[1]:
         how = "keys are taken to name the same document" if by_key else "rows are taken to be the same document by their position"
         notes.append(f"the inputs' contents differ: {how}")
-    if not alike:
+    if sides[0].kind == sides[1].kind and not alike:
+        notes.append(f"both are runs of {sides[0].kind}: settings and statistics are compared, and no documents")
+    elif not alike:
         notes.append(f"A is a run of {sides[0].kind}, B of {sides[1].kind}: their documents cannot be held against each other")
     elif sides[0].kind != sides[1].kind:
         notes.append(f"A scores {sides[0].kind}, B {sides[1].kind}")

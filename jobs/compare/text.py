@@ -48,12 +48,14 @@ def run_comparison_as_json(comparison: RunComparison) -> str:
 def run_comparison_as_text(comparison: RunComparison) -> str:
     """Returns the comparison as blocks of aligned lines: the runs, the settings that differ, statistics, and documents.
 
-    For runs whose documents cannot be compared it returns the notes alone, since nearly all of their settings differ.
+    For runs of two kinds it returns the notes alone, since nearly all of their settings differ.
     """
+    alike = comparison.a.kind == comparison.b.kind or comparison.paired is not None
     blocks = [
         align_columns([["", "", ""], *([name, *run_cells(side)] for name, side in (("A", comparison.a), ("B", comparison.b)))], 3)[1:],
         [f"Note: {note}." for note in comparison.notes],
-        *([_settings(comparison), _statistics(comparison), *_paired(comparison.paired)] if comparison.paired else []),
+        *([_settings(comparison), _statistics(comparison)] if alike else []),
+        *(_paired(comparison.paired) if comparison.paired else []),
     ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 

@@ -74,7 +74,7 @@ def require_recomputable(run: Path, how: str) -> None:
         return
     if job not in ("generate", "rollout"):
         done = {"rescore": "scored anew", "replay": "decoded again"}[how]
-        kind = "an evaluation" if job == "eval" else f"a {job} job"
+        kind = "an evaluation" if job == "eval" else f"a run of job: {job}"
         anew = "; mlx-bulk eval CONFIG --overwrite asks the model anew" if job == "eval" else ""
         raise RunDirError(f"{run}: is {kind}; only completions can be {done} (generate, rollout). Verify it without --{how}{anew}.")
 

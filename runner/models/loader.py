@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...configs.schema import ModelConfig
+from ...configs.visible import visible
 from ...kernels import backend
 from ..core.errors import ModelError, first_line
 from ..core.units import size_as_text
@@ -185,6 +186,8 @@ def refusing(checkpoint: Checkpoint) -> Generator[None]:
 def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
     if isinstance(error, SystemExit):
         return f"mlx-lm's file of the model type {checkpoint.config.get('model_type')!r} gives up; what it has printed says why"
+    if other := _another_use(checkpoint.config):
+        return other
     if isinstance(error, ValueError) and "not supported" in str(error):
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     if "trust_remote_code" in str(error):
@@ -198,6 +201,18 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
     if text.startswith("Expected shape"):
         return f"config.json and the weights do not fit each other: {text}; fetch both anew from one place"
     return text
+
+
+def _another_use(config: dict[str, Any]) -> str | None:
+    """Returns what a checkpoint is that predicts no next token, and which job runs it; None for another."""
+    from ..encoders.registry import encoder_class
+
+    named = " and ".join(map(visible, config.get("architectures") or []))
+    if named.endswith("ForSequenceClassification"):
+        return f"{named} is a classifier or reward model, which predicts no next token; job: classify runs it"
+    if encoder_class(config) is not None:
+        return f"{named or config['model_type']} is an encoder, which predicts no next token; job: embed makes vectors with it"
+    return None
 
 
 def dtype_of(wanted: str) -> Any:

@@ -264,3 +264,15 @@ def test_a_sweeps_folder_names_its_runs(bench: Bench):
 def test_wrong_usage(bench: Bench):
     assert compare("only-one").code == 2
     assert compare("a", "b", "--top", "-1").code == 2
+
+
+def test_runs_of_vectors_are_compared_without_documents(bench: Bench):
+    config = {"job": "embed", "prompt": {"text": "{{ q }}"}}
+    [a, b] = [bench.root / name for name in "ab"]
+    for folder, pooling in ((a, "mean"), (b, "cls")):
+        assert bench.score(rows=ROWS, embed={"pooling": pooling}, output={"path": str(folder)}, **config).code == 0
+    done = compare(a, b)
+    assert (done.code, done.stderr) == (0, "")
+    assert "both are runs of embed: settings and statistics are compared, and no documents" in done.stdout
+    assert re.search(r"embed\.pooling +mean +cls", done.stdout)
+    assert "A is a run of embed, B of text" in compare(a, scored(bench, "c")).stdout

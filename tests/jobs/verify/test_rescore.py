@@ -168,7 +168,7 @@ def test_only_completions_are_scored_again(bench: Bench, how: str):
     result = verify(bench.root / "run", how)
     assert result.exit_code == 5
     done = "scored anew" if how == "--rescore" else "decoded again"
-    assert f"is a score job; only completions can be {done} (generate, rollout). Verify it without {how}." in result.stderr
+    assert f"is a run of job: score; only completions can be {done} (generate, rollout). Verify it without {how}." in result.stderr
 
 
 def test_a_policy_that_is_gone_and_a_model_that_is_another(bench: Bench, tmp_path: Path):

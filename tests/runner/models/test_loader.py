@@ -37,6 +37,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("change", "message"),
     [
         ({"model_type": "martian"}, "mlx-lm has no model type 'martian'; a newer mlx-lm may"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "BertModel is an encoder, .*job: embed makes vectors with it"),
+        (
+            {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
+            "BertForSequenceClassification is a classifier or reward model, which predicts no next token; job: classify runs it",
+        ),
         ({"hidden_size": 32}, r"Expected shape \(2048, 32\) but received shape \(2048, 64\)"),
         ({"hidden_size": 32}, r"config\.json and the weights do not fit each other: .*; fetch both anew from one place"),
         (
