@@ -64,7 +64,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
     def opened(folder: Path) -> Any:
         return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory, classes)[0]
 
-    with refusing(checkpoint):
+    with refusing(checkpoint, next_token=classes is None):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         mx.eval(network.parameters())
         vocabulary = _vocabulary(network)
@@ -92,7 +92,7 @@ def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: C
     backend.load_mlx()
     from mlx.utils import tree_flatten
 
-    with refusing(checkpoint):
+    with refusing(checkpoint, next_token=classes is None):
         network, _ = _prepared(config, checkpoint, memory, classes)
         vocabulary = _vocabulary(network)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
@@ -107,7 +107,7 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Clas
     backend.load_mlx()
     from mlx.utils import tree_flatten
 
-    with refusing(checkpoint):
+    with refusing(checkpoint, next_token=classes is None):
         network = _opened(config, checkpoint, classes)
         need = whole_bytes(network)
     if need is not None and need <= memory:
@@ -173,21 +173,23 @@ def _opened(config: ModelConfig, checkpoint: Checkpoint, classes: Classes | None
 
 
 @contextmanager
-def refusing(checkpoint: Checkpoint) -> Generator[None]:
-    """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process."""
+def refusing(checkpoint: Checkpoint, *, next_token: bool = False) -> Generator[None]:
+    """Turns whatever a model file raises into a ModelError of one line. It may fail in any way, even exit the process.
+
+    next_token: the model was to predict tokens, so that an encoder or a classifier is in the wrong job.
+    """
     try:
         yield
     except ModelError:  # ours, which says what is wrong
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {_short(error, checkpoint)}") from error
+        why = (_another_use(checkpoint.config) if next_token else None) or _short(error, checkpoint)
+        raise ModelError(f"model.path: {checkpoint.folder} cannot be loaded: {why}") from error
 
 
 def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
     if isinstance(error, SystemExit):
         return f"mlx-lm's file of the model type {checkpoint.config.get('model_type')!r} gives up; what it has printed says why"
-    if other := _another_use(checkpoint.config):
-        return other
     if isinstance(error, ValueError) and "not supported" in str(error):
         return f"mlx-lm has no model type {checkpoint.config.get('model_type')!r}; a newer mlx-lm may (pip install -U mlx-lm)"
     if "trust_remote_code" in str(error):
