@@ -129,6 +129,11 @@ class RolloutConfig(GenerateConfig):
         return ModelConfig(path=self.policy.reference, dtype=self.model.dtype, trust_remote_code=self.model.trust_remote_code)
 
     @property
+    def reward_models(self) -> dict[str, ModelConfig]:
+        """The models among the rewards, by their keys in the config."""
+        return {f"rewards[{number}].model": reward.model for number, reward in enumerate(self.rewards) if reward.model is not None}
+
+    @property
     def reference_key(self) -> str:
         """The key of the reference model in the config."""
         return "policy.reference"

@@ -179,6 +179,11 @@ class JobConfig(Section):
         return None
 
     @property
+    def reward_models(self) -> dict[str, "ModelConfig"]:
+        """The models that rate completions, by their keys in the config."""
+        return {}
+
+    @property
     def reference_key(self) -> str:
         """The key of the reference model in the config."""
         return "score.reference"

@@ -163,7 +163,10 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} {held} ({work.rows:,} {rows} at the peak)"
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
     if plan.reserved_bytes:
-        yield "", f"{size_as_text(plan.reserved_bytes)} more are kept for newer policies' full weights, or for the reference's KV cache"
+        yield (
+            "",
+            f"{size_as_text(plan.reserved_bytes)} more are kept for newer policies' full weights, or for a reference and reward models",
+        )
 
 
 def _disk(plan: Plan) -> Iterator[tuple[str, str]]:

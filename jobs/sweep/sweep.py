@@ -131,7 +131,7 @@ def missing_paths(cells: Sequence[Cell]) -> list[str]:
 
 def _local_paths(config: JobConfig) -> Iterator[tuple[str, str]]:
     """Yields the key and path of each model, adapter and input that is certainly local."""
-    for key, model in (("model", config.model), ("score.reference", config.reference)):
+    for key, model in (("model", config.model), ("score.reference", config.reference), *config.reward_models.items()):
         for name, path in (("path", model.path), ("adapter", model.adapter)) if model is not None else ():
             if (
                 path is not None
@@ -219,8 +219,8 @@ def _check_templates(cells: Sequence[Cell], kinds: Mapping[str, Kind]) -> None:
 
 
 def _models(config: JobConfig) -> set[str]:
-    models = [config.model] if config.reference is None else [config.model, config.reference]
-    return {model.model_dump_json() for model in models}
+    models = (config.model, config.reference, *config.reward_models.values())
+    return {model.model_dump_json() for model in models if model is not None}
 
 
 def _is_sweep_folder(folder: Path) -> bool:

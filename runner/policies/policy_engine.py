@@ -229,7 +229,7 @@ def _beside_second_model(limits: Limits) -> Limits:
 
 def _has_second_model(config: RolloutConfig) -> bool:
     """Returns whether a reference or reward models work beside the batch that decodes, one at a time."""
-    return config.policy.reference is not None or any(reward.model is not None for reward in config.rewards)
+    return config.policy.reference is not None or bool(config.reward_models)
 
 
 def sampling_limits(limits: Limits, config: JobConfig, weight_bytes: int) -> Limits:

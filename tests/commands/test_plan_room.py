@@ -37,4 +37,4 @@ def test_is_the_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch, policy: dict
     beside = whole - weights * found["weight_bytes"]
     assert found["kv_bytes_room"] == pytest.approx(beside * (1 - 0.25 * quarter), rel=1e-6)
     said = CliRunner().invoke(cli, ["plan", "config.yaml"], env={"COLUMNS": "200"}).output
-    assert ("more are kept for newer policies' full weights, or for the reference's KV cache" in said) == bool(policy)
+    assert ("more are kept for newer policies' full weights, or for a reference and reward models" in said) == bool(policy)

@@ -180,15 +180,17 @@ def test_a_model_that_is_no_reward_model_is_refused_before_any_weights_are_loade
     assert roll(bench, rewards=[{"model": str(silent)}]).code == 0  # texts need no template
 
 
-def test_a_plan_counts_the_weights_of_reward_models(bench: Bench, rater: Path):
-    def weights(rewards: list[dict[str, Any]]) -> int:
+def test_a_plan_counts_the_weights_of_reward_models_and_leaves_them_room(bench: Bench, rater: Path):
+    def planned(rewards: list[dict[str, Any]]) -> dict[str, Any]:
         path = bench.write_config(job="rollout", sampling={"n": 2, "max_tokens": 6, "temperature": 1.0}, rewards=rewards)
         result = CliRunner().invoke(cli, ["plan", str(path), "--json"])
         assert result.exit_code == 0, result.output
-        return int(json.loads(result.stdout)["weight_bytes"])
+        return json.loads(result.stdout)
 
+    alone, beside = planned([{"fn": "length"}]), planned([{"fn": "length"}, {"model": str(rater)}])
     held = (rater / "model.safetensors").stat().st_size
-    assert weights([{"fn": "length"}, {"model": str(rater)}]) - weights([{"fn": "length"}]) == pytest.approx(held, rel=0.2)
+    assert beside["weight_bytes"] - alone["weight_bytes"] == pytest.approx(held, rel=0.2)
+    assert (alone["kv_bytes_aside"], beside["kv_bytes_room"]) == (0, pytest.approx(3 * beside["kv_bytes_aside"], rel=1e-6))
 
 
 def test_the_same_texts_classified_afterwards_have_the_same_logits(bench: Bench, rater: Path):

@@ -10,7 +10,7 @@ import pytest
 from mlx_bulk.configs.cells import Cell
 from mlx_bulk.configs.cells import cells as cells_of
 from mlx_bulk.configs.sweep import SweepConfig
-from mlx_bulk.jobs.sweep.sweep import in_loading_order
+from mlx_bulk.jobs.sweep.sweep import in_loading_order, missing_paths
 from mlx_bulk.runner.models import model_pool
 
 from ...checkpoints import LLAMA, write_checkpoint
@@ -92,6 +92,16 @@ def test_no_order_of_cells_with_references_loads_fewer_models(models: list[str],
     ordered = in_loading_order(cells)
     assert sorted(cell.name for cell in ordered) == sorted(cell.name for cell in cells)
     assert loads_of(ordered) == min(map(loads_of, itertools.permutations(cells)))
+
+
+def test_reward_models_count_among_the_models_of_a_cell(tmp_path: Path):
+    base = {"job": "rollout", "model": "demo", "data": {"path": "demo:questions.jsonl"}, "prompt": {"text": "x"}}
+    there = str(tmp_path)
+    matrix: dict[str, Any] = {"rewards": [[{"model": f"{there}/a"}], [{"model": there}], [{"model": f"{there}/a", "weight": 2}]]}
+    config = SweepConfig.model_validate({"job": "sweep", "base": base, "matrix": matrix, "output": {"path": "out"}})
+    cells = cells_of(config, "x")
+    assert in_loading_order(cells) == [cells[0], cells[2], cells[1]]
+    assert missing_paths(cells) == [f"rewards[0].model.path: {there}/a does not exist; 2 of 3 cells will fail"]
 
 
 def test_cells_of_the_same_models_keep_their_order(bench: Bench):
