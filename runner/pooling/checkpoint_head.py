@@ -71,7 +71,8 @@ def checkpoint_head(folder: Path, config: Config, home: Path | None = None) -> C
     named = _activation(home, config)
     if (tokens := _logit_score(home)) is not None:
         return CheckpointHead(tokens, ("score",), named)
-    found = " and ".join(config.get("architectures") or [])
+    architectures = config.get("architectures") or []
+    found = architectures if isinstance(architectures, str) else " and ".join(map(str, architectures))
     for end, what in OTHER_TASKS.items():
         if found.endswith(end):
             raise ModelError(f"model.path: {folder} is a {visible(found)}, which {what}; {CURE}")

@@ -128,7 +128,7 @@ REFUSED: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
     ),
     "a value head": ({"v_head.summary.weight": (1, H)}, LLAMA, r"v_head\.summary\.weight: a value head, which is not served"),
     "ArmoRM": ({"regression_layer.weight": (19, H)}, LLAMA, r"several rewards under a gate \(ArmoRM, QRM\), which is not served"),
-    "tokens": ({"score.weight": (3, H)}, {"architectures": ["Qwen2ForTokenClassification"]}, "gives logits to each token"),
+    "tokens": ({"score.weight": (3, H)}, {"architectures": "Qwen2ForTokenClassification"}, "gives logits to each token"),
     "steps": ({"score.0.weight": (H, H)}, {"architectures": ["Qwen2ForProcessRewardModel"]}, "a score to each step of a solution"),
     "tokens of BERT": (
         {"classifier.weight": (3, H)},
