@@ -26,6 +26,7 @@ KILOBYTE = 1 if sys.platform == "darwin" else 1024  # what ru_maxrss counts in
 JOBS: dict[str, dict[str, Any]] = {
     "generate": {"job": "generate", "prompt": {"text": "{{ question }}"}, "sampling": {"max_tokens": 1, "temperature": 0}},
     "score": {"job": "score", "score": {"text": "{{ question }}"}},
+    "embed": {"job": "embed", "prompt": {"text": "{{ question }}"}, "embed": {"pooling": "mean"}},
 }
 
 

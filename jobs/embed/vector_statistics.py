@@ -67,14 +67,21 @@ def embed_closing(statistics: pa.Table) -> str:
     [row] = statistics.slice(0, 1).to_pylist()
     if not row["rows"]:
         return ""
-    cells = {"rows": row["rows"], "tokens": row["tokens"], "mean tokens": row["tokens"] / row["rows"], "most": row["most_tokens"]}
-    shown = [(name, figure(value)) for name, value in cells.items()]
-    shown += [("vector", f"{row['dimensions']} × {row['dtype']}")]
-    if row["norm_mean"] is not None:
-        shown += [(name, figure(round(row[f"norm_{name.removesuffix(' norm')}"], 6))) for name in ("mean norm", "min norm", "max norm")]
-    lines = align_columns(list(zip(*shown, strict=True)), 0)
+    lines = align_columns(list(zip(*vector_figures(row), strict=True)), 0)
     if cut := row["truncated"]:
         lines.append(
             f"{cut:,} of {row['rows']:,} texts were cut to the model's longest (column truncated; embed.too_long: error sets them aside)"
         )
     return "\n".join(lines)
+
+
+def vector_figures(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the figures of a row of statistics, each with its heading; none where there are no records."""
+    if not row["rows"]:
+        return []
+    cells = {"rows": row["rows"], "tokens": row["tokens"], "mean tokens": row["tokens"] / row["rows"], "most": row["most_tokens"]}
+    shown = [(name, figure(value)) for name, value in cells.items()]
+    shown += [("vector", f"{row['dimensions']} × {row['dtype']}")]
+    if row["norm_mean"] is not None:
+        shown += [(name, figure(round(row[f"norm_{name.removesuffix(' norm')}"], 6))) for name in ("mean norm", "min norm", "max norm")]
+    return shown

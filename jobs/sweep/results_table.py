@@ -17,6 +17,7 @@ from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import TABLE_FILE, stored_statistics
 from ...runner.store.paths import RunPaths
 from ..classify.closing import main_figures
+from ..embed.vector_statistics import vector_figures
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
 from ..terminal.tables import align_columns, count_text, figure, shorten, width_of
 from .sweep import CellOutcome
@@ -127,6 +128,8 @@ def _shown(row: Row) -> dict[str, str]:
         return {}
     if "mean_score" in row or "mean_margin" in row:
         return dict(main_figures(row))
+    if "norm_mean" in row:
+        return dict(vector_figures(row))
     if "completion_perplexity" in row:
         columns = GENERATED
     elif "degenerate" in row:

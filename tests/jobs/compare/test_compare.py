@@ -256,6 +256,15 @@ def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str, reason:
     assert f"{bench.root / name}: is not a run directory: {reason}" in done.stderr
 
 
+@pytest.mark.parametrize(("job", "settings"), [("embed", {"pooling": "mean"}), ("classify", {"true_token": "e"})])
+def test_runs_of_pooling_models_are_refused_with_what_serves_instead(bench: Bench, job: str, settings: dict[str, str]):
+    done = bench.score(rows=ROWS, job=job, prompt={"text": "{{ q }}"}, **{job: settings})
+    assert done.code == 0, done.stderr
+    refused = compare(done.output, done.output)
+    assert (refused.code, refused.stdout) == (5, "")
+    assert f"is a run of job: {job}, whose vectors mlx-bulk compare does not read; mlx-bulk verify --rescore" in refused.stderr
+
+
 def test_a_sweeps_folder_names_its_runs(bench: Bench):
     run = bench.run("--output", str(bench.root / "sweep/cell")).output
     assert compare(run.parent, run).stderr.endswith("expected the output folder of mlx-bulk run; runs in it are cell\n")

@@ -49,6 +49,18 @@ def test_each_cell_is_the_run_that_its_settings_make_alone(bench: Bench):
         assert table_of(bench.root / "out" / cell["name"] / "results").equals(alone.table)
 
 
+def test_a_sweep_over_the_settings_of_an_embedding_job(bench: Bench):
+    base = {name: section for name, section in base_of(bench).items() if name != "sampling"} | {"job": "embed"}
+    done = run(bench, base=base, matrix={"embed.pooling": ["mean", "lasttoken"], "embed.normalize": [True, False]})
+    assert done.code == 0, done.stderr
+    assert done.last_line == f"sweep: 4 of 4 cells complete -> {bench.root}/out"
+    found = table(bench).to_pylist()
+    assert [round(row["norm_mean"], 5) == 1 for row in found] == [True, False, True, False]
+    assert [row["rows"] for row in found] == [5] * 4
+    assert "mean norm" in done.stderr
+    assert "64 × float32" in done.stderr
+
+
 def test_the_same_command_continues_and_complete_cells_are_left(bench: Bench):
     assert run(bench, matrix={"data.limit": [2, 3]}).code == 0
     parts = {path: path.stat().st_mtime_ns for path in (bench.root / "out").rglob("part-*.arrow")}
