@@ -25,7 +25,7 @@ def ours(folder: Path, rows: list[Ids]) -> Callable[[], Vectors]:
     """The project's own pooler, as a run feeds it."""
     import shapes
     from mlx_bulk.configs.schema import BatchConfig, ModelConfig
-    from mlx_bulk.runner.checks.pooling_setup import pooling_setup
+    from mlx_bulk.runner.checks.pooling_setup import fit_pooling_model
     from mlx_bulk.runner.core.outcomes import Pooled
     from mlx_bulk.runner.core.requests import PoolRequest, TokenInput
     from mlx_bulk.runner.models.pooling_loader import load_pooling_model
@@ -37,7 +37,7 @@ def ours(folder: Path, rows: list[Ids]) -> Callable[[], Vectors]:
     assert head is not None
     width = json.loads((folder / "config.json").read_text())["hidden_size"]
     model = load_pooling_model(config, shapes.find_checkpoint(config), PoolingSpec(head, width), 1 << 40)
-    setup = pooling_setup(model, BatchConfig())
+    setup = fit_pooling_model(model, BatchConfig()).setup
     asked = [PoolRequest(row, (TokenInput(np.array(ids, np.int32)),)) for row, ids in enumerate(rows)]
 
     def work() -> Vectors:
