@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from ..jobs.support.bench import Bench
+from ..jobs.support.embed_runs import PROMPTS, embed, vectors
+from ..jobs.support.embed_runs import embedder as write_embedder
 
 TEXTS = ["What is 2 + 2?", "A longer prompt, with café, 東京 and 🙂 in it.", "O", "The king is dead.\n", " Enter a messenger."]
 ROWS = [{"q": text} for text in TEXTS]
@@ -49,6 +51,37 @@ def test_settings_are_those_of_the_job(bench: Bench, model: Path) -> None:
     short = mlx_bulk.load_embedder(model, **settings)
     assert short.dimensions == 8
     np.testing.assert_allclose(short.embed(TEXTS), stored(bench, ROWS, embed=settings), rtol=0, atol=1e-6)
+
+
+def test_prompts_are_the_models_or_ones_own(tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "model", default_prompt_name="passage")
+    local = mlx_bulk.load_embedder(folder)
+    assert (local.prompts, local.similarity) == (PROMPTS, "cosine")
+    query = local.embed(TEXTS, prompt_name="query")
+    np.testing.assert_allclose(query, vectors(embed(tmp_path, folder, texts=TEXTS, embed={"prompt_name": "query"})), rtol=0, atol=1e-6)
+    for ours, theirs in (
+        (local.embed(TEXTS, prompt=PROMPTS["query"]), query),
+        (local.embed(TEXTS), local.embed(TEXTS, prompt_name="passage")),
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    assert np.abs(local.embed(TEXTS, prompt="") - local.embed(TEXTS)).max() > 0.01
+    with pytest.raises(mlx_bulk.BulkError, match=r"embed\.prompt_name: found pasage; expected one of the model's: passage, query"):
+        local.embed(TEXTS, prompt_name="pasage")
+    with pytest.raises(mlx_bulk.BulkError, match=r"embed\.prompt_name: found query; expected null"):
+        local.embed(TEXTS, prompt_name="query", prompt="x")
+
+
+def test_a_text_that_fails_raises_or_is_nan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    local = mlx_bulk.load_embedder(write_embedder(tmp_path / "model"), max_length=8)
+    texts = ["two cats", "three good dogs " * 9, "a"]
+    with pytest.raises(mlx_bulk.BulkError, match="row 1 failed at too_long"):
+        local.embed(texts, too_long="error")
+    found = local.embed(texts, too_long="error", on_error="quarantine")
+    assert np.isnan(found).all(axis=1).tolist() == [False, True, False]
+    assert "1 of 3 texts have no vector, NaN stands in its place; texts[1] failed at too_long: the text has" in caplog.text
+    np.testing.assert_allclose(found[[0, 2]], local.embed(texts)[[0, 2]], rtol=0, atol=1e-6)
+    left = local.embed(texts, too_long="truncate_left")
+    assert np.isfinite(left).all()
 
 
 def test_no_texts_give_no_vectors(embedder: mlx_bulk.Embedder) -> None:
