@@ -44,7 +44,7 @@ class ClassifySettings(Section):
     )
     max_length: CountOrNull = Field(default=None, description="Most tokens of a text, chat or pair; null is the model's.")
     too_long: Literal["auto", "error", "truncate_left", "truncate_right"] = Field(
-        default="auto", description="What happens to more tokens; auto cuts texts and pairs on the right, and refuses chats."
+        default="auto", description="What happens to more tokens; auto cuts texts and pairs on the right, and refuses chats and answers."
     )
 
     @property

@@ -22,7 +22,7 @@ from ...runner.pooling.spec import PoolingSpec
 from ..generate.prompt_encoding import require_chat_template, require_vocabulary
 from ..score.choices import compile_label, label_index
 from .closing import classify_closing
-from .input_encoder import InputEncoder
+from .input_encoder import Cut, InputEncoder
 from .model_head import ModelHead, model_head, most_tokens
 from .pair_format import PairFormat, roles_in_template, shows_system_turn
 from .records import form_columns, form_values
@@ -143,8 +143,15 @@ class ClassifyJob:
         classify, checkpoint = self.config.classify, self.parts.checkpoint
         limit = most_tokens(classify.max_length, checkpoint, self._folder)
         types = encoder_class(checkpoint.config) is not None and checkpoint.config.get("type_vocab_size", 2) > 1
-        encoder = InputEncoder(self.parts.tokenizer, limit, classify.too_long, types)
+        encoder = InputEncoder(self.parts.tokenizer, limit, self._too_long, types)
         return RowInputs(self.config, self.parts.columns, encoder, self._pairs, self._variables)
+
+    @property
+    def _too_long(self) -> Cut:
+        """What happens to inputs that are too long. By default nothing is cut whose end counts: answers, and what a token follows."""
+        classify = self.config.classify
+        ends = classify.form == "preference" or classify.completion is not None or (classify.query is None and self._head.words is not None)
+        return "error" if classify.too_long == "auto" and ends else classify.too_long
 
     def requests(self, row: Row) -> list[PoolRequest]:
         """Returns the row's one request. Raises RowError."""

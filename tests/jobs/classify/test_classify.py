@@ -202,6 +202,27 @@ def test_a_pair_that_is_too_long_keeps_the_end_of_its_template() -> None:
     assert request.truncated == 1
 
 
+@pytest.mark.parametrize(
+    ("classify", "prompt", "cut"),
+    [
+        ({}, {"text": "{{ t }}"}, True),
+        ({}, {"user": "{{ t }}"}, False),
+        ({"completion": " so"}, {"text": "{{ t }}"}, False),
+        ({"chosen": "t", "rejected": "t"}, {}, False),
+        ({"true_token": "y"}, {"text": "{{ t }}"}, False),
+    ],
+)
+@pytest.mark.parametrize("too_long", ["auto", "truncate_right"])
+def test_by_default_nothing_is_cut_whose_end_counts(reward: Path, classify: Any, prompt: Any, cut: bool, too_long: str) -> None:
+    row = {"t": GOOD * 60}
+    job = job_of(reward, [row], {**classify, "too_long": too_long}, prompt=prompt)
+    if cut or too_long != "auto":
+        assert [request.truncated > 0 for request in job.requests(Row(0, "0", row))] == [True]
+        return
+    with pytest.raises(RowError, match="tokens, and the model takes 96; shorten it, or set"):
+        job.requests(Row(0, "0", row))
+
+
 # ------------------------------------------------------------------------------------------------- labels and settings
 
 
