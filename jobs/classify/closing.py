@@ -51,7 +51,7 @@ def figure_notes(row: Row) -> list[str]:
     elif "documents" in row and "acc" in row:
         notes.append("Accuracy: how often the right document is ranked first.")
     if cut := row["truncated"]:
-        notes.append(f"{count_text(cut, 'row')} {'was' if cut == 1 else 'were'} cut to the model's most tokens.")
+        notes.append(f"{count_text(cut, 'row')} {'was' if cut == 1 else 'were'} cut: longer than classify.max_length or the model allows.")
     if "labelled" in row and (missing := row["rows"] - row["labelled"]):
         notes.append(f"{count_text(missing, 'row')} {'has' if missing == 1 else 'have'} no label.")
     return notes

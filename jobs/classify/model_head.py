@@ -64,5 +64,7 @@ def _token(tokenizer: Tokenizer, text: str, name: str) -> int:
     if len(ids) != 1:
         pieces = ", ".join(repr(tokenizer.token_bytes(each).decode("utf-8", "replace")) for each in ids)
         how = f"{len(ids)} tokens of this model: {pieces}" if ids else "no token of this model"
-        raise ConfigError(f"classify.{name}: found {text!r}, which is {how}; expected a text of one token, such as yes or no")
+        raise ConfigError(
+            f"classify.{name}: found {text!r}, which is {how}; expected one token; try another spelling, such as Yes, or a space in front"
+        )
     return ids[0]

@@ -179,7 +179,7 @@ def test_documents_are_ranked_and_long_ones_cut(tmp_path: Path) -> None:
         np.testing.assert_allclose(record["scores"], [1 / (1 + math.exp(-logit)) for logit in record["logits"]], rtol=1e-6)
     cut = sum(record["truncated"] for record in done.records)
     assert 0 < cut < 8
-    assert f"{cut} row{' was' if cut == 1 else 's were'} cut to the model's most tokens." in done.stderr
+    assert f"{cut} row{' was' if cut == 1 else 's were'} cut: longer than classify.max_length or the model allows." in done.stderr
     page = reported(done.output)
     assert "1. document" in "".join(page.scripts)
 
@@ -218,3 +218,15 @@ def test_a_sweep_compares_instructions(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["run", str(tmp_path / "sweep.yaml"), "--no-supervised"])
     assert result.exit_code == 0, result.output
     assert "mean score" in result.stderr
+
+
+def test_two_runs_are_compared_by_their_settings_and_figures(three: Path, tmp_path: Path) -> None:
+    rows = [{"t": text} for text in texts(6, 8)]
+    for name, activation in (("a", "none"), ("b", "softmax")):
+        output = {"path": str(tmp_path / name)}
+        classify(tmp_path, three, rows, prompt={"text": "{{ t }}"}, classify={"activation": activation}, output=output)
+    result = CliRunner().invoke(cli, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert result.exit_code == 0, result.output
+    assert "records of classify are not held against each other" in result.output
+    for name in ("classify.activation", "mean_score", "share of good"):
+        assert name in result.output

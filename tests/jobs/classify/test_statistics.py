@@ -38,7 +38,7 @@ def test_ties_count_half_in_the_accuracy_of_preferences(tmp_path: Path) -> None:
     assert row["mean_margin_stderr"] == pytest.approx(math.sqrt(5 / 12), rel=1e-12)
     assert "62 ± 24" in text
     assert "Accuracy: how often chosen has the larger score; 1 tie counts half." in text
-    assert "1 row was cut to the model's most tokens." in text
+    assert "1 row was cut: longer than classify.max_length or the model allows." in text
 
 
 def test_labels_are_counted_and_confused_ones_shown(tmp_path: Path) -> None:
