@@ -184,12 +184,15 @@ def _flat_statistics(row: dict[str, Any]) -> dict[str, Any]:
     for function, figures in (row.get("reward_errors") or {}).items():
         counts = {f"errors.{kind}": failed and failed["count"] for kind, failed in (figures or {}).items()}
         nested.setdefault(function, {}).update(counts)
-    flat = {name: value for name, value in row.items() if name not in ("rewards", "pass_at", "reward_errors")}
+    shares = {f"share of {each['label']}": each["share"] for each in row.get("labels") or []}
+    flat = {name: value for name, value in row.items() if not isinstance(value, dict | list)} | shares
     return flat | _flat(nested, "rewards.")
 
 
 def _computed(side: ComparedRun, run: dict[str, Any]) -> pa.Table:
-    """Computes the statistics of the committed records."""
+    """Computes the statistics of the committed records; none of kinds whose figures need more than these (a classifier's labels)."""
+    if side.kind in _WITHOUT_PAIRS:
+        return pa.table({"of": ["all"]})
     if side.kind == "generate":
         return completion_stats.completion_statistics(side.path, None, None)
     if side.kind == "rollout":
