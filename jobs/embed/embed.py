@@ -1,7 +1,7 @@
 """``job: embed``: turns a row's text into token ids, and its vector into a record."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...configs.embed import EmbedConfig
+from ...configs.errors import ConfigError
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Outcome, Pooled
 from ...runner.core.requests import PoolRequest, Row
@@ -66,7 +67,11 @@ class EmbedJob:
         config, settings = self.parts.checkpoint.config, self.config.embed
         if self.config.data.format == "openai":
             settings = settings.model_copy(update={"dimensions": None})
-        return embedding_spec(chosen_head(settings, self.folder, config), hidden_size(config))
+        head = chosen_head(settings, self.folder, config)
+        whole = embedding_spec(replace(head, cut=None), hidden_size(config)).dimensions
+        if (wanted := self.config.embed.dimensions) is not None and wanted > whole:
+            raise ConfigError(f"embed.dimensions: found {wanted}; expected at most {whole}, the numbers of this model's vectors")
+        return embedding_spec(head, hidden_size(config))
 
     @property
     def samples(self) -> int:

@@ -121,6 +121,11 @@ def test_lengths_that_the_model_cannot_take_are_refused(tmp_path: Path, model: P
     assert "embed.max_length: found 2; expected at least 3, since the tokenizer puts 2 special tokens around each text" in done.stderr
 
 
+def test_more_dimensions_than_the_model_has_are_refused(tmp_path: Path, model: Path) -> None:
+    done = embed(tmp_path, model, code=2, embed={"dimensions": WIDTH + 1})
+    assert f"embed.dimensions: found {WIDTH + 1}; expected at most {WIDTH}, the numbers of this model's vectors" in done.stderr
+
+
 def test_without_modules_the_pooling_is_asked_for(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "llama")
     done = embed(tmp_path, model, code=2)
@@ -208,3 +213,16 @@ def test_the_report_shows_lengths_and_neighbours(whole: Done) -> None:
         assert words in page
     assert "▸" in page
     assert "two dogs and three cats cost more" in page
+
+
+def test_a_sweep_shows_figures_of_vectors(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"t": "a"}\n{"t": "two cats"}\n')
+    base = {"job": "embed", "model": str(model), "data": str(tmp_path / "rows.jsonl"), "prompt": {"text": "{{ t }}"}}
+    config = {"job": "sweep", "base": base, "matrix": {"embed.dimensions": [8, None]}, "output": str(tmp_path / "sweep")}
+    (tmp_path / "sweep.yaml").write_text(json.dumps(config))
+    result = CliRunner().invoke(cli, ["run", str(tmp_path / "sweep.yaml"), "--no-supervised"])
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0:6] for line in result.stderr.splitlines()[-3:-1]] == [
+        ["8", "2", "7", "3.500", "4", "8"],
+        ["null", "2", "7", "3.500", "4", "32"],
+    ]
