@@ -44,9 +44,10 @@ log = logging.getLogger("mlx_bulk")
 class InMemoryRollouts:
     """Samples the groups of a rollout job. A context manager; iterating it samples all rows in all rounds, from the first on.
 
-    Each item is a group: a ``pa.RecordBatch`` of n rows, one record a sample, in the columns of ``results/*.arrow`` (``schema``).
-    Groups of a shard (``batch.rows_per_shard`` rows) come in the order in which they finish. All of them come before the model is
-    given a row of the next shard. ``errors`` lists the rows that have no group in the last iteration, in the columns of ``errors/*.arrow``.
+    Each item is a group: a ``pa.RecordBatch`` of n rows, one record a sample (with ``select: best`` of one row), in the columns of
+    ``results/*.arrow`` (``schema``). Groups of a shard (``batch.rows_per_shard`` rows) come in the order in which they finish. All of
+    them come before the model is given a row of the next shard. ``errors`` lists the rows that have no group in the last iteration, in
+    the columns of ``errors/*.arrow``.
 
     Nothing is written to ``output.path``. Raises a BulkError where the command would end with one, RuntimeError after ``close``.
     """
