@@ -16,7 +16,8 @@ from ..encoders.encoder import Encoder
 from ..encoders.registry import encoder_class
 from ..encoders.settings import check_setting
 from .hidden_size import hidden_size
-from .spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
+from .sentence_folder import read_sentence_folder
+from .spec import ClassifierHead, EmbeddingHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead, embedding_spec
 from .weight_files import checkpoint_weights
 
 Config = dict[str, Any]
@@ -51,7 +52,7 @@ class CheckpointHead:
     name in small letters ("sigmoid", "identity"); None where they say nothing.
     """
 
-    head: ClassifierHead | TokenHead
+    head: ClassifierHead | EmbeddingHead | TokenHead
     label_names: tuple[str, ...]
     activation: str | None = None
 
@@ -65,12 +66,11 @@ def checkpoint_head(folder: Path, config: Config, home: Path | None = None) -> C
     """Reads which head the checkpoint in ``folder`` has. Raises ModelError, which names what was found, where it is not served.
 
     home: the folder of sentence-transformers' files, None for the same. Where LogitScore is among them, the model is a generative
-    reranker. Any other with a language model's head alone is refused.
+    reranker; where a Dense gives scores, it is a cross-encoder over pooled states. Any other with a language model's head alone is refused.
     """
-    home = home or folder
-    named = _activation(home, config)
-    if (tokens := _logit_score(home)) is not None:
-        return CheckpointHead(tokens, ("score",), named)
+    named = _activation(home or folder, config)
+    if (spec := _module_head(home or folder, config)) is not None:
+        return CheckpointHead(spec.head, _label_names(spec.dimensions, {}, folder), named)
     architectures = config.get("architectures") or []
     found = architectures if isinstance(architectures, str) else " and ".join(map(str, architectures))
     for end, what in OTHER_TASKS.items():
@@ -210,18 +210,21 @@ def _activation(folder: Path, config: Config) -> str | None:
     return str(named).rpartition(".")[2].lower() if named else None
 
 
-def _logit_score(folder: Path) -> TokenHead | None:
-    """Returns the tokens of sentence-transformers' LogitScore, None where the folder has no such module."""
-    modules = _json(folder / "modules.json")
-    for module in modules if isinstance(modules, list) else []:
-        if str(module.get("type", "")).rpartition(".")[2] == "LogitScore":
-            file = folder / str(module.get("path", "")) / "config.json"
-            said = _json(file)
-            yes, no = said.get("true_token_id"), said.get("false_token_id")
-            if not isinstance(yes, int):
-                raise ModelError(f"model.path: {file} names no true_token_id; expected a token's id; fetch the model anew")
-            return TokenHead(yes, no)
-    return None
+def _module_head(home: Path, config: Config) -> PoolingSpec | None:
+    """Returns the head that sentence-transformers' modules are; None where the transformer has its own."""
+    try:
+        said = read_sentence_folder(home)
+        if said.scores and said.head is not None:
+            return embedding_spec(said.head, hidden_size(config))
+    except ModelError as error:
+        raise ModelError(f"model.path: {error}") from error
+    if said.tokens is None:
+        return None
+    size = (config.get("text_config") or config).get("vocab_size")
+    for token in (said.tokens.yes, said.tokens.no):
+        if token is not None and isinstance(size, int) and not 0 <= token < size:
+            raise ModelError(f"model.path: {home}: LogitScore reads the token {token}, the model has {size} tokens; fetch the model anew")
+    return PoolingSpec(said.tokens, 1)
 
 
 def _json(path: Path) -> Any:

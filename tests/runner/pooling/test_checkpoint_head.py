@@ -10,7 +10,7 @@ import pytest
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.encoders.registry import ENCODERS
 from mlx_bulk.runner.pooling.checkpoint_head import checkpoint_head, find_head
-from mlx_bulk.runner.pooling.spec import ClassifierHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
+from mlx_bulk.runner.pooling.spec import ClassifierHead, DenseLayer, EmbeddingHead, HeadLinear, HeadNorm, PoolingSpec, TokenHead
 
 from ...encoder_checkpoints import tiny_bert, tiny_electra, tiny_modernbert, tiny_roberta
 from ...hf_classifiers import CLASSIFIERS
@@ -103,9 +103,39 @@ def test_logit_score_names_the_tokens_of_a_generative_reranker(tmp_path: Path):
     (path / "config_sentence_transformers.json").write_text(json.dumps({"activation_fn": "torch.nn.modules.linear.Identity"}))
     found = checkpoint_head(path, LLAMA)
     assert found.spec == PoolingSpec(TokenHead(7, 2), 1)
-    assert (found.label_names, found.activation) == (("score",), "identity")
+    assert (found.label_names, found.activation) == (("LABEL_0",), "identity")
     inner = folder(tmp_path / "0_Transformer", {})
     assert checkpoint_head(inner, LLAMA, path) == found
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(tmp_path: Path):
+    path = tmp_path / "1_LogitScore"
+    path.mkdir()
+    modules = [
+        {"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.LogitScore", "path": path.name},
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (path / "config.json").write_text(json.dumps({"true_token_id": 7, "false_token_id": 11}))
+    with pytest.raises(ModelError, match="LogitScore reads the token 11, the model has 11 tokens; fetch the model anew"):
+        checkpoint_head(tmp_path, LLAMA | {"vocab_size": 11})
+
+
+def test_a_dense_that_gives_scores_is_a_cross_encoders_head(tmp_path: Path):
+    modules = [
+        {"type": f"sentence_transformers.models.{kind}", "path": place}
+        for kind, place in (("Transformer", ""), ("Pooling", "1"), ("Dense", "2"))
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    dense = {"in_features": H, "out_features": 2, "activation_function": "torch.nn.modules.linear.Identity", "module_output_name": "scores"}
+    for place, settings in (("1", {"pooling_mode": "mean"}), ("2", dense)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "config.json").write_text(json.dumps(settings))
+    mx.save_safetensors(str(tmp_path / "2" / "model.safetensors"), {"linear.weight": mx.zeros((2, H)), "linear.bias": mx.zeros(2)})
+    found = checkpoint_head(tmp_path, LLAMA)
+    layer = DenseLayer(tmp_path / "2", H, 2, "Identity", bias=True)
+    assert found.spec == PoolingSpec(EmbeddingHead(("mean",), (layer,)), 2)
+    assert found.label_names == ("LABEL_0", "LABEL_1")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.pooling.spec import TokenHead
@@ -104,3 +105,29 @@ def test_the_winners_of_200_pairs_are_those_of_transformers(tmp_path: Path, arch
     apart = np.abs(truth[0] - truth[1]) > 1e-4
     assert apart.sum() > 190
     assert ((found[0] > found[1]) == (truth[0] > truth[1]))[apart].all()
+
+
+def test_a_cross_encoder_with_pooling_and_a_dense_is_sentence_transformers(tmp_path: Path):
+    import torch  # pyright: ignore[reportMissingImports]
+    from sentence_transformers import CrossEncoder  # pyright: ignore[reportMissingImports]
+    from sentence_transformers.base.modules import Dense, Transformer  # pyright: ignore[reportMissingImports]
+    from sentence_transformers.sentence_transformer.modules import Pooling  # pyright: ignore[reportMissingImports]
+
+    from ...encoder_checkpoints import tiny_bert
+
+    transformer = Transformer(str(tiny_bert(tmp_path / "bert")))
+    dense = Dense(32, 2, activation_function=torch.nn.Identity(), module_input_name="sentence_embedding", module_output_name="scores")
+    torch.nn.init.normal_(dense.linear.weight, std=0.5)
+    peer: Any = CrossEncoder(modules=[transformer, Pooling(32, "mean"), dense], device="cpu", activation_fn=torch.nn.Identity())
+    peer.save(str(tmp_path / "model"))
+    pairs = [("how many apples", "the cat had two apples"), ("what price", "a dog")]
+    truth = np.stack([peer.predict([pair])[0] for pair in pairs])
+    tokenizer: Any = transformer.tokenizer
+    ids = [tokenizer(*pair) for pair in pairs]
+    network = network_of(tmp_path / "model")
+    found = np.concatenate([typed_logits(network, each["input_ids"], each["token_type_ids"]) for each in ids])
+    np.testing.assert_allclose(found, truth, rtol=0, atol=BOUND)
+
+
+def typed_logits(network: Any, ids: list[int], types: list[int]) -> Any:
+    return np.array(network(mx.array([ids]), [len(ids)], None, mx.array([types])))
