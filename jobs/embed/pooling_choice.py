@@ -19,7 +19,7 @@ def chosen_head(settings: EmbedSettings, folder: SentenceFolder, config: dict[st
     head = folder.head
     if settings.pooling is not None:
         head = replace(head or EmbeddingHead(()), modes=(settings.pooling,))
-    if head is None:
+    if head is None or not head.modes:
         found = _without_pooling(folder.folder, folder.modules)
         raise ConfigError(f"embed.pooling: {found}; set it to one of {MODES}{pooling_advice(config)}")
     unit = any(isinstance(layer, Normalize) for layer in head.layers)
@@ -36,4 +36,6 @@ MODES = ", ".join(get_args(PoolingMode))
 def _without_pooling(folder: Path, modules: tuple[str, ...]) -> str:
     if not modules:
         return f"{folder} holds no modules.json, so nothing says how its hidden states become one vector"
+    if "Pooling" in modules:
+        return f"modules.json of {folder} names Pooling, whose config.json is not there (conversions to MLX leave it out)"
     return f"modules.json of {folder} names no Pooling module, but {', '.join(modules)}"

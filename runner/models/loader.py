@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mlx_bulk")
 
+_NAMED = 2  # of a list of parameters in a message
 Classes = Callable[[dict[str, Any]], tuple[Any, Any]]  # config -> what makes a network, and its arguments
 
 
@@ -198,9 +199,12 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
         return shapes
     if named := unread_weights(checkpoint.folder):
         return f"model.safetensors.index.json names {named}; fetch the model anew, all of its files into one folder"
-    more = len(str(error).strip().splitlines()) - 1
-    text = first_line(error, None) + (f" (and {more} more lines; --log-level debug shows them)" if more > 0 else "")
-    if text.startswith("Expected shape"):
+    lines = str(error).strip().splitlines()
+    shown = 1 + _NAMED if lines and lines[0].rstrip().endswith(":") else 1  # a list of names follows
+    more = len(lines) - shown
+    text = " ".join([first_line(error, None).rstrip(), *lines[1:shown]]).rstrip(",")
+    text += f" (and {more} more lines; --log-level debug shows them)" if more > 0 else ""
+    if text.startswith(("Expected shape", "Missing ", "Received ")):
         return f"config.json and the weights do not fit each other: {text}; fetch both anew from one place"
     return text
 

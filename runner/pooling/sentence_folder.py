@@ -38,7 +38,8 @@ VECTOR, SCORES = "sentence_embedding", "scores"  # what a module reads and write
 class SentenceFolder:
     """What a folder says. Without modules.json it has no head, but may have prompts and a longest text.
 
-    body: where the transformer's config.json, weights and tokenizer lie. head: None without a Pooling module. include_prompt: whether
+    body: where the transformer's config.json, weights and tokenizer lie. head: None without a Pooling module, and without modes where
+    its settings are not there (conversions leave them out). include_prompt: whether
     a prompt's tokens count in pooling. tokens: whose logits a generative reranker reads; None for other models. scores: the last Dense
     gives a cross-encoder's scores. messages: texts go through the chat template. prompts: name -> text. max_length: most tokens of a
     text, with the special ones; None without a limit.
@@ -156,24 +157,27 @@ def _modules(folder: Path) -> list[_Module]:
 
 def _head(modules: list[_Module], said: Settings) -> tuple[EmbeddingHead | None, bool, bool]:
     """Returns the head, whether a prompt counts, and whether the last layer gives a cross-encoder's scores."""
-    modes: tuple[PoolingMode, ...] = ()
+    modes: tuple[PoolingMode, ...] | None = None
     layers: list[DenseLayer | Normalize] = []
     include_prompt, output = True, VECTOR
     for module in modules[1:]:
-        if module.kind == "Transformer" or (module.kind == "Pooling" and modes):
+        if module.kind == "Transformer" or (module.kind == "Pooling" and modes is not None):
             raise ModelError(f"{module.folder.parent / MODULES} names {module.kind} twice; expected one Transformer and one Pooling")
         if module.kind == "Pooling":
             modes, include_prompt = _modes(module), bool(module.settings.get("include_prompt", True))
         elif module.kind in ("Dense", "Normalize"):
-            output = _output(module, output, pooled=bool(modes))
+            output = _output(module, output, pooled=modes is not None)
             layers.append(_dense(module) if module.kind == "Dense" else Normalize())
-    if not modes:
+    if modes is None:
         return None, True, False
     cut = said.get("truncate_dim")
     return EmbeddingHead(modes, tuple(layers), cut if isinstance(cut, int) and cut > 0 else None), include_prompt, output == SCORES
 
 
 def _modes(module: _Module) -> tuple[PoolingMode, ...]:
+    """Returns the modes of a Pooling module; none where its settings are not there."""
+    if not (module.folder / "config.json").is_file():
+        return ()
     named = module.settings.get("pooling_mode")
     if named is None:
         return tuple(mode for old, mode in OLD_MODES.items() if module.settings.get(old)) or ("mean",)
@@ -197,6 +201,8 @@ def _output(module: _Module, current: str, pooled: bool) -> str:
 
 def _dense(module: _Module) -> DenseLayer:
     config, path = module.settings, module.folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{module.folder} holds no config.json; fetch the model anew, with all its folders")
     sizes = [config.get(name) for name in ("in_features", "out_features")]
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ModelError(f"{path}: in_features and out_features are {sizes[0]} and {sizes[1]}; expected whole numbers of at least 1")

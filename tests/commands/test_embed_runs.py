@@ -135,6 +135,15 @@ def test_without_modules_the_pooling_is_asked_for(tmp_path: Path) -> None:
     close(np.linalg.norm(vectors(done), axis=1), 1)
 
 
+def test_a_conversion_without_the_settings_of_pooling_asks_for_it(tmp_path: Path) -> None:
+    """MLX conversions leave out 1_Pooling, and keep modules.json: a mean would be a guess."""
+    model = embedder(tmp_path / "model")
+    (model / "1_Pooling" / "config.json").unlink()
+    done = embed(tmp_path, model, code=2)
+    assert "names Pooling, whose config.json is not there (conversions to MLX leave it out); set it to one of cls," in done.stderr
+    assert embed(tmp_path, model, embed={"pooling": "mean"}).table.num_rows == 5
+
+
 def test_float16_rounds_and_its_overflow_is_an_error_of_the_row(tmp_path: Path) -> None:
     model = embedder(tmp_path / "model", normalize=False)
     write_modules(model, ("Pooling", {"pooling_mode": "mean"}), write_dense(model, 2, WIDTH, 4, activation_function="torch.nn.Identity"))

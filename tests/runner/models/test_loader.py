@@ -50,6 +50,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ({"hidden_size": 1.5, "vocab_size": "x\n"}, r"config\.json says hidden_size: 1\.5, vocab_size: 'x\\n'; expected"),
         ({"num_hidden_layers": 3}, r"Missing 9 parameters:.*more lines; --log-level debug shows them"),
+        (
+            {"num_hidden_layers": 3},
+            r"fit each other: Missing 9 parameters: model\.layers\.2\.\S+, model\.layers\.2\.\S+ \(and 7 more lines",
+        ),
     ],
 )
 def test_weights_and_config_that_do_not_fit(tmp_path: Path, tiny: Path, change: dict[str, Any], message: str):

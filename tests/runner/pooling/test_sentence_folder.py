@@ -106,6 +106,19 @@ def test_a_folder_without_modules_has_no_head(tmp_path: Path) -> None:
     assert (found.modules, found.head, found.prompts) == ((), None, {"query": "q: "})
 
 
+def test_a_conversion_without_1_pooling_has_layers_and_no_mode(tmp_path: Path) -> None:
+    write_modules(tmp_path, ("Pooling", {"pooling_mode": "cls"}), ("Normalize", {}))
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    assert read_sentence_folder(tmp_path).head == EmbeddingHead((), (Normalize(),))
+
+
+def test_a_dense_layer_without_settings_is_refused(tmp_path: Path) -> None:
+    write_modules(tmp_path, ("Pooling", {"pooling_mode": "cls"}), ("Dense", {}))
+    (tmp_path / "2_Dense" / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"2_Dense holds no config\.json; fetch the model anew, with all its folders"):
+        read_sentence_folder(tmp_path)
+
+
 KINDS = "Transformer, Pooling, Dense, Normalize, Dropout, LogitScore"
 
 
