@@ -67,11 +67,6 @@ def compare_runs(a: Path, b: Path, top: int) -> RunComparison:
             raise RunDirError(
                 f"{path}: is an evaluation, whose records mlx-bulk compare does not read; mlx-bulk status {path} shows its figures"
             )
-        if (job := run["config"]["job"]) in ("embed", "classify"):
-            raise RunDirError(
-                f"{path}: is a run of job: {job}, whose vectors mlx-bulk compare does not read; mlx-bulk verify --rescore {path} computes "
-                "some of them again, and exports of two runs can be held against each other by their keys"
-            )
     sides = [_compared_run(path, run) for path, run in zip((a, b), stored, strict=True)]
     alike = _family(sides[0].kind) == _family(sides[1].kind) and sides[0].kind not in _WITHOUT_PAIRS
     by_key = all(run["config"]["data"]["key"] is not None for run in stored)

@@ -256,15 +256,6 @@ def test_a_folder_that_is_no_run_gives_one_line(bench: Bench, name: str, reason:
     assert f"{bench.root / name}: is not a run directory: {reason}" in done.stderr
 
 
-@pytest.mark.parametrize(("job", "settings"), [("embed", {"pooling": "mean"}), ("classify", {"true_token": "e"})])
-def test_runs_of_pooling_models_are_refused_with_what_serves_instead(bench: Bench, job: str, settings: dict[str, str]):
-    done = bench.score(rows=ROWS, job=job, prompt={"text": "{{ q }}"}, **{job: settings})
-    assert done.code == 0, done.stderr
-    refused = compare(done.output, done.output)
-    assert (refused.code, refused.stdout) == (5, "")
-    assert f"is a run of job: {job}, whose vectors mlx-bulk compare does not read; mlx-bulk verify --rescore" in refused.stderr
-
-
 def test_a_sweeps_folder_names_its_runs(bench: Bench):
     run = bench.run("--output", str(bench.root / "sweep/cell")).output
     assert compare(run.parent, run).stderr.endswith("expected the output folder of mlx-bulk run; runs in it are cell\n")
@@ -275,13 +266,20 @@ def test_wrong_usage(bench: Bench):
     assert compare("a", "b", "--top", "-1").code == 2
 
 
-def test_runs_of_vectors_are_compared_without_documents(bench: Bench):
-    config = {"job": "embed", "prompt": {"text": "{{ q }}"}}
-    [a, b] = [bench.root / name for name in "ab"]
-    for folder, pooling in ((a, "mean"), (b, "cls")):
-        assert bench.score(rows=ROWS, embed={"pooling": pooling}, output={"path": str(folder)}, **config).code == 0
+@pytest.mark.parametrize(
+    ("job", "settings", "key", "values"),
+    [("embed", {"pooling": "mean"}, "pooling", ["mean", "cls"]), ("classify", {"true_token": "e"}, "false_token", [None, "a"])],
+)
+def test_runs_of_pooling_models_are_compared_without_documents(
+    bench: Bench, job: str, settings: dict[str, str], key: str, values: list[str | None]
+):
+    a, b = (bench.root / name for name in "ab")
+    for folder, value in zip((a, b), values, strict=True):
+        given = {job: {**settings, key: value}, "output": {"path": str(folder)}}
+        done = bench.score(rows=ROWS, job=job, prompt={"text": "{{ q }}"}, **given)
+        assert done.code == 0, done.stderr
     done = compare(a, b)
     assert (done.code, done.stderr) == (0, "")
-    assert "both are runs of embed: settings and statistics are compared, and no documents" in done.stdout
-    assert re.search(r"embed\.pooling +mean +cls", done.stdout)
-    assert "A is a run of embed, B of text" in compare(a, scored(bench, "c")).stdout
+    assert f"both are runs of {job}: settings and statistics are compared, and no documents" in done.stdout
+    assert re.search(rf"{job}\.{key} +{values[0] or '–'} +{values[1]}", done.stdout)
+    assert f"A is a run of {job}, B of text" in compare(a, scored(bench, "c")).stdout
