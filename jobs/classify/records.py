@@ -11,7 +11,10 @@ from .score_rule import ScoreRule, ranking
 Columns = list[tuple[str, pa.DataType]]
 
 LENGTHS: Columns = [("tokens", pa.int32()), ("truncated", pa.bool_())]
-PREFERENCE: Columns = [(name, pa.float32()) for name in ("chosen_score", "rejected_score", "margin")]
+PREFERENCE: Columns = [
+    ("logits", pa.list_(pa.float32(), 2)),
+    *((name, pa.float32()) for name in ("chosen_score", "rejected_score", "margin")),
+]
 FLOATS = pa.list_(pa.float32())
 DOCUMENTS: Columns = [("logits", FLOATS), ("scores", FLOATS), ("ranking", pa.list_(pa.int32()))]
 
@@ -34,7 +37,7 @@ def form_values(form: Form, rule: ScoreRule, logits: Floats, label: int | None) 
     """
     if form == "preference":
         chosen, rejected = rule.scores(logits[:, 0])
-        return {"chosen_score": chosen, "rejected_score": rejected, "margin": chosen - rejected}
+        return {"logits": logits[:, 0], "chosen_score": chosen, "rejected_score": rejected, "margin": chosen - rejected}
     if form == "documents":
         order = ranking(logits[:, 0])
         truth = {"true_label": label, "correct": None if label is None else bool(order[0] == label)}

@@ -76,7 +76,7 @@ def _plan_of_eval(source: ConfigSource, calibrate: bool, as_json: bool) -> str:
 
 
 @click.command()
-@click.argument("job", type=click.Choice(("generate", "score", "rollout", "embed", "sweep")), default="generate")
+@click.argument("job", type=click.Choice(("generate", "score", "rollout", "embed", "classify", "sweep")), default="generate")
 def init(job: str) -> None:
     """Prints a config of a JOB (generate where none is said) with all settings, explained, which runs as it is: save it, and run it."""
     from .init_config import config_text

@@ -65,6 +65,16 @@ EXAMPLES: dict[str, tuple[str, Values]] = {
             "output": {"path": "outputs/embed"},
         },
     ),
+    "classify": (
+        "Which of two signs the model would say next, for each of 20 sums and differences.",
+        {
+            "model": {"path": "demo"},
+            "data": {"path": "demo:choices.jsonl", "limit": 20},
+            "prompt": {"user": "{{ question }}", "prefill": "{{ question.split()[2] }}"},
+            "classify": {"true_token": " +", "false_token": " -", "label": "{{ operation == 'sum' }}"},
+            "output": {"path": "outputs/classify"},
+        },
+    ),
     "sweep": (
         "20 questions, answered at two temperatures in two wordings: four runs, and one table of them.",
         {

@@ -171,7 +171,7 @@ class _Shown:
         elif "ranking" in values:
             lines = [f"{place}. document {at}: {values['scores'][at]:.4g}" for place, at in enumerate(values["ranking"], start=1)]
             yield {"name": "ranking", "text": _cut("\n".join(lines))}
-        elif len(values.get("logits") or ()) > 1:
+        elif len(values.get("logits") or ()) > 1 and "margin" not in values:
             yield {"name": "logits", "text": _cut("  ".join(f"{logit:.4g}" for logit in values["logits"]))}
 
     def _tokens(self, name: str, values: Json, prefix: str, text: str | None, span: int | None) -> Json:

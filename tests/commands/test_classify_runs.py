@@ -134,6 +134,16 @@ def pairs(count: int) -> list[dict[str, Any]]:
 PREFERENCE = {"chosen": "chosen", "rejected": "rejected"}
 
 
+@pytest.mark.parametrize("form", ["preference", "documents"])
+def test_scores_are_computed_again_by_verify(reward: Path, tmp_path: Path, form: str) -> None:
+    rows = pairs(6) if form == "preference" else [{"q": text, "docs": texts(3, 9)} for text in texts(6, 7)]
+    done = classify(tmp_path, reward, rows, classify=PREFERENCE if form == "preference" else {"query": "{{ q }}", "documents": "docs"})
+    result = CliRunner().invoke(cli, ["verify", "--rescore", str(done.output)])
+    assert result.exit_code == 0, result.output
+    assert "anew     6 records" in result.output
+    assert "within float32's bounds" in result.output
+
+
 def test_a_preference_file_is_rewarded(reward: Path, tmp_path: Path) -> None:
     rows = pairs(20)
     rows[3]["rejected"] = rows[3]["chosen"]
@@ -149,6 +159,7 @@ def test_a_preference_file_is_rewarded(reward: Path, tmp_path: Path) -> None:
     scores = [record[name] for record in done.records for name in ("chosen_score", "rejected_score")]
     np.testing.assert_allclose(scores, again, atol=2e-5)
     assert np.std(scores) > 1
+    assert [record["logits"] for record in done.records] == np.reshape(scores, (-1, 2)).tolist()
     share = (sum(margin > 0 for margin in margins) + 0.5) / 19
     assert f"{100 * share:.0f} ± " in done.stderr
     assert "1 tie counts half." in done.stderr

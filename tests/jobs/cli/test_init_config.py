@@ -24,6 +24,7 @@ FEWER = {
     "score": "data.limit=2",
     "rollout": "data.limit=2",
     "embed": "data.limit=2",
+    "classify": "data.limit=2",
     "sweep": "base.data.limit=2",
 }
 
@@ -112,7 +113,7 @@ def test_lines_fit_a_terminal_but_for_the_schemas_path(job: str):
 
 def test_the_commands_in_its_head_stand_on_a_line_each():
     head = config_text("generate").splitlines()[:6]
-    assert "# Other jobs: mlx-bulk init score | rollout | embed | sweep" in head
+    assert "# Other jobs: mlx-bulk init score | rollout | embed | classify | sweep" in head
     assert "# It runs as it is: mlx-bulk run FILE" in head
 
 
