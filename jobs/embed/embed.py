@@ -27,7 +27,7 @@ from .pooling_choice import chosen_head
 from .text_choice import chosen_inputs
 from .text_inputs import TextInputs
 from .vector_statistics import embed_closing, embed_statistics
-from .vector_types import Ranges, stored_type, storing
+from .vector_types import Ranges, ranges_text, stored_type, storing
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class EmbedJob:
         metadata: dict[str | bytes, str | bytes] = {"dimensions": str(self.pooling.dimensions)}
         metadata["similarity"] = self.folder.similarity or "cosine"
         if self._ranges is not None:
-            metadata["ranges"] = self._ranges.astype("<f4").tobytes()
+            metadata["ranges"] = ranges_text(self._ranges)
         fields = [pa.field("row", pa.int64()), pa.field("key", pa.string())]
         fields += [pa.field("input", self.parts.kept)] if self.parts.kept is not None else []
         if self._lines is not None:

@@ -3,6 +3,7 @@
 The formulas are those of its ``quantize_embeddings`` and give the same bits. Knows no texts and no files.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,16 @@ def float16_vectors(vectors: Floats) -> NDArray[np.float16]:
         cure = "set embed.normalize to true, or embed.dtype to float32"
         raise RowError("store", f"the vector holds {largest:.6g}, and float16 ends at 65,504; {cure}", "Overflow")
     return halves
+
+
+def ranges_text(ranges: Ranges) -> str:
+    """Returns ranges as JSON, [smallest, largest], which read back as the same float32. Readers of Arrow want metadata to be text."""
+    return json.dumps([[float(str(number)) for number in bounds] for bounds in ranges])
+
+
+def ranges_of(field: pa.Field) -> Ranges:
+    """Returns the ranges that the field of int8 vectors says."""
+    return np.array(json.loads((field.metadata or {})[b"ranges"]), np.float32)
 
 
 def int8_vectors(vectors: Floats, ranges: Ranges) -> NDArray[np.int8]:

@@ -19,6 +19,7 @@ from ...runner.store.results import read_results
 from ...runner.text.prompt_templates import compile_template
 from ..embed.calibration import COLUMN
 from ..embed.vector_statistics import stored_dtype, vector_norms
+from ..embed.vector_types import ranges_of
 from ..terminal.tables import shorten
 from .bins import Bins
 
@@ -86,7 +87,7 @@ def directions(vectors: pa.FixedSizeListArray, about: pa.Field) -> Floats:
     if (dtype := stored_dtype(about)) == "ubinary":
         stored = 2.0 * np.unpackbits(stored, axis=1)[:, : int(metadata[b"dimensions"])] - 1.0
     elif dtype == "int8":
-        least, most = np.frombuffer(metadata[b"ranges"], "<f4").reshape(2, -1)
+        least, most = ranges_of(about)
         stored = least + (stored.astype(np.float32) + 128.5) * ((most - least) / 255)
     floats: NDArray[Any] = stored.astype(np.float32)
     return floats / np.maximum(np.linalg.norm(floats, axis=1, keepdims=True), 1e-12)

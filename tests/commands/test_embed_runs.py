@@ -6,12 +6,13 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
-from mlx_bulk.jobs.embed.vector_types import int8_vectors
+from mlx_bulk.jobs.embed.vector_types import int8_vectors, ranges_of
 
 from ..checkpoints import write_checkpoint
 from ..jobs.support.bench import Done
@@ -170,10 +171,16 @@ def test_int8_takes_its_ranges_from_vectors_of_before(tmp_path: Path, model: Pat
         )
         field = done.table.schema.field("embedding")
         assert field.type == pa.list_(pa.int8(), WIDTH)
-        assert np.array_equal(np.frombuffer(field.metadata[b"ranges"], "<f4").reshape(2, WIDTH), ranges)
+        assert np.array_equal(ranges_of(field), ranges)
         again = int8_vectors(full, ranges)
         assert np.abs(vectors(done).astype(int) - again.astype(int)).max() <= 1  # float32 sums over other batches
     assert "norm" not in done.stderr
+    export(done.output, "parquet", tmp_path / "int8.parquet")
+    for frame in (
+        pl.read_parquet(tmp_path / "int8.parquet"),
+        pl.read_ipc(done.output / "results" / "part-00000000.arrow"),
+    ):
+        assert frame.schema["embedding"] == pl.Array(pl.Int8, WIDTH)  # its reader takes no metadata but text
 
 
 def test_other_ranges_are_another_run(tmp_path: Path, model: Path) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from mlx_bulk.jobs.embed.vector_types import stored_type, storing
+from mlx_bulk.jobs.embed.vector_types import ranges_text, stored_type, storing
 from mlx_bulk.jobs.report_data import vector_figures
 from mlx_bulk.jobs.report_data.vector_figures import VectorFigures, directions
 
@@ -13,7 +13,7 @@ RANGES = np.stack([VECTORS.min(axis=0), VECTORS.max(axis=0)])
 
 
 def batch(dtype: str, at: slice = slice(None)) -> pa.RecordBatch:
-    metadata: dict[str | bytes, str | bytes] = {"dimensions": "20", "ranges": RANGES.tobytes()}
+    metadata: dict[str | bytes, str | bytes] = {"dimensions": "20", "ranges": ranges_text(RANGES)}
     field = pa.field("embedding", stored_type(dtype, 20), metadata=metadata)
     stored = storing(dtype, RANGES)(VECTORS[at])
     column = pa.FixedSizeListArray.from_arrays(pa.array(stored.ravel()), type=field.type)
