@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 from ...kernels import attention, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
-from .both_ways_mask import BothWays
+from .cache_stand_ins import BothWays, PrefixView
 from .call_context import CallContext, context_of
 from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, run_kernel
-from .prefix_view import PrefixView
 from .ragged_kv_cache import RaggedKVCache
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}

@@ -16,6 +16,7 @@ from ...kernels import elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
 from ...kernels.recurrent import short_convolution
 from .call_context import CallContext, ListedProduct
+from .scaled_embedding import ScaledEmbedding
 
 Made = TypeVar("Made")
 VOCABULARY = 8192  # outputs: a projection with so many makes logits, which may stay unread
@@ -86,6 +87,10 @@ class FastEmbedding(nn.Embedding):
         if self.training or not _computes(self._context, x, weight):
             return _listed(self._context, super().as_linear(x), x, weight)
         return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
+
+
+class FastScaledEmbedding(FastEmbedding, ScaledEmbedding):
+    """``ScaledEmbedding`` with that kernel."""
 
 
 class FastConv1d(nn.Conv1d):
@@ -201,6 +206,7 @@ LAYERS: dict[type, type] = {
     nn.Linear: FastLinear,
     SwitchLinear: FastSwitchLinear,
     nn.Embedding: FastEmbedding,
+    ScaledEmbedding: FastScaledEmbedding,
     nn.Conv1d: FastConv1d,
     nn.RMSNorm: FastRMSNorm,
     nn.LayerNorm: FastLayerNorm,

@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from ...kernels.backend import device_name
+from .cache_stand_ins import PrefixView
 from .cpu_blocks import row_cache, serves
-from .prefix_view import PrefixView
 from .ragged_kv_cache import STEP, RaggedKVCache
 
 

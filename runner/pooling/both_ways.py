@@ -4,11 +4,8 @@ rows of 4 and 2 tokens     a b c d      each token sees all of its row, or those
                            e f . .      a pad sees its row and itself, so that no sum is over nothing
 """
 
-from math import sqrt
 from typing import Any
 
-import mlx.core as mx
-from mlx_lm.models import gemma3_text
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from ..core.errors import ModelError
@@ -42,28 +39,3 @@ def require_attention(network: Any) -> int:
             found = f"a layer keeps a state ({type(cache).__name__}) that reads forwards alone"
             raise ModelError(f"config.json asks for attention both ways, and {found}; use another model")
     return len(caches)
-
-
-def exact_scale(network: Any) -> None:
-    """Has Gemma 3 scale its embeddings by the root of the hidden size in float32: mlx-lm rounds the root to bfloat16."""
-    for module in network.modules():
-        if isinstance(module, gemma3_text.Gemma3Model):
-            root = sqrt(module.args.hidden_size)
-            rounded = float(mx.array(root, mx.bfloat16).astype(mx.float32))
-            embedding: Any = module.embed_tokens
-            embedding.__class__ = _scaled(type(embedding))
-            embedding.factor = root / rounded
-
-
-def _scaled(kind: Any) -> type:
-    """Returns a class of embeddings of this kind that multiplies its vectors in float32; as an LM head it is as before."""
-
-    class ScaledEmbedding(kind):
-        """An embedding whose vectors are multiplied by ``factor``."""
-
-        def __call__(self, tokens: mx.array) -> mx.array:
-            """Returns vectors [..., H] of token ids [...]."""
-            vectors: mx.array = super().__call__(tokens)
-            return vectors * self.factor if vectors.dtype == mx.float32 else vectors
-
-    return ScaledEmbedding

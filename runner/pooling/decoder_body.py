@@ -10,10 +10,10 @@ import mlx.core as mx
 from mlx import nn
 
 from ..core.errors import ModelError
-from ..layers.both_ways_mask import BothWays
+from ..layers.cache_stand_ins import BothWays
 from ..layers.lm_head import Head
 from ..layers.network import Network
-from .both_ways import exact_scale, reads_both_ways, require_attention, window_of
+from .both_ways import reads_both_ways, require_attention, window_of
 
 TRIAL = ([5, 6, 7, 8], [5, 6, 7, 9])  # ids that every vocabulary has: two texts that differ in their last token
 
@@ -28,7 +28,6 @@ class DecoderBody(nn.Module):
         self._both = reads_both_ways(config)
         self._layers = require_attention(network) if self._both else 0
         self._window = window_of(config)
-        exact_scale(network)
 
     @property
     def call(self) -> Network:

@@ -27,7 +27,7 @@ SIZES: dict[str, Any] = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "decoder_sparse_step": 1, "norm_topk_prob": True}
 GEMMA = {
-    "hidden_size": 64,  # its root is exact in bfloat16, in which mlx-lm scales Gemma's embeddings
+    "hidden_size": 96,  # its root is not exact in bfloat16, in which mlx-lm scales Gemma's embeddings
     "sliding_window": 16,
     "num_hidden_layers": 6,  # of which the last is full, as in every Gemma 3
     "layer_types": [*["sliding_attention"] * 5, "full_attention"],

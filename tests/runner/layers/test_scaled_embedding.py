@@ -1,0 +1,56 @@
+"""Tests that Gemma 3's embeddings are scaled by the root of their size in float32, and by mlx-lm's rounded one in half precision."""
+
+from math import sqrt
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx import nn
+from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
+from mlx_bulk.runner.layers.scaled_embedding import ScaledEmbedding, scale_exactly
+from mlx_lm.models import gemma3_text, llama
+
+HIDDEN = 96  # its root is not exact in bfloat16
+SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 6, "head_dim": 16, "vocab_size": 32}
+HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+ROUNDED = float(mx.array(sqrt(HIDDEN), mx.bfloat16).astype(mx.float32))
+
+
+def gemma() -> Any:
+    return gemma3_text.Model(gemma3_text.ModelArgs(model_type="gemma3_text", **SIZES, **HEADS))
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_vectors_are_scaled_by_the_whole_root_and_the_head_is_not(patched: bool):
+    network = gemma()
+    plain, ids = np.array(network.model.embed_tokens.weight), mx.array([[3, 5]])
+    head = np.array(network.model.embed_tokens.as_linear(mx.ones((1, HIDDEN))))
+    scale_exactly(network)
+    if patched:
+        patch_layers(network)
+    vectors = np.array(network.model.embed_tokens(ids)) * np.float32(ROUNDED)  # as the body goes on
+    np.testing.assert_allclose(vectors[0], plain[[3, 5]].astype(np.float64) * sqrt(HIDDEN), rtol=3e-7)
+    assert abs(ROUNDED / sqrt(HIDDEN) - 1) > 1e-4
+    np.testing.assert_allclose(np.array(network.model.embed_tokens.as_linear(mx.ones((1, HIDDEN)))), head, rtol=1e-4, atol=1e-6)
+
+
+def test_it_is_not_done_twice_and_outlives_the_kernels():
+    network = gemma()
+    for _ in range(2):
+        scale_exactly(network)
+    patch_layers(network)
+    unpatch_layers(network)
+    embedding = network.model.embed_tokens
+    assert type(embedding) is ScaledEmbedding
+    assert embedding.factor == pytest.approx(sqrt(HIDDEN) / ROUNDED)
+    assert embedding.parameters().keys() == {"weight"}
+
+
+def test_half_precision_and_other_models_stay():
+    half = gemma()
+    half.set_dtype(mx.bfloat16)
+    other = llama.Model(llama.ModelArgs(model_type="llama", rms_norm_eps=1e-5, **SIZES, **HEADS))
+    for network in (half, other):
+        scale_exactly(network)
+        assert type(network.model.embed_tokens) is nn.Embedding
