@@ -8,6 +8,7 @@ Short texts go through the network in a batch, and each alone. Where their vecto
 For deterministic mode it tests what a text's bits in a batch depend on. Knows models, not their names.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -45,9 +46,9 @@ class TextBatching:
     reason: str = ""
 
 
-def find_text_batching(network: Any, vocabulary: int, spec: PoolingSpec) -> TextBatching:
-    """Finds the fastest way in which texts get the same vectors as each text alone."""
-    texts = random_ids(np.random.default_rng(0), vocabulary, LENGTHS)
+def find_text_batching(network: Any, vocabulary: int, spec: PoolingSpec, positions: int = sys.maxsize) -> TextBatching:
+    """Finds the fastest way in which texts get the same vectors as each text alone. positions: the most tokens that the model takes."""
+    texts = random_ids(np.random.default_rng(0), vocabulary, [min(length, positions) for length in LENGTHS])
     alone = np.concatenate([pooled(network, [ids]) for ids in texts])
     allowed = _allowed(network, spec, alone, 0.0)
     reason = "" if np.isfinite(alone).all() else "vectors of random tokens hold NaN or infinity"
@@ -73,7 +74,7 @@ def fixed_slots_alike(network: Any, vocabulary: int, limits: Limits, positions: 
     Some kernels of a BLAS sum the last rows of a product in another way than the first, and a batch without pads may take another way.
     """
     rng = np.random.default_rng(3)
-    rows, width = fixed_shape(limits, TRIAL_LENGTH, positions)
+    rows, width = fixed_shape(limits, min(TRIAL_LENGTH, positions), positions)
     shapes = {(rows, width), (rows // 2 + 1, width), (min(rows, 3), width)}
     pads = 0 if limits.equal_lengths else 3
     for rows, width in sorted(shape for shape in shapes if shape[0] > 1):

@@ -48,7 +48,7 @@ class PoolingFit:
 def fit_pooling_model(model: LanguageModel, config: BatchConfig) -> PoolingFit:
     """Checks a loaded pooling model and makes its setup. Logs one line. Raises OutOfRoom where memory does not hold the weights."""
     assert model.pooling is not None, "a pooling model"
-    batching = find_text_batching(model.network, model.vocabulary, model.pooling)
+    batching = find_text_batching(model.network, model.vocabulary, model.pooling, _positions(model))
     setup = expected_pooling_setup(model, config, batching)
     if setup.static and setup.limits.rows > 1:
         setup = setup.with_features(any_slot=fixed_slots_alike(model.network, model.vocabulary, setup.limits, setup.positions))
@@ -64,8 +64,6 @@ def expected_pooling_setup(model: LanguageModel, config: BatchConfig, batching: 
     batching = batching or TextBatching("padded")
     limits = _limits(model, config, batching)
     features = BatchFeatures(padded=batching.way == "padded", right_padded=batching.way == "padded")
-    encoder = encoder_class(model.checkpoint.config)
-    positions = sys.maxsize if encoder is None else encoder.max_positions(model.checkpoint.config)
     return Setup(
         model.network,
         model.vocabulary,
@@ -73,9 +71,15 @@ def expected_pooling_setup(model: LanguageModel, config: BatchConfig, batching: 
         LogprobOptions(),
         features,
         static=config.deterministic,
-        positions=positions,
+        positions=_positions(model),
         dimensions=0 if model.pooling is None else model.pooling.dimensions,
     )
+
+
+def _positions(model: LanguageModel) -> int:
+    """Returns the most tokens that the network takes, pads included."""
+    encoder = encoder_class(model.checkpoint.config)
+    return sys.maxsize if encoder is None else encoder.max_positions(model.checkpoint.config)
 
 
 def _limits(model: LanguageModel, config: BatchConfig, batching: TextBatching) -> Limits:

@@ -5,6 +5,7 @@ Weights are packed at the first call, and again where they have changed. Pads ar
 """
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,17 +142,17 @@ def _fast(original: Any) -> Any:
 CLASSES.update({original: _fast(original) for original in (PostNormBlock, PreNormBlock)})
 
 
-def substitute_blocks(encoder: Encoder, vocabulary: int) -> tuple[str, ...]:
+def substitute_blocks(encoder: Encoder, vocabulary: int, positions: int = sys.maxsize) -> tuple[str, ...]:
     """Gives an encoder's layers our classes and tries it before and after. Returns the names of the kernels in use.
 
-    Where a call crashes or states differ, mlx's own layers are put back and one warning says so. ``kernel_injection.restore`` takes the
-    classes off again.
+    positions: the most tokens that the model takes. Where a call crashes or states differ, mlx's own layers are put back and one warning
+    says so. ``kernel_injection.restore`` takes the classes off again.
     """
     if native.library() is None:
         return ()
     unpatch_layers(encoder)
     rng = np.random.default_rng(2)
-    rows = [rng.integers(0, vocabulary, n) for n in LENGTHS]
+    rows = [rng.integers(0, vocabulary, min(n, positions)) for n in LENGTHS]
     truth = _states(encoder, rows)
     patch_layers(encoder)
     context = context_of(encoder)

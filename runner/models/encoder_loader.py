@@ -20,7 +20,8 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> La
         mx.eval(network.parameters())
     log_quantized(need, memory)
     model = _described(network, checkpoint)
-    return replace(model, substitutes=substitute_blocks(network, model.vocabulary))
+    positions = type(network).max_positions(checkpoint.config)
+    return replace(model, substitutes=substitute_blocks(network, model.vocabulary, positions))
 
 
 def outline_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:

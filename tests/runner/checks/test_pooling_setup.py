@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.configs.schema import BatchConfig, ModelConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.checks.engine_setup import expected_setups, fit
 from mlx_bulk.runner.checks.row_limits import row_check
 from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import PoolRequest
-from mlx_bulk.runner.models.checkpoint import Checkpoint
+from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel
+from mlx_bulk.runner.models.pooling_loader import load_pooling_model
 from mlx_bulk.runner.pooling.head_network import head_network
 from mlx_bulk.runner.pooling.spec import EmbeddingHead, PoolingSpec
 from mlx_bulk.runner.pooling.vectors import PoolingNetwork
@@ -94,3 +95,13 @@ def test_a_text_longer_than_the_table_of_positions_is_refused(model: LanguageMod
     check = row_check(fitted(model)[0], BERT)
     assert check(PoolRequest(0, tuple(texts_of((128,))))) is None
     assert check(PoolRequest(0, tuple(texts_of((129,))))) == "129 tokens are more than the model's 128 positions; lower max_length to that"
+
+
+@pytest.mark.parametrize("positions", [9, 40])
+def test_a_model_of_few_positions_is_tried_with_texts_that_it_takes(tmp_path: Path, positions: int):
+    folder = tiny_bert(tmp_path / "short", max_position_embeddings=positions)
+    config = ModelConfig(path=str(folder))
+    model = load_pooling_model(config, find_checkpoint(config), SPEC, 1 << 30)
+    for deterministic in (False, True):
+        setup, about = fitted(model, deterministic=deterministic)
+        assert (setup.positions, about["probe"]["way"], about["probe"]["reason"]) == (positions, "padded", "")
