@@ -67,6 +67,8 @@ class ClassifySettings(Section):
             there, missing = ("rejected", "chosen") if self.chosen is None else ("chosen", "rejected")
             raise contradiction(there, f"found no classify.{missing}; expected both: a preference is between two answers")
         if self.chosen is not None:
+            if self.chosen == self.rejected:
+                raise contradiction("rejected", f"found {self.rejected}, as classify.chosen; expected the column of the worse answer")
             for name in ("query", "completion", "label"):
                 if getattr(self, name) is not None:
                     raise contradiction(name, "expected null, since classify.chosen and classify.rejected are compared; remove it")
@@ -79,7 +81,7 @@ class ClassifySettings(Section):
         if self.false_token is not None and self.true_token is None:
             raise contradiction("false_token", "expected null, since there is no classify.true_token; give that too, or remove it")
         if self.true_token is not None and self.true_token == self.false_token:
-            raise contradiction("false_token", f"found {self.false_token}, as classify.true_token; expected another token")
+            raise contradiction("false_token", f'found "{self.false_token}", as classify.true_token; expected another token')
         return self
 
 

@@ -34,6 +34,11 @@ class InputEncoder:
         self._tokenizer, self._limit, self._too_long = tokenizer, limit, too_long
         self._types = types and "token_type_ids" in tokenizer.hf.model_input_names
 
+    @property
+    def takes_chats(self) -> bool:
+        """Whether there is a chat template."""
+        return self._tokenizer.has_chat_template
+
     def text(self, text: str) -> tuple[TokenInput, bool]:
         """Encodes one text, with the special tokens that the tokenizer adds. A BOS that the text brings is not doubled."""
         ids = self._tokenizer.encode(text).ids

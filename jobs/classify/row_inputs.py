@@ -75,9 +75,15 @@ class RowInputs:
 
         def inputs(row: Columns) -> Inputs:
             before = prompt(row)
-            return _inputs([self._rendered(_answered(before, _answer(row, path, option), option)) for option, path in sides])
+            return _inputs([self._compared(_answered(before, _answer(row, path, option), option), option) for option, path in sides])
 
         return inputs
+
+    def _compared(self, rendered: Rendered, option: str) -> tuple[TokenInput, bool]:
+        if isinstance(rendered, Chat) and not self._encoder.takes_chats:  # the column's own messages: no setting told of them before
+            cure = "set prompt.chat_template, or give texts"
+            raise RowError("template", f"{option}: found messages, and the model's tokenizer has no chat template; {cure}")
+        return self._rendered(rendered)
 
     def _rendered(self, rendered: Rendered) -> tuple[TokenInput, bool]:
         if isinstance(rendered, Text):

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from ...configs.errors import BulkError, ConfigError
 from ...runner.core.arrays import Floats
 from ...runner.store.results import read_results
+from ..terminal.tables import count_text
 from .vector_types import Ranges
 
 COLUMN = "embedding"
@@ -34,7 +35,7 @@ def read_ranges(path: str, dimensions: int) -> Ranges:
         if len(vectors):
             least, most, rows = np.minimum(least, vectors.min(axis=0)), np.maximum(most, vectors.max(axis=0)), rows + len(vectors)
     if rows < 2:
-        raise ConfigError(f"{_KEY}: {path} holds {rows} vectors; expected at least 2, better some hundred")
+        raise ConfigError(f"{_KEY}: {path} holds {count_text(rows, 'vector')}; expected at least 2, better some hundred")
     return np.stack([least, most])
 
 

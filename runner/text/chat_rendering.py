@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Template
 
 from ..core.errors import RowError
+from .jinja_sandbox import require_characters
 from .metered_sandbox import MeteredEnvironment
 from .render_costs import WORDY, Unsure, pay, size_of
 from .render_process import SECONDS, TooMuch, render_apart
@@ -63,7 +64,9 @@ def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 def _tried(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
     try:
-        return _bounded(template, messages, variables, marks, SECONDS)
+        found = _bounded(template, messages, variables, marks, SECONDS)
+        require_characters(found[0])
+        return found
     except TooMuch as error:
         raise RowError("template", f"the chat template {error.on('these messages')}") from error
     except Exception as error:  # templates raise what they like

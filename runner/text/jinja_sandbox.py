@@ -67,13 +67,27 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def render(template: Template, values: Mapping[str, Any]) -> str:
-    """Returns the template's text. Raises SecurityError once it is longer than CHARACTERS, and any error of the template."""
+    """Returns the template's text. Raises SecurityError once it is longer than CHARACTERS, and ValueError as ``require_characters``.
+
+    Raises any error of the template too.
+    """
     text = StringIO()
     for piece in template.generate(values):
         text.write(piece)
         if text.tell() > CHARACTERS:
             _require(text.tell())
-    return text.getvalue()
+    whole = text.getvalue()
+    require_characters(whole)
+    return whole
+
+
+def require_characters(text: str) -> None:
+    """Raises ValueError for half of a surrogate pair: Python and JSON write it, and no tokenizer reads it."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("the text holds half of a surrogate pair (\\ud800-\\udfff), which is no character") from None
 
 
 def _bounded(filter_: Callable[..., Any]) -> Callable[..., Any]:

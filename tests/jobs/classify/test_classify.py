@@ -126,6 +126,14 @@ def test_an_answer_of_another_kind_is_an_error_of_its_row(reward: Path, row: Any
     assert said in str(error.value)
 
 
+def test_a_chat_for_a_model_without_a_chat_template_is_an_error_of_its_row(cross: Path) -> None:
+    row = {"chosen": [ASKED, ANSWERED], "rejected": BAD}
+    with pytest.raises(
+        RowError, match=r"classify\.chosen: found messages, and the model's tokenizer has no chat template; set prompt\.chat"
+    ):
+        ids_of(job_of(cross, [row], PREFERENCE), row)
+
+
 # ------------------------------------------------------------------------------------------------- pairs and documents
 
 
@@ -208,13 +216,13 @@ def test_a_pair_that_is_too_long_keeps_the_end_of_its_template() -> None:
         ({}, {"text": "{{ t }}"}, True),
         ({}, {"user": "{{ t }}"}, False),
         ({"completion": " so"}, {"text": "{{ t }}"}, False),
-        ({"chosen": "t", "rejected": "t"}, {}, False),
+        ({"chosen": "t", "rejected": "u"}, {}, False),
         ({"true_token": "y"}, {"text": "{{ t }}"}, False),
     ],
 )
 @pytest.mark.parametrize("too_long", ["auto", "truncate_right"])
 def test_by_default_nothing_is_cut_whose_end_counts(reward: Path, classify: Any, prompt: Any, cut: bool, too_long: str) -> None:
-    row = {"t": GOOD * 60}
+    row = {"t": GOOD * 60, "u": GOOD * 60}
     job = job_of(reward, [row], {**classify, "too_long": too_long}, prompt=prompt)
     if cut or too_long != "auto":
         assert [request.truncated > 0 for request in job.requests(Row(0, "0", row))] == [True]

@@ -73,7 +73,7 @@ def test_what_gives_no_ranges_is_named(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "texts.parquet")
     for name, found in {
-        "one.npy": "holds 1 vectors; expected at least 2",
+        "one.npy": "holds 1 vector; expected at least 2",
         "whole.npy": r"holds int64 of shape \[4, 19\]; expected",
         "nan.npy": "holds NaN or infinity",
         "text.npy": "cannot be read",

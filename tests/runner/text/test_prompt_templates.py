@@ -129,6 +129,7 @@ def test_code_in_columns_is_never_run(value: str) -> None:
         ("{{ m.update({}) }}", "may not do this"),
         ("{{ s.strip }}", "is a function"),
         ("{{ s / 2 }}", "TypeError"),
+        ("{{ '\\ud800' }}", r"the text holds half of a surrogate pair \(\\ud800-\\udfff\), which is no character"),
         ("{{ range(10 ** 9) | list }}", "OverflowError"),
         ("{{ l }}", r"prompt.text: 'l' is a list; write {{ l \| join }} or {{ l \| tojson }}$"),
         ("{{ m }}", r"'m' is a mapping; write {{ m.key }} or {{ m \| tojson }}"),

@@ -156,6 +156,11 @@ def test_a_chat_template_that_writes_bos_gives_one():
     assert prompt.offsets[1] == len("<|endoftext|>")
 
 
+def test_a_chat_with_half_of_a_surrogate_pair_fails_its_row():
+    with pytest.raises(RowError, match=r"the chat template refuses the messages: the text holds half of a surrogate pair"):
+        demo().encode_chat([{"role": "user", "content": "Hi \ud800"}], "")
+
+
 def test_a_template_that_refuses_messages_fails_the_row(tmp_path: Path):
     strict = "{% if messages[0]['role'] != 'user' %}{{ raise_exception('user comes first') }}{% endif %}x"
     tokenizer = load_tokenizer(DEMO, strict, {}, trust_remote_code=False)
