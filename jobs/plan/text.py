@@ -107,8 +107,13 @@ def _batches(plan: Plan) -> Iterator[tuple[str, str]]:
             "computed",
             f"{texts}: {work.prefilled:,} tokens in {count_text(work.calls, 'batch', 'batches')} of {plan.way}, {_waste(plan)} padding",
         )
-        again = f"{plan.shared_tokens:,} tokens are not computed again: equal texts near each other are computed once"
-        yield "shared", again if plan.shared_tokens > 0 else "nothing: no text stands there twice"
+        if plan.config.batch.deterministic:
+            again = "nothing: batch.deterministic computes each text for itself"
+        elif plan.shared_tokens > 0:
+            again = f"{plan.shared_tokens:,} tokens are not computed again: equal texts near each other are computed once"
+        else:
+            again = "nothing: no text stands there twice"
+        yield "shared", again
         return
     if not survey.generates:
         fed = f"{work.prefilled:,} fed in {count_text(work.calls, 'batch', 'batches')} of {plan.way}"

@@ -85,6 +85,7 @@ def test_the_plan_of_an_embedding_job_is_what_the_run_then_counts(bench: Bench, 
     assert f"60 texts: {found['fed_tokens']:,} tokens in {found['batches']} batches of rows of like length" in shown
     assert re.search(r"weights \+ up to [\d.]+ [kM]B arrays of a batch \(\d+ texts at the peak\)", shown)
     assert ("equal texts near each other are computed once" in shown) is not deterministic
+    assert ("nothing: batch.deterministic computes each text for itself" in shown) is deterministic
     computed = "" if deterministic else f" ({session['prefilled_tokens']:,} computed)"
     assert f"; {session['prompt_tokens']:,} tokens{computed} in " in done.last_line
 
