@@ -1,4 +1,4 @@
-"""Bulk LLM generation and scoring on Apple's MLX, from Python: the public API.
+"""Bulk LLM generation, scoring, embedding and classification on Apple's MLX, from Python: the public API.
 
     import mlx_bulk  # above anything that imports mlx
 

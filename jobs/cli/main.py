@@ -21,7 +21,7 @@ from .signals import SIGNALS
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="mlx-bulk")
 def cli() -> None:
-    """Bulk LLM generation and scoring on Apple's MLX: a dataset in, Arrow files out."""
+    """Bulk LLM generation, scoring, embedding and classification on Apple's MLX: a dataset in, Arrow files out."""
 
 
 for command in (run_command, batch, plan, eval_, init, status, report, compare, verify, export):

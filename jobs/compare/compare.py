@@ -142,7 +142,7 @@ def _notes(sides: list[ComparedRun], stored: list[dict[str, Any]], alike: bool, 
     contents = [[(source["sha256"], source["bytes"]) for source in run["inputs"]["sources"]] for run in stored]
     if contents[0] != contents[1]:
         how = "keys are taken to name the same document" if by_key else "rows are taken to be the same document by their position"
-        notes.append(f"the inputs' contents differ: {how}")
+        notes.append("the inputs' contents differ" + (f": {how}" if alike else ""))
     if sides[0].kind == sides[1].kind and not alike:
         notes.append(f"both are runs of {sides[0].kind}: settings and statistics are compared, and no documents")
     elif not alike:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...runner.store.results import read_results
 from ..statistics.exact_sums import ExactSums
-from ..terminal.tables import align_columns, figure
+from ..terminal.tables import align_columns, count_text, figure
 from .calibration import COLUMN
 
 _pc: Any = pyarrow.compute  # its functions come to be when it is imported: a type checker sees none
@@ -69,9 +69,8 @@ def embed_closing(statistics: pa.Table) -> str:
         return ""
     lines = align_columns(list(zip(*vector_figures(row), strict=True)), 0)
     if cut := row["truncated"]:
-        lines.append(
-            f"{cut:,} of {row['rows']:,} texts were cut to the model's longest (column truncated; embed.too_long: error sets them aside)"
-        )
+        counts = f"{cut:,} of {count_text(row['rows'], 'text')} {'was' if cut == 1 else 'were'}"
+        lines.append(f"{counts} cut to the model's longest (column truncated; embed.too_long: error sets them aside)")
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from ...configs.jobs import ROW_JOBS
 from ...runner.core.errors import DROP
 from ...runner.core.units import short_count
 from ...runner.models.run_tokenizer import tokenizer_of
+from ...runner.runs.history import token_counts
 from ...runner.runs.run_files import stored_run, stored_statistics
 from ...runner.runs.status import Status, run_status
 from ...runner.runs.throughput import duration
@@ -112,7 +113,7 @@ def work_cards(now: Status) -> Iterator[Card]:
     if "scored_tokens" in tokens:  # the others are the same ones, as they were fed
         tokens = {"scored_tokens": tokens["scored_tokens"]}
     if tokens:
-        note = " + ".join(f"{count:,} {name.removesuffix('_tokens')}" for name, count in tokens.items())
+        note = " + ".join(token_counts(tokens, now.config))
         yield Card("Tokens", short_count(sum(tokens.values())), note)
     if now.history.tokens_per_second:
         yield Card("Speed", f"{now.history.tokens_per_second:,.0f} tok/s", "mean while it worked")

@@ -6,6 +6,7 @@ Knows the figures of vector_figures.py.
 from collections.abc import Iterator, Mapping
 
 from ..report_data.vector_figures import Neighbours, VectorFigures
+from ..terminal.tables import count_text
 from .charts import Chart, histogram_chart
 from .page import Card, PageSection, table
 
@@ -40,4 +41,5 @@ def vector_cards(found: VectorFigures | None, records: int) -> Iterator[Card]:
     if found is None:
         return
     yield Card("Dimensions", f"{found.dimensions:,}", f"numbers of a vector, stored as {found.dtype}")
-    yield Card("Truncated", f"{100 * found.truncated / records:.1f} %", f"{found.truncated:,} texts were cut")
+    cut = f"{count_text(found.truncated, 'text')} {'was' if found.truncated == 1 else 'were'} cut"
+    yield Card("Truncated", f"{100 * found.truncated / records:.1f} %", cut)

@@ -10,7 +10,7 @@ from typing import Any
 from ...configs.visible import visible
 from ...runner.core.errors import DROP
 from ...runner.runs.failures import ErrorKind
-from ...runner.runs.history import TOKENS
+from ...runner.runs.history import token_counts
 from ...runner.runs.status import Status
 from ...runner.runs.throughput import duration
 from ..evals.figures import figures_closing
@@ -183,7 +183,7 @@ def _speed(status: Status) -> Iterator[tuple[str, str]]:
     yield "speed", f"{bars}{latest}{mean:,.0f} tok/s on average"
     if status.state == "running" and age >= _OLD_SECONDS:
         yield "", f"no figures for {duration(age)}: it hangs, sleeps, or its disk does not answer"
-    counts = [f"{history.tokens[name]:,} {name.removesuffix('_tokens')}" for name in TOKENS if history.tokens[name]]
+    counts = token_counts(history.tokens, status.config)
     starts = f", {len(history.sessions):,} starts" if len(history.sessions) > 1 else ""
     yield "tokens", f"{' + '.join(counts) or 'none'}, in {duration(history.seconds)} with the model loaded{starts}"
 

@@ -186,7 +186,7 @@ class _Session:
 
     def _work(self, run: _OpenRun) -> tuple[Progress, bool]:
         """Runs the model over what is left. Returns the engine's counts, and True when everything is done."""
-        log.info("%d rows from %s; BLAS: %s", run.spec.scan.rows, self.config.data.path, backend.prepare())
+        log.info("%d row%s from %s; BLAS: %s", (n := run.spec.scan.rows), "" if n == 1 else "s", self.config.data.path, backend.prepare())
         if backend.device_name() == "cpu" and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(self.run_dir.results)  # a volume that stays full costs no model load

@@ -96,7 +96,7 @@ def find_head(folder: Path, weights: Names, config: Config) -> ClassifierHead:
     if head is None:
         others = visible(", ".join(sorted({name.rpartition(".")[0] for name in heads})) or "no head")
         if encoder is not None:
-            raise ModelError(f"expected the head of a sequence classifier, found {others}; {CURE}")
+            raise ModelError(f"expected the head of a sequence classifier, found {others}; {CURE}. job: embed makes vectors with this one")
         raise ModelError(
             f"expected a head called score, found {others}; {CURE}, or in job: classify name the tokens of a generative reranker, "
             "such as yes and no, in classify.true_token and classify.false_token"

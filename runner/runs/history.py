@@ -4,6 +4,7 @@ Reads whole lines only, also while a process writes them. Knows no results.
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -14,6 +15,14 @@ from ..store.paths import RunPaths
 
 _RECENT = 20  # lines of metrics, ten minutes: the time left is estimated by these
 TOKENS = ("prompt_tokens", "generated_tokens", "scored_tokens")
+_READERS = ("embed", "classify")  # jobs that feed texts and write none, so that there is one kind of token
+
+
+def token_counts(tokens: Mapping[str, int], config: Mapping[str, Any] | None) -> list[str]:
+    """Returns the counts above 0 with their names, as ``226 prompt``; for a job with one kind of token the number alone."""
+    if (config or {}).get("job") in _READERS:
+        return [f"{tokens.get('prompt_tokens', 0):,}"]
+    return [f"{count:,} {name.removesuffix('_tokens')}" for name in TOKENS if (count := tokens.get(name))]
 
 
 @dataclass(slots=True, frozen=True)

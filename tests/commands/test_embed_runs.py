@@ -108,6 +108,7 @@ def test_long_texts_are_cut_or_set_aside(tmp_path: Path) -> None:
     done = embed(tmp_path, model, texts=texts)
     assert done.table.column("tokens").to_pylist() == [8, 8, 3]  # a word of more than 100 letters is unknown
     assert done.table.column("truncated").to_pylist() == [True, False, False]
+    assert "1 of 3 texts was cut to the model's longest" in done.stderr
     close(vectors(done)[0], vectors(done)[1])
     done = embed(tmp_path, model, "--overwrite", texts=texts, code=3, embed={"too_long": "error"})
     [error] = done.errors
@@ -133,6 +134,7 @@ def test_without_modules_the_pooling_is_asked_for(tmp_path: Path) -> None:
     assert "embed.pooling: " in done.stderr
     assert "holds no modules.json, so nothing says how its hidden states become one vector; set it to one of" in done.stderr
     done = embed(tmp_path, model, embed={"pooling": "lasttoken", "normalize": True}, texts=["What is it?", "a b"])
+    assert "mlx-bulk: 2 rows from " in done.stderr
     close(np.linalg.norm(vectors(done), axis=1), 1)
 
 

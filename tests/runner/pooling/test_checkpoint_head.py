@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, Any], str]] = {
     "tokens of BERT": (
         {"classifier.weight": (3, H)},
         BERT,
-        "expected the head of a sequence classifier, found classifier",
+        r"expected the head of a sequence classifier, found classifier, .*; use a .* head\. job: embed makes vectors with this one",
     ),
     "labels": ({"score.weight": (2, H)}, LLAMA | {"id2label": LABELS}, "names 3 labels, the head's weight has 2; expected the same number"),
     "quantized": ({"score.weight": (2, 1), "score.scales": (2, 1)}, LLAMA, "head score is quantized; expected a matrix of floats"),

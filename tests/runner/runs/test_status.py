@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.runner.runs import failures as failures_module
+from mlx_bulk.runner.runs.history import token_counts
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.status import Status, run_status
 
@@ -37,6 +38,12 @@ def test_a_run_at_work(path: Path):
     assert "tokens    30 prompt + 60 generated, in 1 min with the model loaded\n" in text
     assert "left      2 rows, less than a minute, until " in text
     assert "continue" not in text
+
+
+def test_a_job_that_only_reads_texts_has_one_kind_of_token():
+    tokens = {"prompt_tokens": 1200, "generated_tokens": 0, "scored_tokens": 0}
+    assert token_counts(tokens, {"job": "embed"}) == token_counts(tokens, {"job": "classify"}) == ["1,200"]
+    assert token_counts(tokens, {"job": "generate"}) == token_counts(tokens, None) == ["1,200 prompt"]
 
 
 def test_a_run_that_is_starting_again(path: Path):
