@@ -86,9 +86,9 @@ def test_unrated_samples_of_a_function_are_reported(bench: Bench):
     assert done.code in (0, 3), done.stderr
     page = reported(done.output)
     text = "".join(page.text.split())
-    assert f"samplesfunctionerrorfirstmessageofthefirst{2 * len(ROWS)}" in text
+    assert f"samplesrewarderrorfirstmessageofthefirst{2 * len(ROWS)}" in text
     assert "ValueError:no<b>such</b>thing" in text
-    assert f"Notrated{2 * len(ROWS)}rewardsthat1functionfailedtogive" in text
+    assert f"Notrated{2 * len(ROWS)}rewardsnotgiven,of1kind" in text
     record = page.samples["records"][0]
     facts = dict(record["facts"])
     assert facts["fails"].startswith("– (exception: ValueError: no <b>such</b> thing")
