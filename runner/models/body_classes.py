@@ -13,6 +13,7 @@ from ..core.errors import ModelError
 from .weights_compat import Weights, mlx_lm_classes
 
 LM_HEADS = ("lm_head", "output", "embed_out")  # as mlx-lm's model files name them
+INNER_HEAD = "embed_out"  # GPT-NeoX's, in mlx-lm a part of the body
 # The first part of the names of other heads' weights; a classifier reads its own.
 OTHER_HEADS = {"score", "classifier", "v_head", "value_head", "reward_head", "regression_layer", "gating", "qa_outputs", "rank_head"}
 BODY = "model"
@@ -56,7 +57,11 @@ def body_weights(weights: Weights, children: set[str]) -> Weights:
 
 
 def _leave_out_heads(network: nn.Module, weights: Weights) -> None:
-    """Puts a stand-in in the place of each LM head that has no weights."""
+    """Puts a stand-in in the place of each LM head that has no weights, and states in the place of logits where the head is in the body."""
+    body = network.get(BODY)
+    if isinstance(body, nn.Module) and isinstance(body.get(INNER_HEAD), nn.Linear):
+        body[INNER_HEAD] = nn.Identity()
+        weights.pop(f"{BODY}.{INNER_HEAD}.weight", None)
     for name in LM_HEADS:
         head = network.get(name)
         if isinstance(head, nn.Linear) and f"{name}.weight" not in weights:

@@ -14,6 +14,18 @@ from mlx_lm.utils import load_model
 
 from ...checkpoints import LLAMA, loaded, write_checkpoint
 
+NEOX: dict[str, Any] = {
+    "model_type": "gpt_neox",
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "layer_norm_eps": 1e-5,
+    "use_parallel_residual": True,
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+}
 IDS = mx.array([[5, 6, 7, 8]])
 
 
@@ -50,6 +62,19 @@ def test_a_body_is_the_same_with_a_classifier_without_prefix_and_with_an_lm_head
     assert not [name for name, _ in tree_flatten(network.parameters()) if name.startswith("lm_head")]
     np.testing.assert_array_equal(states(network), truth)
     assert network(IDS).shape == (1, 4, 2048)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_head_within_the_body_is_left_out(tmp_path: Path, whole: bool):
+    """mlx-lm's GPT-NeoX makes logits in its body: pooled, these would be taken for states."""
+    path = write_checkpoint(tmp_path / "model", NEOX)
+    network = loaded(path).network
+    head = network.model.embed_out.weight
+    if not whole:
+        rewrite(path, lambda weights: {name: array for name, array in weights.items() if "embed_out" not in name})
+    found = states(opened(path))
+    assert found.shape == (1, 4, 64)
+    np.testing.assert_allclose(found @ np.array(head).T, np.array(network(IDS)), atol=1e-5)
 
 
 def test_a_lacking_weight_of_the_body_is_an_error(tmp_path: Path):
