@@ -59,13 +59,28 @@ def body_weights(weights: Weights, children: set[str]) -> Weights:
 def _leave_out_heads(network: nn.Module, weights: Weights) -> None:
     """Puts a stand-in in the place of each LM head that has no weights, and states in the place of logits where the head is in the body."""
     body = network.get(BODY)
-    if isinstance(body, nn.Module) and isinstance(body.get(INNER_HEAD), nn.Linear):
-        body[INNER_HEAD] = nn.Identity()
+    inner = body.get(INNER_HEAD) if isinstance(body, nn.Module) else None
+    if isinstance(body, nn.Module) and isinstance(inner, nn.Linear):
+        body[INNER_HEAD], network[INNER_HEAD] = nn.Identity(), NoHead(inner.weight.shape[0])
+        network.__class__ = _headed(type(network))
         weights.pop(f"{BODY}.{INNER_HEAD}.weight", None)
     for name in LM_HEADS:
         head = network.get(name)
         if isinstance(head, nn.Linear) and f"{name}.weight" not in weights:
             network[name] = NoHead(head.weight.shape[0])
+
+
+def _headed(kind: Any) -> type:
+    """Returns a class of networks of this kind whose logits are those of a head behind the body."""
+
+    class HeadedNetwork(kind):
+        """A network with a head called ``INNER_HEAD``."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> mx.array:
+            """Returns logits [B, T, V]."""
+            return self[INNER_HEAD](super().__call__(*args, **kwargs))
+
+    return HeadedNetwork
 
 
 class NoHead(nn.Module):

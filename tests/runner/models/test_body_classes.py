@@ -72,8 +72,10 @@ def test_a_head_within_the_body_is_left_out(tmp_path: Path, whole: bool):
     head = network.model.embed_out.weight
     if not whole:
         rewrite(path, lambda weights: {name: array for name, array in weights.items() if "embed_out" not in name})
-    found = states(opened(path))
+    body = opened(path)
+    found = states(body)
     assert found.shape == (1, 4, 64)
+    assert body(IDS).shape == (1, 4, 2048)  # by which the vocabulary is known: ids beyond it would be read from elsewhere
     np.testing.assert_allclose(found @ np.array(head).T, np.array(network(IDS)), atol=1e-5)
 
 
