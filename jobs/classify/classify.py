@@ -23,7 +23,7 @@ from ..generate.prompt_encoding import require_chat_template, require_vocabulary
 from ..score.choices import compile_label, label_index
 from .closing import classify_closing
 from .input_encoder import Cut, InputEncoder
-from .model_head import ModelHead, model_head, most_tokens
+from .model_head import ModelHead, model_head, most_tokens, require_token_room
 from .pair_format import PairFormat, roles_in_template, shows_system_turn
 from .records import form_columns, form_values
 from .row_inputs import RowInputs, check_inputs, read_documents
@@ -143,6 +143,7 @@ class ClassifyJob:
         classify, checkpoint = self.config.classify, self.parts.checkpoint
         limit = most_tokens(classify.max_length, checkpoint, self._folder)
         types = encoder_class(checkpoint.config) is not None and checkpoint.config.get("type_vocab_size", 2) > 1
+        require_token_room(classify, self.parts.tokenizer)
         encoder = InputEncoder(self.parts.tokenizer, limit, self._too_long, types)
         return RowInputs(self.config, self.parts.columns, encoder, self._pairs, self._variables)
 

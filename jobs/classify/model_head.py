@@ -59,6 +59,17 @@ def most_tokens(setting: int | None, checkpoint: Checkpoint, folder: SentenceFol
     return setting
 
 
+def require_token_room(classify: ClassifySettings, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError for a ``max_length`` that special tokens fill: tokenizers then cut nothing, or all of a text."""
+    pair = classify.query is not None
+    around, texts = tokenizer.hf.num_special_tokens_to_add(pair=pair), 2 if pair else 1
+    if classify.max_length is not None and classify.max_length < around + texts:
+        expected = (
+            f"expected at least {around + texts}, since the tokenizer puts {around} special tokens around each {'pair' if pair else 'text'}"
+        )
+        raise ConfigError(f"classify.max_length: found {classify.max_length}; {expected}")
+
+
 def _token(tokenizer: Tokenizer, text: str, name: str) -> int:
     ids = tokenizer.encode_text(text).ids.tolist()
     if len(ids) != 1:

@@ -217,7 +217,7 @@ def _another_use(config: dict[str, Any]) -> str | None:
 
     named = " and ".join(map(visible, config.get("architectures") or []))
     if named.endswith("ForSequenceClassification"):
-        return f"{named} is a classifier or reward model, which predicts no next token; job: classify runs it"
+        return f"{named} is a classifier or reward model, which predicts no next token; job: classify runs it, without classify.true_token"
     if encoder_class(config) is not None:
         return f"{named or config['model_type']} is an encoder, which predicts no next token; job: embed makes vectors with it"
     return None

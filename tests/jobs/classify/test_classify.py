@@ -275,6 +275,18 @@ def test_true_and_false_are_labels_of_two_tokens() -> None:
         ("reward", {}, {"user": "a", "prefill": "b"}, "prompt.prefill: a classifier reads chats that are finished"),
         ("reward", {"activation": "softmax"}, {"text": "a"}, "classify.activation: found softmax, which is always 1"),
         ("reward", {"max_length": 97}, {"text": "a"}, "classify.max_length: found 97; expected at most 96, the model's positions"),
+        (
+            "cross",
+            {"max_length": 2},
+            {"text": "a"},
+            "classify.max_length: found 2; expected at least 3, since the tokenizer puts 2 special",
+        ),
+        (
+            "cross",
+            {"max_length": 4, "query": "q", "documents": "l"},
+            {},
+            "found 4; expected at least 5, since the tokenizer puts 3 special",
+        ),
         ("cross", {}, {"user": "a"}, "prompt: the model's tokenizer has no chat template"),
         ("demo", {"true_token": "yes indeed"}, {"text": "a"}, "classify.true_token: found 'yes indeed', which is"),
         ("demo", {}, {"text": "a"}, "classify.true_token"),
