@@ -54,11 +54,13 @@ class _Sums:
 def classify_statistics(run: Path, form: Form, labels: tuple[str, ...], *, labelled: bool) -> pa.Table:
     """Returns the statistics of all records in the run directory. labels: the model's. labelled: rows brought the right ones.
 
-    ``acc`` is the share of rows that are right; of preferences the share in which the chosen answer has the larger score, where a tie
+    ``acc`` is the share of rows that are right; of preferences the share in which the chosen answer has the larger logit, where a tie
     counts half. Raises RunDirError where a part is missing or lacks a column.
     """
     sums = _Sums()
-    columns = ["chosen_score", "rejected_score", "margin"] if form == "preference" else ["scores" if form == "documents" else "score"]
+    columns = (
+        ["logits", "chosen_score", "rejected_score", "margin"] if form == "preference" else ["scores" if form == "documents" else "score"]
+    )
     columns += ["label"] if labels and form in ("prompt", "pair") else []
     columns += ["true_label", "correct"] if labelled else []
     for batch in read_results(run, [*columns, "truncated"]):
@@ -72,9 +74,10 @@ def _add(sums: _Sums, batch: pa.RecordBatch, form: Form) -> None:
     if form == "preference":
         for name in ("chosen_score", "rejected_score", "margin"):
             sums.add_mean(f"mean_{name}", float_column(batch.column(name)))
-        margins = float_column(batch.column("margin"))
-        sums.counts["ties"] += int((margins == 0).sum())
-        sums.add_mean("acc", (margins > 0) + 0.5 * (margins == 0))
+        logits = batch.column("logits").flatten().to_numpy().reshape(-1, 2)  # a sigmoid can round two to 1
+        ties, wins = logits[:, 0] == logits[:, 1], logits[:, 0] > logits[:, 1]
+        sums.counts["ties"] += int(ties.sum())
+        sums.add_mean("acc", wins + 0.5 * ties)
     elif form == "documents":
         lists = batch.column("scores")
         counts = lists.value_lengths().to_numpy().astype(np.int64)

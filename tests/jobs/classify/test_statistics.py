@@ -30,7 +30,10 @@ def figures(root: Path, form: Form, records: list[Json], labels: tuple[str, ...]
 def test_ties_count_half_in_the_accuracy_of_preferences(tmp_path: Path) -> None:
     """1, 1, 0, ½ are right: 0.625, with squares 2 · 0.375² + 0.625² + 0.125² = 0.6875 over 4 · 3."""
     margins = [2.0, 1.0, -1.0, 0.0]
-    records = [{"chosen_score": margin + 1, "rejected_score": 1.0, "margin": margin, "truncated": margin < 0} for margin in margins]
+    records = [
+        {"logits": [margin + 1, 1.0], "chosen_score": margin + 1, "rejected_score": 1.0, "margin": margin, "truncated": margin < 0}
+        for margin in margins
+    ]
     row, text = figures(tmp_path, "preference", records)
     assert (row["rows"], row["acc"], row["ties"], row["truncated"]) == (4, 0.625, 1, 1)
     assert row["acc_stderr"] == pytest.approx(math.sqrt(0.6875 / 12), rel=1e-12)
@@ -39,6 +42,12 @@ def test_ties_count_half_in_the_accuracy_of_preferences(tmp_path: Path) -> None:
     assert "62 ± 24" in text
     assert "Accuracy: how often chosen has the larger score; 1 tie counts half." in text
     assert "1 row was cut: longer than classify.max_length or the model allows." in text
+
+
+def test_scores_that_are_rounded_to_the_same_are_no_tie(tmp_path: Path) -> None:
+    records = [{"logits": [30.0, 20.0], "chosen_score": 1.0, "rejected_score": 1.0, "margin": 0.0, "truncated": False}]
+    row, _ = figures(tmp_path, "preference", records)
+    assert (row["acc"], row["ties"]) == (1.0, 0)
 
 
 def test_labels_are_counted_and_confused_ones_shown(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Tests how long completions wait for their ratings, and that each gets its own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,3 +74,21 @@ def test_a_run_that_is_to_end_gets_no_half_rated_completions():
         rater.add(REQUEST, completion(row))
     assert list(rater.rated(lambda: len(network.calls) > 0)) == []
     assert network.calls
+
+
+def test_equal_completions_of_a_group_get_one_rating_whenever_they_come():
+    """In another batch the last bits of a rating can be others: equal samples would then differ in their advantages."""
+    (text,) = texts_of([9])
+    network = WordTable()
+    rater = rater_of([network], [text, text])
+    group = replace(REQUEST, work=Generate(Sampling(), tuple(Sample(index, index) for index in range(3))))
+    found: list[Generated] = []
+    for samples in ((0, 1), (2,)):
+        for index in samples:
+            rater.add(group, replace(completion(0), sample=Sample(index, index)))
+        found += rater.rated(lambda: False)
+    assert len({outcome.ratings for outcome in found}) == 1
+    assert [rows for rows, _ in network.calls] == [1]
+    rater.add(REQUEST, completion(1))  # another group, whose texts are computed by themselves
+    assert len(list(rater.rated(lambda: False))) == 1
+    assert len(network.calls) == 2
