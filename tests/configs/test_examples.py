@@ -14,6 +14,7 @@ SHORTER = {
     "generate": ["data.limit=3", "sampling.max_tokens=8"],
     "score": ["data.limit=3"],
     "classify": ["data.limit=3"],
+    "embed": ["data.limit=3"],
     "sweep": ["base.data.limit=3"],
     "rollout": ["data.limit=3", "sampling.max_tokens=8"],
 }
@@ -44,6 +45,9 @@ def test_an_example_runs_as_it_is_but_for_its_size(path: Path, tmp_path: Path, m
         return
     if stated["job"] == "classify":
         assert [record["correct"] for record in records] == [True] * 3
+        return
+    if stated["job"] == "embed":
+        assert [sum(number**2 for number in record["embedding"]) for record in records] == pytest.approx([1.0] * 3, abs=1e-5)
         return
     samples = stated["sampling"].get("n", 1)
     assert [(r["row"], r["sample"]) for r in records] == [(row, sample) for row in range(3) for sample in range(samples)]
