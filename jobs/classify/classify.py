@@ -21,7 +21,7 @@ from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_fold
 from ...runner.pooling.spec import PoolingSpec
 from ..generate.prompt_encoding import require_chat_template, require_vocabulary
 from ..score.choices import compile_label, label_index
-from .closing import classify_closing
+from .closing_table import classify_closing
 from .input_encoder import Cut, InputEncoder
 from .model_head import ModelHead, model_head, most_tokens, require_token_room
 from .pair_format import PairFormat, roles_in_template, shows_system_turn

@@ -16,7 +16,7 @@ from ...runner.files.checked_json import read_document
 from ...runner.files.disk_space import room_on
 from ...runner.runs.run_files import TABLE_FILE, stored_statistics
 from ...runner.store.paths import RunPaths
-from ..classify.closing import main_figures
+from ..classify.closing_table import main_figures
 from ..embed.vector_statistics import vector_figures
 from ..statistics.score_table import DIVERGENCE, Column, main_columns, notes
 from ..terminal.tables import align_columns, count_text, figure, shorten, width_of

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from mlx_bulk.configs.classify import Form
-from mlx_bulk.jobs.classify.closing import classify_closing
+from mlx_bulk.jobs.classify.closing_table import classify_closing
 from mlx_bulk.jobs.classify.records import form_columns
 from mlx_bulk.jobs.classify.score_rule import ScoreRule
 from mlx_bulk.jobs.classify.statistics import classify_statistics
