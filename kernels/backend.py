@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .cpu.numpy_blas import open_adapted, wheel_library
-from .cpu.vector_units import UnknownUnits, compiler_options, limit_blas
+from .cpu.vector_units import UnknownUnits, compiler_options, generic, limit_blas
 
 log = logging.getLogger("mlx_bulk")
 
@@ -207,6 +207,14 @@ def device_name() -> str:
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "metal" if mx.metal.is_available() else "cuda"
+
+
+def on_cpu_path() -> bool:
+    """Returns True where our own kernels and NumPy compute what mlx's operations do elsewhere: on a CPU, unless it shall be generic.
+
+    On the generic path (Metal, CUDA, and a CPU with ``MLX_BULK_CPU=generic``) arrays stay lazy, and decoding runs one step ahead.
+    """
+    return device_name() == "cpu" and not generic()
 
 
 def memory_bytes() -> int:

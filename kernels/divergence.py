@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import logprobs
-from .backend import device_name
+from .backend import on_cpu_path
 from .logprobs import sum_by_blocks
 
 CHUNK_BYTES = 2 << 20  # of one model's logits at once: what is computed from them fits the core's cache
@@ -41,7 +41,7 @@ def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32]) -
     model excludes (logit -inf) what the reference does not, NaN where either's logits hold a NaN, and as far below 0 as rounding
     takes it. One evaluation.
     """
-    if device_name() == "cpu":
+    if on_cpu_path():
         logits, reference = logits.astype(mx.float32), reference.astype(mx.float32)
         mx.eval(logits, reference)
         return on_cpu(np.array(logits, copy=False), np.array(reference, copy=False), targets)

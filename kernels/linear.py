@@ -20,7 +20,7 @@ def reference(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx
 
 def numpy_serves() -> bool:
     """Returns True where NumPy is the fastest there is: on a CPU without the library, whose mlx multiplies with its own slow BLAS."""
-    return backend.device_name() == "cpu" and backend.prepare().slow and native.library() is None
+    return backend.on_cpu_path() and backend.prepare().slow and native.library() is None
 
 
 def suits(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:

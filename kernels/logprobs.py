@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import native
-from .backend import device_name
+from .backend import on_cpu_path
 
 BLOCK_BYTES = 512 << 10  # of logits at once on the CPU: what is computed from them fits the second cache
 BLOCK = 64
@@ -42,7 +42,7 @@ class Scores:
 
 def score(logits: mx.array, targets: NDArray[np.int32], top: int = 0, stats: bool = False, greedy: bool = False) -> Scores:
     """Scores ``targets`` [N] under ``logits`` [N, V] of any float type; one evaluation."""
-    if device_name() == "cpu":
+    if on_cpu_path():
         logits = logits.astype(mx.float32)
         mx.eval(logits)
         return on_cpu(np.array(logits, copy=False), targets, top, stats, greedy)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from . import backend
 from .cpu.compilation import build_key, compiler_message, shared_library
-from .cpu.vector_units import compiler_options
+from .cpu.vector_units import GENERIC, compiler_options, generic
 
 log = logging.getLogger("mlx_bulk")
 
@@ -56,7 +56,7 @@ _ENTRIES: dict[str, list[Any]] = {
 @cache
 def library() -> Any:
     """Returns the compiled library, with as many threads as the BLAS, or None where it cannot serve. The first call compiles."""
-    if backend.device_name() != "cpu" or not backend.compiles():
+    if not backend.on_cpu_path() or not backend.compiles():
         return None
     try:
         with ExitStack() as opening:
@@ -93,7 +93,9 @@ def tiles() -> bool:
 
 
 def name() -> str:
-    """Names all that decides the bits which the library computes; "none" without a library."""
+    """Names all that decides the bits which the library computes; "none" without a library, "generic" where it is not wanted."""
+    if generic():
+        return GENERIC
     return "none" if library() is None else build_key(_sources(), _command()) + (" in tiles" if tiles() else "")
 
 

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from .backend import device_name
+from .backend import on_cpu_path
 from .logprobs import sum_by_blocks
 
 Floats = NDArray[np.float32]
@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 
 def tempered(logits: mx.array, ids: NDArray[np.int32], temperature: Floats) -> Floats:
     """Returns logprobs [N] of ``ids`` [N] under ``logits`` [N, V], of any float type, at ``temperature`` [N]; one evaluation."""
-    if device_name() == "cpu":
+    if on_cpu_path():
         logits = logits.astype(mx.float32)
         mx.eval(logits)
         return on_cpu(np.array(logits, copy=False), ids, temperature)

@@ -1,6 +1,7 @@
 """The vector units of an x86-64 processor that products may use. ``MLX_BULK_CPU`` leaves out the wider ones; unset, all are used.
 
 So the results and the speed of a weaker machine can be had on a stronger one. Other processors have one kind of units, and no choice.
+``generic`` leaves out all our kernels: the CPU then computes by mlx's operations, step by step as a GPU does.
 """
 
 import os
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 VARIABLE = "MLX_BULK_CPU"
+GENERIC = "generic"
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,11 +41,16 @@ def compiler_options() -> Sequence[str]:
     wish = os.environ.get(VARIABLE)
     if platform.machine() != "x86_64":
         return ()
-    if not wish:
+    if not wish or wish == GENERIC:
         return _ALL_FMA
     if wish not in UNITS:
-        raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join(UNITS)}; unset it for the widest units of this processor")
+        raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join([*UNITS, GENERIC])}; unset it for the widest units of this processor")
     return (*_ALL_FMA, *UNITS[wish].options)
+
+
+def generic() -> bool:
+    """Returns True when a CPU shall compute by mlx's operations alone, as a GPU does."""
+    return os.environ.get(VARIABLE) == GENERIC
 
 
 def limit_blas() -> None:

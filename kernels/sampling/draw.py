@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .. import logprobs, native
 from .. import temperature_logprobs as _tempered
-from ..backend import device_name
+from ..backend import on_cpu_path
 from ..logprobs import Scores
 from . import grammar_mask, inverse_cdf, token_filters
 from . import logits_processors as edits
@@ -57,7 +57,7 @@ def draw(
     if parameters.allowed is not None:
         parameters.allowed.check(*logits.shape)
     own = (parameters.temperature == 0) | (parameters.temperature == 1)
-    draw_now = _draw_on_cpu if device_name() == "cpu" else _draw_on_device
+    draw_now = _draw_on_cpu if on_cpu_path() else _draw_on_device
     drawn, scores = draw_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
     if tempered:
         drawn.tempered = scores.logprobs if drawn.tempered is None else np.where(own, scores.logprobs, drawn.tempered)

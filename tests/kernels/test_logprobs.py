@@ -217,7 +217,7 @@ def test_fused_gives_nan_where_the_specification_does():
 
 
 def test_gpus_take_the_fused_way_for_logprobs_alone(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(logprobs, "device_name", lambda: "metal")
+    monkeypatch.setattr(logprobs, "on_cpu_path", lambda: False)
     x = np.random.default_rng(5).normal(0, 3, (3, 70)).astype(np.float32)
     targets = np.array([1, 69, int(x[2].argmax())], np.int32)
     for top, stats in ((0, False), (2, True)):

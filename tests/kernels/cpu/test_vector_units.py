@@ -81,7 +81,7 @@ def test_a_variable_of_the_blas_that_is_set_wins(monkeypatch: pytest.MonkeyPatch
 @x86
 def test_a_wrong_name_is_refused_with_the_right_ones(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MLX_BULK_CPU", "sse")
-    with pytest.raises(backend.BackendError, match="MLX_BULK_CPU=sse: expected avx2, avx512, amx; unset it"):
+    with pytest.raises(backend.BackendError, match="MLX_BULK_CPU=sse: expected avx2, avx512, amx, generic; unset it"):
         backend.load_mlx()
 
 
@@ -90,3 +90,16 @@ def test_other_processors_get_no_option_of_x86(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(vector_units.platform, "machine", lambda: "aarch64")
     monkeypatch.setenv("MLX_BULK_CPU", "avx2")
     assert vector_units.compiler_options() == ()
+
+
+GENERIC_CODE = """
+from mlx_bulk.kernels import backend
+backend.load_mlx()
+from mlx_bulk.kernels import native
+print(backend.device_name(), backend.on_cpu_path(), native.library(), native.name())
+"""
+
+
+@pytest.mark.skipif(backend.device_name() != "cpu", reason="other devices have no other path")
+def test_the_generic_path_uses_none_of_our_kernels(tmp_path: Path):
+    assert python(GENERIC_CODE, tmp_path, MLX_BULK_CPU="generic") == "cpu False None generic\n"

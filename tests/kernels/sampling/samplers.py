@@ -26,7 +26,7 @@ Way = Callable[[Floats, Parameters], Drawn]
 def by_specification(x: Floats, p: Parameters) -> Drawn:
     """Draws as Metal and CUDA do, with all figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "device_name", lambda: "gpu")
+        patch.setattr(sampling, "on_cpu_path", lambda: False)
         return sampling.draw(mx.array(x), p, tempered=True, kept=True)[0]
 
 

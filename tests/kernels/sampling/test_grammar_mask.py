@@ -153,7 +153,7 @@ def test_a_greedy_tie_goes_to_the_lower_allowed_id(way: Way):
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 @pytest.mark.parametrize("s", SETTINGS)
 def test_scores_stay_the_models_own(monkeypatch: pytest.MonkeyPatch, device: str, s: Sampling):
-    monkeypatch.setattr(sampling, "device_name", lambda: device)
+    monkeypatch.setattr(sampling, "on_cpu_path", lambda: device == "cpu")
     rng = np.random.default_rng(6)
     x = rng.normal(0, 2, (3, 90)).astype(np.float32)
     allowed = packed([0, 2], rng.random((2, 90)) < 0.2)

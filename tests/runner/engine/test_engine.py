@@ -164,7 +164,7 @@ def test_the_way_of_metal_and_cuda_agrees_with_the_cpus(monkeypatch: pytest.Monk
     asked = [request(i, prompt, sampling, seeds=(1000 + i,)) for i, prompt in enumerate(prompts_of())]
     here = run(setup, asked)
     for module in (logprobs, sampling_kernel):
-        monkeypatch.setattr(module, "device_name", lambda: "metal")
+        monkeypatch.setattr(module, "on_cpu_path", lambda: False)
     there = run(setup, asked)
     assert_same(here, there)
     for a, b in zip(here, there, strict=True):
