@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
 from ..layers.network import Network
@@ -43,6 +44,7 @@ class Setup:
     The job brings ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its
     rows until all are done) and ``prefix_cache`` (keeps shared prefixes for later runs). The device brings ``logit_bytes``, the most
     that the float32 logits read at once may take. The checks bring ``features``, and ``head``, the model split in two (None: not).
+    kv: how cached keys and values are quantized; None: not at all.
     positions: the most tokens that a row can have, where the model has a table of them. dimensions: of a pooling model's vectors.
     """
 
@@ -58,6 +60,7 @@ class Setup:
     adapters: Adapters | None = None
     positions: int = sys.maxsize
     dimensions: int = 0
+    kv: KVQuantization | None = None
 
     def with_features(self, **features: bool) -> "Setup":
         """Returns the setup with some of its ``BatchFeatures`` changed, by their names."""

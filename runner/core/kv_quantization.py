@@ -1,0 +1,16 @@
+"""How keys and values of cached tokens are held in fewer bits. Knows no caches and no model."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, frozen=True)
+class KVQuantization:
+    """Cached keys and values of ``bits`` bits each, 4 or 8.
+
+    Each ``group`` of neighbours in a head shares a scale and a bias. The first ``start`` tokens of each row stay as the model made
+    them. That counts tokens of the row, not of its batch: a row's results do not depend on its batch mates.
+    """
+
+    bits: int
+    group: int = 64
+    start: int = 0
