@@ -108,6 +108,7 @@ Flag = Annotated[bool, Expected("true or false")]
 Count = Annotated[int, Field(ge=1, lt=2**31), Expected("a whole number of at least 1")]
 CountOrNull = Annotated[Annotated[int, Field(ge=1)] | None, Expected("a whole number of at least 1, or null")]
 CountOrZero = Annotated[int, Field(ge=0, lt=2**31), Expected("a whole number of at least 0")]
+BitsOrNull = Annotated[Literal[4, 8] | None, Expected("4, 8 or null")]
 CountOrAuto = Annotated[Literal["auto"] | Annotated[int, Field(ge=1, lt=2**31)], Expected("auto, or a whole number of at least 1")]
 
 Name = Annotated[_Name, Expected("a string that is not empty")]

@@ -12,8 +12,11 @@ from .data import DataConfig
 from .fields import (
     FREE,
     FROZEN_IF_DETERMINISTIC,
+    FROZEN_IF_SET,
+    BitsOrNull,
     Count,
     CountOrAuto,
+    CountOrZero,
     Expected,
     Flag,
     FolderOrNull,
@@ -133,10 +136,27 @@ class BatchConfig(Section):
         default=None,
         description="Folder that keeps KV of prefixes that prompts share, for other generate runs with the model; 8 GiB at most.",
     )
+    kv_bits: Annotated[BitsOrNull, FROZEN_IF_SET] = Field(
+        default=None, description="Bits of cached keys and values while completions are generated; null keeps the model's own. Lossy."
+    )
+    kv_group: Annotated[Literal[32, 64, 128], FROZEN_IF_SET] = Field(
+        default=64, description="Neighbours that share a scale, with kv_bits: fewer are more exact and take more memory."
+    )
+    kv_start: Annotated[CountOrZero, FROZEN_IF_SET] = Field(
+        default=0, description="The first tokens of each row that are not quantized, with kv_bits."
+    )
     stall_seconds: Annotated[SomeSeconds, FREE] = Field(default=120, description="Without a step for so long, a line says what goes on.")
     deterministic: Flag = Field(
         default=False, description="Static batches of fixed shapes: a row's bytes do not depend on its batch mates."
     )
+
+    @model_validator(mode="after")
+    def _quantizes_what_it_sizes(self) -> Self:
+        if self.kv_bits is None:
+            for key, default in (("kv_group", 64), ("kv_start", 0)):
+                if (found := getattr(self, key)) != default:
+                    raise contradiction(key, f"found {found}, which does nothing without batch.kv_bits; set that to 8 or 4, or remove it")
+        return self
 
 
 class OutputConfig(Section):
@@ -166,6 +186,16 @@ class JobConfig(Section):
     def _answers_requests(self) -> Self:
         if self.data.format == "openai" and self.job not in ("generate", "embed"):
             raise contradiction("data.format", f"found openai; expected another, since a job of the kind {self.job} answers no requests")
+        return self
+
+    @model_validator(mode="after")
+    def _caches_what_it_quantizes(self) -> Self:
+        if self.batch.kv_bits is not None and self.job not in ("generate", "rollout"):
+            raise contradiction(
+                "batch.kv_bits",
+                f"found {self.batch.kv_bits}; expected null, since a job of the kind {self.job} generates no completions: its logprobs "
+                "and vectors are always computed in full precision; remove it",
+            )
         return self
 
     @property

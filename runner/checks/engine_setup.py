@@ -16,6 +16,7 @@ import mlx.core as mx
 from ...configs.schema import BatchConfig
 from ...kernels import backend, native
 from ..core.errors import ModelError
+from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import BatchFeatures, Setup
@@ -110,13 +111,14 @@ def fit(
     if wanted.echo or wanted.reference:
         models = [each.with_scoring(limits) for each in models]
     setup, *others = [each.setup(config, wanted, limits) for each in models]
+    setup = replace(setup, kv=kv_quantization(config))  # a reference scores, and quantizes nothing
     if config.deterministic and wanted.echo and not all(slots_alike(each) for each in (setup, *others)):
         setup, *others = [each.with_features(any_slot=False) for each in (setup, *others)]
     setup, refusal = _sharing_prompts(setup, models[0])
     if config.prefix_cache is not None:
         setup = _with_prefix_cache(setup, model, Path(config.prefix_cache), refusal)
     for each in models:
-        _log_mode(each, limits)
+        _log_mode(each, limits, setup.kv if each is models[0] else None)
     for each in models:
         _warn_of_chunks(each)
     prefixes = {"shared": setup.shares_prompts, "reason": refusal}
@@ -139,7 +141,13 @@ def expected_setups(models: Sequence[LanguageModel], config: BatchConfig, wanted
     expected = [_expected(each, scores=wanted.echo or wanted.reference) for each in models if each.pooling is None]
     limits = _limits(config, expected, sum(each.weight_bytes for each in rewards))
     setups = [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]
+    setups[0] = replace(setups[0], kv=kv_quantization(config))
     return setups + [expected_pooling_setup(each, config) for each in rewards]
+
+
+def kv_quantization(config: BatchConfig) -> KVQuantization | None:
+    """Returns how the config has cached keys and values quantized; None: not at all."""
+    return None if config.kv_bits is None else KVQuantization(config.kv_bits, config.kv_group, config.kv_start)
 
 
 def _checked(model: LanguageModel) -> _CheckedModel:
@@ -220,7 +228,7 @@ def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal
 # --------------------------------------------------------------------------------------- what the log and a session say
 
 
-def _log_mode(checked: _CheckedModel, limits: Limits) -> None:
+def _log_mode(checked: _CheckedModel, limits: Limits, kv: KVQuantization | None) -> None:
     model, mode = checked.model, checked.mode
     if mode.way == "padded":
         how = f"batches of up to {limits.rows} rows"
@@ -229,7 +237,8 @@ def _log_mode(checked: _CheckedModel, limits: Limits) -> None:
     else:
         rows = "batches of rows of one length" if mode.way == "exact" else "one row at a time"
         how = f"{rows}, slower but right ({mode.reason})"
-    log.info("%s: %s on %s, %s", model.checkpoint.folder.name, model.dtype, backend.device_name(), how)
+    held = "" if kv is None else f", {kv.in_words}"
+    log.info("%s: %s on %s, %s%s", model.checkpoint.folder.name, model.dtype, backend.device_name(), how, held)
 
 
 def _warn_of_chunks(checked: _CheckedModel) -> None:

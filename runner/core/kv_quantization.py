@@ -14,3 +14,13 @@ class KVQuantization:
     bits: int
     group: int = 64
     start: int = 0
+
+    @property
+    def in_words(self) -> str:
+        """The same for a line of the log.
+
+        >>> KVQuantization(4, 64, 100).in_words
+        'keys and values of tokens from number 101 of each row on in 4 bits, groups of 64'
+        """
+        whole = f" of tokens from number {self.start + 1} of each row on" if self.start else ""
+        return f"keys and values{whole} in {self.bits} bits, groups of {self.group}"

@@ -8,6 +8,7 @@ from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.row_limits import row_check
 from mlx_bulk.runner.core.errors import OutOfRoom
+from mlx_bulk.runner.core.kv_quantization import KVQuantization
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
 from ...checkpoints import loaded, write_checkpoint
@@ -99,3 +100,20 @@ def test_in_deterministic_mode_no_row_is_left_out_for_lack_of_memory(checkpoint:
     with pytest.raises(OutOfRoom, match=r"^row 0: 20 prompt tokens and up to 5 more need .* raise batch\.memory .*sampling\.max_tokens"):
         row_check(less, {})(row)
     assert "raise batch.memory" in (row_check(replace(less, static=False), {})(row) or "")
+
+
+@pytest.mark.parametrize(("start", "words"), [(0, "keys and values"), (5, "keys and values of tokens from number 6 of each row on")])
+def test_the_config_says_how_keys_and_values_are_held_and_the_log_repeats_it(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture, start: int, words: str
+):
+    with caplog.at_level("INFO", "mlx_bulk"):
+        fitted = fit(loaded(checkpoint), BatchConfig(kv_bits=8, kv_group=32, kv_start=start), LogprobOptions())
+    assert fitted.setup.kv == KVQuantization(8, 32, start)
+    assert f"tiny: float32 on cpu, batches of up to 32 rows, {words} in 8 bits, groups of 32" in caplog.messages
+    assert [fitted.about["batch"][key] for key in ("kv_bits", "kv_group", "kv_start")] == [8, 32, start]
+
+
+def test_a_reference_quantizes_nothing(checkpoint: Path):
+    fitted = fit(loaded(checkpoint), BatchConfig(kv_bits=4), LogprobOptions(reference=True), loaded(checkpoint))
+    assert fitted.reference is not None
+    assert (fitted.setup.kv, fitted.reference.kv) == (KVQuantization(4), None)
