@@ -5,10 +5,13 @@ where the echo reads them. With an echo, chunks are cut so that one chunk's logi
 
     ids      a b c d i        tokens   a b c d        echo   b c d i       the logits at position t score token t + 1
              e f h                     e f . .               f h
+
+A prefill can be made call by call, and others use the model in between: see ``ByCalls``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -32,6 +35,11 @@ from ..layers.state_scores import read_scores
 from ..scheduler.prefill_calls import call_width, prefill_calls
 from .prefix_disk_cache import ComputedPrefix
 from .setup import Setup
+
+Result = TypeVar("Result")
+
+# Work that is made of calls through the model: it yields before each call and says how many padded tokens the call holds.
+ByCalls = Generator[int, None, Result]
 
 LEAST_CHUNK = 8  # tokens of a call that makes all its logits, as the network is not split
 
@@ -65,7 +73,21 @@ class _PrefillRow:
         return self.end - self.start
 
 
+def all_at_once(work: ByCalls[Result]) -> Result:
+    """Makes all calls of ``work``, one after the other; returns its result."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
+
+
 def prefill(setup: Setup, requests: list[Request], prefixes: Sequence[ComputedPrefix | None] = ()) -> Prefilled:
+    """Runs all but the last token of each prompt through the model, as ``prefill_by_calls``."""
+    return all_at_once(prefill_by_calls(setup, requests, prefixes))
+
+
+def prefill_by_calls(setup: Setup, requests: list[Request], prefixes: Sequence[ComputedPrefix | None] = ()) -> ByCalls[Prefilled]:
     """Runs all but the last token of each prompt through the model. Shorter rows are padded on the right; then pads move to the left.
 
     Where a call must not be ragged, rows of one length go together, the longest first, and then join: a recurrent state never sees a
@@ -77,8 +99,10 @@ def prefill(setup: Setup, requests: list[Request], prefixes: Sequence[ComputedPr
     lengths, starts = [len(row) for row in rows], [row.start for row in rows]
     calls = prefill_calls(lengths, starts, padded=setup.features.padded, ragged=setup.features.ragged, static=setup.static)
     if len(calls) == 1:
-        return _prefill_together(setup, rows)
-    parts = [_prefill_together(setup, [rows[i] for i in call]) for call in calls]
+        return (yield from _prefill_together(setup, rows))
+    parts: list[Prefilled] = []
+    for call in calls:
+        parts += [(yield from _prefill_together(setup, [rows[i] for i in call]))]
     caches = join_caches([part.caches for part in parts])
     evaluate_caches(caches)
     requests = [request for part in parts for request in part.requests]
@@ -87,7 +111,7 @@ def prefill(setup: Setup, requests: list[Request], prefixes: Sequence[ComputedPr
     return Prefilled(caches, requests, echoes, _samples(requests), tokens, padded_tokens)
 
 
-def _prefill_together(setup: Setup, rows: list[_PrefillRow]) -> Prefilled:
+def _prefill_together(setup: Setup, rows: list[_PrefillRow]) -> ByCalls[Prefilled]:
     lengths = [len(row) for row in rows]
     width = call_width(lengths)
     caches = _caches(setup, [row.prefix for row in rows])
@@ -95,7 +119,7 @@ def _prefill_together(setup: Setup, rows: list[_PrefillRow]) -> Prefilled:
     tokens = np.zeros((len(rows), width), np.int32)
     for line, row in zip(tokens, rows, strict=True):
         line[: len(row)] = row.ids[row.start : row.end]
-    echoes, _ = _run(setup, tokens, rows, caches)
+    echoes, _ = yield from _run(setup, tokens, rows, caches)
     if min(lengths) < width:
         finish_padding(caches)
         evaluate_caches(caches)
@@ -122,13 +146,20 @@ def _caches(setup: Setup, prefixes: list[ComputedPrefix | None]) -> Caches:
 
 def compute_prefix(setup: Setup, ids: NDArray[np.int32], parent: ComputedPrefix | None) -> ComputedPrefix:
     """Computes the prefix ``ids`` [T], on top of a copy of ``parent``, a computed prefix of it."""
+    return all_at_once(prefix_by_calls(setup, ids, parent))
+
+
+def prefix_by_calls(setup: Setup, ids: NDArray[np.int32], parent: ComputedPrefix | None) -> ByCalls[ComputedPrefix]:
+    """Computes the prefix ``ids`` [T], on top of a copy of ``parent``, a computed prefix of it."""
     row = _PrefillRow(ids, len(ids), parent)
     caches = make_caches(setup.model, 1, padded=False) if parent is None else fork_caches(parent.caches, [0], 1, padded=False)
-    (echo,), last_state = _run(setup, ids[None, row.start :], [row], caches)
+    (echo,), last_state = yield from _run(setup, ids[None, row.start :], [row], caches)
     return ComputedPrefix(caches, len(ids), echo, last_state)
 
 
-def _run(setup: Setup, tokens: NDArray[np.int32], rows: list[_PrefillRow], caches: Caches) -> tuple[list[Scores | None], mx.array | None]:
+def _run(
+    setup: Setup, tokens: NDArray[np.int32], rows: list[_PrefillRow], caches: Caches
+) -> ByCalls[tuple[list[Scores | None], mx.array | None]]:
     """Runs ``tokens`` [B, T] through the model, chunk by chunk.
 
     Returns each row's echo, its prefix's included, and the first row's last hidden state [1, H]. Without an echo both are None.
@@ -138,6 +169,7 @@ def _run(setup: Setup, tokens: NDArray[np.int32], rows: list[_PrefillRow], cache
     at, width = 0, tokens.shape[1]
     while at < width:
         n = call_tokens(setup, len(rows), width - at)
+        yield n * len(rows)
         columns, lengths = mx.array(tokens[:, at : at + n]), [len(row) - at for row in rows]
         if echo:
             states = setup.network(columns, caches, lengths=lengths, read="states")

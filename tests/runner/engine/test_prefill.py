@@ -1,13 +1,27 @@
-"""Tests the prefill of a group: chunks within the bound on logits, no logits of a prompt's last token, the echo of each row."""
+"""Tests the prefill of a group: chunks within the bound on logits, no logits of a prompt's last token, the echo of each row,
+calls that others stand between."""
 
+from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
+from mlx_bulk.kernels.logprobs import Scores
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.requests import Sampling
-from mlx_bulk.runner.engine.prefill import LEAST_CHUNK, prefill
+from mlx_bulk.runner.engine.prefill import (
+    LEAST_CHUNK,
+    ByCalls,
+    Prefilled,
+    Result,
+    compute_prefix,
+    prefill,
+    prefill_by_calls,
+    prefix_by_calls,
+)
+from mlx_bulk.runner.layers.kv_cache import Caches, evaluate_caches, make_caches
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_lm.models.cache import make_prompt_cache
 
@@ -117,3 +131,82 @@ def test_prompts_of_one_length_go_through_together_where_no_pad_may_and_join():
 def test_every_sample_waits_for_a_place():
     found = prefill(setup_of(build("llama")), [request(0, [1, 2], Sampling(), [4, 5]), request(1, [3, 4, 5], Sampling(), [6])])
     assert [(i, s.index, s.seed) for i, s in found.waiting] == [(0, 0, 4), (0, 1, 5), (1, 0, 6)]
+
+
+# ------------------------------------------------------------------------------------------------------ call by call
+
+
+def stepped(work: ByCalls[Result], between: Callable[[], object]) -> tuple[list[int], Result]:
+    """Makes the calls of ``work`` with ``between`` before each; returns the padded tokens that each announced, and the result."""
+    announced: list[int] = []
+    while True:
+        try:
+            announced.append(next(work))
+        except StopIteration as end:
+            return announced, end.value
+        between()
+
+
+def leaves(caches: Caches) -> list[np.ndarray]:
+    """All arrays of the caches, as they stand."""
+    return [np.array(leaf) for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
+
+
+def assert_equal_to_the_bit(one: Prefilled, other: Prefilled, model: Any) -> None:
+    assert [r.row for r in one.requests] == [r.row for r in other.requests]
+    assert one.waiting == other.waiting
+    assert (one.tokens, one.padded_tokens) == (other.tokens, other.padded_tokens)
+    for mine, theirs in zip(one.echoes, other.echoes, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            for name in Scores.__slots__:
+                np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+    for mine, theirs in zip(leaves(one.caches), leaves(other.caches), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    last = mx.array([[int(r.prompt.ids[-1])] for r in one.requests])
+    np.testing.assert_array_equal(np.array(model(last, cache=one.caches)), np.array(model(last, cache=other.caches)))
+
+
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize(
+    ("name", "way"), [("llama", "padded"), ("gemma3_text", "padded"), ("mamba", "joined"), ("lfm2", "joined"), ("gemma2", "exact")]
+)
+def test_a_prefill_is_the_same_to_the_bit_when_the_model_is_used_between_its_calls(name: str, way: str, echo: bool):
+    network = build(name)
+    lengths = (21, 21, 21) if way == "exact" else (30, 9, 1, 25, 9)
+    asked = [request(i, p, Sampling(), (i, 10 + i) if i == 1 else (i,)) for i, p in enumerate(prompts_of(lengths))]
+    setup = setup_of(network, way, tokens=24, wanted=LogprobOptions(echo=echo, top=3 * echo, stats=echo))
+    others = setup.network, make_caches(network, 2, padded=way != "exact")
+
+    def used() -> None:
+        others[0](mx.array([[5], [6]]), others[1])
+        evaluate_caches(others[1])
+
+    announced, found = stepped(prefill_by_calls(setup, asked), used)
+    assert len(announced) >= 3
+    assert sum(announced) == found.padded_tokens
+    assert_equal_to_the_bit(prefill(setup, asked), found, network)
+
+
+def test_each_call_is_announced_before_it_is_made():
+    model = Watched(build("llama"))
+    setup, calls = setup_of(model, tokens=60, wanted=LogprobOptions()), list[tuple[int, ...]]()
+    announced, _ = stepped(
+        prefill_by_calls(setup, [request(i, p, Sampling()) for i, p in enumerate(prompts_of((41, 30)))]), lambda: calls.extend(model.shapes)
+    )
+    assert announced == [60, 20]
+    assert calls == [(2, 30)]  # before the first call there was none
+
+
+def test_a_prefix_is_the_same_to_the_bit_when_the_model_is_used_between_its_calls():
+    setup, ids = setup_of(build("gemma3_text"), tokens=10), np.array(prompts_of((47,))[0], np.int32)
+    announced, parent = stepped(prefix_by_calls(setup, ids[:25], None), lambda: build("gemma3_text")(mx.array([[1, 2, 3]])))
+    assert announced == [10, 10, 5]
+    announced, found = stepped(prefix_by_calls(setup, ids, parent), lambda: None)
+    assert announced == [10, 10, 2]
+    whole = compute_prefix(setup, ids, compute_prefix(setup, ids[:25], None))
+    assert found.echo is not None
+    assert whole.echo is not None
+    np.testing.assert_array_equal(found.echo.logprobs, whole.echo.logprobs)
+    for mine, theirs in zip(leaves(found.caches), leaves(whole.caches), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
