@@ -1,0 +1,113 @@
+"""Speed on a GPU, in one command of half an hour: ours beside mlx-lm's ``BatchGenerator``, on random weights in Qwen3's shapes.
+
+    python benchmarks/gpu.py --results outputs/gpu.json
+    python benchmarks/gpu.py --results outputs/gpu.json --minutes 10     # goes on where the first one ended
+
+It installs and downloads nothing, and finds Metal or CUDA by itself (a CPU gets tiny sizes, to try the program). On CUDA, transformers
+and vLLM are further peers where they are installed. Stages run in the order of their importance while time is left; each is in the
+file when it ends. One that runs out of memory or out of time is a line of the table, which is printed in Markdown at the end.
+The exit code is 1 where outputs disagree or ours fails.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from about import about
+from external_peers import MODULES, installed
+from gpu_table import commit, markdown
+from stage_process import StageProcess
+
+LEAST = 20.0  # seconds left, for another stage to start
+ROUNDS = 0.4  # of a stage's time, after which no round begins; the rest is for its other figures
+SHORTAGE = "out of memory"
+
+
+def main() -> None:
+    """Runs the stages that are not in the file yet, and prints its table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=Path("outputs/gpu.json"), help="JSON file; stages that are in it do not run again.")
+    parser.add_argument("--minutes", type=float, default=28.0, help="For all.")
+    parser.add_argument("--stage-minutes", type=float, default=3.0, help="For one stage at most.")
+    parser.add_argument("--only", nargs="+", default=[], help="Stages whose name holds one of these texts, again.")
+    parser.add_argument("--peers", nargs="*", choices=list(MODULES), help="By default those that are installed, on CUDA.")
+    args = parser.parse_args()
+    results = performed(args, time.monotonic() + 60 * args.minutes)
+    print(markdown(results))
+    if wrong := [name for name, stage in results["stages"].items() if failed(stage)]:
+        sys.exit(f"wrong: {'; '.join(wrong)}")
+
+
+def performed(args: argparse.Namespace, deadline: float) -> dict[str, Any]:
+    """What the file holds once the time is over, or all stages are done."""
+    from gpu_stages import TINY, Sizes, stages
+    from mlx_bulk.kernels.backend import device_name
+
+    kind = device_name()
+    if kind == "cpu":
+        os.environ.setdefault("MLX_BULK_CPU", "generic")
+    sizes = TINY if kind == "cpu" else Sizes()
+    others = installed(kind) if args.peers is None else tuple(args.peers)
+    with StageProcess("tiny" if kind == "cpu" else "gpu") as process:
+        results = _begun(args, process)
+        for stage in stages(kind, results["device"]["memory"], sizes, others):
+            again = any(text in stage.name for text in args.only)
+            if not again and (args.only or stage.name in results["stages"]):
+                continue
+            left = deadline - time.monotonic()
+            if left < LEAST:
+                print(f"{stage.name}: no time left", flush=True)
+                continue
+            limit, began = min(60 * args.stage_minutes, left), time.monotonic()
+            request = {"variant": asdict(stage.variant), "kind": stage.kind, "rows": stage.rows, "others": stage.others}
+            found = process.ask(request | {"limits": results["limits"]["exact"], "seconds": ROUNDS * limit}, limit)
+            results["stages"][stage.name] = {**request, **found, "took": round(time.monotonic() - began, 1)}
+            _write(args.results, results)
+            print(f"{stage.name}: {said(results['stages'][stage.name])}", flush=True)
+    return results
+
+
+def _begun(args: argparse.Namespace, process: StageProcess) -> dict[str, Any]:
+    """What the file holds already, or the device and its limits."""
+    now = {"commit": commit(Path(__file__).parent), **about()}
+    if args.results.exists():
+        results = json.loads(args.results.read_text())
+        if results["commit"] != now["commit"]:
+            sys.exit(f"{args.results} holds results of commit {results['commit']}, this is {now['commit']}: give another --results")
+        return results
+    found = process.ask({}, 60 * args.stage_minutes)
+    if "limits" not in found:
+        sys.exit(f"the device's limits could not be measured: {found['error']}")
+    results = {**found, **now, "stages": {}}
+    _write(args.results, results)
+    return results
+
+
+def failed(stage: dict[str, Any]) -> bool:
+    """Whether a stage's outputs disagree, or ours fails for another reason than memory."""
+    error = stage.get("peers", {}).get("ours", {}).get("error", SHORTAGE)
+    return "disagreement" in stage or not error.startswith(SHORTAGE)
+
+
+def said(stage: dict[str, Any]) -> str:
+    """A stage in a line."""
+    peers = [f"{peer} {one.get('tokens_per_second') or one.get('error')}" for peer, one in stage.get("peers", {}).items()]
+    troubles = [f"{name.upper()}: {stage[name]}" for name in ("skipped", "disagreement", "error") if name in stage]
+    return f"{', '.join([*peers, *troubles])} ({stage['took']} s)"
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    """Whole or not at all: the machine may go at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(results, indent=1) + "\n")
+    part.replace(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Times decode steps that never wait for the host: built in advance and sent as one evaluation.
+
+    host    build build build … eval ─────────────────► read
+    device                      step step step step …
+
+The engine's steps need the same time on the device; what they take longer on the clock, the device waited. What stays in this time is
+mlx's own work of sending operations, in C++, which goes on beside the device.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from completing import Completing
+from mlx_bulk.kernels import logprobs
+from mlx_bulk.kernels.sampling import draw
+from mlx_bulk.kernels.sampling.parameters import Parameters
+from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.layers.kv_cache import evaluate_caches, make_caches
+from random_models import mx
+
+STEPS = 16
+TRIES = 3
+
+
+def queued(setup: Setup, given: Completing, keys: int, vocabulary: int, rows: int) -> dict[str, float]:
+    """Seconds of one step of ``rows`` rows with about ``keys`` cached tokens each: on the device, and to build it on the host."""
+    caches = _filled(setup, max(1, keys - STEPS), rows, vocabulary)
+    parameters = _parameters(given, rows)
+    step = _step(setup, caches, parameters)
+    ids = mx.zeros((rows,), mx.int32)
+    device, host = [], []
+    for _ in range(TRIES):
+        mx.eval(ids)
+        evaluate_caches(caches)
+        mx.synchronize()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            ids = step(ids)
+        built = time.perf_counter()
+        mx.eval(ids)
+        mx.synchronize()
+        device.append((time.perf_counter() - built) / STEPS)
+        host.append((built - began) / STEPS)
+    return {"device": min(device), "build": min(host)}
+
+
+def _filled(setup: Setup, keys: int, rows: int, vocabulary: int) -> Any:
+    """Caches of so many random tokens a row, all of one length: the widest that the engine's rows have."""
+    kv = getattr(setup, "kv", None)
+    caches = make_caches(setup.model, rows, setup.features.padded, **({} if kv is None else {"kv": kv}))
+    ids = np.random.default_rng(3).integers(0, vocabulary, (rows, keys))
+    width = max(2, setup.limits.tokens // rows)
+    for at in range(0, keys, width):
+        setup.network(mx.array(ids[:, at : at + width]), caches, read="nothing")
+        evaluate_caches(caches)
+    return caches
+
+
+def _step(setup: Setup, caches: Any, parameters: Parameters) -> Callable[[Any], Any]:
+    """The next ids of the last ids [B], unevaluated. They wait for the step's logprobs, so that no step's logits outlive it."""
+
+    def taken(ids: Any) -> Any:
+        logits = setup.network(ids[:, None], caches)[:, -1]
+        new, sampled, *_ = draw.reference(logits, parameters)
+        return mx.depends([new], [sampled, logprobs.reference(logits, new, 0, False)[0]])[0]
+
+    return taken
+
+
+def _parameters(given: Completing, rows: int) -> Parameters:
+    def all_are(value: float) -> Any:
+        return np.full(rows, value, np.float32)
+
+    return Parameters(
+        temperature=all_are(given.temperature),
+        top_k=np.zeros(rows, np.int32),
+        top_p=all_are(given.top_p),
+        min_p=all_are(0),
+        repetition=all_are(1),
+        presence=all_are(0),
+        frequency=all_are(0),
+        uniforms=all_are(0.5),
+    )

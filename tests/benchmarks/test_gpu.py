@@ -1,0 +1,243 @@
+"""Tests of gpu.py on the CPU: every kind of stage at a tiny size, what it finds and what it says when something fails."""
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SLOW_DEVICE = {"bandwidth": 1e9, "flops": 1e9, "flops_4bit": 1e9, "round_trip": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _on_the_generic_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_BULK_CPU", "generic")
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def module(name: str) -> Any:
+    return import_module(name)
+
+
+def performed(kind: str, rows: int = 0, **sizes: Any) -> dict[str, Any]:
+    """What a stage on the tiny model tells, put together as the program does."""
+    stages, models, worker = module("gpu_stages"), module("random_models"), module("gpu_worker")
+    stage, told = stages.Stage(models.Variant("tiny"), kind, rows), dict[str, Any]()
+    own = replace(stages.TINY, **sizes)
+    limits = module("device_limits").DeviceLimits(1e12, 1e12, 1e12, 1e-5)
+    worker.Performance(stage, models.build(stage.variant), own, limits, time.perf_counter(), told.update).run(stage.work(own))
+    return json.loads(json.dumps(told))
+
+
+def test_generation_is_timed_beside_mlx_lm_and_beside_the_devices_limits():
+    told = performed("generate", 3)
+    ours, theirs = told["peers"]["ours"], told["peers"]["mlx_lm"]
+    assert list(told["peers"]) == ["ours", "mlx_lm"]
+    assert told["tokens"] == 18
+    for peer in (ours, theirs):
+        assert peer["tokens_per_second"] == pytest.approx(18 / peer["seconds"][0], rel=0.01)
+        assert peer["peak_gb"] >= 0
+        assert 0 <= peer.get("waited", 0) <= 1
+    assert ours["queued_step_ms"].keys() == {"device", "build"}
+    assert ours["floor_ms"].keys() == {"read", "multiply"}
+    agreed = told["agreement"]
+    assert agreed["ours"].keys() == {"gap", "rms", "largest", "equal"}
+    assert agreed["mlx_lm"].keys() == {"gap", "equal"}
+    assert 0 < agreed["noise"]["rms"] < 0.2  # bfloat16's, in a model of two layers
+    assert agreed["ours"]["rms"] <= agreed["bounds"]["row"]
+
+
+def test_scored_texts_are_compared_token_by_token():
+    told = performed("score")
+    assert told["tokens"] > 100
+    assert all(told["agreement"][peer]["rms"] <= told["agreement"]["bounds"]["row"] for peer in ("ours", "mlx_lm"))
+    assert "padded_tokens" in told["peers"]["mlx_lm"]
+
+
+def test_samples_share_a_prefill_and_the_peers_prompt_comes_as_often():
+    told = performed("samples")
+    assert (told["prompts"], told["rows"], told["tokens"]) == (2, 6, 36)
+    assert told["agreement"].keys() == {"noise", "bounds", "ours", "mlx_lm"}
+
+
+def test_a_common_prefix_is_shared_and_two_ways_of_the_peer_stand_beside_it():
+    assert list(performed("prefix")["peers"]) == ["ours", "mlx_lm", "mlx_lm_cached"]
+
+
+def test_quantized_keys_and_values_stand_beside_plain_ones_where_they_are_known():
+    known = module("gpu_worker").QUANTIZED_KV
+    told = performed("kv")
+    lossy = ["ours_8bit", "ours_4bit"] if known else []
+    assert list(told["peers"]) == ["ours", "mlx_lm", *lossy]
+    for peer in lossy:
+        assert told["agreement"][peer]["rms"] < 1
+
+
+def test_a_shortage_of_memory_is_one_peers_line(monkeypatch: pytest.MonkeyPatch):
+    def full(*given: Any) -> Any:
+        raise RuntimeError("[malloc] Unable to allocate 123 bytes.")
+
+    monkeypatch.setattr(module("gpu_peers"), "peer_completions", full)
+    told = performed("generate", 2)
+    assert told["peers"]["mlx_lm"] == {"error": "out of memory: [malloc] Unable to allocate 123 bytes."}
+    assert told["peers"]["ours"]["tokens_per_second"] > 0
+    assert not module("gpu").failed(told)
+
+
+def test_wrong_logprobs_of_ours_fail_loudly(monkeypatch: pytest.MonkeyPatch):
+    ours = module("ours")
+    right = ours.found
+
+    def wrong(outcomes: Any) -> Any:
+        found = right(outcomes)
+        found["logprobs"][0] = [one - 0.5 for one in found["logprobs"][0]]
+        return found
+
+    monkeypatch.setattr(ours, "found", wrong)
+    told = performed("generate", 2)
+    assert "ours: a row's logprobs are off by" in told["disagreement"]
+    assert "bfloat16 explains row" in told["disagreement"]
+    assert module("gpu").failed(told)
+
+
+def test_float32_is_the_network_in_float32_without_cache_or_batch():
+    models, check = module("random_models"), module("float32_check")
+    network, mx = models.build(models.Variant("tiny-moe")).network, models.mx
+    ids = np.random.default_rng(0).integers(0, 512, 30).tolist()
+    found = np.array(check.in_float32(network, ids))
+    assert network.lm_head.weight.dtype == mx.bfloat16  # it is as it was
+    network.set_dtype(mx.float32)
+    np.testing.assert_allclose(found, np.array(network(mx.array([ids]))), atol=1e-5)  # float32, summed in the same order
+
+
+def test_a_greedy_token_that_is_not_the_likeliest_is_found():
+    models, check = module("random_models"), module("float32_check")
+    network, mx = models.build(models.Variant("tiny")).network, models.mx
+    prompt = list(range(3, 20))
+    best = int(mx.argmax(network(mx.array([prompt]))[0, -1]))
+    fine = check.checked({"peer": [check.Row([*prompt, best], len(prompt))]}, network, True)
+    assert fine["peer"]["gap"] <= fine["bounds"]["gap"]
+    with pytest.raises(module("agreement").DisagreementError, match="peer: a greedy token is less likely than another"):
+        check.checked({"peer": [check.Row([*prompt, best, 7], len(prompt))]}, network, True)
+
+
+def test_works_shrink_to_what_a_device_can_do():
+    stages, models, limits = module("gpu_stages"), module("random_models"), module("device_limits").DeviceLimits
+    slow, tiny = limits(**SLOW_DEVICE), models.Variant("tiny")
+    plain = stages.Stage(tiny, "generate", 64).work(stages.Sizes())
+    assert stages.fitted(plain, limits(1e15, 1e15, 1e15, 0), tiny, 32) == plain
+    fewer = stages.fitted(plain, limits(1e9, 1.3e9, 1e9, 0), tiny, 32)
+    assert (fewer.completing.new, len(fewer.completing.prompts)) == (64, 64)
+    assert stages.fitted(stages.Stage(models.Variant("8b"), "generate", 64).work(stages.Sizes()), slow, models.Variant("8b"), 32) is None
+    texts = stages.fitted(stages.Stage(tiny, "score").work(stages.Sizes()), limits(1e9, 8e9, 8e9, 0), tiny, 32)
+    assert 64 <= len(texts.completing.prompts) < 1024
+
+
+def test_a_model_that_does_not_fit_is_skipped_before_it_is_built(monkeypatch: pytest.MonkeyPatch):
+    worker, stages, models = module("gpu_worker"), module("gpu_stages"), module("random_models")
+    monkeypatch.setattr(worker.backend, "memory_bytes", lambda: 10_000_000_000)
+    fast = module("device_limits").DeviceLimits(1e15, 1e15, 1e15, 0)
+    why = worker.planned(stages.Stage(models.Variant("8b"), "score"), stages.Sizes(), fast)
+    assert why == "weights and KV caches take 16.4 GB of 9.0"
+
+
+def test_the_most_important_stages_come_first():
+    stages = module("gpu_stages")
+    names = [stage.name for stage in stages.stages("cuda", 80 << 30, stages.Sizes(), ("vllm",))]
+    assert names[:3] == ["0.6b bfloat16: generate 256 rows", "0.6b bfloat16: score", "0.6b bfloat16: generate 64 rows"]
+    assert len(set(names)) == len(names)
+    assert "30b-a3b 4 bits: generate 256 rows" in names
+    assert "0.6b bfloat16: generate 256 rows (vllm)" in names
+    few = [stage.name for stage in stages.stages("metal", 16 << 30, stages.Sizes(), ())]
+    assert "30b-a3b (12 layers) 4 bits: score" in few
+
+
+# ------------------------------------------------------------------------------------- the process, and the program
+
+ANSWERS = """
+import json, sys, time
+for line in sys.stdin:
+    asked = json.loads(line)
+    print(json.dumps({"first": 1}), flush=True)
+    if asked.get("die"):
+        sys.exit(3)
+    if asked.get("hang"):
+        time.sleep(60)
+    print(json.dumps({"second": asked["n"], "done": True}), flush=True)
+"""
+
+
+def test_a_stage_that_dies_or_hangs_costs_itself_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = module("stage_process")
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    monkeypatch.setattr(program, "PROGRAM", tmp_path / "answers.py")
+    with program.StageProcess("tiny") as process:
+        assert process.ask({"n": 1}, 60) == {"first": 1, "second": 1}
+        assert process.ask({"die": True}, 60) == {"first": 1, "error": "the process ended with 3; what it said stands above"}
+        assert process.ask({"hang": True}, 0.5)["error"] == "stopped after 0 s"
+        assert process.ask({"n": 2}, 60) == {"first": 1, "second": 2}
+
+
+def test_the_table_says_what_was_found_and_what_failed():
+    ours = {"tokens_per_second": 2000.0, "step_ms": 4.0, "queued_step_ms": {"device": 3.0}, "waited": 0.25, "peak_gb": 5.02}
+    ours["floor_ms"] = {"read": 2.0, "multiply": 1.0}
+    peers = {"ours": ours, "mlx_lm": {"tokens_per_second": 1000.0, "step_ms": 8.0}}
+    done = {"kind": "generate", "rows": 64, "new": 128, "prompts": 64, "peers": peers}
+    agreement = {"noise": {"rms": 0.01}, "ours": {"rms": 0.012}}
+    results = {
+        "device": {"name": "A GPU", "kind": "cuda", "memory": 80e9},
+        "machine": "a machine",
+        "commit": "abc",
+        "date": "2026-01-02",
+        "versions": {"mlx": "1.2"},
+        "limits": {"bandwidth_gb_s": 3000, "tflops_bfloat16": 700, "tflops_4bit": 300, "round_trip_us": 20},
+        "stages": {
+            "4b bfloat16: generate 64 rows": done | {"agreement": agreement},
+            "8b bfloat16: score": {"skipped": "it is too large"},
+            "4b bfloat16: kv": {**done, "kind": "kv", "disagreement": "ours: a logprob is off"},
+        },
+    }
+    lines = module("gpu_table").markdown(results).splitlines()
+    assert lines[2] == "| 4b bfloat16 | 64 rows, greedy, 128 tokens | ours | 2,000 |  | 4.00 | 3.00 | 25% | 2.00 (read) | 5.0 | 0.012 |"
+    assert lines[3].startswith("|  |  | mlx_lm | 1,000 | 2.00× | 8.00 |")
+    assert lines[4].startswith("| 8b bfloat16 | score | not run: it is too large |")
+    assert any(line.startswith("|  |  | **disagreement**: ours: a logprob is off |") for line in lines)
+    assert "- Device: A GPU (cuda), 80 GB; machine: a machine." in lines
+    assert "- Commit abc, 2026-01-02; mlx 1.2." in lines
+    assert all(line.count("|") == lines[0].count("|") for line in lines if line.startswith("|"))
+
+
+@pytest.mark.slow
+def test_the_program_runs_every_stage_and_goes_on_where_it_ended(tmp_path: Path):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--results", str(tmp_path / "gpu.json")]
+    first = subprocess.run([*command, "--only", "score"], capture_output=True, text=True, check=False, timeout=300)
+    assert first.returncode == 0, first.stderr
+    assert list(json.loads((tmp_path / "gpu.json").read_text())["stages"]) == ["tiny bfloat16: score"]
+    second = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert second.returncode == 0, second.stderr
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert {stage["kind"] for stage in results["stages"].values()} == {"generate", "score", "samples", "prefix", "kv"}
+    assert all(stage["peers"]["ours"]["tokens_per_second"] > 0 for stage in results["stages"].values())
+    assert {"device", "limits", "commit", "versions", "date"} <= results.keys()
+    assert "tiny bfloat16: score: " not in second.stdout
+    assert "| tiny-moe 4 bits | 2 rows, greedy, 6 tokens | ours |" in second.stdout
+    third = subprocess.run([*command, "--minutes", "0", "--only", "moe"], capture_output=True, text=True, check=False, timeout=300)
+    assert "tiny-moe 4 bits: generate 2 rows: no time left" in third.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+def test_transformers_stands_beside_ours_in_a_process_of_its_own(tmp_path: Path):
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--results", str(tmp_path / "gpu.json"), "--peers", "transformers"]
+    done = subprocess.run([*command, "--only", "transformers"], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for stage in json.loads((tmp_path / "gpu.json").read_text())["stages"].values():
+        assert stage["peers"]["transformers"]["tokens_per_second"] > 0
+        assert "transformers" in stage["agreement"]
