@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import gpu_peers
@@ -21,10 +22,10 @@ from device_limits import DeviceLimits, measured
 from external_peers import external
 from float32_check import Row, checked
 from gpu_stages import LEAST_NEW, TINY, Sizes, Stage, Work, fitted
-from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.errors import OutOfRoom, first_line
 from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.models.device_memory import is_out_of_memory
 from mlx_bulk.runner.models.loader import LanguageModel
 from queued_steps import queued
@@ -33,7 +34,7 @@ from random_models import Variant, build, mx
 SMALL_MEMORY = 64 << 20  # a CPU's limits are measured for the program's test alone
 MEMORY = 0.9  # of the device's, that weights and KV caches may take
 SHORTAGE = "out of memory"
-QUANTIZED_KV = "kv_bits" in BatchConfig.model_fields
+QUANTIZED_KV = "kv" in signature(make_caches).parameters  # else the setting is known, and nothing reads it yet
 Tell = Callable[[dict[str, Any]], None]
 Side = Callable[[Completing], dict[str, Any]]
 

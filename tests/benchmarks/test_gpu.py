@@ -78,6 +78,8 @@ def test_quantized_keys_and_values_stand_beside_plain_ones_where_they_are_known(
     assert list(told["peers"]) == ["ours", "mlx_lm", *lossy]
     for peer in lossy:
         assert told["agreement"][peer]["rms"] < 1
+        assert told["peers"][peer]["queued_step_ms"]["device"] > 0
+        assert "error" not in told["peers"][peer]
 
 
 def test_a_shortage_of_memory_is_one_peers_line(monkeypatch: pytest.MonkeyPatch):
