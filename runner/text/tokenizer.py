@@ -26,7 +26,7 @@ from .chat_rendering import render_chat, render_turns
 from .chat_template_check import read_template, try_template, uses_jinja
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, byte_characters, byte_level_bytes, piece_starts, token_starts
-from .tokenizer_compat import encodes_plainly, tokenizer_difference
+from .tokenizer_compat import decodes_plainly, encodes_plainly, tokenizer_difference
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 FILES = ("token*", "vocab*", "*.tiktoken")
@@ -207,6 +207,8 @@ class Tokenizer:
 
     def decode(self, ids: Ids) -> str:
         """Returns the text of token ids without special tokens, and without any clean-up of spaces."""
+        if decodes_plainly(type(self._hf)):  # stop strings ask with each token, and transformers takes six times as long
+            return self._hf.backend_tokenizer.decode(ids.tolist(), skip_special_tokens=True)
         return self._hf.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def offsets(self, ids: Ids) -> Ids:

@@ -5,6 +5,7 @@ a probe text. Tokens that scoring does not use (EOS, padding) may differ, as bet
 """
 
 import json
+from functools import cache
 from typing import Any
 
 PROBE = "Hello  world, it's 12345.\n\n\tdef f(x): return 'café' # 東京 🙂\r\n  <s> İ ﬁ e\u0301 "
@@ -76,3 +77,11 @@ def encodes_plainly(kind: type) -> bool:
     from transformers import PreTrainedTokenizerFast
 
     return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name) for name in ("__call__", "_encode_plus"))
+
+
+@cache
+def decodes_plainly(kind: type) -> bool:
+    """Returns True where the class leaves it to its tokenizers library to decode, as long as no spaces are cleaned up."""
+    from transformers import PreTrainedTokenizerFast
+
+    return all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name) for name in ("decode", "_decode"))

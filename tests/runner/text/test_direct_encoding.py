@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,33 @@ def test_ids_and_marks_are_those_of_transformers(make: Callable[[], Tokenizer], 
     assert fast.tolist() == ids
     assert added == theirs["special_tokens_mask"]
     assert offsets == theirs["offset_mapping"]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@given(data=st.data())
+def test_texts_are_those_of_transformers(make: Callable[[], Tokenizer], data: st.DataObject):
+    tokenizer = make()
+    hf: Any = tokenizer._hf  # pyright: ignore[reportPrivateUsage]
+    ids = np.array(data.draw(st.lists(st.integers(0, len(hf) - 1), max_size=12)), np.int32)
+    theirs = hf.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    assert tokenizer.decode(ids) == theirs
+
+
+def test_transformers_is_not_asked_for_each_token(monkeypatch: pytest.MonkeyPatch):
+    tokenizer = demo()
+    ids = tokenizer.encode_text("The king").ids
+    monkeypatch.setattr(PreTrainedTokenizerFast, "_decode", lambda *_, **__: pytest.fail("it was asked"))
+    assert tokenizer.decode(ids) == "The king"
+
+
+def test_a_class_that_decodes_by_itself_is_asked():
+    class Whispering(PreTrainedTokenizerFast):
+        def _decode(self, *ids: Any, **options: Any) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super()._decode(*ids, **options).lower()
+
+    hf: Any = demo()._hf  # pyright: ignore[reportPrivateUsage]
+    quiet = Tokenizer(Whispering(tokenizer_object=hf.backend_tokenizer))
+    assert quiet.decode(quiet.encode_text("The King").ids) == "the king"
 
 
 def test_transformers_is_not_asked_for_each_text(monkeypatch: pytest.MonkeyPatch):
