@@ -9,8 +9,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
 from inspect import signature
 from typing import Any
 
@@ -34,7 +34,10 @@ from random_models import Variant, build, mx
 SMALL_MEMORY = 64 << 20  # a CPU's limits are measured for the program's test alone
 MEMORY = 0.9  # of the device's, that weights and KV caches may take
 SHORTAGE = "out of memory"
+STEPWISE = "ours_step_by_step"
+AHEAD = "ahead" in {field.name for field in fields(Setup)}
 QUANTIZED_KV = "kv" in signature(make_caches).parameters  # else the setting is known, and nothing reads it yet
+NOTHING: Mapping[str, Any] = {}
 Tell = Callable[[dict[str, Any]], None]
 Side = Callable[[Completing], dict[str, Any]]
 
@@ -87,14 +90,14 @@ class Performance:
         further: dict[str, Callable[[Work], Side]] = {}
         if work.kind == "prefix":
             further = {"mlx_lm_cached": lambda work: self._theirs(work, "mlx_lm_cached")}
+        if AHEAD and work.kind == "generate" and len(work.completing.prompts) == self.sizes.rows[1]:
+            further = {STEPWISE: lambda work: self._ours(work, STEPWISE, {"ahead": False})}
         for bits in work.kv if QUANTIZED_KV else ():
-            further[f"ours_{bits}bit"] = lambda work, bits=bits: self._ours(work, bits)
+            further[f"ours_{bits}bit"] = lambda work, bits=bits: self._ours(work, f"ours_{bits}bit", {}, bits)
         return {"ours": self._ours, "mlx_lm": self._theirs, **further}
 
-    def _ours(self, work: Work, kv: int | None = None) -> Side:
-        setup = gpu_peers.our_setup(self.model, work, kv)
-        peer = "ours" if kv is None else f"ours_{kv}bit"
-        self.setups[peer] = setup
+    def _ours(self, work: Work, peer: str = "ours", changed: Mapping[str, Any] = NOTHING, kv: int | None = None) -> Side:
+        setup = self.setups[peer] = replace(gpu_peers.our_setup(self.model, work, kv), **changed)
         self.peers[peer]["batches"] = "padded" if setup.features.padded else "of rows of one length"
         if work.kind == "score":
             gpu_peers.our_scores(setup, work.completing)
@@ -190,11 +193,11 @@ class Performance:
                 continue
             result = self.peers[peer]
             result["queued_step_ms"] = {name: round(1e3 * one, 3) for name, one in took.items()}
-            bits = int(peer.removeprefix("ours_").removesuffix("bit")) if peer != "ours" else 16
+            bits = int(peer.removeprefix("ours_").removesuffix("bit")) if peer.endswith("bit") else 16
             floor = self.limits.step(variant, rows, keys, (bits + (bits < 16) * 0.5) / 16)
             result["floor_ms"] = {name: round(1e3 * one, 3) for name, one in floor.items()}
         if device_ms := self.peers["ours"].get("queued_step_ms", {}).get("device"):
-            for peer in ("ours", "mlx_lm", "mlx_lm_cached"):
+            for peer in ("ours", STEPWISE, "mlx_lm", "mlx_lm_cached"):
                 if (step_ms := self.peers.get(peer, {}).get("step_ms", 0.0)) > 0:
                     self.peers[peer]["waited"] = round(max(0.0, 1 - device_ms / step_ms), 3)
         self.tell({"peers": self.peers})
@@ -203,7 +206,7 @@ class Performance:
 
     def _agreement(self, work: Work) -> None:
         """Some rows of each peer against float32; quantized keys and values are lossy, and only told."""
-        lossy = [peer for peer in self.found if peer.startswith("ours_")]
+        lossy = [peer for peer in self.found if peer.endswith("bit")]
         exact = {peer: self._rows(found, work) for peer, found in self.found.items() if peer not in lossy}
         if not exact:
             return
