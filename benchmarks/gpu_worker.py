@@ -6,40 +6,19 @@ A line of stdin is a request, each answer a line of stdout: pieces of JSON that 
 import argparse
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
-from inspect import signature
 from typing import Any
 
-import gpu_peers
-import numpy as np
-from agreement import DisagreementError
-from completing import Completing
 from device_limits import DeviceLimits, measured
-from external_peers import external
-from float32_check import Row, checked
-from gpu_stages import LEAST_NEW, TINY, Sizes, Stage, Work, fitted
+from gpu_stages import TINY, Sizes, Stage
 from mlx_bulk.kernels import backend
-from mlx_bulk.runner.core.errors import OutOfRoom, first_line
-from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.layers.kv_cache import make_caches
-from mlx_bulk.runner.models.device_memory import is_out_of_memory
+from mlx_bulk.runner.core.errors import first_line
 from mlx_bulk.runner.models.loader import LanguageModel
-from queued_steps import queued
 from random_models import Variant, build, mx
+from stage_performance import Performance, Tell, failure_kind, planned
 
 SMALL_MEMORY = 64 << 20  # a CPU's limits are measured for the program's test alone
-MEMORY = 0.9  # of the device's, that weights and KV caches may take
-SHORTAGE = "out of memory"
-STEPWISE = "ours_step_by_step"
-AHEAD = "ahead" in {field.name for field in fields(Setup)}
-QUANTIZED_KV = "kv" in signature(make_caches).parameters  # else the setting is known, and nothing reads it yet
-NOTHING: Mapping[str, Any] = {}
-Tell = Callable[[dict[str, Any]], None]
-Side = Callable[[Completing], dict[str, Any]]
 
 
 def device() -> dict[str, Any]:
@@ -48,199 +27,6 @@ def device() -> dict[str, Any]:
     info = mx.device_info() if kind != "cpu" else {}
     name = str(info.get("device_name", "the CPU, by mlx's operations"))
     return {"kind": kind, "name": name, "memory": backend.memory_bytes()}
-
-
-def planned(stage: Stage, sizes: Sizes, limits: DeviceLimits) -> Work | str:
-    """The stage's work, as large as this device can do it; else why it cannot. No weights are made for that."""
-    work = fitted(stage.work(sizes), limits, stage.variant, min(LEAST_NEW, sizes.new))
-    if work is None:
-        return "a round would take too long on this device"
-    need, room = work.bytes(stage.variant), MEMORY * backend.memory_bytes()
-    return work if need <= room else f"weights and KV caches take {need / 1e9:.1f} GB of {room / 1e9:.1f}"
-
-
-class Performance:
-    """One stage: the sides that do its work in turns, and what is found. ``until``: when rounds end (``perf_counter`` seconds)."""
-
-    def __init__(self, stage: Stage, model: LanguageModel, sizes: Sizes, limits: DeviceLimits, until: float, tell: Tell):
-        self.stage, self.model, self.sizes, self.limits, self.until, self.tell = stage, model, sizes, limits, until, tell
-        self.peers: dict[str, dict[str, Any]] = {}
-        self.found: dict[str, dict[str, Any]] = {}  # a peer's last output
-        self.setups: dict[str, Setup] = {}
-
-    def run(self, work: Work) -> None:
-        """All that there is to find."""
-        given = work.completing
-        self.tell({"rows": given.rows, "prompts": len(given.prompts), "prompt_tokens": sum(map(len, given.prompts)), "new": given.new})
-        builders = self._builders(work)
-        self.peers = {peer: {} for peer in builders}
-        sides = {peer: side for peer, build in builders.items() if (side := self._kept(peer, lambda b=build: b(work)))}
-        self._race(work, sides)
-        if "ours" in self.setups and work.kind != "score":
-            self._steps(work)
-        self._agreement(work)
-
-    # ------------------------------------------------------------------------------------------------------- sides
-
-    def _builders(self, work: Work) -> dict[str, Callable[[Work], Side]]:
-        """What makes each side's run, warm."""
-        others = {peer: lambda work, peer=peer: self._external(peer, work) for peer in self.stage.others}
-        if others:
-            return {"ours": self._ours, **others}
-        further: dict[str, Callable[[Work], Side]] = {}
-        if work.kind == "prefix":
-            further = {"mlx_lm_cached": lambda work: self._theirs(work, "mlx_lm_cached")}
-        if AHEAD and work.kind == "generate" and len(work.completing.prompts) == self.sizes.rows[1]:
-            further = {STEPWISE: lambda work: self._ours(work, STEPWISE, {"ahead": False})}
-        for bits in work.kv if QUANTIZED_KV else ():
-            further[f"ours_{bits}bit"] = lambda work, bits=bits: self._ours(work, f"ours_{bits}bit", {}, bits)
-        return {"ours": self._ours, "mlx_lm": self._theirs, **further}
-
-    def _ours(self, work: Work, peer: str = "ours", changed: Mapping[str, Any] = NOTHING, kv: int | None = None) -> Side:
-        setup = self.setups[peer] = replace(gpu_peers.our_setup(self.model, work, kv), **changed)
-        self.peers[peer]["batches"] = "padded" if setup.features.padded else "of rows of one length"
-        if work.kind == "score":
-            gpu_peers.our_scores(setup, work.completing)
-            return lambda given: gpu_peers.our_scores(setup, given)
-        run = gpu_peers.our_completions(setup, work.samples)
-        run(gpu_peers.short(work.completing, self.sizes.short))
-        return run
-
-    def _theirs(self, work: Work, peer: str = "mlx_lm") -> Side:
-        network, given = self.model.network, work.completing
-        if work.kind == "score":
-            ways = {
-                budget: lambda one, b=budget: gpu_peers.peer_scores(network, one, b) for budget in gpu_peers.budgets(self.model.vocabulary)
-            }
-            trial = replace(given, prompts=given.prompts[::4])
-        else:
-            way = gpu_peers.peer_on_prefix if peer == "mlx_lm_cached" else gpu_peers.peer_completions
-            ways = {prefill: way(network, work, prefill) for prefill in gpu_peers.PREFILLS}
-            trial = gpu_peers.short(given, self.sizes.short)
-        took = {size: self._timed(run, trial) for size, run in ways.items()}
-        best = min(took, key=lambda size: took[size])
-        self.peers[peer]["padded_tokens" if work.kind == "score" else "prefilled_rows"] = best
-        return ways[best]
-
-    def _timed(self, run: Side, trial: Completing) -> float:
-        """The better of two runs; never, where memory runs out."""
-        try:
-            return min(gpu_peers.seconds(lambda: run(trial)) for _ in range(2))
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            return float("inf")
-
-    def _external(self, peer: str, work: Work) -> Side:
-        mx.clear_cache()
-        result = external(peer, self.model, work, self.sizes)
-        self.peers[peer] |= {name: result[name] for name in ("seconds", "peak_gb") if name in result}
-        self.found[peer] = result
-        raise _Measured
-
-    def _kept(self, peer: str, build: Callable[[], Any]) -> Any:
-        """What ``build`` returns; None where it fails, which is told."""
-        try:
-            return build()
-        except _Measured:
-            self.tell({"peers": self.peers})
-        except Exception as error:
-            self.peers[peer]["error"] = f"{_kind(error)}: {first_line(error)}"
-            self.tell({"peers": self.peers})
-        return None
-
-    # ------------------------------------------------------------------------------------------------------ rounds
-
-    def _race(self, work: Work, sides: dict[str, Side]) -> None:
-        for done in range(self.sizes.rounds):
-            if done and time.perf_counter() > self.until:
-                break
-            for peer, side in list(sides.items()):
-                if self._kept(peer, lambda p=peer, s=side: self._round(p, s, work)) is None:
-                    del sides[peer]
-        for result in self.peers.values():
-            if "error" not in result:
-                result["tokens_per_second"] = round(work.tokens / statistics.median(result["seconds"]), 1)
-        self.tell({"peers": self.peers, "tokens": work.tokens})
-
-    def _round(self, peer: str, side: Side, work: Work) -> bool:
-        given, result = work.completing, self.peers[peer]
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        took = gpu_peers.seconds(lambda: self.found.__setitem__(peer, side(given)))
-        result["peak_gb"] = round(mx.get_peak_memory() / 1e9, 3)
-        result.setdefault("seconds", []).append(round(took, 4))
-        if work.kind != "score":
-            less = gpu_peers.seconds(lambda: side(gpu_peers.short(given, self.sizes.short)))
-            result.setdefault("short_seconds", []).append(round(less, 4))
-            steps = min(result["seconds"]) - min(result["short_seconds"])
-            result["step_ms"] = round(1e3 * steps / (given.new - self.sizes.short), 3)
-        self.tell({"peers": self.peers})
-        return True
-
-    # ------------------------------------------------------------------------------------------------------- steps
-
-    def _steps(self, work: Work) -> None:
-        """The engine's steps beside the same steps when nothing waits for the host, and beside the device's limits."""
-        given, variant = work.completing, self.stage.variant
-        keys = max(map(len, given.prompts)) + (self.sizes.short + given.new) // 2
-        rows = len(given.prompts) * work.samples
-        for peer, setup in self.setups.items():
-            if "error" in self.peers[peer]:
-                continue
-            took = self._kept(peer, lambda s=setup: queued(s, given, keys, self.model.vocabulary, min(rows, s.limits.rows)))
-            if took is None:
-                continue
-            result = self.peers[peer]
-            result["queued_step_ms"] = {name: round(1e3 * one, 3) for name, one in took.items()}
-            bits = int(peer.removeprefix("ours_").removesuffix("bit")) if peer.endswith("bit") else 16
-            floor = self.limits.step(variant, rows, keys, (bits + (bits < 16) * 0.5) / 16)
-            result["floor_ms"] = {name: round(1e3 * one, 3) for name, one in floor.items()}
-        if device_ms := self.peers["ours"].get("queued_step_ms", {}).get("device"):
-            for peer in ("ours", STEPWISE, "mlx_lm", "mlx_lm_cached"):
-                if (step_ms := self.peers.get(peer, {}).get("step_ms", 0.0)) > 0:
-                    self.peers[peer]["waited"] = round(max(0.0, 1 - device_ms / step_ms), 3)
-        self.tell({"peers": self.peers})
-
-    # --------------------------------------------------------------------------------------------------- agreement
-
-    def _agreement(self, work: Work) -> None:
-        """Some rows of each peer against float32; quantized keys and values are lossy, and only told."""
-        lossy = [peer for peer in self.found if peer.endswith("bit")]
-        exact = {peer: self._rows(found, work) for peer, found in self.found.items() if peer not in lossy}
-        if not exact:
-            return
-        try:
-            found = checked(exact, self.model.network, work.completing.greedy and work.kind != "score")
-        except DisagreementError as error:
-            self.tell({"disagreement": error.args[0], "agreement": error.args[1]})
-            return
-        if "ids" in self.found.get("ours", {}) and work.completing.greedy:
-            for peer in exact:
-                pairs = zip(self.found[peer]["ids"], self.found["ours"]["ids"], strict=False)
-                found[peer]["equal"] = round(statistics.fmean(a == b for a, b in pairs), 3)
-        for peer in lossy:
-            found[peer] = self._lossy(peer, work)
-        self.tell({"agreement": found})
-
-    def _lossy(self, peer: str, work: Work) -> dict[str, float]:
-        try:
-            return checked({peer: self._rows(self.found[peer], work)}, self.model.network, True)[peer]
-        except DisagreementError as error:
-            return error.args[1][peer]
-
-    def _rows(self, found: dict[str, Any], work: Work) -> list[Row]:
-        """Some rows, from the first to the last."""
-        prompts = [prompt for prompt in work.completing.prompts for _ in range(work.samples)]
-        picked = np.linspace(0, len(prompts) - 1, min(self.sizes.checked, len(prompts))).astype(int).tolist()
-        if work.kind == "score":
-            return [Row(prompts[row], 1, found["logprobs"][row]) for row in picked]
-        logprobs = found.get("logprobs") or [None] * len(prompts)
-        return [Row(prompts[row] + found["ids"][row], len(prompts[row]), logprobs[row]) for row in picked]
-
-
-class _Measured(Exception):
-    """Raised where a peer has been measured already, in a process of its own."""
 
 
 def main() -> None:
@@ -265,7 +51,7 @@ def main() -> None:
         try:
             _perform(stage, asked, sizes, models, tell)
         except Exception as error:
-            tell({"error": f"{_kind(error)}: {first_line(error)}"})
+            tell({"error": f"{failure_kind(error)}: {first_line(error)}"})
             raise  # another process goes on
         tell({"done": True})
 
@@ -282,10 +68,6 @@ def _perform(stage: Stage, asked: dict[str, Any], sizes: Sizes, models: dict[Var
         mx.clear_cache()
         models[stage.variant] = build(stage.variant)
     Performance(stage, models[stage.variant], sizes, limits, time.perf_counter() + asked["seconds"], tell).run(work)
-
-
-def _kind(error: Exception) -> str:
-    return SHORTAGE if is_out_of_memory(error) or isinstance(error, OutOfRoom) else type(error).__name__
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def module(name: str) -> Any:
 
 def performed(kind: str, rows: int = 0, **sizes: Any) -> dict[str, Any]:
     """What a stage on the tiny model tells, put together as the program does."""
-    stages, models, worker = module("gpu_stages"), module("random_models"), module("gpu_worker")
+    stages, models, worker = module("gpu_stages"), module("random_models"), module("stage_performance")
     stage, told = stages.Stage(models.Variant("tiny"), kind, rows), dict[str, Any]()
     own = replace(stages.TINY, **sizes)
     limits = module("device_limits").DeviceLimits(1e12, 1e12, 1e12, 1e-5)
@@ -39,7 +39,7 @@ def performed(kind: str, rows: int = 0, **sizes: Any) -> dict[str, Any]:
 def test_generation_is_timed_beside_mlx_lm_and_beside_the_devices_limits():
     told = performed("generate", 3)
     ours, theirs = told["peers"]["ours"], told["peers"]["mlx_lm"]
-    stepwise = ["ours_step_by_step"] if module("gpu_worker").AHEAD else []
+    stepwise = ["ours_step_by_step"] if module("stage_performance").AHEAD else []
     assert list(told["peers"]) == ["ours", "mlx_lm", *stepwise]
     assert told["tokens"] == 18
     for peer in (ours, theirs):
@@ -73,7 +73,7 @@ def test_a_common_prefix_is_shared_and_two_ways_of_the_peer_stand_beside_it():
 
 
 def test_quantized_keys_and_values_stand_beside_plain_ones_where_they_are_known():
-    known = module("gpu_worker").QUANTIZED_KV
+    known = module("stage_performance").QUANTIZED_KV
     told = performed("kv")
     lossy = ["ours_8bit", "ours_4bit"] if known else []
     assert list(told["peers"]) == ["ours", "mlx_lm", *lossy]
@@ -144,7 +144,7 @@ def test_works_shrink_to_what_a_device_can_do():
 
 
 def test_a_model_that_does_not_fit_is_skipped_before_it_is_built(monkeypatch: pytest.MonkeyPatch):
-    worker, stages, models = module("gpu_worker"), module("gpu_stages"), module("random_models")
+    worker, stages, models = module("stage_performance"), module("gpu_stages"), module("random_models")
     monkeypatch.setattr(worker.backend, "memory_bytes", lambda: 10_000_000_000)
     fast = module("device_limits").DeviceLimits(1e15, 1e15, 1e15, 0)
     why = worker.planned(stages.Stage(models.Variant("8b"), "score"), stages.Sizes(), fast)
