@@ -6,12 +6,10 @@ Knows the device and the model, nothing of datasets or files.
 import logging
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import mlx.core as mx
 
 from ...configs.schema import BatchConfig
 from ...kernels import backend, native
@@ -20,15 +18,13 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import BatchFeatures, Setup
-from ..layers.kv_cache import growth, make_caches
 from ..layers.lm_head import Head
-from ..layers.network import Network
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
 from ..scheduler.limits import Limits
 from .capabilities import Capabilities, capabilities_of, code_digest
-from .padding_probe import LENGTHS, PADDED, BatchingMode, probe
+from .padding_probe import PADDED, BatchingMode, cache_bytes, kv_account, kv_obstacle, kv_refusal, probe
 from .pooling_setup import expected_pooling_setup, fit_pooling_model
 from .prefix_check import refused_by_weights
 from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
@@ -104,14 +100,15 @@ def fit(
     if model.pooling is not None:
         fitted = fit_pooling_model(model, config)
         return FittedModels(fitted.setup, None, fitted.about)
-    models = [_checked(each) for each in (model, reference) if each is not None]
+    kv = kv_quantization(config)  # of the model alone: a reference scores, and quantizes nothing
+    models = [_checked(model, kv)] + ([] if reference is None else [_checked(reference)])
     limits = _limits(config, models, sum(each.weight_bytes for each in rewards))
     if config.deterministic:
-        _require_independent_rows(models, limits)
+        _require_independent_rows(models, limits, kv)
     if wanted.echo or wanted.reference:
         models = [each.with_scoring(limits) for each in models]
     setup, *others = [each.setup(config, wanted, limits) for each in models]
-    setup = replace(setup, kv=kv_quantization(config))  # a reference scores, and quantizes nothing
+    setup = replace(setup, kv=kv)
     if config.deterministic and wanted.echo and not all(slots_alike(each) for each in (setup, *others)):
         setup, *others = [each.with_features(any_slot=False) for each in (setup, *others)]
     setup, refusal = _sharing_prompts(setup, models[0])
@@ -138,10 +135,11 @@ def expected_setups(models: Sequence[LanguageModel], config: BatchConfig, wanted
     if models[0].pooling is not None:
         return [expected_pooling_setup(models[0], config)]
     rewards = [each for each in models if each.pooling is not None]
-    expected = [_expected(each, scores=wanted.echo or wanted.reference) for each in models if each.pooling is None]
+    kv, scores = kv_quantization(config), wanted.echo or wanted.reference
+    expected = [_expected(each, scores, kv if each is models[0] else None) for each in models if each.pooling is None]
     limits = _limits(config, expected, sum(each.weight_bytes for each in rewards))
     setups = [each.setup(config, wanted, limits).with_features(shared_prompts=not each.capabilities.unshared) for each in expected]
-    setups[0] = replace(setups[0], kv=kv_quantization(config))
+    setups[0] = replace(setups[0], kv=kv)
     return setups + [expected_pooling_setup(each, config) for each in rewards]
 
 
@@ -150,27 +148,36 @@ def kv_quantization(config: BatchConfig) -> KVQuantization | None:
     return None if config.kv_bits is None else KVQuantization(config.kv_bits, config.kv_group, config.kv_start)
 
 
-def _checked(model: LanguageModel) -> _CheckedModel:
-    """Tries on a model's own weights how rows may share a batch, from the fastest way on that its twin allows."""
+def _checked(model: LanguageModel, kv: KVQuantization | None = None) -> _CheckedModel:
+    """Tries on a model's own weights how rows may share a batch, from the fastest way on that its twin allows.
+
+    kv: how its keys and values are to be quantized. Raises ModelError where they cannot be.
+    """
     capabilities = capabilities_of(model)
     mode = probe(model.network, model.vocabulary, capabilities.way)
     if mode.way == capabilities.way:
         mode = replace(mode, reason=capabilities.reason)
+    if kv is not None:
+        _refuse_kv(model, kv_refusal(model.network, model.vocabulary, mode.way, kv))
+        token_bytes, row_bytes = cache_bytes(model.network, kv)
+        mode = replace(mode, token_bytes=token_bytes, row_bytes=row_bytes)
     return _CheckedModel(model, capabilities, mode)
 
 
-def _expected(model: LanguageModel, scores: bool) -> _CheckedModel:
-    """Returns the results of the checks if the weights confirm all that the twin shows."""
+def _refuse_kv(model: LanguageModel, reason: str) -> None:
+    """Raises ModelError for a reason that is not empty."""
+    if reason:
+        kind = model.checkpoint.config.get("model_type")
+        raise ModelError(f"batch.kv_bits: keys and values of {model.checkpoint.folder.name} ({kind}) cannot be quantized: {reason}")
+
+
+def _expected(model: LanguageModel, scores: bool, kv: KVQuantization | None) -> _CheckedModel:
+    """Returns the results of the checks if the weights confirm all that the twin shows. kv: as for ``_checked``."""
+    if kv is not None:
+        _refuse_kv(model, kv_obstacle(model.network, kv))
     shown = capabilities_of(model)
-    mode = BatchingMode(shown.way, shown.difference, *_row_bytes(model.network), shown.reason)
+    mode = BatchingMode(shown.way, shown.difference, *cache_bytes(model.network, kv), shown.reason)
     return _CheckedModel(model, shown, mode, shown.shortcuts if scores else None)
-
-
-def _row_bytes(network: Any) -> tuple[float, float]:
-    """Returns the bytes of a row's caches, a token and besides, from the shapes that a prompt would leave; it is not computed."""
-    caches = make_caches(network, 1, padded=False)
-    Network(network)(mx.array([[0] * LENGTHS[0]]), caches, read="nothing")
-    return growth(caches)
 
 
 def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -> Limits:
@@ -188,8 +195,9 @@ def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -
     return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))
 
 
-def _require_independent_rows(models: Sequence[_CheckedModel], limits: Limits) -> None:
-    if not all(slots_independent(each.model.network, each.model.vocabulary, limits.rows) for each in models):
+def _require_independent_rows(models: Sequence[_CheckedModel], limits: Limits, kv: KVQuantization | None) -> None:
+    kvs, rows = [kv, None][: len(models)], limits.rows
+    if not all(slots_independent(each.model.network, each.model.vocabulary, rows, own) for each, own in zip(models, kvs, strict=True)):
         raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
 
 
@@ -222,6 +230,8 @@ def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal
         "blas": backend.product_build(),
         "kernels": native.name(),
     }
+    if setup.kv is not None:
+        identity["kv"] = asdict(setup.kv)
     return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))
 
 
@@ -237,7 +247,7 @@ def _log_mode(checked: _CheckedModel, limits: Limits, kv: KVQuantization | None)
     else:
         rows = "batches of rows of one length" if mode.way == "exact" else "one row at a time"
         how = f"{rows}, slower but right ({mode.reason})"
-    held = "" if kv is None else f", {kv.in_words}"
+    held = "" if kv is None else f", {kv.in_words}{kv_account(model.network, kv)}"
     log.info("%s: %s on %s, %s%s", model.checkpoint.folder.name, model.dtype, backend.device_name(), how, held)
 
 

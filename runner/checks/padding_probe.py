@@ -10,7 +10,7 @@ batch crashes, the next way is tried. Knows models, not their names, and not wha
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import mlx.core as mx
@@ -18,8 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import first_line
-from ..layers.kv_cache import Caches, finish_padding, growth, join_caches, make_caches, prepare_padding, select
+from ..core.kv_quantization import KVQuantization
+from ..layers.kv_cache import (
+    Caches,
+    finish_padding,
+    growth,
+    join_caches,
+    kept_inside,
+    make_caches,
+    needs_no_caches,
+    prepare_padding,
+    select,
+)
 from ..layers.network import Network
+from ..quantized_kv.quantized_caches import PlainQuantizedKVCache
 from .trial import largest_gap, random_ids, row_logits
 
 Way = Literal["padded", "joined", "exact", "alone"]
@@ -35,6 +47,7 @@ NOISE = 4
 COPIES, MANY = 3, 6  # rows of such a batch: fed in one call, and by steps (products of up to four rows may sum in an order of their own)
 PROMISE = 1e-4  # a logprob, in float32
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative
+KV_CHANGE, KV_NOISE = 0.25, 0.05  # of the logits' spread: what eight bits may change, and rounding between two codes
 SPREAD = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1.5e-1}
 
 
@@ -94,6 +107,69 @@ def _prompts(vocabulary: int) -> list[NDArray[np.int32]]:
     return random_ids(np.random.default_rng(0), vocabulary, LENGTHS)
 
 
+def cache_bytes(network: Any, kv: KVQuantization | None) -> tuple[float, float]:
+    """Returns the bytes of a row's caches, a token and besides, from the shapes that a prompt would leave; it is not computed."""
+    caches = make_caches(network, 1, padded=False, kv=kv)
+    Network(network)(mx.array([[0] * LENGTHS[0]]), caches, read="nothing")
+    return growth(caches)
+
+
+def kv_account(network: Any, kv: KVQuantization) -> str:
+    """Says in how many of a network's caches, if not in all, and what it costs on a CPU."""
+    kinds = [isinstance(cache, PlainQuantizedKVCache) for cache in kept_inside(make_caches(network, 1, padded=False, kv=kv))]
+    some = "" if all(kinds) else f", in {sum(kinds)} of {len(kinds)} layers' caches"
+    slower = ", slower on this CPU: its kernel of whole blocks reads no quantized keys" if needs_no_caches(network) else ""
+    return some + slower
+
+
+def kv_obstacle(network: Any, kv: KVQuantization) -> str:
+    """Returns why a network's keys and values cannot be quantized, as far as shapes show; empty where they can. Computes nothing."""
+    caches, few = (make_caches(network, 1, padded=False, kv=each) for each in (None, kv))
+    ids = mx.array([[0] * LENGTHS[0]])
+    Network(network)(ids, caches, read="nothing")
+    pairs = zip(kept_inside(caches), kept_inside(few), strict=True)
+    held = [x for cache, one in pairs if isinstance(one, PlainQuantizedKVCache) for x in (cache.keys, cache.values) if x is not None]
+    if not held:
+        return "none of its layers keeps keys and values of all tokens; set batch.kv_bits to null"
+    widths = {x.shape[-1] for x in held}
+    if odd := sorted(width for width in widths if width % kv.group or not width):
+        fits = [group for group in (32, 64, 128) if not any(width % group for width in widths)]
+        cure = f"set batch.kv_group to {fits[-1]}, or batch.kv_bits to null" if fits and 0 not in odd else "set batch.kv_bits to null"
+        return f"its heads of {odd[0]} numbers do not divide into groups of {kv.group}; {cure}"
+    try:
+        for width in (LENGTHS[0], 1):  # a prefill and a decode step
+            Network(network)(ids[:, :width], few, read="nothing")
+    except Exception as error:  # a model file may fail in any way
+        return f"its attention takes no quantized keys ({first_line(error)}); set batch.kv_bits to null"
+    return ""
+
+
+def kv_refusal(network: Any, vocabulary: int, way: Way, kv: KVQuantization) -> str:
+    """Returns why keys and values must not be quantized, after a trial on the model's own weights; empty where they may.
+
+    In eight bits logits stay near those of whole numbers, and a row in a batch is nearly as it is alone: a number between two codes can
+    get the one or the other. What few bits cost beyond that is not judged: that is what was asked for.
+    """
+    if obstacle := kv_obstacle(network, kv):
+        return obstacle
+    prompts, eight = _prompts(vocabulary), replace(kv, bits=8, start=min(kv.start, LENGTHS[1] // 2))
+    try:
+        whole, few = ([_numpy(row_logits(network, ids, kv=each)[-STEPS:]) for ids in prompts] for each in (None, eight))
+        decoded = list(TRIED[way](network, prompts, eight)) if way in TRIED else []
+        if kv != eight:
+            mx.eval(row_logits(network, prompts[0], [len(prompts[0]) - 1], kv=kv))
+    except Exception as error:  # a model file may fail in any way
+        return f"its attention takes no quantized keys ({first_line(error)}); set batch.kv_bits to null"
+    spread = max(float(np.concatenate([x[~np.isneginf(x)] for x in whole]).std()), 1e-3)
+    changed = max(_difference(a, b) for mine, theirs in zip(few, whole, strict=True) for a, b in zip(mine, theirs, strict=True)) / spread
+    moved = _furthest(decoded, lambda row: few[row]) / spread if decoded else 0.0
+    if not changed <= KV_CHANGE:
+        return f"eight bits change its logits by {changed:.2g} of their spread (allowed {KV_CHANGE}); set batch.kv_bits to null"
+    if not moved <= KV_NOISE:
+        return f"in batches its logits move by {moved:.2g} of their spread (allowed {KV_NOISE}); set batch.kv_bits to null"
+    return ""
+
+
 class _ProbeRows:
     """The probe's prompts run alone on plain caches: their logits [STEPS, V] at the last positions, and the difference allowed.
 
@@ -148,24 +224,24 @@ class _ProbeRows:
         return _numpy(mx.concatenate(logits, axis=1)[:, -STEPS:])
 
 
-def _padded(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+def _padded(network: Any, prompts: list[NDArray[np.int32]], kv: KVQuantization | None = None) -> Iterator[Decoded]:
     """Prefills two rows together, right-padded; a third joins; all decode."""
-    caches = join_caches([_prefilled(network, prompts[:2]), _prefilled(network, prompts[2:3])])
+    caches = join_caches([_prefilled(network, prompts[:2], kv), _prefilled(network, prompts[2:3], kv)])
     return _decoded(network, prompts, caches, [0, 1, 2], padded=True)
 
 
-def _joined(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+def _joined(network: Any, prompts: list[NDArray[np.int32]], kv: KVQuantization | None = None) -> Iterator[Decoded]:
     """Prefills three rows each by itself, and decodes them together."""
-    return _decoded(network, prompts, join_caches([_prefilled(network, [prompt]) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
+    return _decoded(network, prompts, join_caches([_prefilled(network, [prompt], kv) for prompt in prompts[:3]]), [0, 1, 2], padded=True)
 
 
-def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
+def _prefilled(network: Any, prompts: list[NDArray[np.int32]], kv: KVQuantization | None) -> Caches:
     lengths = [len(x) - STEPS for x in prompts]
     width = max(lengths)
     tokens = np.zeros((len(prompts), width), np.int32)
     for row, x, n in zip(tokens, prompts, lengths, strict=True):
         row[:n] = x[:n]
-    caches = make_caches(network, len(prompts), padded=True)
+    caches = make_caches(network, len(prompts), padded=True, kv=kv)
     prepare_padding(caches, lengths, width)
     mx.eval(Network(network)(mx.array(tokens), caches, lengths=lengths))
     if min(lengths) < width:
@@ -173,9 +249,9 @@ def _prefilled(network: Any, prompts: list[NDArray[np.int32]]) -> Caches:
     return caches
 
 
-def _exact(network: Any, prompts: list[NDArray[np.int32]]) -> Iterator[Decoded]:
+def _exact(network: Any, prompts: list[NDArray[np.int32]], kv: KVQuantization | None = None) -> Iterator[Decoded]:
     """Decodes two rows of one length on plain caches."""
-    caches = make_caches(network, 2, padded=False)
+    caches = make_caches(network, 2, padded=False, kv=kv)
     mx.eval(Network(network)(mx.array(np.stack([prompts[0], prompts[3]])[:, :-STEPS]), caches))
     return _decoded(network, prompts, caches, [0, 3], padded=False)
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Scored
 from ..core.requests import ScoreRequest
@@ -20,15 +21,18 @@ from .trial import outcomes_of, random_ids, trial_score_request
 WIDTHS = (9, 13)  # tokens; OpenBLAS's Haswell kernels treat all rows alike only where rows times tokens is a multiple of 12
 
 
-def slots_independent(network: Any, vocabulary: int, rows: int) -> bool:
-    """Returns whether a row's logits keep their bits when only the other rows' tokens change, as deterministic mode needs."""
+def slots_independent(network: Any, vocabulary: int, rows: int, kv: KVQuantization | None = None) -> bool:
+    """Returns whether a row's logits keep their bits when only the other rows' tokens change, as deterministic mode needs.
+
+    kv: how cached keys and values are quantized.
+    """
     rng = np.random.default_rng(1)
     first = rng.integers(0, vocabulary, (rows, 12))
     second = rng.permutation(rng.integers(0, vocabulary, (rows, 12)))
     kept = range(0, rows, max(2, rows // 4))  # never all rows
     for row in kept:
         second[row] = first[row]
-    a, b = (_two_steps(network, x) for x in (first, second))
+    a, b = (_two_steps(network, x, kv) for x in (first, second))
     return all(np.array_equal(a[:, row], b[:, row]) for row in kept)
 
 
@@ -55,8 +59,8 @@ def _bits(setup: Setup, requests: Sequence[ScoreRequest]) -> dict[int, list[byte
     return {row: [part.tobytes() for part in own if part is not None] for row, own in parts}
 
 
-def _two_steps(network: Any, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+def _two_steps(network: Any, tokens: NDArray[np.int64], kv: KVQuantization | None) -> NDArray[np.float32]:
     """Returns the logits [2, B, V] of two decode steps after a prefill of ``tokens`` [B, T]."""
-    caches = make_caches(network, len(tokens), padded=False)
+    caches = make_caches(network, len(tokens), padded=False, kv=kv)
     mx.eval(Network(network)(mx.array(tokens[:, :-2]), caches))
     return np.stack([np.array(Network(network)(mx.array(tokens[:, [at]]), caches)[:, -1].astype(mx.float32)) for at in (-2, -1)])

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...kernels.logprobs import score
 from ..core.arrays import Floats, Ids
+from ..core.kv_quantization import KVQuantization
 from ..core.outcomes import Generated, Outcome
 from ..core.requests import AnyRequest, Generate, Passage, Prompt, Request, Sample, Sampling, ScoreRequest
 from ..engine.engine import Engine
@@ -57,12 +58,14 @@ def outcomes_of(runner: EngineInterface, requests: Sequence[AnyRequest]) -> Iter
     return runner.run(one_window(requests), lambda: False)
 
 
-def row_logits(network: Any, ids: Ids, cuts: Sequence[int] = (), caches: Caches | None = None) -> mx.array:
+def row_logits(
+    network: Any, ids: Ids, cuts: Sequence[int] = (), caches: Caches | None = None, kv: KVQuantization | None = None
+) -> mx.array:
     """Returns the logits [T, V] of a row ``ids`` [T] alone, on plain caches (new ones, or the given).
 
-    The row is fed in one call, or in several that end before the positions ``cuts`` (and at the end).
+    The row is fed in one call, or in several that end before the positions ``cuts`` (and at the end). kv: as in ``make_caches``.
     """
-    caches = make_caches(network, 1, padded=False) if caches is None else caches
+    caches = make_caches(network, 1, padded=False, kv=kv) if caches is None else caches
     parts = [part for part in np.split(ids, cuts) if len(part)]
     logits = list[mx.array]()
     for part in parts:

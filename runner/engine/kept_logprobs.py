@@ -17,7 +17,7 @@ def kept_logprobs(setup: Setup, prompt: Ids, completion: Ids, kept: Sequence[Ids
     prompt: [T]; completion: [N]; kept: for each completion token the ids that it was drawn from; temperature: above 0.
     """
     ids, first = np.concatenate([prompt, completion]), len(prompt) - 1
-    caches, at, logprobs = make_caches(setup.model, 1, padded=False), 0, list[float]()
+    caches, at, logprobs = make_caches(setup.model, 1, padded=False, kv=setup.kv), 0, list[float]()
     while at < len(ids) - 1:
         n = call_tokens(setup, 1, len(ids) - 1 - at)
         states = setup.network(mx.array(ids[None, at : at + n]), caches, read="states")[0]

@@ -135,10 +135,9 @@ def _caches(setup: Setup, prefixes: list[ComputedPrefix | None]) -> Caches:
     """Returns caches of one row per prefix: a copy of the prefix's, or an empty row."""
     distinct = list(dict.fromkeys(prefixes))
     if distinct == [None]:
-        return make_caches(setup.model, len(prefixes), setup.features.padded)
-    caches = merge_caches(
-        setup.model, [make_caches(setup.model, 1, padded=False) if prefix is None else prefix.caches for prefix in distinct]
-    )
+        return make_caches(setup.model, len(prefixes), setup.features.padded, setup.kv)
+    rows = [make_caches(setup.model, 1, padded=False, kv=setup.kv) if prefix is None else prefix.caches for prefix in distinct]
+    caches = merge_caches(setup.model, rows)
     select(caches, [distinct.index(prefix) for prefix in prefixes], len(distinct), setup.features.padded)
     evaluate_caches(caches)  # a row whose prefix is its whole prompt needs no call that would compute them
     return caches
@@ -152,7 +151,7 @@ def compute_prefix(setup: Setup, ids: NDArray[np.int32], parent: ComputedPrefix 
 def prefix_by_calls(setup: Setup, ids: NDArray[np.int32], parent: ComputedPrefix | None) -> ByCalls[ComputedPrefix]:
     """Computes the prefix ``ids`` [T], on top of a copy of ``parent``, a computed prefix of it."""
     row = _PrefillRow(ids, len(ids), parent)
-    caches = make_caches(setup.model, 1, padded=False) if parent is None else fork_caches(parent.caches, [0], 1, padded=False)
+    caches = make_caches(setup.model, 1, padded=False, kv=setup.kv) if parent is None else fork_caches(parent.caches, [0], 1, padded=False)
     (echo,), last_state = yield from _run(setup, ids[None, row.start :], [row], caches)
     return ComputedPrefix(caches, len(ids), echo, last_state)
 

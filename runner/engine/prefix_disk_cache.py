@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.cache import KVCache
 
 from ...kernels.logprobs import Scores
@@ -27,6 +27,7 @@ from ..core.units import size_as_text
 from ..files.atomic import make_folder, replacing
 from ..files.disk_space import RESERVE_BYTES
 from ..layers.kv_cache import Caches, kept_inside
+from ..quantized_kv.quantized_caches import PlainQuantizedKVCache
 
 log = logging.getLogger("mlx_bulk")
 
@@ -182,7 +183,9 @@ def _leaves(prefix: ComputedPrefix) -> tuple[dict[str, mx.array], str]:
     plain: dict[str, Any] = {}
     for number, cache in enumerate(kept_inside(prefix.caches)):
         for name, value in vars(cache).items():
-            whole = value[..., : cache.offset, :] if type(cache) is KVCache and isinstance(value, mx.array) else value  # no unused room
+            whole = value
+            if type(cache) in (KVCache, PlainQuantizedKVCache) and name in ("keys", "values") and value is not None:  # no unused room
+                whole = tree_map(lambda x, end=cache.offset: x[..., :end, :], value)
             leaves: list[tuple[str, Any]] = tree_flatten({name: whole})  # pyright: ignore[reportAssignmentType]
             for path, leaf in leaves:
                 (arrays if isinstance(leaf, mx.array) else plain)[f"{number}.{path}"] = leaf

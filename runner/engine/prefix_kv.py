@@ -54,7 +54,7 @@ class PrefixKV:
     def _from_disk(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix | None:
         if setup.prefix_cache is None:
             return None
-        return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: make_caches(setup.model, 1, padded=False))
+        return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: make_caches(setup.model, 1, padded=False, kv=setup.kv))
 
     def _compute(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix:
         parent = None if prefix.parent is None else self._computed(setup, prefix.parent)

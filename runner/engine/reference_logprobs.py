@@ -57,7 +57,8 @@ class Reference:
 
 def scoring_setup(setup: Setup, temperature: float) -> Setup:
     """Returns a setup for scoring with the same network, as it is now, beside a batch that decodes."""
-    limits = replace(setup.limits, kv_bytes=SHARE * setup.limits.kv_bytes)
+    whole = 1.0 if setup.kv is None else setup.kv.bits / 32  # the limits count quantized tokens, and a scorer's are not
+    limits = replace(setup.limits, kv_bytes=SHARE * whole * setup.limits.kv_bytes)
     return replace(setup.split_anew(), wanted=LogprobOptions(echo=True, temperature=temperature), limits=limits)
 
 

@@ -16,6 +16,9 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from ...kernels.backend import device_name
+from ..core.kv_quantization import KVQuantization
+from ..quantized_kv.quantized_attention import install
+from ..quantized_kv.quantized_caches import BatchQuantizedKVCache, PlainQuantizedKVCache
 from .cache_stand_ins import PrefixView
 from .cpu_blocks import row_cache, serves
 from .ragged_kv_cache import STEP, RaggedKVCache
@@ -46,14 +49,28 @@ class Cache(Protocol):
 Caches = list[Cache]
 
 
-def make_caches(model: Any, rows: int, padded: bool) -> Caches:
-    """Makes empty caches for ``rows`` rows, one per layer. Raises AttributeError where a layer's cache cannot be padded."""
+def make_caches(model: Any, rows: int, padded: bool, kv: KVQuantization | None = None) -> Caches:
+    """Makes empty caches for ``rows`` rows, one per layer. Raises AttributeError where a layer's cache cannot be padded.
+
+    kv: how they quantize keys and values. Caches of sliding windows and recurrent states stay as they are.
+    """
     plain = make_prompt_cache(model)
+    if kv is not None:
+        install()
+        plain = [_quantizing(cache, kv) for cache in plain]
     if not padded:
         return cast(Caches, plain)
     if _ragged(model, plain):
         return [RaggedKVCache(rows) for _ in plain]
     return _with_small_steps([type(layer).merge([layer] * rows) for layer in plain])
+
+
+def _quantizing(cache: Any, kv: KVQuantization) -> Any:
+    """Returns the empty cache as one that quantizes, where it holds keys and values of all tokens."""
+    if hasattr(cache, "caches"):
+        cache.caches = tuple(_quantizing(inner, kv) for inner in cache.caches)
+        return cache
+    return PlainQuantizedKVCache(kv) if type(cache) is KVCache else cache
 
 
 def read_only_views(base: Caches | None) -> Caches | None:
@@ -75,7 +92,7 @@ def _ragged(model: Any, plain: list[Any]) -> bool:
 def _with_small_steps(caches: Caches) -> Caches:
     """Returns the caches, set on the CPU to grow in smaller steps than mlx-lm's 256, most of which would be zeros to write and copy."""
     for cache in kept_inside(caches):
-        if type(cache) is BatchKVCache and device_name() == "cpu":
+        if type(cache) in (BatchKVCache, BatchQuantizedKVCache) and device_name() == "cpu":
             cache.step = STEP
     return caches
 

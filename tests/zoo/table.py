@@ -44,8 +44,8 @@ it can have, and windows shorter than the rows. The way is found at load by tryi
 `max Δ` is the largest difference of a logprob between a batch and each row alone: ragged prompts, rows that leave and join, two samples
 of one prompt, prefill in chunks, echo, documents, choices behind a shared prefix. `Δ if padded` is what it would be with pads where there
 are none. `head`: whether logits are made of chosen positions only (`apart`). `KV of 8 bits`: whether mlx-lm's caches can be quantized
-(`to_quantized`) and decoding goes on; nothing here does so yet. `transformers`: the largest difference from transformers {} on a
-checkpoint that it has saved.
+(`to_quantized`) and decoding goes on. `batch.kv_bits` quantizes batches with caches of this program; a trial at load says whether the
+model takes them. `transformers`: the largest difference from transformers {} on a checkpoint that it has saved.
 """
 HEAD = "| architecture | runs | max Δ | Δ if padded | head | KV of 8 bits | transformers |"
 

@@ -2,16 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
-from mlx_bulk.runner.checks.engine_setup import fit
+from mlx_bulk.runner.checks.engine_setup import expected_setups, fit
+from mlx_bulk.runner.checks.padding_probe import kv_obstacle
 from mlx_bulk.runner.checks.row_limits import row_check
-from mlx_bulk.runner.core.errors import OutOfRoom
+from mlx_bulk.runner.core.errors import ModelError, OutOfRoom
 from mlx_bulk.runner.core.kv_quantization import KVQuantization
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
-from ...checkpoints import loaded, write_checkpoint
+from ...checkpoints import LLAMA, loaded, write_checkpoint
 from ..support.tiny import prompts_of
 from ..support.tiny_runs import documents, greedy
 
@@ -19,6 +22,12 @@ from ..support.tiny_runs import documents, greedy
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("fitting") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its heads divide into groups."""
+    return write_checkpoint(tmp_path_factory.mktemp("wide") / "tiny", LLAMA | {"head_dim": 64})
 
 
 def test_what_scoring_relies_on_is_tried_where_prompts_are_scored(checkpoint: Path):
@@ -104,16 +113,51 @@ def test_in_deterministic_mode_no_row_is_left_out_for_lack_of_memory(checkpoint:
 
 @pytest.mark.parametrize(("start", "words"), [(0, "keys and values"), (5, "keys and values of tokens from number 6 of each row on")])
 def test_the_config_says_how_keys_and_values_are_held_and_the_log_repeats_it(
-    checkpoint: Path, caplog: pytest.LogCaptureFixture, start: int, words: str
+    wide: Path, caplog: pytest.LogCaptureFixture, start: int, words: str
 ):
     with caplog.at_level("INFO", "mlx_bulk"):
-        fitted = fit(loaded(checkpoint), BatchConfig(kv_bits=8, kv_group=32, kv_start=start), LogprobOptions())
+        fitted = fit(loaded(wide), BatchConfig(kv_bits=8, kv_group=32, kv_start=start), LogprobOptions())
     assert fitted.setup.kv == KVQuantization(8, 32, start)
     assert f"tiny: float32 on cpu, batches of up to 32 rows, {words} in 8 bits, groups of 32" in caplog.messages
     assert [fitted.about["batch"][key] for key in ("kv_bits", "kv_group", "kv_start")] == [8, 32, start]
 
 
-def test_a_reference_quantizes_nothing(checkpoint: Path):
-    fitted = fit(loaded(checkpoint), BatchConfig(kv_bits=4), LogprobOptions(reference=True), loaded(checkpoint))
+def test_a_reference_quantizes_nothing(wide: Path):
+    fitted = fit(loaded(wide), BatchConfig(kv_bits=4), LogprobOptions(reference=True), loaded(wide))
     assert fitted.reference is not None
     assert (fitted.setup.kv, fitted.reference.kv) == (KVQuantization(4), None)
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 72 / 256), (4, 40 / 256)])
+def test_more_rows_fit_where_keys_and_values_are_quantized(wide: Path, bits: Any, share: float):
+    """Of float32, with two float32 numbers a group of 64; plan counts the same."""
+    whole, few = (fit(loaded(wide), BatchConfig(kv_bits=each), LogprobOptions()).setup.limits for each in (None, bits))
+    assert few.token_bytes == share * whole.token_bytes
+    assert few.row_bytes == 0
+    (planned,) = expected_setups([loaded(wide)], BatchConfig(kv_bits=bits), LogprobOptions())
+    assert planned.limits == few
+
+
+@pytest.mark.parametrize(("width", "group", "cure"), [(16, 64, "set batch.kv_bits to null"), (96, 64, "set batch.kv_group to 32, or ")])
+def test_heads_that_do_not_divide_into_groups_are_refused_in_one_line(tmp_path: Path, width: int, group: Any, cure: str):
+    model = loaded(write_checkpoint(tmp_path / "odd", LLAMA | {"head_dim": width}))
+    why = rf"^batch\.kv_bits: keys and values of odd \(llama\) cannot be quantized: its heads of {width} numbers do not divide .*; {cure}"
+    config = BatchConfig(kv_bits=8, kv_group=group)
+    with pytest.raises(ModelError, match=why):
+        fit(model, config, LogprobOptions())
+    with pytest.raises(ModelError, match=why):  # a plan says so too
+        expected_setups([model], config, LogprobOptions())
+
+
+def test_attention_that_takes_no_quantized_keys_is_refused(wide: Path):
+    model = loaded(wide)
+    original: Any = type(model.network.layers[0].self_attn)
+
+    class MultipliesKeys(original):
+        def __call__(self, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+            own = mx.zeros((1, 2, x.shape[1], 64))
+            keys, _ = cache.update_and_fetch(own, own)
+            return x + keys.swapaxes(-1, -2).sum()
+
+    model.network.layers[0].self_attn.__class__ = MultipliesKeys
+    assert "its attention takes no quantized keys ('PackedKV' object has no attribute" in kv_obstacle(model.network, KVQuantization(8))
