@@ -18,25 +18,35 @@ Mask = mx.array | str | None
 NONE, CAUSAL, SEEN, ADDED = range(4)  # attention.h's Mask
 
 
-def reference(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
+def reference(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None, sinks: mx.array | None = None, cap: float = 0.0
+) -> mx.array:
     """Returns softmax(scale · q kᵀ + mask) v, the specification (Vaswani et al. 2017; grouped queries: Ainslie et al. 2023).
 
     q: [B, H, T, D]; k: [B, K, L, D] and v: [B, K, L, E] with H a multiple of K -> [B, H, T, E]. mask: None; "causal", the
     queries being the last T of the L positions; bool, true where a key is seen; or float32 to be added; arrays broadcast to
     [B, H, T, L]. A query that sees no key takes the mean of all under a bool mask (as mx's), and is NaN under one of -inf.
+    sinks [H]: each head's score for no key, which has no value (Xiao et al. 2024; gpt-oss). cap: scores are cap · tanh(score / cap)
+    before the mask (Gemma 2), 0 for none.
     """
     groups = q.shape[1] // k.shape[1]
     scores = scale * q @ mx.repeat(k, groups, axis=1).swapaxes(-1, -2)
+    if cap:
+        scores = cap * mx.tanh(scores / cap)
     if isinstance(mask, str):
         mask = _causal(*scores.shape[-2:])
     if mask is not None:
         scores = mx.where(mask, scores, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else scores + mask
-    return mx.softmax(scores, axis=-1) @ mx.repeat(v, groups, axis=1)
+    if sinks is not None:
+        scores = mx.concatenate([scores, mx.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))], axis=-1)
+    return mx.softmax(scores, axis=-1)[..., : k.shape[2]] @ mx.repeat(v, groups, axis=1)
 
 
-def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask) -> bool:
+def suits(q: mx.array, k: mx.array, v: mx.array, mask: Mask, sinks: mx.array | None = None) -> bool:
     """Returns True when the library serves a call: float32 on the CPU, and shapes that fit."""
     if not native.suits(q, k, v) or any(x.ndim != 4 for x in (q, k, v)):
+        return False
+    if sinks is not None and not (sinks.shape == (q.shape[1],) and native.suits(sinks)):
         return False
     (b, h, t, d), (rows, kv, length, width) = q.shape, k.shape
     return (rows, width, v.shape[:3]) == (b, d, (b, kv, length)) and h % kv == 0 and fits(mask, (b, h, t, length))
@@ -50,14 +60,17 @@ def fits(mask: Mask, scores: tuple[int, int, int, int]) -> bool:
     return mask is None or (mask == "causal" and scores[2] <= scores[3])
 
 
-def on_cpu(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None) -> mx.array:
+def on_cpu(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask = None, sinks: mx.array | None = None, cap: float = 0.0
+) -> mx.array:
     """Computes ``reference`` now, by the library. In memory the result is [B, T, H, E], as the next projection needs it."""
     kind, seen = kind_of(mask)
     native.evaluate_arrays(q, k, v, *([] if seen is None else [seen]))
     q, k, v = (x if _by_numbers(x) else native.dense(x) for x in (q, k, v))
     b, h, t, _ = q.shape
     out = native.empty((b, t, h, v.shape[-1]))
-    native.library().attention(q, k, v, None if seen is None else id(seen), out, scale, kind)
+    sinks = None if sinks is None else native.dense(sinks)
+    native.library().attention(q, k, v, native.maybe(seen), native.maybe(sinks), out, scale, cap, kind)
     return out.transpose(0, 2, 1, 3)
 
 

@@ -1,4 +1,4 @@
-"""The cheap functions between a layer's matrix products: RMS and layer norm, and the activations swiglu, silu, gelu, its tanh form, geglu.
+"""The cheap functions between a layer's matrix products: RMS and layer norm, and activations: swiglu, clamped or not, silu, gelu, geglu.
 
 Each has its specification in mx's ops and a CPU version by the library. Knows no models.
 """
@@ -56,6 +56,12 @@ def reference_swiglu(gate: mx.array, x: mx.array) -> mx.array:
     return nn.silu(gate) * x
 
 
+def reference_clamped_swiglu(gate: mx.array, x: mx.array, slope: float, limit: float) -> mx.array:
+    """Returns g · sigmoid(slope · g) · (clip(x, -limit, limit) + 1) with g = min(gate, limit), elementwise over [..., D] (gpt-oss)."""
+    gate = mx.minimum(gate, limit)
+    return gate * mx.sigmoid(slope * gate) * (mx.clip(x, -limit, limit) + 1)
+
+
 def reference_silu(x: mx.array) -> mx.array:
     """Returns x · sigmoid(x)."""
     return nn.silu(x)
@@ -80,6 +86,13 @@ def swiglu_on_cpu(gate: mx.array, x: mx.array) -> mx.array:
     """Computes ``reference_swiglu`` now, by the library, as x / (1 + exp(-z))."""
     gate, x, out = native.dense(gate), native.dense(x), native.empty(x.shape)
     native.library().swiglu(gate, x, out)
+    return out
+
+
+def clamped_swiglu_on_cpu(gate: mx.array, x: mx.array, slope: float, limit: float) -> mx.array:
+    """Computes ``reference_clamped_swiglu`` now, by the library."""
+    gate, x, out = native.dense(gate), native.dense(x), native.empty(x.shape)
+    native.library().clamped_swiglu(gate, x, out, slope, limit)
     return out
 
 

@@ -32,9 +32,10 @@ _ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float
 _ENTRIES: dict[str, list[Any]] = {
     "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
     "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4],
-    "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _ARRAY, _FLOAT, _INT],
+    "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _MAYBE, _ARRAY, _FLOAT, _FLOAT, _INT],
     "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
     "swiglu": [_ARRAY, _ARRAY, _ARRAY],
+    "clamped_swiglu": [_ARRAY, _ARRAY, _ARRAY, _FLOAT, _FLOAT],
     "silu": [_ARRAY, _ARRAY],
     "gelu_approx": [_ARRAY, _ARRAY, _FLOAT, _FLOAT],
     "gelu": [_ARRAY, _ARRAY],

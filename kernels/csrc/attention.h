@@ -1,4 +1,4 @@
-// Attention, softmax(scale q kᵀ + mask) v, computed a tile of queries at a time. Knows nothing of caches or models.
+// Attention, softmax(scale q kᵀ + mask) v, computed a tile of queries at a time; its scores may be capped, and heads may have sinks. Knows nothing of caches or models.
 
 #pragma once
 
@@ -31,6 +31,8 @@ struct Attention {
   long qs[3], ks[3], vs[3], ms[4];  // strides of row, head and position; the mask's, in its elements
   float scale;
   Mask kind;
+  const float* sinks = nullptr;  // [H]: a score a head that takes its share of the softmax and has no value; null where there is none
+  float cap = 0;                 // scores become cap tanh(score / cap); 0: they stay
   // For rows in memory of their own, else null. Each row's keys [kv, room, D] and values; its capacity (`rooms`) and the positions that it
   // holds before this call (`used`); the first of its queries and outputs (`from` [B + 1]), as all rows' stand one after the other.
   float *const *key_rows, *const *value_rows;
@@ -53,6 +55,8 @@ struct Attention {
   void weigh(float* scores, long head, long start, long n, long keys, float* shares) const {
     for (long r = 0; r < groups() * n; r++) {
       float* s = scores + r * wide();
+      if (cap)
+        for (long i = 0; i < keys; i += W) store(s + i, cap * tanh(load(s + i) / cap));
       long at = start + r % n, seen = kind == CAUSAL ? length - t + at + 1 : keys, j = 0;
       long masked = (head * groups() + r / n) * ms[1] + at * ms[2];
       if (kind == SEEN)
@@ -67,13 +71,15 @@ struct Attention {
       }
       float peak = most[0];
       for (int i = 1; i < W; i++) peak = std::max(peak, most[i]);
+      float sink = sinks ? sinks[head * groups() + r / n] : -INFINITE;
+      peak = std::max(peak, sink);
       for (j = 0; j < seen; j += W) {
         V weight = exp(load(s + j) - peak);
         store(s + j, weight);
         total += weight;
       }
       for (; j < keys; j += W) store(s + j, V{});
-      shares[r] = 1.0f / sum(total);
+      shares[r] = 1.0f / (sinks ? sum(total) + exp(all(sink - peak))[0] : sum(total));
     }
   }
 

@@ -115,10 +115,10 @@ int grouped(PyObject* x, PyObject* weight, PyObject* bias, PyObject* sources, Py
   return -2;
 }
 
-// q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], mask null or 4 axes that broadcast to [B, H, T, L] -> out [B, T, H, E]. The last axis of
-// q, k and v is dense; all other strides are free.
-int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* out, float scale, int kind) try {
-  Arrays arrays({q, k, v, out, mask});
+// q [B, H, T, D], k [B, K, L, D], v [B, K, L, E], mask null or 4 axes that broadcast to [B, H, T, L], sinks [H] or null -> out [B, T, H, E].
+// The last axis of q, k and v is dense; all other strides are free. cap: 0 where scores are not capped.
+int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* sinks, PyObject* out, float scale, float cap, int kind) try {
+  Arrays arrays({q, k, v, out, mask, sinks});
   if (!arrays.held) return -1;
   Attention a{};
   a.q = arrays.data(0), a.k = arrays.data(1), a.v = arrays.data(2), a.out = arrays.data(3), a.mask = arrays.data<char>(4);
@@ -126,7 +126,7 @@ int attention(PyObject* q, PyObject* k, PyObject* v, PyObject* mask, PyObject* o
   a.kv = arrays.size(1, 1), a.length = arrays.size(1, 2), a.e = arrays.size(2, 3);
   for (int i = 0; i < 3; i++) a.qs[i] = arrays.stride(0, i), a.ks[i] = arrays.stride(1, i), a.vs[i] = arrays.stride(2, i);
   for (int i = 0; i < 4; i++) a.ms[i] = mask && arrays.size(4, i) > 1 ? arrays.stride(4, i) : 0;
-  a.scale = scale, a.kind = (Mask)kind;
+  a.scale = scale, a.kind = (Mask)kind, a.sinks = arrays.data(5), a.cap = cap;
   a.run();
   return 0;
 } catch (...) {
@@ -159,6 +159,17 @@ int swiglu(PyObject* gate, PyObject* x, PyObject* out) try {
   Arrays arrays({gate, x, out});
   if (!arrays.held) return -1;
   each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2), swiglu_of);
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// gate, x, out [...]: see clamped_swiglu_of
+int clamped_swiglu(PyObject* gate, PyObject* x, PyObject* out, float slope, float limit) try {
+  Arrays arrays({gate, x, out});
+  if (!arrays.held) return -1;
+  each(arrays.elements(0), arrays.data(0), arrays.data(1), arrays.data(2),
+       [=](V g, V y) { return clamped_swiglu_of(g, y, slope, limit); });
   return 0;
 } catch (...) {
   return -2;

@@ -88,6 +88,13 @@ inline void each_of(const float* x, const float* y, long n, float* to, F f) {
 
 inline V swiglu_of(V gate, V x) { return over_one_and_exp(gate * x, gate); }
 
+// min(gate, limit) sigmoid(slope min(gate, limit)) (clip(x, -limit, limit) + 1); NaN stays
+inline V clamped_swiglu_of(V gate, V x, float slope, float limit) {
+  gate = gate > limit ? all(limit) : gate;
+  x = x > limit ? all(limit) : x < -limit ? all(-limit) : x;
+  return over_one_and_exp((x + 1.0f) * gate, slope * gate);
+}
+
 // GELU, x times the normal distribution's share below x (Hendrycks and Gimpel 2016), as max(x, 0) - t share(-t) with t = |x|.
 // log2(share(-t)) is -1 + t times the polynomial of degree 9 that errs least on 0 ... 6. Its factors make it fall beyond, too. Relative
 // error: 2.5e-7 where x >= 0; 5e-7 (1 + t) down to -6, as the logarithm is rounded. Below, the result errs by less than 1e-13. NaN stays.

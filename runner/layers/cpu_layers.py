@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import SwitchLinear
 
@@ -162,6 +163,23 @@ class FastGELU(nn.GELU):
         return run_kernel(self._context.used, "gelu", lambda: fast(x), lambda: super(FastGELU, self).__call__(x))
 
 
+class FastSwigluOAI(SwigluOAI):
+    """mlx-lm's ``SwigluOAI``, a gated activation with clamped inputs."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, gate: mx.array) -> mx.array:
+        """x, gate [...] -> the same shape."""
+        if self.training or x.shape != gate.shape or not native.suits(x, gate):
+            return super().__call__(x, gate)
+        return run_kernel(
+            self._context.used,
+            "swiglu",
+            lambda: elementwise.clamped_swiglu_on_cpu(gate, x, self._alpha, self._limit),
+            lambda: super(FastSwigluOAI, self).__call__(x, gate),
+        )
+
+
 class FastRoPE(nn.RoPE):
     """``nn.RoPE`` with a kernel that computes the angles of a step once."""
 
@@ -211,6 +229,7 @@ LAYERS: dict[type, type] = {
     nn.RMSNorm: FastRMSNorm,
     nn.LayerNorm: FastLayerNorm,
     nn.GELU: FastGELU,
+    SwigluOAI: FastSwigluOAI,
     nn.RoPE: FastRoPE,
     Llama3RoPE: FastLlama3RoPE,
 }

@@ -3,7 +3,7 @@
 mlx-lm's model files call attention, activations and recurrences by name: these names get our functions in the files that define the
 network's layers.
 Projections, norms and rotations are layers of mlx: those of this network get classes of ours. Each substitute calls the original for
-what it is not made for: other precisions and devices, quantized caches, sinks, functions that mlx compiles. So other models of the same
+what it is not made for: other precisions and devices, quantized caches, functions that mlx compiles. So other models of the same
 files stay right. Substitutes have no gradients: they serve inference alone.
 """
 
@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 from mlx_lm.models import activations as mlx_activations
-from mlx_lm.models import base
+from mlx_lm.models import base, gear
 from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import ssm as mlx_ssm
 from mlx_lm.utils import get_total_parameters
@@ -36,6 +36,7 @@ from .network import Network
 
 log = logging.getLogger("mlx_bulk")
 
+CAPPED: Callable[..., mx.array] = gear._softcap_attention  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
 MODELS = "mlx_lm.models."
 # Largest difference allowed, as a share of the logits' spread: rounding moves them by 1e-5 of it, a wrong mask by a tenth.
 TOLERANCE = 1e-3
@@ -52,9 +53,18 @@ def _attention(queries: mx.array, keys: mx.array, values: mx.array, cache: Any, 
     def original() -> mx.array:
         return base.scaled_dot_product_attention(queries, keys, values, cache, scale, mask, sinks)
 
-    if sinks is not None or hasattr(cache, "bits") or not attention.suits(queries, keys, values, mask):
+    if hasattr(cache, "bits") or not attention.suits(queries, keys, values, mask, sinks):
         return original()
-    return run_kernel(functions_used, "attention", lambda: attention.on_cpu(queries, keys, values, scale, mask), original)
+    return run_kernel(functions_used, "attention", lambda: attention.on_cpu(queries, keys, values, scale, mask, sinks), original)
+
+
+def _capped_attention(queries: mx.array, keys: mx.array, values: mx.array, scale: float, softcap: float, mask: Any) -> mx.array:
+    def original() -> mx.array:
+        return CAPPED(queries, keys, values, scale, softcap, mask)
+
+    if not attention.suits(queries, keys, values, mask):
+        return original()
+    return run_kernel(functions_used, "attention", lambda: attention.on_cpu(queries, keys, values, scale, mask, None, softcap), original)
 
 
 def _elementwise(name: str, original: Callable[..., mx.array], fast: Callable[..., mx.array]) -> Callable[..., mx.array]:
@@ -79,6 +89,7 @@ def _fast_nn() -> ModuleType:
 
 _ORIGINALS: list[Any] = [
     base.scaled_dot_product_attention,
+    CAPPED,
     mlx_activations.swiglu,
     nn,
     mlx_ssm.ssm_update,
@@ -86,6 +97,7 @@ _ORIGINALS: list[Any] = [
 ]
 _OURS: list[Any] = [
     _attention,
+    _capped_attention,
     _elementwise("swiglu", mlx_activations.swiglu, elementwise.swiglu_on_cpu),
     _fast_nn(),
     fast_state_space(functions_used),

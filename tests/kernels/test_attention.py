@@ -72,17 +72,68 @@ def test_any_shape_agrees_with_the_specification(b: int, heads: tuple[int, int],
     np.testing.assert_allclose(found, in_float64(q, k, v, scale, mask), rtol=0, atol=8e-6)
 
 
-def in_float64(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> NDArray[np.float64]:
+def in_float64(
+    q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask, sinks: mx.array | None = None, cap: float = 0.0
+) -> NDArray[np.float64]:
     groups, t, length = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
     keys, values = (np.repeat(np.array(x, np.float64), groups, axis=1) for x in (k, v))
     scores = scale * np.array(q, np.float64) @ keys.swapaxes(-1, -2)
+    scores = cap * np.tanh(scores / cap) if cap else scores
     if isinstance(mask, str):
         scores = np.where(np.arange(length) <= np.arange(length - t, length)[:, None], scores, -np.inf)
     elif mask is not None:
         given = np.array(mask)
         scores = np.where(given, scores, -np.inf) if given.dtype == bool else scores + given
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ values
+    sink = np.full((q.shape[1], 1, 1), -np.inf) if sinks is None else np.array(sinks, np.float64)[:, None, None]
+    peak = np.maximum(scores.max(axis=-1, keepdims=True), sink)
+    weights = np.exp(scores - peak)
+    return weights / (weights.sum(axis=-1, keepdims=True) + np.exp(sink - peak)) @ values
+
+
+@pytest.mark.parametrize("cap", [0.0, 2.0, 50.0])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("b", "h", "kv", "t", "length"), SHAPES)
+def test_sinks_and_caps_agree_with_float64(b: int, h: int, kv: int, t: int, length: int, kind: str, cap: float):
+    q, k, v = qkv(b, h, kv, t, length, d=12, e=20)
+    mask, sinks = masks(b, h, t, length)[kind], mx.array(np.random.default_rng(3).normal(0, 3, h).astype(np.float32))
+    for of_heads in (None, sinks):
+        found = attention.on_cpu(q, k, v, 0.3, mask, of_heads, cap)
+        np.testing.assert_allclose(found, in_float64(q, k, v, 0.3, mask, of_heads, cap), rtol=0, atol=8e-6)  # as above
+        np.testing.assert_allclose(found, attention.reference(q, k, v, 0.3, mask, of_heads, cap), rtol=0, atol=8e-6)
+    theirs = mx.fast.scaled_dot_product_attention(q, k, v, scale=0.3, mask=mask, sinks=sinks)
+    np.testing.assert_allclose(attention.on_cpu(q, k, v, 0.3, mask, sinks), theirs, rtol=0, atol=ATOL)
+
+
+@pytest.mark.parametrize("t", [1, 3])
+def test_a_sink_takes_all_where_a_query_sees_nothing_and_far_sinks_take_all_or_none(t: int):
+    q, k, v = qkv(1, 2, 1, t, 9)
+    for mask in (mx.zeros((t, 9), mx.bool_), mx.full((t, 9), -mx.inf)):
+        assert mx.array_equal(attention.on_cpu(q, k, v, 0.3, mask, mx.zeros(2)), mx.zeros((1, 2, t, 16)))
+    found = attention.on_cpu(q, k, v, 0.3, None, mx.array([1e4, -mx.inf]))
+    assert mx.array_equal(found[:, 0], mx.zeros((1, t, 16)))
+    assert mx.array_equal(found[:, 1], attention.on_cpu(q, k, v, 0.3)[:, 1])
+
+
+def test_nan_stays_with_caps_and_sinks():
+    q, k, v = qkv(1, 2, 1, 3, 9)
+    q[0, 0, 1] = mx.nan
+    found = np.isnan(np.array(attention.on_cpu(q, k, v, 0.3, None, mx.zeros(2), 5.0)))
+    assert found[0, 0, 1].all()
+    assert found.sum() == found[0, 0, 1].size
+    of_sink = np.isnan(np.array(attention.on_cpu(q[:, 1:], k, v, 0.3, None, mx.array([mx.nan]))))
+    assert of_sink.all()
+
+
+def test_a_cap_is_tanh_to_3e_7_of_the_value_over_the_whole_range():
+    """One key beside one of score 0: the scores are read off as the logarithms of the weights' ratios."""
+    x = np.concatenate([np.linspace(-12, 12, 100_001), [-np.inf, np.inf, 1e-20]]).astype(np.float32)
+    keys = np.stack([np.zeros_like(x), x], axis=1)[:, None, :, None]
+    values = np.broadcast_to(np.eye(2, dtype=np.float32), (len(x), 1, 2, 2))
+    found = np.array(attention.on_cpu(mx.ones((len(x), 1, 1, 1)), _array(keys), _array(values), 1.0, None, None, 1.0))[:, 0, 0].astype(
+        np.float64
+    )
+    truth = np.tanh(x.astype(np.float64))
+    assert np.abs(np.log(found[:, 1] / found[:, 0]) - truth).max() < 1e-6  # and the roundings of exp and of the division
 
 
 @pytest.mark.parametrize("t", [1, 3, 40])

@@ -38,6 +38,23 @@ def test_swiglu_agrees_with_the_specification():
     np.testing.assert_allclose(fast, slow, rtol=4e-6, atol=1e-30)  # mx's exp is off by 3e-6 far below 0
 
 
+def test_clamped_swiglu_is_that_of_float64():
+    gate = np.concatenate([inputs(), [np.nan, 0.0, np.inf, -np.inf]]).astype(np.float32)
+    x = np.random.default_rng(1).normal(0, 6, gate.shape).astype(np.float32)
+    x[-3:] = np.nan, np.inf, -np.inf
+    slope, limit = 1.702, 7.0
+    g, y = np.minimum(gate.astype(np.float64), limit), np.clip(x.astype(np.float64), -limit, limit)
+    with np.errstate(over="ignore", invalid="ignore"):
+        truth = g / (1 + np.exp(-slope * g)) * (y + 1)
+    found, slow = (
+        np.array(f(mx.array(gate), mx.array(x), slope, limit))
+        for f in (elementwise.clamped_swiglu_on_cpu, elementwise.reference_clamped_swiglu)
+    )
+    # Far below 0 the exponent is rounded to 1e-5 of the value
+    np.testing.assert_allclose(found[:-1], truth[:-1], rtol=2e-5, atol=1e-30)
+    np.testing.assert_allclose(found[:-1], slow[:-1], rtol=2e-5, atol=1e-30)
+
+
 def test_geglu_agrees_with_the_specification():
     gate = inputs()
     x = np.random.default_rng(1).normal(0, 2, gate.shape).astype(np.float32)

@@ -64,7 +64,7 @@ def test_kernels_stay_where_a_batch_of_mlx_lm_is_wrong_and_ours_is_right():
     kernel_injection.restore(network)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss"])
 def test_decode_on_a_cache_is_that_of_mlx_lm(name: str):
     """A prefill beyond the window, a chunk on top of it, decode steps."""
     network, ids = tiny.build(name), tiny.prompts_of([90])[0]
@@ -82,13 +82,27 @@ def test_decode_on_a_cache_is_that_of_mlx_lm(name: str):
 def test_attention_falls_back_on_the_original():
     put("llama")
     assert call()[1]
-    assert not call(sinks=mx.zeros(4))[1]
+    assert call(sinks=mx.zeros(4))[1]
+    assert not call(sinks=mx.zeros(4, mx.float16))[1]
     halves = {name: mx.zeros((1, heads, 3, 16), mx.float16) for name, heads in (("queries", 4), ("keys", 2), ("values", 2))}
     found, ours = call(**halves)
     assert (found.dtype, ours) == (mx.float16, False)
     cache = QuantizedKVCache(group_size=32, bits=8)
     keys, values = cache.update_and_fetch(mx.random.normal((1, 2, 3, 32)), mx.random.normal((1, 2, 3, 32)))
     assert not call(queries=mx.random.normal((1, 4, 3, 32)), keys=keys, values=values, cache=cache)[1]
+
+
+def test_attention_with_capped_scores_is_served_and_put_back():
+    gear: Any = importlib.import_module("mlx_lm.models.gear")
+    network, theirs = networks.build("gear", CONFIGS["gear"]), kernel_injection.CAPPED
+    assert substitute(network, CONFIGS["gear"]["vocab_size"], None)
+    q, k = mx.random.normal((2, 4, 9, 16), key=mx.random.key(0)), mx.random.normal((2, 2, 9, 16), key=mx.random.key(1))
+    kernel_injection.functions_used.clear()
+    found = gear._softcap_attention(q, k, k, scale=2.0, softcap=3.0, mask="causal")
+    assert "attention" in kernel_injection.functions_used
+    np.testing.assert_allclose(found, theirs(q, k, k, 2.0, 3.0, "causal"), rtol=0, atol=5e-6)
+    kernel_injection.restore(network)
+    assert gear._softcap_attention is theirs
 
 
 def test_activations_fall_back_on_the_original():
@@ -125,7 +139,7 @@ def test_compiled_activations_stay_those_of_mlx_lm():
 
 def test_a_kernel_that_disagrees_is_put_back_with_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     right = attention.on_cpu
-    monkeypatch.setattr(attention, "on_cpu", lambda q, k, v, scale, mask: right(q, k, v, scale, None))  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr(attention, "on_cpu", lambda q, k, v, scale, mask, sinks: right(q, k, v, scale, None, sinks))  # pyright: ignore[reportUnknownLambdaType]
     with caplog.at_level(logging.WARNING, "mlx_bulk"):
         assert substitute(tiny.build("llama"), tiny.VOCABULARY, None) == ()
     assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["mlx-lm's own layers stay in place, slower on this CPU"]

@@ -25,6 +25,7 @@ USED = {
     "gemma3_text": ("attention", "gelu", "linear", "rotation"),
     "qwen3_moe": ("attention", "experts", *DENSE, "swiglu"),
     "mixtral": ("attention", "experts", *DENSE, "swiglu"),
+    "gpt_oss": ("attention", "experts", *DENSE, "swiglu"),
     "mamba": ("convolution", "linear", "norm", "silu", "swiglu"),
     "mamba2": ("convolution", "linear", "norm", "silu", "state space", "swiglu"),
     "lfm2": ("attention", "convolution", *DENSE, "swiglu"),

@@ -79,6 +79,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": _BASE | {"query_pre_attn_scalar": 16, "sliding_window": WINDOW, "sliding_window_pattern": 2},
     "qwen3_moe": _BASE | _MOE,
     "mixtral": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": _BASE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
     "mamba2": _RECURRENT | _MAMBA2 | {"tie_word_embeddings": False},
     "mamba": _RECURRENT,
     "lfm2": _BASE | _LFM2,
