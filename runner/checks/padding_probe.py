@@ -155,14 +155,18 @@ def kv_refusal(network: Any, vocabulary: int, way: Way, kv: KVQuantization) -> s
     prompts, eight = _prompts(vocabulary), replace(kv, bits=8, start=min(kv.start, LENGTHS[1] // 2))
     try:
         whole, few = ([_numpy(row_logits(network, ids, kv=each)[-STEPS:]) for ids in prompts] for each in (None, eight))
+        steps = [_numpy(row_logits(network, ids, range(len(ids) - STEPS, len(ids)), kv=eight)[-STEPS:]) for ids in prompts]
         decoded = list(TRIED[way](network, prompts, eight)) if way in TRIED else []
         if kv != eight:
             mx.eval(row_logits(network, prompts[0], [len(prompts[0]) - 1], kv=kv))
     except Exception as error:  # a model file may fail in any way
         return f"its attention takes no quantized keys ({first_line(error)}); set batch.kv_bits to null"
     spread = max(float(np.concatenate([x[~np.isneginf(x)] for x in whole]).std()), 1e-3)
-    changed = max(_difference(a, b) for mine, theirs in zip(few, whole, strict=True) for a, b in zip(mine, theirs, strict=True)) / spread
-    moved = _furthest(decoded, lambda row: few[row]) / spread if decoded else 0.0
+    gaps = [_difference(a, b) for mine, theirs in zip(few, whole, strict=True) for a, b in zip(mine, theirs, strict=True)]
+    changed = float(np.median(gaps)) / spread  # a token that goes to another expert changes more, and is no fault
+    moved = (
+        max((min(_difference(logits, truth[row][step]) for truth in (few, steps)) for row, step, logits in decoded), default=0.0) / spread
+    )
     if not changed <= KV_CHANGE:
         return f"eight bits change its logits by {changed:.2g} of their spread (allowed {KV_CHANGE}); set batch.kv_bits to null"
     if not moved <= KV_NOISE:

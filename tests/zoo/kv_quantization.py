@@ -1,15 +1,17 @@
-"""Tries whether an architecture can decode on keys and values of eight bits, with mlx-lm's own caches on a wider tiny network.
+"""Tries whether an architecture can decode on keys and values of eight bits, with mlx-lm's own caches and with ours.
 
-Wider, as a group of weights that share a scale is as wide as a tiny head, or wider. Knows nothing of ours.
+On a wider tiny network, as a group of weights that share a scale is as wide as a tiny head, or wider.
 """
 
 import re
 from typing import Any
 
 import mlx.core as mx
+from mlx_bulk.runner.checks.padding_probe import Way, kv_refusal
+from mlx_bulk.runner.core.kv_quantization import KVQuantization
 from mlx_lm.models.cache import CacheList, make_prompt_cache
 
-from .configs import CONFIGS, Config
+from .configs import CONFIGS, VOCABULARY, Config
 from .networks import build
 
 TIMES = 4
@@ -40,6 +42,11 @@ def quantizable(name: str) -> str:
     if change > MOST:
         return f"no: logits change by {change:.2g} of their spread"
     return "all layers" if not count[1] else f"{count[0]} of {sum(count)} caches"
+
+
+def refused_here(name: str, way: Way, start: int) -> str:
+    """Why batches of ours do not quantize; empty where they do."""
+    return kv_refusal(build(name, _wider(CONFIGS[name])), VOCABULARY, way, KVQuantization(8, GROUP, start))
 
 
 def _short(error: Exception) -> str:
