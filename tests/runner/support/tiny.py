@@ -90,7 +90,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # At 3 gemma2's logits spread by 6, and a row four times in one call of mlx-lm differs by 1.5e-4 from once. qwen3_next's states carry a
 # rounding on from token to token, until it is 2e-4.
 SCALES = {"gemma2": 1.5, "qwen3_next": 1.9}
-PADDED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral", "mamba2", "lfm2", "qwen3_next")
+PADDED = ("llama", "qwen3", "gemma3_text", "qwen3_moe", "mixtral", "gpt_oss", "mamba2", "lfm2", "qwen3_next")
 JOINED = ("mamba",)  # mlx-lm's `mamba` feeds pads to its state
 EXACT = ("mamba", "gemma2")  # what is wrong with pads; mlx-lm's `gemma2` crashes on a batch's mask
 LENGTHS = (5, 30, 1, 17, 17, 9, 2, 40, 3, 12, 1, 2)
