@@ -29,6 +29,7 @@ from ...runner.pipeline.job import Grouping, Parts
 from ...runner.text.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
+from ..statistics.kv_table import kv_closing
 from .completion_answers import CompletionAnswers
 from .completion_columns import completion_fields
 from .grammar_check import require_grammar
@@ -122,8 +123,8 @@ class GenerateJob:
         return None
 
     def closing(self, statistics: pa.Table) -> str:
-        """Returns no text: the last line is enough."""
-        return ""
+        """Returns what quantized keys and values changed, where they were; else the last line is enough."""
+        return kv_closing(statistics)
 
     @property
     def wanted(self) -> LogprobOptions:

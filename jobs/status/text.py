@@ -15,6 +15,7 @@ from ...runner.runs.status import Status
 from ...runner.runs.throughput import duration
 from ..evals.figures import figures_closing
 from ..statistics import rollout_table, score_table
+from ..statistics.kv_table import kv_closing
 from ..terminal.tables import count_text, fold, shorten, sparkline
 
 _LABEL = 10
@@ -54,9 +55,9 @@ def _statistics(status: Status, width: int) -> str:
         case "eval":
             return figures_closing(status.statistics)
         case "rollout":
-            return rollout_table.rollout_closing(status.statistics)
+            return "\n".join(filter(None, (rollout_table.rollout_closing(status.statistics), kv_closing(status.statistics))))
         case _:
-            return ""
+            return kv_closing(status.statistics)
 
 
 def status_as_json(status: Status) -> str:

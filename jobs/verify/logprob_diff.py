@@ -4,54 +4,15 @@ d = other - stored, in nats; k3 = mean(exp(d) - 1 - d) estimates KL(stored || ot
 "Approximating KL divergence"). Knows no models and no files.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ...runner.core.arrays import Floats
 from ...runner.files.checked_json import json_number
+from ...runner.rescore.logprob_gap import LARGEST, MEAN, LogprobGap
 from ..terminal.tables import count_text
 
-LARGEST, MEAN = 2e-4, 3e-5  # float32's promises for the same tokens in other shapes
 ALL = "all"
-
-
-@dataclass(slots=True)
-class LogprobGap:
-    """Sums over ``tokens`` of |d| and of exp(d) - 1 - d, and the largest |d|. Two values of -inf do not differ."""
-
-    tokens: int = 0
-    absolute: float = 0.0
-    largest: float = 0.0
-    k3_sum: float = 0.0
-
-    @property
-    def mean(self) -> float | None:
-        """The mean |d|; None without tokens."""
-        return self.absolute / self.tokens if self.tokens else None
-
-    @property
-    def k3(self) -> float | None:
-        """The mean of exp(d) - 1 - d; None without tokens."""
-        return self.k3_sum / self.tokens if self.tokens else None
-
-    @property
-    def within(self) -> bool:
-        """True when the gap is within float32's promises."""
-        return self.mean is None or (self.largest <= LARGEST and self.mean <= MEAN)
-
-    def add(self, stored: Floats, other: Floats) -> None:
-        """Adds the logprobs of N tokens, both [N]; a NaN counts as an infinite difference."""
-        a, b = stored.astype(np.float64), other.astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            d = np.where(np.isneginf(a) & np.isneginf(b), 0.0, b - a)
-            d = np.where(np.isnan(d), np.inf, d)
-            self.k3_sum += math.fsum(np.expm1(d) - d if np.isfinite(d).all() else [math.inf])
-        self.tokens += len(d)
-        self.absolute += math.fsum(np.abs(d))
-        self.largest = max(self.largest, float(np.abs(d).max(initial=0.0)))
 
 
 @dataclass(slots=True)
@@ -59,12 +20,14 @@ class LogprobComparison:
     """Differences by (policy, figure). ``how``: the way the other logprobs were computed; ``float32``: whether bounds apply.
 
     exact: none may differ at all (deterministic mode, replayed). diverged: records that got other tokens, compared up to the first
-    of them; left_out: records whose figure cannot be computed again, by the reason.
+    of them; left_out: records whose figure cannot be computed again, by the reason. kv_bits: of the run's keys and values, None where
+    they were not quantized; those that were have no bounds.
     """
 
     how: str
     float32: bool
     exact: bool = False
+    kv_bits: int | None = None
     records: int = 0
     diverged: int = 0
     differences: dict[tuple[str, str], LogprobGap] = field(default_factory=dict[tuple[str, str], LogprobGap])
@@ -75,7 +38,7 @@ class LogprobComparison:
         """True when all differences are allowed, or nothing is promised."""
         if self.exact:
             return not self.diverged and all(each.largest == 0 for each in self.differences.values())
-        return not self.float32 or all(each.within for each in self.differences.values())
+        return not self.float32 or self.kv_bits is not None or all(each.within for each in self.differences.values())
 
     def add(self, policy: str, figure: str, stored: Floats, other: Floats) -> None:
         """Adds one record's figure, to its policy and to the total."""
@@ -144,6 +107,9 @@ def _verdict(comparison: LogprobComparison) -> str:
     if comparison.exact:
         return "the same to the bit" if comparison.passed else "not the same to the bit, which batch.deterministic promises"
     bounds = f"max {LARGEST:.0e}, mean {MEAN:.0e}"
+    if comparison.kv_bits is not None:
+        held = "unlike those of the model in full precision" if comparison.how == "rescored" else "in other batches"
+        return f"no bounds are promised: the run kept keys and values in {comparison.kv_bits} bits, and its logprobs are {held}"
     if not comparison.float32:
         return f"no bounds are promised in half precision (in float32: {bounds})"
     return f"within float32's bounds ({bounds})" if comparison.passed else f"beyond float32's bounds ({bounds}): these are not its policy's"

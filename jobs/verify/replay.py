@@ -16,9 +16,9 @@ from ...runner.core.outcomes import Generated, Outcome
 from ...runner.core.requests import AnyRequest
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.stored_model import StoredInput, run_model
+from ...runner.rescore.stored_records import StoredRecord, stored_records
 from ..kinds import KINDS
 from .logprob_diff import LogprobComparison
-from .stored_records import StoredRecord, stored_records
 
 Place = tuple[int, int]  # position and sample
 
@@ -32,7 +32,8 @@ def replay_run(run: Path) -> LogprobComparison:
     with run_model(run) as model:
         stored = model.input(KINDS[model.config.job])
         loaded = model.load(model.config.batch, stored.job.wanted)
-        comparison = LogprobComparison("replayed", loaded.float32, exact=model.config.batch.deterministic)
+        batch = model.config.batch
+        comparison = LogprobComparison("replayed", loaded.float32, exact=batch.deterministic, kv_bits=batch.kv_bits)
         for name, label, setup in model.policies(loaded):
             replay = _Replay(stored, loaded.row_check(), setup, comparison, label)
             replay.run(lambda name=name: stored_records(model.run, model.config, name))

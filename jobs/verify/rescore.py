@@ -3,24 +3,17 @@
 The weights and tokens are the same, the shapes are not: in float32 no logprob may differ by more than the promised bounds.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
-from ...runner.core.arrays import Floats
 from ...runner.core.logprob_options import LogprobOptions
-from ...runner.core.outcomes import Scored
-from ...runner.engine.interface import one_window
 from ...runner.engine.kept_logprobs import kept_logprobs
-from ...runner.engine.reference_logprobs import reference_request
-from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
 from ...runner.pipeline.stored_model import run_model
+from ...runner.rescore.second_scores import rescored
+from ...runner.rescore.stored_records import StoredRecord, stored_records
 from .logprob_diff import LogprobComparison
-from .stored_records import StoredRecord, stored_records
 
 
 def rescore_run(run: Path) -> LogprobComparison:
@@ -29,9 +22,9 @@ def rescore_run(run: Path) -> LogprobComparison:
     Raises RunDirError for a run without completions, ModelError where a policy or the model is missing or changed.
     """
     with run_model(run) as model:
-        batch = model.config.batch.model_copy(update={"deterministic": False})
+        batch = model.config.batch.model_copy(update={"deterministic": False, "kv_bits": None})
         loaded = model.load(batch, LogprobOptions(echo=True))
-        comparison = LogprobComparison("rescored", loaded.float32)
+        comparison = LogprobComparison("rescored", loaded.float32, kv_bits=model.config.batch.kv_bits)
         for name, label, setup in model.policies(loaded):
             for records in tqdm(stored_records(model.run, model.config, name), unit=" batches", disable=None, leave=False):
                 _compare(setup, records, label, comparison)
@@ -42,7 +35,8 @@ def _compare(setup: Setup, records: list[StoredRecord], policy: str, comparison:
     comparison.records += len(records)
     for temperature in sorted({record.temperature for record in records}, key=lambda value: -1.0 if value is None else value):
         alike = [record for record in records if record.temperature == temperature]
-        for record, logprobs, tempered in _scored(setup, alike, temperature):
+        for second in rescored(setup, alike, temperature):
+            record, logprobs, tempered = second.record, second.logprobs, second.tempered
             for figure, stored in record.figures.items():
                 if figure == "logprobs":
                     comparison.add(policy, figure, stored, logprobs)
@@ -72,18 +66,3 @@ def _hidden(record: StoredRecord, figure: str) -> str | None:
     if record.filtered and record.kept is None:
         return f"{figure}: filters (top_k, top_p, min_p, typical_p, XTC) without logprobs.kept; --replay works them out"
     return None
-
-
-def _scored(setup: Setup, records: list[StoredRecord], temperature: float | None) -> Iterator[tuple[StoredRecord, Floats, Floats]]:
-    """Yields each record with its logprobs [N] and tempered logprobs [N]."""
-    scorer = Scorer(replace(setup, wanted=LogprobOptions(echo=True, temperature=1.0 if temperature is None else temperature)))
-    requests = [reference_request(at, record.prompt, record.completion) for at, record in enumerate(records)]
-    for outcome in scorer.run(one_window(requests)):
-        record = records[outcome.row]
-        if isinstance(outcome, Scored):
-            scores = outcome.scores[0]
-            assert scores.tempered is not None
-            yield record, scores.logprobs, scores.tempered
-        else:  # a logit that is NaN, or no memory
-            lost = np.full(len(record.completion), np.nan, np.float32)
-            yield record, lost, lost

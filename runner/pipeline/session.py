@@ -32,6 +32,7 @@ from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import peak_bytes, shortage_as_error
 from ..models.model_pool import ModelPool
 from ..policies.policy_engine import sampling_engine
+from ..rescore.kv_difference import measure_kv_difference, with_kv_difference
 from ..runs.failures import dropped_groups, error_reasons, refused_policies
 from ..runs.run_dir import RunDir, Start
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
@@ -116,6 +117,10 @@ class _OpenRun:
         """True while a shard is not committed. Says nothing of what this session commits."""
         return len(self.recovered.committed) < self.layout.shards
 
+    def counts(self, engine: EngineInterface) -> Counts:
+        """Returns what the run has done so far."""
+        return Counts(self.writer.rows, self.layout.total, self.writer.errors, engine.version)
+
     def rows(self, config: JobConfig) -> Iterator[Row | BadRow]:
         """Reads the rows of all shards that are not committed."""
         shards = (shard for shard in range(self.layout.shards) if shard not in self.recovered.committed)
@@ -146,7 +151,7 @@ class _Session:
             if complete:
                 run.writer.finish()
                 self.heartbeat.doing("computing statistics")
-                statistics = run.spec.job.statistics(self.run_dir.root)
+                statistics = with_kv_difference(run.spec.job.statistics(self.run_dir.root), self.run_dir, self.config)
                 self.run_dir.write_statistics(statistics)
         return self._summary(run, progress, statistics)
 
@@ -195,8 +200,7 @@ class _Session:
         models = self._load(run.spec)
         check = models.row_check()
         self._require_sound_rows(run, check)
-        spec, rater = run.spec, rater_of(models, run.spec.job)
-        setups = models.setup, models.reference
+        spec, rater, setups = run.spec, rater_of(models, run.spec.job), (models.setup, models.reference)
         engine = sampling_engine(spec.job.engine, *setups, self.config, spec.checkpoint, self.run_dir, run.layout, rater)
         engine.progress.report_to(self.heartbeat.activity, self.process.supervisor.note_in_flight)
         suspects = suspect_rows(run.rows(self.config), [] if models.setup.static else self.orders.first_groups)
@@ -204,13 +208,9 @@ class _Session:
         threads = self.io_threads = IOThreads(
             session, self._rules(run, models.setup.static, engine, check), run.writer, engine.newest_version
         )
-
-        def counts() -> Counts:
-            return Counts(run.writer.rows, run.layout.total, run.writer.errors, engine.version)
-
         with (
             shortage_as_error(f"what was finished is safe: {_SHORTAGE_CURE}"),
-            Watch(engine.progress, counts, self.run_dir.add_metrics, self.command.show),
+            Watch(engine.progress, lambda: run.counts(engine), self.run_dir.add_metrics, self.command.show),
         ):
             try:
                 self._record(isolated_outcomes(engine, threads, len(suspects), threads.stopped), threads)
@@ -219,6 +219,7 @@ class _Session:
         self.process.supervisor.note_in_flight(())
         if models.setup.prefix_cache is not None:
             log.info("batch.prefix_cache: %s", models.setup.prefix_cache.account)
+        measure_kv_difference(self.run_dir, self.config, models.setup, self.process.stopped)
         return engine.progress, not self.process.stopped()
 
     def _require_sound_rows(self, run: _OpenRun, check: RowCheck = every_request) -> None:
@@ -234,8 +235,7 @@ class _Session:
             batch = batch.model_copy(update={"prefix_cache": None})
         models = load_models(spec.models(self.config), batch, spec.job.wanted, self.models)
         if halved := self.orders.batch_halvings:
-            models = models.halved(halved)
-            limits = models.setup.limits
+            limits = (models := models.halved(halved)).setup.limits
             log.info("batches of up to %d rows and %d tokens, as larger ones ended the process", limits.rows, limits.tokens)
         self.run_dir.session({**models.about, "halved": halved, "settings": free(self.config), "words": self.start.words})
         self.noted = True

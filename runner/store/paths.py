@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-OWN_FILES = ("inputs.json", "stats.arrow", "metrics.jsonl", "summary.json", "report.html", "sessions.jsonl")
+OWN_FILES = ("inputs.json", "stats.arrow", "metrics.jsonl", "summary.json", "kv_difference.json", "report.html", "sessions.jsonl")
 OWN_FOLDERS = ("results", "errors", "journal")
 _PART = r"part-(\d{8,})(?:\.g([2-9]|[1-9]\d+))?\.arrow"
 OWN_PARTS = re.compile(rf"{_PART}(?:\.orphan(?:\.\d+)?)?|\.{_PART}\.tmp")
@@ -67,6 +67,11 @@ class RunPaths:
     def summary(self) -> Path:
         """Holds the figures of the run's closing line."""
         return self.root / "summary.json"
+
+    @property
+    def kv_difference(self) -> Path:
+        """Holds what quantized keys and values changed, by a sample of the records."""
+        return self.root / "kv_difference.json"
 
     @property
     def report(self) -> Path:

@@ -10,13 +10,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from mlx_bulk.jobs.verify.logprob_diff import ALL, LARGEST, LogprobComparison, LogprobGap, comparison_as_json, comparison_as_text
+from mlx_bulk.jobs.verify.logprob_diff import ALL, LogprobComparison, comparison_as_json, comparison_as_text
 from mlx_bulk.jobs.verify.verify import verify_exit_code
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.pipeline import stored_model
 from mlx_bulk.runner.pipeline.loading import LoadedModels
 from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_bulk.runner.policies.policy_store import PolicyStore
+from mlx_bulk.runner.rescore.logprob_gap import LARGEST, LogprobGap
 from mlx_bulk.runner.runs.audit import Audit
 
 from ...adapters import write_adapter, write_full

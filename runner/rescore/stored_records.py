@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from ...configs.schema import GenerateConfig
-from ...runner.core.arrays import Floats, Ids
-from ...runner.policies.recorded_policies import policy_names
-from ...runner.store.results import read_results
+from ..core.arrays import Floats, Ids
+from ..policies.recorded_policies import policy_names
+from ..store.results import read_results
 
 FIGURES = ("logprobs", "tempered_logprobs", "sampled_logprobs")
 EDITS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "min_tokens")
@@ -51,10 +51,11 @@ def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Ite
         if policy is not None:
             batch = batch.filter(pa.array(np.array(policy_names(batch)) == policy))  # noqa: PLW2901
         if batch.num_rows:
-            yield [_stored(values, config) for values in batch.to_pylist()]
+            yield [stored_record(values, config) for values in batch.to_pylist()]
 
 
-def _stored(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
+def stored_record(values: dict[str, Any], config: GenerateConfig) -> StoredRecord:
+    """Returns the record whose columns are ``values``."""
     sampling = config.sampling
 
     def setting(name: str) -> Any:

@@ -1,0 +1,118 @@
+"""Tests what a run says of quantized keys and values: the measured difference, and that no measurement costs finished work."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx_bulk.runner.rescore import kv_difference
+from mlx_bulk.runner.rescore.second_scores import SecondScores
+
+from ..jobs.support.bench import Bench, Done
+from ..jobs.support.finished_runs import column
+from ..jobs.support.rollout_runs import roll
+from ..jobs.support.run_states import shown
+
+QUANTIZED = {"kv_bits": 8}
+
+
+def measured(done: Done) -> dict[str, Any]:
+    return json.loads((done.output / "kv_difference.json").read_text())
+
+
+def statistics(done: Done) -> dict[str, Any]:
+    return json.loads((done.output / "summary.json").read_text())["statistics"]
+
+
+def shift(monkeypatch: pytest.MonkeyPatch, by: float) -> None:
+    """Makes the second scores of all tokens ``by`` larger, with another greedy choice for the first token of each completion."""
+    honest = kv_difference.rescored
+
+    def shifted(*args: Any):
+        for each in honest(*args):
+            greedy = np.arange(len(each.greedy)) > 0
+            yield SecondScores(each.record, each.record.figures["logprobs"] + np.float32(by), each.tempered, greedy)
+
+    monkeypatch.setattr(kv_difference, "rescored", shifted)
+
+
+def test_a_run_says_by_how_much_quantized_keys_and_values_moved_its_logprobs(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    shift(monkeypatch, 0.25)
+    done = bench.run(batch=QUANTIZED)
+    found, tokens = measured(done), sum(column(done, "completion_tokens"))
+    assert (found["bits"], found["completions"], found["tokens"], found["reason"]) == (8, 5, tokens, None)
+    assert (found["greedy_tokens"], found["greedy_changed"]) == (tokens, 5)
+    assert [found[name] for name in ("mean", "abs_mean", "largest")] == pytest.approx([0.25] * 3, abs=1e-6)  # float32's rounding
+    assert found["std"] == pytest.approx(0, abs=1e-3)  # the root of float64's rounding of squares
+    assert statistics(done)["kv_abs_mean"] == found["abs_mean"]
+
+
+def test_a_run_in_full_precision_measures_nothing(bench: Bench):
+    done = bench.run()
+    assert not (done.output / "kv_difference.json").exists()
+    assert not any(name.startswith("kv_") for name in statistics(done))
+
+
+def test_the_sample_depends_on_rows_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kv_difference, "COMPLETIONS", 2)
+    keys: list[set[tuple[int, ...]]] = []
+    honest = kv_difference.rescored
+
+    def noted(setup: Any, records: list[Any], *rest: Any):
+        keys.append({(record.row, record.sample) for record in records})
+        return honest(setup, records, *rest)
+
+    monkeypatch.setattr(kv_difference, "rescored", noted)
+    for more in ({}, {"rows_per_shard": 2}, {"rows": 1}):
+        assert measured(bench.run("--overwrite", batch=QUANTIZED | more))["completions"] == 2
+    assert keys[0] == keys[1] == keys[2]
+
+
+def test_a_measurement_that_fails_leaves_the_run_complete_and_says_why(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any):
+        raise RuntimeError("no memory for that")
+
+    monkeypatch.setattr(kv_difference, "rescored", broken)
+    done = bench.run(batch=QUANTIZED)
+    assert (done.code, len(done.table)) == (0, 5)
+    assert measured(done)["reason"] == "no memory for that"
+    assert statistics(done)["kv_reason"] == "no memory for that"
+
+
+def test_a_process_that_dies_in_the_measurement_is_not_asked_to_measure_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def killed(*_: Any):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kv_difference, "rescored", killed)
+        bench.run(batch=QUANTIZED)
+    done = bench.run(batch=QUANTIZED)
+    assert (done.code, len(done.table)) == (0, 5)
+    assert statistics(done)["kv_reason"] == "the process ended while it was measured"
+
+
+def test_records_without_logprobs_cannot_be_compared(bench: Bench):
+    done = bench.run(batch=QUANTIZED, logprobs={"tokens": False})
+    assert "logprobs.tokens is false" in measured(done)["reason"]
+
+
+def test_other_bits_are_another_run(bench: Bench):
+    bench.run(batch=QUANTIZED)
+    done = bench.run(batch={"kv_bits": 4})
+    assert done.code == 4
+    assert "batch.kv_bits: the run has 8, the config now says 4" in done.stderr
+
+
+def test_overwrite_removes_what_an_older_run_measured(bench: Bench):
+    before = bench.run(batch=QUANTIZED)
+    assert (before.output / "kv_difference.json").exists()
+    assert not (bench.run("--overwrite").output / "kv_difference.json").exists()
+
+
+def test_rollouts_are_measured_under_their_own_policies_and_the_closing_says_it(bench: Bench):
+    done = roll(bench, batch=QUANTIZED)
+    found = measured(done)
+    assert (found["reason"], found["completions"]) == (None, min(32, len(done.table)))
+    assert found["greedy_changed"] is None  # samples do not say what was most likely
+    assert "keys and values in 8 bits: the logprobs of" in done.stderr
+    assert "keys and values in 8 bits: the logprobs of" in shown(done.output)
