@@ -1,6 +1,7 @@
 """Tests what a run says of quantized keys and values: the measured difference, and that no measurement costs finished work."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ from ..jobs.support.finished_runs import column
 from ..jobs.support.rollout_runs import roll
 from ..jobs.support.run_states import shown
 
-QUANTIZED = {"kv_bits": 8}
+QUANTIZED = {"kv_bits": 8, "kv_group": 32}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    """Runs the demo model, whose heads divide into groups."""
+    return Bench(tmp_path, Path("demo"))
 
 
 def measured(done: Done) -> dict[str, Any]:
@@ -45,6 +52,12 @@ def test_a_run_says_by_how_much_quantized_keys_and_values_moved_its_logprobs(ben
     assert [found[name] for name in ("mean", "abs_mean", "largest")] == pytest.approx([0.25] * 3, abs=1e-6)  # float32's rounding
     assert found["std"] == pytest.approx(0, abs=1e-3)  # the root of float64's rounding of squares
     assert statistics(done)["kv_abs_mean"] == found["abs_mean"]
+
+
+def test_fewer_bits_move_them_further(bench: Bench):
+    eight = measured(bench.run(batch=QUANTIZED))
+    four = measured(bench.run("--overwrite", batch=QUANTIZED | {"kv_bits": 4}))
+    assert 1e-5 < eight["abs_mean"] < four["abs_mean"] / 2  # 1e-5: ten times float32's own
 
 
 def test_a_run_in_full_precision_measures_nothing(bench: Bench):
@@ -98,7 +111,7 @@ def test_records_without_logprobs_cannot_be_compared(bench: Bench):
 
 def test_other_bits_are_another_run(bench: Bench):
     bench.run(batch=QUANTIZED)
-    done = bench.run(batch={"kv_bits": 4})
+    done = bench.run(batch={"kv_bits": 4, "kv_group": 32})
     assert done.code == 4
     assert "batch.kv_bits: the run has 8, the config now says 4" in done.stderr
 
