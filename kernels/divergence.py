@@ -34,18 +34,21 @@ class Divergence:
         return Divergence(self.kls[index], self.delta_ps[index], self.agreements[index], self.reference_logprobs[index])
 
 
-def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32]) -> Divergence:
+def diverge(logits: mx.array, reference: mx.array, targets: NDArray[np.int32], fused: bool = False) -> Divergence:
     """Compares ``logits`` [N, V] with a ``reference``'s [N, V], of any float types. targets: [N], the true tokens.
 
     KL(ref ‖ model) = Σ p_ref · (log p_ref − log p_model) over the whole vocabulary, where 0 · log 0 = 0: infinite where the
     model excludes (logit -inf) what the reference does not, NaN where either's logits hold a NaN, and as far below 0 as rounding
-    takes it. One evaluation.
+    takes it. One evaluation. fused: what ``logprobs.fuses`` says of the scores beside: the reference's logprobs are made as they are,
+    so that a model held against itself differs in no bit.
     """
     if on_cpu_path():
         logits, reference = logits.astype(mx.float32), reference.astype(mx.float32)
         mx.eval(logits, reference)
         return on_cpu(np.array(logits, copy=False), np.array(reference, copy=False), targets)
     parts = specification(logits, reference, mx.array(targets))
+    if fused:
+        parts = (*parts[:-1], logprobs.fused(reference, mx.array(targets))[0])
     mx.eval(*parts)
     return Divergence(*(np.array(part) for part in parts))
 
@@ -74,8 +77,8 @@ def specification(logits: mx.array, reference: mx.array, targets: mx.array) -> t
     terms = mx.where(weights > 0, weights * (r_down - x_down), 0.0)
     terms = mx.where((x == -mx.inf) & (r > -mx.inf), mx.inf, terms)  # by the logits: a tiny chance must not vanish in exp
     kls = sum_by_blocks(terms) / sum_by_blocks(weights) + (x_log_total - r_log_total)
-    at_target = mx.take_along_axis(x, targets[:, None], axis=-1) - (x_peak + x_log_total)
-    reference_logprobs = mx.take_along_axis(r, targets[:, None], axis=-1) - (r_peak + r_log_total)
+    at_target = mx.take_along_axis(x, targets[:, None], axis=-1) - x_peak - x_log_total  # as logprobs.reference, to the bit
+    reference_logprobs = mx.take_along_axis(r, targets[:, None], axis=-1) - r_peak - r_log_total
     delta_ps = mx.exp(at_target) - mx.exp(reference_logprobs)
     return kls[:, 0], delta_ps[:, 0], mx.argmax(x, axis=-1) == mx.argmax(r, axis=-1), reference_logprobs[:, 0]
 

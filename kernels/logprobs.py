@@ -46,13 +46,18 @@ def score(logits: mx.array, targets: NDArray[np.int32], top: int = 0, stats: boo
         logits = logits.astype(mx.float32)
         mx.eval(logits)
         return on_cpu(np.array(logits, copy=False), targets, top, stats, greedy)
-    if top or stats:
+    if not fuses(top, stats):
         parts = reference(logits, mx.array(targets), top, stats, greedy)
     else:
         logprobs, is_greedy = fused(logits, mx.array(targets))
         parts = (logprobs, None, None, None, None, is_greedy if greedy else None)
     mx.eval(*(p for p in parts if p is not None))
     return Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+
+
+def fuses(top: int, stats: bool) -> bool:
+    """Returns whether Metal and CUDA take a token's logprob from ``fused``: where logprobs alone are wanted."""
+    return not (top or stats)
 
 
 def join_scores(parts: list[Scores]) -> Scores:

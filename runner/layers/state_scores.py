@@ -45,7 +45,8 @@ def read_scores(
         scores.append(score_logits(wanted, logits[0], targets[chunk]))
         if len(logits) > 1:
             width = min(part.shape[-1] for part in logits)  # ids beyond are padding of the vocabulary, not tokens
-            divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk]))
+            fused = logprobs.fuses(wanted.top, wanted.stats)
+            divergences.append(diverge(logits[0][:, :width], logits[1][:, :width], targets[chunk], fused))
     return logprobs.join_scores(scores)[back], divergence.join_divergences(divergences)[back] if divergences else None
 
 

@@ -177,8 +177,18 @@ def test_the_references_logprobs_are_those_that_scoring_gives():
     """To the bit: a model held against itself has a perplexity ratio of exactly 1."""
     x = mx.array(np.random.default_rng(4).normal(0, 4, (40, 5000)).astype(np.float32))
     targets = np.arange(40, dtype=np.int32)
-    found = divergence.diverge(x + 1, x, targets).reference_logprobs
-    np.testing.assert_array_equal(found, logprobs.score(x, targets).logprobs)
+    for stats in (False, True):
+        found = divergence.diverge(x + 1, x, targets, logprobs.fuses(0, stats)).reference_logprobs
+        np.testing.assert_array_equal(found, logprobs.score(x, targets, stats=stats).logprobs)
+
+
+def test_the_specifications_too():
+    """What Metal and CUDA compute, of logits far from 0, where each rounding shows."""
+    x = mx.array(np.random.default_rng(4).normal(90, 40, (40, 5000)).astype(np.float32))
+    targets = mx.arange(40)
+    own, *_, found = divergence.specification(x, x, targets)
+    np.testing.assert_array_equal(found, logprobs.reference(x, targets, 0, stats=False)[0])
+    np.testing.assert_array_equal(own, mx.zeros(40))
 
 
 def test_chunks_of_rows_are_one_result():

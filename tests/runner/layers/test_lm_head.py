@@ -118,7 +118,7 @@ def test_a_second_model_is_compared_with_the_first():
     states = mx.arange(10)[:, None].astype(mx.float32)
     at, targets = np.arange(9, -1, -1), rng.integers(0, 40, 10).astype(np.int32)
     scores, found = read_scores([first, second], [states, states], at, targets, 4, LogprobOptions())
-    _, same = read_scores([first, first], [states, states], at, targets, 4, LogprobOptions())
+    own, same = read_scores([first, first], [states, states], at, targets, 4, LogprobOptions())
     assert found is not None
     assert same is not None
     truth = logprobs.score(second.table[mx.array(at)], targets)
@@ -127,3 +127,7 @@ def test_a_second_model_is_compared_with_the_first():
     assert found.kls.min() > 0.1
     assert np.abs(same.kls).max() < 1e-6
     assert same.agreements.all()
+    np.testing.assert_array_equal(same.reference_logprobs, own.logprobs)  # to the bit: a perplexity ratio of exactly 1
+    own, same = read_scores([first, first], [states, states], at, targets, 4, LogprobOptions(stats=True))
+    assert same is not None
+    np.testing.assert_array_equal(same.reference_logprobs, own.logprobs)
