@@ -45,7 +45,13 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skips an oracle test without the libraries of the extra; with MLX_BULK_ORACLE=1 it fails instead."""
+    """Skips a test of the CPU's own path elsewhere, and an oracle test without the libraries of the extra.
+
+    With MLX_BULK_ORACLE=1 an oracle test without its libraries fails instead.
+    """
+    if (only := item.get_closest_marker("cpu_path")) is not None and not backend.on_cpu_path():
+        (why,) = only.args
+        pytest.skip(f"only where our own kernels compute: {why}")
     if item.get_closest_marker("oracle") is None or os.environ.get("MLX_BULK_ORACLE") == "1":
         return
     for library in ("torch", "lm_eval", "accelerate", "sentence_transformers", "mteb"):

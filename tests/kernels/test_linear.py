@@ -103,7 +103,7 @@ def numpy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "prepare", lambda: backend.Blas(None, note="the slow one inside mlx"))
 
 
-@pytest.mark.skipif(backend.device_name() != "cpu", reason="it serves the CPU")
+@pytest.mark.cpu_path("NumPy multiplies where mlx has its own slow BLAS")
 @pytest.mark.usefixtures("numpy_alone")
 def test_numpy_multiplies_where_there_is_nothing_else():
     check(300, 70, 50, biased=True)
@@ -115,14 +115,14 @@ def test_numpy_multiplies_where_there_is_nothing_else():
     assert not linear.suits(x, weight, mx.zeros(8))
 
 
-@pytest.mark.skipif(backend.device_name() != "cpu", reason="it serves the CPU")
+@pytest.mark.cpu_path("NumPy multiplies where mlx has its own slow BLAS")
 def test_numpy_stays_away_from_a_fast_blas(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(native, "library", lambda: None)
     monkeypatch.setattr(backend, "prepare", lambda: backend.Blas("/usr/lib/libopenblas.so.0"))
     assert not linear.suits(mx.ones((3, 40)), mx.ones((7, 40)))
 
 
-@pytest.mark.skipif(backend.device_name() != "cpu", reason="it serves the CPU")
+@pytest.mark.cpu_path("NumPy multiplies where mlx has its own slow BLAS")
 def test_numpy_says_nothing_of_numbers_that_are_not_finite(monkeypatch: pytest.MonkeyPatch):
     """As mlx and the library: a run tells of such rows by itself."""
     monkeypatch.setattr(native, "library", lambda: None)
