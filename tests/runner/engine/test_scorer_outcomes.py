@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx_bulk.kernels import backend
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Scored
 from mlx_bulk.runner.core.requests import ScoreRequest
@@ -133,7 +134,9 @@ def test_logits_of_many_tokens_stay_within_the_bound():
     assert len(scored_with(work, asked)) == 4
     numpy_peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert mx.get_peak_memory() - before + numpy_peak < 256 << 20
+    # Elsewhere mlx holds the temporaries of all queued operations: 11 arrays of a chunk's logits; for all tokens at once 11 x 311 MB.
+    bound = 256 << 20 if backend.on_cpu_path() else 1 << 30
+    assert mx.get_peak_memory() - before + numpy_peak < bound
 
 
 def test_two_models_logits_stand_within_the_bound_of_one():
