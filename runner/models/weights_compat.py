@@ -37,7 +37,12 @@ def mlx_lm_weights(weights: Weights) -> Weights:
     Experts with biases (GPT-OSS's) are held packed in 4 bits on the hub, or as matrices: ``experts.gate_up_proj`` [E, H, 2 I] and
     ``experts.down_proj`` [E, I, H]. mlx-lm knows the packed ones, which are transposed and have a suffix.
     """
-    return {_with_suffix(key, weights): value.swapaxes(-1, -2) if _is_matrix(key, weights) else value for key, value in weights.items()}
+    return {_with_suffix(key, weights): _turned(value) if _is_matrix(key, weights) else value for key, value in weights.items()}
+
+
+def _turned(experts: mx.array) -> mx.array:
+    """Returns experts transposed, [E, K, N] -> [E, N, K], in memory too: a kernel would copy a view in each call."""
+    return mx.contiguous(experts.swapaxes(-1, -2))
 
 
 def _is_matrix(key: str, weights: Weights) -> bool:

@@ -26,6 +26,14 @@ def test_experts_with_biases_are_transposed_and_get_a_suffix():
     )
 
 
+def test_transposed_experts_lie_in_memory_as_kernels_read_them():
+    """A view would be copied whole in each call of its layer."""
+    weights = {"mlp.experts.down_proj": mx.ones((EXPERTS, INNER, HIDDEN)), "mlp.experts.down_proj_bias": mx.zeros((EXPERTS, HIDDEN))}
+    read = mlx_lm_weights(weights)["mlp.experts.down_proj.weight"]
+    mx.eval(read)
+    assert memoryview(read).c_contiguous  # pyright: ignore[reportArgumentType]
+
+
 def test_packed_experts_and_those_of_other_models_stay():
     packed = {"mlp.experts.gate_up_proj_blocks": mx.zeros((2, 8, 1, 16)), "mlp.experts.gate_up_proj_bias": mx.zeros((2, 8))}
     unbiased = {"feed_forward.experts.gate_up_proj": mx.zeros((2, 3, 8)), "feed_forward.experts.down_proj": mx.zeros((2, 4, 3))}
