@@ -10,11 +10,10 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from . import native
+from . import largest, native
 from .backend import on_cpu_path
 
 BLOCK_BYTES = 512 << 10  # of logits at once on the CPU: what is computed from them fits the second cache
-BLOCK = 64
 LEAST = -200.0  # float32 exp is 0 below -104
 
 
@@ -77,13 +76,7 @@ def reference(
     at_target = mx.take_along_axis(x, targets[:, None], axis=-1)
     top_ids = top_logprobs = ranks = entropies = None
     if top:
-        ids: list[mx.array] = []
-        every, left = mx.arange(x.shape[-1]), mx.ones(x.shape, dtype=mx.bool_)
-        for _ in range(top):  # argmax takes the first of equals: ties go to the lower id, those of -inf too
-            largest_left = mx.where(left, x, -mx.inf).max(axis=-1, keepdims=True)
-            ids.append(mx.argmax(left & (x == largest_left), axis=-1, keepdims=True))
-            left = left & (every != ids[-1])
-        top_ids = mx.concatenate(ids, axis=-1).astype(mx.int32)
+        top_ids = largest.reference(x, top)
         top_logprobs = mx.take_along_axis(below, top_ids, axis=-1) - log_total
     if stats:
         ahead = (x > at_target) | ((x == at_target) & (mx.arange(x.shape[-1]) < targets[:, None]))
@@ -179,7 +172,7 @@ def _more(
     top_ids = top_logprobs = ranks = entropies = None
     at_target = x[np.arange(len(x)), targets][:, None]
     if top:
-        top_ids = largest(x, top)
+        top_ids = largest.on_cpu(x, top)
         top_logprobs = np.take_along_axis(x, top_ids, axis=-1) - peak[:, None] - log_total[:, None]
     if stats:
         equals_before = [np.count_nonzero(row[:target] == row[target]) for row, target in zip(x, targets, strict=True)]
@@ -190,19 +183,3 @@ def _more(
         np.maximum(below, LEAST, out=below)  # e is 0 there: 0 * log 0 = 0
         entropies = np.log(total) - np.multiply(e, below, out=e).sum(axis=-1) / total
     return Scores(at_target[:, 0] - peak - log_total, top_ids, top_logprobs, ranks, entropies)
-
-
-def largest(x: NDArray[np.float32], k: int) -> NDArray[np.int32]:
-    """Returns the ids [N, k] of the k largest of ``x`` [N, V], largest first, ties to the lower id.
-
-    They are all in the k blocks with the largest maxima (ties to the lower block): each such block holds a value that large, so no
-    value of another block comes before. Then only k blocks of 64 are sorted, not V.
-    """
-    n, v = x.shape
-    blocks = -(-v // BLOCK)
-    peaks = np.maximum.reduceat(x, np.arange(0, v, BLOCK), axis=1)  # (N, blocks)
-    chosen = np.sort(np.argsort(-peaks, axis=1, kind="stable")[:, : min(k, blocks)], axis=1)
-    ids = (chosen[:, :, None] * BLOCK + np.arange(BLOCK)).reshape(n, chosen.shape[1] * BLOCK)  # ascending
-    values = np.where(ids < v, np.take_along_axis(x, np.minimum(ids, v - 1), axis=1), -np.inf)
-    order = np.lexsort((ids, -values), axis=1)[:, :k]
-    return np.minimum(np.take_along_axis(ids, order, axis=1), v - 1).astype(np.int32)  # NaN sorts behind the last block's padding

@@ -6,34 +6,56 @@ H = c - mean(z), so the distance is |z - mean(z)|, and no logarithm is needed. T
     z             0     -1     -2     -3        mean -0.49
     distance      0.49   0.51   1.51   2.51     0.6 is reached by the first alone, 0.9 by the first three
 
-``reference`` in plain mx ops is the specification; ``on_cpu`` does the same in NumPy, and the library in csrc/sampling.h.
+``reference`` in plain mx ops is the specification, and sorts no row (cut.py); ``on_cpu`` does the same in NumPy, and the
+library in csrc/sampling.h.
 """
+
+from functools import partial
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import logprobs
-from .inverse_cdf import running_sums
+from .cut import in_blocks, last_id, reach, with_sums
 
 Floats = NDArray[np.float32]
 
 
 def reference(z: mx.array, typical_p: Floats) -> mx.array:
     """Computes the specification: marks the tokens of z [B, V] that stay, bool [B, V]. z: log-weights; typical_p: [B], 1 is off."""
-    v = z.shape[-1]
     share = mx.array(typical_p)[:, None]
-    there = z > -mx.inf
+    e, surprise = _moments(z)
+    mean = logprobs.sum_by_blocks(surprise) / logprobs.sum_by_blocks(e)
+    distance = _distance(z, mean)
+    blocks = in_blocks(distance, mx.inf)
+    order = mx.argsort(blocks, axis=-1)
+    tokens = with_sums(*(mx.take_along_axis(x, order, axis=-1) for x in (blocks, in_blocks(e, 0.0))))
+    needed = share * tokens.total
+    cut, below = reach(tokens, needed)
+    last = last_id(_level(distance, cut, e), needed - below)  # on both sides of the mean, so of unlike weights
+    return _kept(distance, cut, last, mx.arange(z.shape[1]), share)
+
+
+@partial(mx.compile, shapeless=True)
+def _moments(z: mx.array) -> tuple[mx.array, mx.array]:
     e = mx.exp(z)
-    mean = logprobs.sum_by_blocks(mx.where(there, e * z, 0.0)) / logprobs.sum_by_blocks(e)
-    distance = mx.where(there, mx.abs(z - mean), mx.inf)
-    order = mx.argsort(distance, axis=-1)
-    mass = running_sums(mx.take_along_axis(e, order, axis=-1))
-    count = mx.minimum((mass < share * mass[:, -1:]).sum(axis=-1, keepdims=True) + 1, v)
-    cut = mx.take_along_axis(distance, mx.take_along_axis(order, count - 1, axis=-1), axis=-1)
-    level = distance == cut
-    quota = count - (distance < cut).sum(axis=-1, keepdims=True)
-    return (distance < cut) | (level & (mx.cumsum(level.astype(mx.int32), axis=-1) <= quota)) | (share == 1)
+    return e, mx.where(z > -mx.inf, e * z, 0.0)
+
+
+@partial(mx.compile, shapeless=True)
+def _distance(z: mx.array, mean: mx.array) -> mx.array:
+    return mx.where(z > -mx.inf, mx.abs(z - mean), mx.inf)
+
+
+@partial(mx.compile, shapeless=True)
+def _level(distance: mx.array, cut: mx.array, e: mx.array) -> mx.array:
+    return mx.where(distance == cut, e, 0.0)
+
+
+@partial(mx.compile, shapeless=True)
+def _kept(distance: mx.array, cut: mx.array, last: mx.array, ids: mx.array, share: mx.array) -> mx.array:
+    return (distance < cut) | ((distance == cut) & (ids <= last)) | (share == 1)
 
 
 def on_cpu(z: Floats, typical_p: Floats) -> None:

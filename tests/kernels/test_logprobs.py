@@ -1,6 +1,7 @@
 """Tests both ways to score, the specification and the CPU's, against float64 and sorting."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import logprobs
-from mlx_bulk.kernels.logprobs import BLOCK, BLOCK_BYTES, Scores
+from mlx_bulk.kernels.largest import BLOCK
+from mlx_bulk.kernels.logprobs import BLOCK_BYTES, Scores
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
@@ -228,3 +230,15 @@ def test_gpus_take_the_fused_way_for_logprobs_alone(monkeypatch: pytest.MonkeyPa
         assert scores.greedy.tolist() == [False, False, True]
         assert (scores.ranks is None) == (not stats)
     assert logprobs.score(mx.array(x), targets).greedy is None
+
+
+def test_the_top_logprobs_of_gpus_take_no_pass_each(monkeypatch: pytest.MonkeyPatch):
+    """mx.compile traces the specification on arrays without values: any read of one on the host is an error."""
+    v, widths = 100_000, []
+    for name in ("sort", "argsort", "argmax"):
+        own: Any = getattr(mx, name)
+        monkeypatch.setattr(mx, name, lambda x, axis=-1, own=own, **more: widths.append(x.shape[axis]) or own(x, axis=axis, **more))
+    x = np.random.default_rng(11).normal(0, 3, (2, v)).astype(np.float32)
+    found = mx.compile(lambda x: logprobs.reference(x, mx.array([3, 4]), 20, False)[1])(mx.array(x))
+    np.testing.assert_array_equal(found, np.argsort(-x, axis=1, kind="stable")[:, :20])
+    assert max(widths) <= v // 10
