@@ -202,7 +202,7 @@ def test_rooms_that_start_at_once_load_no_mlx(room: str) -> None:
         ("configs/load", "from .schema import RunConfig", False),
         ("configs/load", "from ..runner.core.errors import DataError", True),
         ("kernels/backend", "def f():\n    from ..configs import errors", True),
-        ("runner/engine/engine", "from ...kernels.sampling.draw import draw", False),
+        ("runner/engine/engine", "from ...kernels.sampling.draw import launch", False),
         ("runner/engine/engine", "from ...kernels import logprobs", False),
         ("runner/engine/engine", "from ..layers.kv_cache import fresh", False),
         ("runner/engine/engine", "from ..checks import engine_setup", True),

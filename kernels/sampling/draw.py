@@ -6,6 +6,7 @@ What the grammar leaves out stays out, whatever an edit adds. On request each to
 ``on_cpu`` does the same by the library or in NumPy.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -37,8 +38,20 @@ class Drawn:
     tempered: Floats | None = None
     kept: list[Ints | None] | None = None
 
+    def __getitem__(self, rows: NDArray[np.intp]) -> "Drawn":
+        """Selects rows."""
+        tempered = None if self.tempered is None else self.tempered[rows]
+        return Drawn(self.ids[rows], self.sampled[rows], tempered, None if self.kept is None else [self.kept[row] for row in rows.tolist()])
 
-def draw(
+
+class Launched:
+    """A step's draw that the device computes. ids: [B] int32, for the next step, not read yet. ``read`` waits for it."""
+
+    def __init__(self, ids: mx.array, read: Callable[[], tuple[Drawn, Scores]]):
+        self.ids, self.read = ids, read
+
+
+def launch(
     logits: mx.array,
     parameters: Parameters,
     top: int = 0,
@@ -46,8 +59,8 @@ def draw(
     tempered: bool = False,
     kept: bool = False,
     scored: bool = True,
-) -> tuple[Drawn, Scores]:
-    """Draws one decode step's tokens, with one evaluation: logits [B, V] -> the tokens of B rows, and their scores.
+) -> Launched:
+    """Sends one decode step's draw to the device: logits [B, V] -> the tokens of B rows, and their scores. A CPU has drawn on return.
 
     Scores are under the model's own distribution (temperature 1, before any mask or edit). The tempered logprobs of rows at temperature 1
     or 0 equal them to the bit. Without ``scored``, the logprobs sampled from take their place: greedy rows then need no sums. Raises
@@ -57,36 +70,45 @@ def draw(
     if parameters.allowed is not None:
         parameters.allowed.check(*logits.shape)
     own = (parameters.temperature == 0) | (parameters.temperature == 1)
-    draw_now = _draw_on_cpu if on_cpu_path() else _draw_on_device
-    drawn, scores = draw_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
-    if tempered:
+    launch_now = _launch_on_cpu if on_cpu_path() else _launch_on_device
+    launched = launch_now(logits, parameters, top, stats, tempered and not own.all(), kept, scored)
+    if not tempered:
+        return launched
+
+    def read() -> tuple[Drawn, Scores]:
+        drawn, scores = launched.read()
         drawn.tempered = scores.logprobs if drawn.tempered is None else np.where(own, scores.logprobs, drawn.tempered)
-    return drawn, scores
+        return drawn, scores
+
+    return Launched(launched.ids, read)
 
 
-def _draw_on_cpu(
-    logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
-) -> tuple[Drawn, Scores]:
-    """``draw`` by the library or NumPy, on a view of the logits."""
+def _launch_on_cpu(logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool) -> Launched:
+    """``launch`` by the library or NumPy, on a view of the logits."""
     logits = logits.astype(mx.float32)
     mx.eval(logits)
     x = np.array(logits, copy=False)
     masks = None if parameters.allowed is None else grammar_mask.masked_rows(parameters.allowed, len(x))
     sums = logprobs.softmax_sums(x, masks) if scored else None
     drawn = on_cpu(x, parameters, tempered, kept, sums)
-    return drawn, logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
+    scores = logprobs.on_cpu(x, drawn.ids, top, stats, sums=sums) if scored else Scores(drawn.sampled)
+    return Launched(mx.array(drawn.ids), lambda: (drawn, scores))
 
 
-def _draw_on_device(
+def _launch_on_device(
     logits: mx.array, parameters: Parameters, top: int, stats: bool, tempered: bool, kept: bool, scored: bool
-) -> tuple[Drawn, Scores]:
-    """``draw`` by mx's ops, evaluated at once."""
+) -> Launched:
+    """``launch`` by mx's ops, sent at once."""
     ids, sampled, under, left = reference(logits, parameters, tempered, kept)
     parts = logprobs.reference(logits, ids, top, stats) if scored else (sampled,)
-    mx.eval(*(p for p in (ids, sampled, under, left, *parts) if p is not None))
-    sets = None if left is None else _ids_of(np.array(left), parameters)
-    drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
-    return drawn, Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+    mx.async_eval(*(p for p in (ids, sampled, under, left, *parts) if p is not None))
+
+    def read() -> tuple[Drawn, Scores]:
+        sets = None if left is None else _ids_of(np.array(left), parameters)
+        drawn = Drawn(np.array(ids), np.array(sampled), None if under is None else np.array(under), sets)
+        return drawn, Scores(*(None if p is None else np.array(p) for p in parts))  # pyright: ignore[reportArgumentType]
+
+    return Launched(ids, read)
 
 
 def _ids_of(left: NDArray[np.bool_], p: Parameters) -> list[Ints | None]:

@@ -78,6 +78,7 @@ class _CheckedModel:
             features,
             static=config.deterministic,
             logit_bytes=LOGIT_BYTES[backend.device_name()],
+            ahead=not backend.on_cpu_path(),
             adapters=self.model.adapters,
         )
         if self.scoring is None:  # prompts may come in several calls all the same

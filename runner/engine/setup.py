@@ -40,11 +40,11 @@ class BatchFeatures:
 class Setup:
     """A model and how it is run.
 
-    The model brings ``model``, ``vocabulary`` (the width V of its logits) and ``adapters``, which puts other weights on it.
-    The job brings ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its
-    rows until all are done) and ``prefix_cache`` (keeps shared prefixes for later runs). The device brings ``logit_bytes``, the most
-    that the float32 logits read at once may take. The checks bring ``features``, and ``head``, the model split in two (None: not).
-    kv: how cached keys and values are quantized; None: not at all.
+    The model brings ``model``, ``vocabulary`` (the width V of its logits) and ``adapters``, which puts other weights on it. The job brings
+    ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its rows until all are
+    done) and ``prefix_cache`` (keeps shared prefixes for later runs). The device brings ``logit_bytes``, the most that the float32 logits
+    read at once may take, and ``ahead``: a decode step is sent before the last one is read. The checks bring ``features``, and ``head``,
+    the model split in two (None: not). kv: how cached keys and values are quantized; None: not at all.
     positions: the most tokens that a row can have, where the model has a table of them. dimensions: of a pooling model's vectors.
     """
 
@@ -55,6 +55,7 @@ class Setup:
     features: BatchFeatures
     static: bool = False
     logit_bytes: int = 32 << 20
+    ahead: bool = False
     head: Head | None = None
     prefix_cache: PrefixCache | None = None
     adapters: Adapters | None = None

@@ -58,15 +58,15 @@ class Active:
 class Slots:
     """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept for each token.
 
-    ``count`` [R] tokens generated, ``last`` [R] the newest token (before the first: the prompt's last), ``limit`` [R].
-    ``special`` [R] marks rows that must be looked at after each token: they have a guide, stop strings, stop ids of their own, or a
-    fault. ``guided`` [R] marks those with a guide.
+    ``sent`` [R] steps that a row has taken part in, ``count`` [R] tokens of these that are read, ``limit`` [R]. ``done`` [R] marks rows
+    whose outcome is out. ``special`` [R] marks rows that must be looked at after each token: they have a guide, stop strings, stop ids
+    of their own, or a fault. ``guided`` [R] marks those with a guide; ``follows`` [R] those whose draw depends on the tokens before it.
     """
 
     def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
         self.active: list[Active | None] = [None] * rows
-        self.count, self.limit, self.last = (np.zeros(rows, np.int32) for _ in range(3))
-        self.special, self.guided, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(4))
+        self.sent, self.count, self.limit = (np.zeros(rows, np.int32) for _ in range(3))
+        self.done, self.special, self.guided, self.follows, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(6))
         self._top, self._stats, self._tempered, self._width = top, stats, tempered, 0
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
             np.zeros(rows, np.float32) for _ in range(6)
@@ -82,6 +82,11 @@ class Slots:
         """Lists the free slots."""
         return [slot for slot, row in enumerate(self.active) if row is None]
 
+    @property
+    def under_way(self) -> list[tuple[int, Active]]:
+        """Lists the slots whose rows have not ended, with these."""
+        return [(slot, row) for slot, row in enumerate(self.active) if row is not None and not self.done[slot]]
+
     def row(self, slot: int) -> Active:
         """Returns the row that holds a slot."""
         row = self.active[slot]
@@ -92,9 +97,10 @@ class Slots:
         """Gives a free slot to a row that has generated nothing yet."""
         s = row.sampling
         self.active[slot] = row
-        self.count[slot], self.limit[slot], self.last[slot] = 0, s.max_tokens, row.request.prompt.ids[-1]
+        self.sent[slot], self.count[slot], self.limit[slot], self.done[slot] = 0, 0, s.max_tokens, False
         self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
         self.guided[slot] = row.guide is not None
+        self.follows[slot] = row.guide is not None or s.penalties or s.dry_multiplier > 0
         self.special[slot] = bool(s.stop_token_ids) or row.stopper is not None or row.fault is not None or row.guide is not None
         self._temperature[slot], self._top_k[slot], self._top_p[slot], self._min_p[slot] = s.temperature, s.top_k, s.top_p, s.min_p
         self._typical_p[slot], self._xtc_probability[slot], self._xtc_threshold[slot] = s.typical_p, s.xtc_probability, s.xtc_threshold
@@ -108,6 +114,10 @@ class Slots:
         """Frees a slot."""
         self.active[slot] = None
 
+    def clear(self) -> None:
+        """Frees all slots."""
+        self.active = [None] * len(self.active)
+
     def generated(self, slot: int) -> tuple[Drawn, Scores]:
         """Returns the N tokens that a slot's row has generated, and their scores."""
         n = int(self.count[slot])
@@ -118,7 +128,7 @@ class Slots:
 
     def parameters(self, order: Index, eos: NDArray[np.int32], allowed: Allowed | None = None) -> Parameters:
         """Returns the next step's parameters of the rows in ``order`` [B]. ``allowed``: the masks of those under a grammar."""
-        column = self.count[order] % DRAWS
+        column = self.sent[order] % DRAWS
         for slot in order[self.sampled[order] & (column == 0)]:
             raw = self.row(slot).stream.random_raw(DRAWS)
             self._uniforms[slot] = (raw >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
@@ -147,7 +157,7 @@ class Slots:
         repeated: list[tuple[int, NDArray[np.int32], NDArray[np.float32]]] = []
         for at in np.flatnonzero(self._edited[order]).tolist():
             slot = int(order[at])
-            row, n = self.row(slot), int(self.count[slot])
+            row, n = self.row(slot), int(self.sent[slot])
             s = row.sampling
             if n < s.min_tokens:
                 own = np.array(s.stop_token_ids, np.int32)
@@ -185,7 +195,6 @@ class Slots:
         for slot, token in zip(order.tolist(), drawn.ids.tolist(), strict=True):
             if (repetition := self.row(slot).repetition) is not None:
                 repetition.push(token)
-        self.last[order] = drawn.ids
         self.count[order] += 1
 
     def _widen(self, width: int) -> None:

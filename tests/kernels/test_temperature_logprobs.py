@@ -119,7 +119,7 @@ def test_both_versions_agree_at_a_large_vocabulary():
 
 def test_at_temperature_one_and_zero_they_are_the_models_own_to_the_bit():
     rows = [Sampling(temperature=t, top_p=0.8) for t in (1.0, 0.0, 0.7)]
-    drawn, scores = sampling.draw(mx.array(np.tile(LOGITS, (3, 1))), parameters(rows, [0.4] * 3), 0, False, tempered=True)
+    drawn, scores = sampling.launch(mx.array(np.tile(LOGITS, (3, 1))), parameters(rows, [0.4] * 3), 0, False, tempered=True).read()
     assert drawn.tempered is not None
     assert drawn.tempered[:2].tolist() == scores.logprobs[:2].tolist()
     assert abs(float(drawn.tempered[2] - scores.logprobs[2])) > 1e-3
@@ -128,5 +128,5 @@ def test_at_temperature_one_and_zero_they_are_the_models_own_to_the_bit():
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_figures_not_asked_for_are_not_computed(temperature: float):
     p = parameters([Sampling(temperature=temperature, top_k=2)] * 2, [0.1, 0.9])
-    drawn, _ = sampling.draw(mx.array(np.tile(LOGITS, (2, 1))), p, 0, False)
+    drawn, _ = sampling.launch(mx.array(np.tile(LOGITS, (2, 1))), p, 0, False).read()
     assert (drawn.tempered, drawn.kept) == (None, None)

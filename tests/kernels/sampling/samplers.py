@@ -27,12 +27,12 @@ def by_specification(x: Floats, p: Parameters) -> Drawn:
     """Draws as Metal and CUDA do, with all figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampling, "on_cpu_path", lambda: False)
-        return sampling.draw(mx.array(x), p, tempered=True, kept=True)[0]
+        return sampling.launch(mx.array(x), p, tempered=True, kept=True).read()[0]
 
 
 def by_library(x: Floats, p: Parameters) -> Drawn:
     """Draws as a CPU does."""
-    return sampling.draw(mx.array(x), p, tempered=True, kept=True)[0]
+    return sampling.launch(mx.array(x), p, tempered=True, kept=True).read()[0]
 
 
 def by_numpy(x: Floats, p: Parameters) -> Drawn:

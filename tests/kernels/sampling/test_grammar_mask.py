@@ -158,7 +158,7 @@ def test_scores_stay_the_models_own(monkeypatch: pytest.MonkeyPatch, device: str
     x = rng.normal(0, 2, (3, 90)).astype(np.float32)
     allowed = packed([0, 2], rng.random((2, 90)) < 0.2)
     p = parameters([s] * 3, [0.2, 0.5, 0.8], allowed=allowed)
-    drawn, scores = sampling.draw(mx.array(x), p, top=4, stats=True, tempered=True)
+    drawn, scores = sampling.launch(mx.array(x), p, top=4, stats=True, tempered=True).read()
     own = logprobs.score(mx.array(x), drawn.ids, 4, True)
     for name in ("logprobs", "top_logprobs", "entropies"):
         np.testing.assert_allclose(getattr(scores, name), getattr(own, name), rtol=0, atol=1e-6)
@@ -179,7 +179,7 @@ def test_the_three_ways_agree_at_a_large_vocabulary(s: Sampling, scored: bool):
     x[:, -v % 32 :: 7] += 4
     marks = np.stack([rng.random(v) < 0.9, rng.random(v) < 0.001, np.arange(v) > v - 3])
     p = parameters([s] * 4, rng.random(4, np.float32), allowed=packed([0, 1, 3], marks))
-    found = sampling.draw(mx.array(x), p, kept=True, scored=scored)[0]
+    found = sampling.launch(mx.array(x), p, kept=True, scored=scored).read()[0]
     for truth in (by_numpy(x, p), by_specification(x, p)):
         np.testing.assert_array_equal(found.ids, truth.ids)
         np.testing.assert_allclose(found.sampled, truth.sampled, rtol=0, atol=1e-5)
@@ -217,7 +217,7 @@ def test_the_best_allowed_id_is_found_in_whatever_part_of_a_row(s: Sampling, sco
     x[0, 7], x[1, 1099], x[2, [259, 1050]], x[3, 700], x[4, 3] = 60, 60, 60, np.nan, np.nan
     x[4, 1050], marks[4, 3] = 60, False
     marks[1, 1099] = True
-    drawn, _ = sampling.draw(mx.array(x), parameters([s] * 5, [0.1] * 5, allowed=packed([0, 1, 2, 3, 4], marks)), scored=scored)
+    drawn, _ = sampling.launch(mx.array(x), parameters([s] * 5, [0.1] * 5, allowed=packed([0, 1, 2, 3, 4], marks)), scored=scored).read()
     assert drawn.ids[[0, 1, 2, 4]].tolist() == [7, 1099, 259, 1050]
     assert np.isnan(drawn.sampled).tolist() == [False, False, False, True, False]
 

@@ -314,15 +314,15 @@ def test_a_row_of_nan_does_not_touch_other_rows(sampler: Sampler, s: Sampling):
     np.testing.assert_array_equal(ids[fine], alone)
     np.testing.assert_array_equal(under[fine], under_alone)
     assert ((ids >= 0) & (ids < len(LOGITS))).all()
-    _, scores = sampling.draw(mx.array(x), parameters([s] * 4, u), 2, True)
+    _, scores = sampling.launch(mx.array(x), parameters([s] * 4, u), 2, True).read()
     np.testing.assert_array_equal(np.isnan(scores.logprobs), [False, True, True, False])
 
 
 def test_greedy_rows_that_are_not_scored_take_no_sums(monkeypatch: pytest.MonkeyPatch):
     logits, greedy = mx.random.normal((3, 500)), parameters([Sampling(temperature=0.0)] * 3, [0.5] * 3)
-    scored, _ = sampling.draw(logits, greedy)
+    scored, _ = sampling.launch(logits, greedy).read()
     monkeypatch.setattr(logprobs, "softmax_sums", lambda x: pytest.fail("nobody asked for it"))  # pyright: ignore[reportUnknownLambdaType]
-    drawn, scores = sampling.draw(logits, greedy, scored=False)
+    drawn, scores = sampling.launch(logits, greedy, scored=False).read()
     np.testing.assert_array_equal(drawn.ids, scored.ids)
     np.testing.assert_array_equal(scores.logprobs, drawn.sampled)
 
@@ -332,7 +332,7 @@ def test_draw_gives_model_logprobs_and_sampled_logprobs():
     n = 50
     edits = edits_of(s, n, PROMPT, COMPLETION, EOS)
     x = np.tile(LOGITS, (n, 1))
-    drawn, scores = sampling.draw(mx.array(x), parameters([s] * n, uniforms(n, seed=4), edits), top=2, stats=True)
+    drawn, scores = sampling.launch(mx.array(x), parameters([s] * n, uniforms(n, seed=4), edits), top=2, stats=True).read()
     ids, under = drawn.ids, drawn.sampled
     own, under_all = distribution(LOGITS.tolist(), PLAIN), distribution(edited(LOGITS.tolist(), s, PROMPT, COMPLETION, EOS), s)
     np.testing.assert_allclose(scores.logprobs, np.log(own[ids]), rtol=0, atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 from mlx_bulk.runner.checks.decode_check import batch_difference
 from mlx_bulk.runner.checks.padding_probe import Way
 from mlx_bulk.runner.checks.trial import SingleRows
+from mlx_bulk.runner.engine import decode_batch
 from mlx_bulk.runner.engine import engine as engines
 from mlx_bulk.runner.layers import kv_cache as caching
 from mlx_bulk.runner.layers import network as calls
@@ -73,6 +74,7 @@ def test_rows_join_leave_and_fork_and_prompts_come_in_calls(monkeypatch: pytest.
     extend = caching.KVCache.merge([caching.KVCache()]).extend.__func__  # pyright: ignore[reportFunctionMemberAccess]
     monkeypatch.setattr(type(caching.KVCache.merge([caching.KVCache()])), "extend", extending)
     monkeypatch.setattr(engines, "select", selecting)
+    monkeypatch.setattr(decode_batch, "select", selecting)
     monkeypatch.setattr(engines, "fork_caches", forking)
     monkeypatch.setattr(calls, "set_call_lengths", calling)
     assert difference(build("llama"), way) <= ALLOWED

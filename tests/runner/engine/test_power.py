@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mlx_bulk.kernels import logprobs
 from mlx_bulk.kernels.logprobs import Scores
-from mlx_bulk.kernels.sampling.draw import Drawn, draw
+from mlx_bulk.kernels.sampling.draw import Launched, launch
 from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.outcomes import Generated
-from mlx_bulk.runner.engine import engine
+from mlx_bulk.runner.engine import decode_batch
 from mlx_bulk.runner.layers import logit_scores
 from mlx_bulk.runner.layers.kv_cache import make_caches
 from numpy.typing import NDArray
@@ -101,10 +101,11 @@ def test_targets_of_the_echo_shifted_by_one_fail(monkeypatch: pytest.MonkeyPatch
 
 
 def test_targets_of_decode_shifted_by_a_row_fail(monkeypatch: pytest.MonkeyPatch):
-    def shifted(logits: mx.array, parameters: Parameters, top: int, stats: bool, *more: bool) -> tuple[Drawn, Scores]:
-        drawn, _ = draw(logits, parameters, top, stats, *more)
-        return drawn, logprobs.score(logits, np.roll(drawn.ids, 1), top, stats)
+    def shifted(logits: mx.array, parameters: Parameters, top: int, stats: bool, *more: bool) -> Launched:
+        launched = launch(logits, parameters, top, stats, *more)
+        drawn, _ = launched.read()
+        return Launched(launched.ids, lambda: (drawn, logprobs.score(logits, np.roll(drawn.ids, 1), top, stats)))
 
-    monkeypatch.setattr(engine, "draw", shifted)
+    monkeypatch.setattr(decode_batch, "launch", shifted)
     with pytest.raises(AssertionError):
         assert_decode_is_echo(build("llama"), PROMPTS, outcomes(build("llama")))

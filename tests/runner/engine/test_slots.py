@@ -19,6 +19,7 @@ def active(sampling: Sampling, seed: int = 0, prompt: tuple[int, ...] = (3, 1, 3
 def write(slots: Slots, order: list[int], ids: list[int]) -> None:
     floats = np.array(ids, np.float32)
     scores = Scores(-floats, ranks=np.array(ids, np.int32), entropies=floats)
+    slots.sent[order] += 1
     slots.write(np.array(order), Drawn(np.array(ids, np.int32), floats * np.float32(0.5)), scores)
 
 
@@ -78,7 +79,7 @@ def test_tables_grow_and_a_reused_slot_starts_afresh():
     slots.leave(0)
     assert slots.free == [0, 1]
     slots.enter(0, active(Sampling(), prompt=(8, 9)))
-    assert (slots.count[0], slots.last[0], slots.limit[0]) == (0, 9, 256)
+    assert (slots.sent[0], slots.count[0], slots.limit[0]) == (0, 0, 256)
     assert slots.generated(0)[0].ids.tolist() == []
     assert ids.tolist() == list(range(300))  # what was handed out is the caller's own
 
