@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from ...kernels.sampling.draw import Launched, launch
 from ..core.guide import Guide
 from ..core.outcomes import Failure, Generated, Outcome
+from ..core.progress import Progress
 from ..layers.kv_cache import Caches, select
 from ..scheduler.admission import may_leave
 from ..scheduler.limits import Load
-from .progress import Progress
 from .setup import Setup
 from .slots import Active, Index, Slots, step_masks
 

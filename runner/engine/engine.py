@@ -17,6 +17,7 @@ import numpy as np
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
 from ..core.outcomes import Failure, Outcome
+from ..core.progress import Progress
 from ..core.requests import Request, Sample, Sampling
 from ..layers.kv_cache import fork_caches, select
 from ..models.device_memory import is_out_of_memory
@@ -28,7 +29,6 @@ from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .prefill import Prefilled, prefill
 from .prefix_kv import PrefixKV
-from .progress import Progress
 from .setup import Setup
 from .slots import Active, Stopper
 

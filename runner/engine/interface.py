@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from ..core.outcomes import Outcome
-from .progress import Progress
+from ..core.progress import Progress
 
 Asked = TypeVar("Asked")
 

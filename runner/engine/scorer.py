@@ -20,6 +20,7 @@ from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
 from ..core.outcomes import Failure, Outcome
+from ..core.progress import Progress
 from ..core.requests import Ids, ScoreRequest
 from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
@@ -31,7 +32,6 @@ from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
 from .partial_scores import PartialScores
 from .prefill import call_tokens
-from .progress import Progress
 from .setup import Setup
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from ...configs.errors import BulkError
 from ...configs.schema import JobConfig
 from ..core.outcomes import Failure, Generated
+from ..core.progress import Progress
 from ..core.requests import AnyRequest, Request, Row, Sample
 from ..data.reader import read_rows
 from ..engine.interface import EngineInterface
-from ..engine.progress import Progress
 from ..engine.setup import Setup
 from ..models.model_pool import ModelPool
 from ..pipeline.loading import load_models

@@ -7,7 +7,7 @@ import logging
 import threading
 from time import monotonic
 
-from ..engine.progress import Activity
+from ..core.progress import Activity
 
 log = logging.getLogger("mlx_bulk")
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ..engine.progress import Progress
+from ..core.progress import Progress
 from ..models.device_memory import peak_bytes
 from ..runs.throughput import Counts, Pace
 

@@ -20,13 +20,13 @@ from ...configs.schema import JobConfig
 from ...kernels import backend
 from ..core.host_process import HostProcess, Orders
 from ..core.outcomes import Outcome
+from ..core.progress import Progress
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout, window_shards
 from ..data.reader import read_rounds
 from ..data.scan import SCAN_FILE, accept_stdin
 from ..data.spooled_stdin import drop_spooled, reads_stdin
 from ..engine.interface import EngineInterface
-from ..engine.progress import Progress
 from ..files.disk_space import require_room, room_on
 from ..files.file_stamp import sha256 as file_sha256
 from ..models.device_memory import peak_bytes, shortage_as_error

@@ -15,11 +15,11 @@ from pathlib import Path
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
 from ..core.outcomes import Failure, Generated, Outcome
+from ..core.progress import Progress
 from ..core.requests import Request
 from ..core.shard_layout import Layout
 from ..engine.engine import Engine
 from ..engine.interface import EngineInterface
-from ..engine.progress import Progress
 from ..engine.reference_logprobs import SHARE, Finished, Reference
 from ..engine.setup import Setup
 from ..models.checkpoint import Checkpoint

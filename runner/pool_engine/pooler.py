@@ -15,10 +15,10 @@ from mlx.utils import tree_flatten
 from ..core.arrays import Floats
 from ..core.errors import first_line
 from ..core.outcomes import Failure, Outcome, Pooled
+from ..core.progress import Progress
 from ..core.requests import PoolRequest
 from ..engine.interface import FixedWeights
 from ..engine.oom_backoff import MemoryBackoff
-from ..engine.progress import Progress
 from ..engine.setup import Setup
 from ..models.device_memory import is_out_of_memory
 from ..scheduler.limits import Limits

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
+from mlx_bulk.runner.core.progress import Progress
 from mlx_bulk.runner.core.requests import Request, Sampling, ScoreRequest
-from mlx_bulk.runner.engine.progress import Progress
 from mlx_bulk.runner.engine.scorer import Scorer
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.estimate.forecast import Work, decoding_work, pooling_work, scoring_work, separate_tokens

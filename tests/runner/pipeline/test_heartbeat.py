@@ -3,7 +3,7 @@
 from time import monotonic
 
 import pytest
-from mlx_bulk.runner.engine.progress import Progress
+from mlx_bulk.runner.core.progress import Progress
 from mlx_bulk.runner.pipeline import heartbeat
 from mlx_bulk.runner.pipeline.heartbeat import Heartbeat
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.engine.progress import Progress
+from mlx_bulk.runner.core.progress import Progress
 from mlx_bulk.runner.pipeline import progress_display
 from mlx_bulk.runner.pipeline.progress_display import Show, Watch
 from mlx_bulk.runner.runs.throughput import Counts

@@ -1,0 +1,114 @@
+"""Tests decoding one step ahead on the path of Metal and CUDA: the records are those of decoding step by step."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from mlx_bulk.kernels import logprobs
+from mlx_bulk.kernels.sampling import draw
+from mlx_bulk.runner.core.logprob_options import LogprobOptions
+from mlx_bulk.runner.core.outcomes import Generated, Outcome
+from mlx_bulk.runner.core.requests import Request, Sampling
+from mlx_bulk.runner.engine import decode_batch
+from mlx_bulk.runner.engine.setup import Setup
+
+from ..support.tiny import build, prompts_of
+from ..support.tiny_runs import engine_of, outcomes_of, request, setup_of
+
+WANTED = LogprobOptions(echo=True, top=3, stats=True, tempered=True, kept=True)
+SAMPLINGS = {
+    "greedy": Sampling(max_tokens=9, temperature=0.0),
+    "sampled": Sampling(max_tokens=9, temperature=0.8, top_p=0.9),
+    "top_k": Sampling(max_tokens=9, temperature=1.3, top_k=7),
+    "penalties": Sampling(max_tokens=9, temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.2),
+    "dry": Sampling(max_tokens=9, temperature=0.0, dry_multiplier=0.8, dry_allowed_length=1),
+    "at least": Sampling(max_tokens=9, temperature=0.9, min_tokens=4, stop_token_ids=(3, 5, 8)),
+    "xtc": Sampling(max_tokens=9, temperature=0.9, xtc_probability=0.5, xtc_threshold=0.05),
+}
+
+
+@pytest.fixture
+def generic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU draws and scores by mlx's operations, as Metal and CUDA do."""
+    for module in (draw, logprobs):
+        monkeypatch.setattr(module, "on_cpu_path", lambda: False)
+
+
+def asked(sampling: Sampling, samples: int = 2) -> list[Request]:
+    """Requests whose rows end at unlike steps, with several samples each."""
+    rows = enumerate(prompts_of())
+    return [request(i, ids, replace(sampling, max_tokens=1 + (5 * i) % 11), seeds=[10 * i + k for k in range(samples)]) for i, ids in rows]
+
+
+def figures(outcome: Outcome) -> list[Any]:
+    assert isinstance(outcome, Generated), outcome
+    held = [outcome.ids, outcome.sampled_logprobs, outcome.tempered_logprobs, outcome.finish_reason, outcome.stop_reason]
+    for scores in (outcome.scores, outcome.echo):
+        held += [] if scores is None else [getattr(scores, name) for name in scores.__slots__]
+    return [*held, *(outcome.kept_ids or ())]
+
+
+def assert_same(setup: Setup, requests: list[Request], eos: tuple[int, ...] = (), atol: float = 0.0) -> None:
+    here, ahead = (outcomes_of(replace(setup, ahead=on), requests, eos) for on in (False, True))
+    assert len(here) == len(ahead) == sum(len(r.samples) for r in requests)
+    for one, other in zip(here, ahead, strict=True):
+        assert (one.row, figures(one)[3:5]) == (other.row, figures(other)[3:5])
+        for mine, theirs in zip(figures(one), figures(other), strict=True):
+            if isinstance(mine, np.ndarray):
+                np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol if mine.dtype == np.float32 else 0)
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_static_batches_give_the_same_bits(name: str):
+    """Their rows stay together, so that each step has the same shape."""
+    assert_same(setup_of(build("llama"), wanted=WANTED, static=True), asked(SAMPLINGS[name]), eos=(4, 9))
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("way", ["padded", "exact", "alone"])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_rows_that_leave_and_join_give_the_same(name: str, way: str):
+    """Rows leave a step later, and so a product has other rows beside them: the last bits may differ, as they do between batch sizes."""
+    assert_same(setup_of(build("llama"), way, wanted=WANTED), asked(SAMPLINGS[name]), eos=(4, 9), atol=1e-4)
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("name", ["gemma3_text", "mamba2"])
+def test_windows_and_recurrent_states_give_the_same(name: str):
+    assert_same(setup_of(build(name), wanted=WANTED), asked(SAMPLINGS["sampled"]), eos=(4, 9), atol=1e-4)
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("name", ["greedy", "penalties"])
+def test_a_step_is_sent_before_the_one_before_is_read(monkeypatch: pytest.MonkeyPatch, name: str):
+    events: list[str] = []
+    launch = decode_batch.launch
+
+    def launching(*arguments: Any) -> draw.Launched:
+        launched = launch(*arguments)
+        events.append("send")
+        return draw.Launched(launched.ids, lambda: (events.append("read"), launched.read())[1])
+
+    monkeypatch.setattr(decode_batch, "launch", launching)
+    engine = engine_of(replace(setup_of(build("llama")), ahead=True))
+    windows = iter([[request(0, [1, 2, 3], replace(SAMPLINGS[name], max_tokens=4))]])
+    assert len(list(engine.run(lambda wait: next(windows, None)))) == 1
+    after_another = ["send", *["send", "read"] * 3, "read"] if name == "greedy" else ["send", "read"] * 4
+    assert events == after_another  # 4 steps for 4 tokens: a row at its limit takes no further one
+
+
+@pytest.mark.usefixtures("generic")
+def test_memory_that_runs_out_in_flight_loses_no_row_and_repeats_none(monkeypatch: pytest.MonkeyPatch):
+    truth = outcomes_of(setup_of(build("llama")), asked(SAMPLINGS["sampled"]))
+    launch, calls = decode_batch.launch, iter(range(1000))
+
+    def tight(*arguments: Any) -> draw.Launched:
+        if next(calls) in (3, 20):
+            raise RuntimeError("[malloc] Unable to allocate 1000 bytes.")
+        return launch(*arguments)
+
+    monkeypatch.setattr(decode_batch, "launch", tight)
+    found = outcomes_of(replace(setup_of(build("llama")), ahead=True), asked(SAMPLINGS["sampled"]))
+    assert [(one.row, figures(one)[0].tolist()) for one in found] == [(one.row, figures(one)[0].tolist()) for one in truth]
