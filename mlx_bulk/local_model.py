@@ -75,6 +75,9 @@ class BatchOptions(TypedDict, total=False):
     rows_per_shard: int
     prefix_cache: str | None
     deterministic: bool
+    kv_bits: Literal[4, 8] | None
+    kv_group: Literal[32, 64, 128]
+    kv_start: int
 
 
 class Model:
@@ -169,6 +172,8 @@ class Model:
             "logprobs": _logprobs(logprobs),
         }
         require_progress(progress)
+        batch = as_mapping(self._values["batch"], "batch", '{"memory": 0.4}')
+        values["batch"] = {key: value for key, value in batch.items() if not key.startswith("kv_")}  # scores are in full precision
         config = self._model.checked({**self._values, **values, "on_error": on_error}, ScoreConfig)
         done = self._model.run(config, ScoreJob, {"text": rows}, progress)
         return [score_result(text, *done.of(position)) for position, text in enumerate(rows)]
@@ -215,7 +220,7 @@ def load(
 
     path: "demo", a local folder or a hub id. adapter: a LoRA or DoRA adapter in mlx-lm's format. chat_template: the path of one, or the
     template itself. batch: ``{"memory": 0.4}`` takes 40 % of the device's memory, ``{"deterministic": True}`` makes results the same to
-    the bit; see ``batch`` in docs/config.md.
+    the bit, ``{"kv_bits": 8}`` generates with quantized keys and values, and scores without; see ``batch`` in docs/config.md.
 
     Raises BulkError: ConfigError for arguments that are wrong, ModelError for a model that cannot be loaded, OutOfRoom for one that
     memory does not hold.

@@ -232,3 +232,11 @@ def test_an_adapter_is_on_the_model(bench: Bench, model: Path) -> None:
     plain = bench.run("--overwrite", rows=ROWS)
     assert [result.outputs[0].ids.tolist() for result in adapted] == done.table["completion_ids"].to_pylist()
     assert done.table["completion_ids"] != plain.table["completion_ids"]
+
+
+def test_quantized_keys_and_values_change_completions_logprobs_and_no_scores() -> None:
+    text = "What is 2 + 2? It is 4, as everybody knows."
+    plain, quantized = mlx_bulk.load("demo"), mlx_bulk.load("demo", batch={"kv_bits": 4, "kv_group": 32})
+    np.testing.assert_allclose(quantized.score([text])[0].logprobs[1:], plain.score([text])[0].logprobs[1:], rtol=0, atol=1e-5)
+    one, other = (each.generate([text], max_tokens=4, temperature=0.0)[0].outputs[0].logprobs for each in (plain, quantized))
+    assert not np.array_equal(one, other)

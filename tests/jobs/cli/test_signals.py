@@ -25,7 +25,7 @@ PATIENCE = 60.0  # seconds after which a test that waits for a process has faile
 SOON = 0.2  # of grace, where the test is not about how long it is
 
 BLOCKING = Path(__file__).parents[1] / "support" / "blocking_rewards.py"
-STEP = "mlx_bulk.runner.engine.engine:Engine._step"
+STEP = "mlx_bulk.runner.engine.decode_batch:DecodeBatch.step"
 ROWS: list[Record] = [{"q": "word " * (1 + 7 * row % 13)} for row in range(24)]
 JOB: dict[str, Any] = {"batch": {"rows": 4, "rows_per_shard": 64}, "output": {"fsync_seconds": 3600}}
 

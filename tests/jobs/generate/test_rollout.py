@@ -130,9 +130,9 @@ def test_a_row_that_cannot_be_done_is_an_error_once_a_round(bench: Bench):
 
 def test_one_sample_that_fails_takes_its_group_with_it(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     from mlx_bulk.runner.core.outcomes import Failure
-    from mlx_bulk.runner.engine import engine as engines
+    from mlx_bulk.runner.engine.decode_batch import DecodeBatch
 
-    real = engines.Engine._ended  # pyright: ignore[reportPrivateUsage]
+    real = DecodeBatch._ended  # pyright: ignore[reportPrivateUsage]
 
     def ended(self: Any, slot: int, token: int, bad: bool) -> Any:
         outcome = real(self, slot, token, bad)
@@ -140,7 +140,7 @@ def test_one_sample_that_fails_takes_its_group_with_it(bench: Bench, monkeypatch
             return Failure(outcome.row, None, outcome.index, "generate", "NotANumber", "NaN among the logits", "")
         return outcome
 
-    monkeypatch.setattr(engines.Engine, "_ended", ended)
+    monkeypatch.setattr(DecodeBatch, "_ended", ended)
     done = roll(bench, data={"key": "id"})
     assert done.code == 3
     assert list(groups(done.records)) == [(0, row) for row in (0, 1, 2, 4)]
