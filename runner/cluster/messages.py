@@ -1,0 +1,188 @@
+"""The messages between a driver and its workers, and how they travel: as dicts of plain values, one key a field.
+
+To a worker go rows and the description of the run as pickles: a worker does what its driver says, code included. The other way go
+plain values alone, and each is checked here, so that nothing that a worker sends is ever unpickled.
+"""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
+
+from pydantic import TypeAdapter, ValidationError
+
+Place = tuple[int, int]  # a row's position, and a sample of it or WHOLE (see shard_ledger)
+
+
+@dataclass(slots=True, frozen=True)
+class RunOffer:
+    """Asks a worker to make itself ready for a run. run: hex digest that names it. description: a pickled ``RunDescription``."""
+
+    run: str
+    description: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class Lease:
+    """Rows for a worker to do. rows: a pickled list of ``Row`` and ``BadRow`` in order. recorded: what of them is recorded already.
+
+    shard: all its rows lie in it. alone: the engine runs nothing else beside these rows.
+    """
+
+    run: str
+    lease: str
+    shard: int
+    rows: bytes
+    recorded: tuple[Place, ...] = ()
+    alone: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class Ack:
+    """Frames that the driver has taken or will never take: the worker forgets them. number: the last one of them."""
+
+    run: str
+    number: int
+
+
+@dataclass(slots=True, frozen=True)
+class StopRun:
+    """Asks a worker to end its work on the run between two steps and to send what is finished. Its model stays in memory."""
+
+    run: str
+
+
+@dataclass(slots=True, frozen=True)
+class Dismiss:
+    """Asks a worker to end."""
+
+
+@dataclass(slots=True, frozen=True)
+class Hello:
+    """A worker's first message on a connection.
+
+    facts: what ``mlx-bulk status`` shows of it, and what is compared at the door (versions, device, memory). run, leases: what it
+    still works on, for a driver that was started again: the positions of each lease that are not finished.
+    """
+
+    worker: str
+    host: str
+    facts: dict[str, str | int | float | None]
+    run: str | None = None
+    leases: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+
+
+@dataclass(slots=True, frozen=True)
+class Ready:
+    """The worker has loaded the run's models. facts: of the session, as ``sessions.jsonl`` has them, as JSON."""
+
+    run: str
+    facts: str
+
+
+@dataclass(slots=True, frozen=True)
+class RunRefused:
+    """The worker would give other results, or cannot run the job at all. reasons: one line each."""
+
+    run: str
+    reasons: tuple[str, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Begun:
+    """The worker's engine has taken the first rows of a lease."""
+
+    run: str
+    lease: str
+
+
+@dataclass(slots=True, frozen=True)
+class Frame:
+    """A frame of a journal without its header: kind ("R" or "E"), payload (an Arrow IPC stream), and checksum of both."""
+
+    kind: str
+    payload: bytes
+    checksum: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class Frames:
+    """Finished records of one shard. number: counts a worker's messages of this kind in a run, from 1.
+
+    admitted: rows, and how many records or failures each will have in all. resolved: what the frames hold.
+    """
+
+    run: str
+    number: int
+    shard: int
+    admitted: tuple[Place, ...]
+    resolved: tuple[Place, ...]
+    frames: tuple[Frame, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class LeaseDone:
+    """All rows of a lease are finished; their frames came before this message."""
+
+    run: str
+    lease: str
+
+
+@dataclass(slots=True, frozen=True)
+class Figures:
+    """The counts of the worker's engine since it began the run, and bytes of memory at the peak."""
+
+    run: str
+    counts: dict[str, int]
+    doing: str = ""
+
+
+@dataclass(slots=True, frozen=True)
+class EngineDied:
+    """The engine's process has died and is started again. cause, follows: what happened and what comes now, in words."""
+
+    run: str
+    cause: str
+    follows: str
+
+
+@dataclass(slots=True, frozen=True)
+class RunFailed:
+    """The worker cannot go on with the run. kind: the error's class; message: as a user would read it."""
+
+    run: str
+    kind: str
+    message: str
+
+
+ToWorker = RunOffer | Lease | Ack | StopRun | Dismiss
+FromWorker = Hello | Ready | RunRefused | Begun | Frames | LeaseDone | Figures | EngineDied | RunFailed
+Message = ToWorker | FromWorker
+
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*get_args(ToWorker), *get_args(FromWorker))}
+_CHECKS: dict[str, TypeAdapter[Any]] = {}
+
+
+def to_wire(message: Message) -> dict[str, Any]:
+    """Returns a message as a dict of plain values (numbers, texts, bytes, lists, dicts), with its kind."""
+    return {"kind": type(message).__name__, **asdict(message)}
+
+
+def from_wire(wire: dict[str, Any]) -> Message:
+    """Returns the message of a dict that ``to_wire`` made. Raises ValueError for anything else."""
+    kind = wire.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"found a message of kind {kind!r}; expected one of {', '.join(_KINDS)}")
+    values = {key: value for key, value in wire.items() if key != "kind"}
+    known = {each.name for each in fields(_KINDS[kind])}
+    if unknown := values.keys() - known:
+        raise ValueError(f"{kind}: found unknown fields {', '.join(sorted(map(str, unknown)))}")
+    try:
+        return _check(kind).validate_python(values)
+    except ValidationError as error:
+        raise ValueError(f"{kind}: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}") from error
+
+
+def _check(kind: str) -> TypeAdapter[Any]:
+    """Returns what checks the fields of a message. Made at the first use, as it takes some milliseconds."""
+    if kind not in _CHECKS:
+        _CHECKS[kind] = TypeAdapter(_KINDS[kind])
+    return _CHECKS[kind]

@@ -1,0 +1,43 @@
+"""Messages between driver and workers survive the way there, and a wrong one is refused."""
+
+import pytest
+from mlx_bulk.runner.cluster.messages import Ack, Figures, Frame, Frames, Hello, Lease, Message, from_wire, to_wire
+
+
+def plain(value: object) -> object:
+    """What msgpack makes of a value: tuples become lists."""
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Lease("ab", "1-2", 3, b"rows", ((4, 0), (5, -1)), True),
+        Ack("ab", 7),
+        Hello("studio-12-ab", "studio", {"device": "cpu", "memory": 12, "load": 0.5, "gpu": None}, "ab", {"1-2": [4, 5]}),
+        Frames("ab", 1, 0, ((4, 2),), ((4, 0), (4, 1)), (Frame("R", b"\x00\xff", b"sum"),)),
+        Figures("ab", {"generated": 12}, "decoding"),
+    ],
+)
+def test_messages_come_back_as_they_went(message: Message):
+    wire = plain(to_wire(message))
+    assert isinstance(wire, dict)
+    assert from_wire(wire) == message
+
+
+@pytest.mark.parametrize(
+    ("wire", "words"),
+    [
+        ({}, "kind None"),
+        ({"kind": "Pickle", "run": "a"}, "kind 'Pickle'"),
+        ({"kind": "Ack", "run": "ab", "number": 1, "code": "x"}, "unknown fields code"),
+        ({"kind": "Ack", "run": "ab"}, "number"),
+        ({"kind": "Ack", "run": "ab", "number": "one"}, "number"),
+        ({"kind": "Frames", "run": "ab", "number": 1, "shard": 0, "admitted": [], "resolved": [], "frames": [{"kind": "R"}]}, "payload"),
+    ],
+)
+def test_anything_else_is_refused(wire: dict[str, object], words: str):
+    with pytest.raises(ValueError, match=words):
+        from_wire(wire)
