@@ -1,4 +1,4 @@
-"""Parses the command line, and runs a job under signals and a supervisor.
+"""Parses the command line and runs its command.
 
 Knows every command and computes nothing. The entry point is ``mlx_bulk.jobs.cli.main:main``.
 Public: main.

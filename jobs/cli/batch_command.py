@@ -16,11 +16,11 @@ import click
 from ...configs.errors import ConfigError
 from ...runner.data.input_folder import is_input
 from ..openai.endpoints import EMBEDDINGS
+from ..supervision.supervisor_link import Link
 from ..terminal.console import one_line_errors, print_message, set_log
 from .config_commands import plan_text
 from .options import ConfigSource, RepeatableCommand, log_level_option, quiet_option, start_options, typed_words
 from .run_command import RunOptions, run_here, run_supervised
-from .supervisor_link import Link
 
 RUN_FOLDER = "run"  # in the folder of the answers
 

@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from ...runner.core.host_process import HostProcess
+from ..supervision.signals import Stop, interrupted
 from ..terminal.closing_line import continue_command
 from ..terminal.console import one_line_errors, print_message, set_log
 from ..terminal.engine_imports import prepare_mlx
 from .execution import draw_report
 from .options import ConfigSource, RepeatableCommand, config_source, log_level_option, quiet_option, start_options, typed_words
-from .signals import Stop, interrupted
 
 
 @click.command("eval", cls=RepeatableCommand)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...runner.core.host_process import HostProcess
+from ..supervision.signals import Stop
 from ..terminal.closing_line import QUARANTINED, closing_text, continue_command
 from ..terminal.engine_imports import engine_imports
 from .options import ConfigSource
-from .signals import Stop
 
 if TYPE_CHECKING:
     from ...configs.cells import Cell

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 
+from ..supervision.signals import SIGNALS
 from ..terminal.engine_imports import own_process
 from .batch_command import batch
 from .config_commands import init, plan
 from .eval_command import eval_
 from .run_command import run_command
 from .run_folder_commands import compare, export, report, status, verify
-from .signals import SIGNALS
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

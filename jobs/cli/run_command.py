@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...runner.core.host_process import HostProcess, Supervisor
+from ..supervision.signals import Stop, interrupted
+from ..supervision.supervisor_link import Link, report_exit
 from ..terminal.closing_line import continue_command
 from ..terminal.console import one_line_errors, print_message, set_log
 from .execution import RunOutcome, draw_report, run_config
 from .options import ConfigSource, RepeatableCommand, config_source, log_level_option, quiet_option, start_options, typed_words
-from .signals import Stop, interrupted
-from .supervisor_link import Link, report_exit
 
 if TYPE_CHECKING:
     from ...runner.pipeline.progress_display import Show
@@ -82,7 +82,7 @@ def run_command(source: ConfigSource, **values: Any) -> None:
 
 def run_supervised(command: str, words: tuple[str, ...]) -> None:
     """Runs the command in a second process, starts it again when it dies, and exits with its code."""
-    from .supervisor import supervise
+    from ..supervision.supervisor import supervise
 
     with one_line_errors():
         # -P as with the installed script: the working folder is no place to import from.

@@ -1,7 +1,7 @@
 """Runs the command with one function that never returns: it waits in C without Python's lock, like a long step of the model.
 
 A program: ``python blocking_rewards.py SAID WHERE AFTER GRACE run CONFIG …``. SAID: the descriptor that gets a line once it waits.
-WHERE: ``module:name`` to replace. AFTER: records written before. GRACE: ``GRACE_SECONDS`` of jobs/cli/signals.
+WHERE: ``module:name`` to replace. AFTER: records written before. GRACE: ``GRACE_SECONDS`` of jobs/supervision/signals.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any
 
 said, where, after, grace = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1)), float(sys.argv.pop(1))
 
-signals: Any = import_module("mlx_bulk.jobs.cli.signals")
+signals: Any = import_module("mlx_bulk.jobs.supervision.signals")
 signals.GRACE_SECONDS = grace
 cli: Any = import_module("mlx_bulk.jobs.cli.main")
 writer: Any = import_module("mlx_bulk.runner.store.writer")

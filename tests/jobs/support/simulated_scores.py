@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from mlx_bulk.jobs.cli.supervisor_link import Link
+from mlx_bulk.jobs.supervision.supervisor_link import Link
 
 folder, rows, batch, script = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
 link = Link.inherited()

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from mlx_bulk.jobs.cli import supervisor as supervising
-from mlx_bulk.jobs.cli.supervisor import supervise
+from mlx_bulk.jobs.supervision import supervisor as supervising
+from mlx_bulk.jobs.supervision.supervisor import supervise
 from mlx_bulk.runner.core.errors import ModelError
 
 from ...runner.pipeline.test_progress_display import heard
@@ -25,7 +25,7 @@ from ..support.bench import Bench, Record, table_of
 PATIENCE = 60.0  # seconds after which a test that waits for a process has failed
 SIMULATED, ABORTING = (str(Path(__file__).parents[1] / "support" / name) for name in ("simulated_scores.py", "aborting_jobs.py"))
 # Supervises the command behind it, in a process that signals can be sent to.
-SUPERVISOR = "import sys; from mlx_bulk.jobs.cli.supervisor import supervise; sys.exit(supervise(sys.argv[1:]))"
+SUPERVISOR = "import sys; from mlx_bulk.jobs.supervision.supervisor import supervise; sys.exit(supervise(sys.argv[1:]))"
 ROWS: list[Record] = [{"q": "word " * (1 + row % 5)} for row in range(10)]
 
 
@@ -94,7 +94,7 @@ def test_a_single_death_costs_one_start(tmp_path: Path):
 FORKED = """
 import os, signal, sys
 from pathlib import Path
-from mlx_bulk.jobs.cli.supervisor_link import Link
+from mlx_bulk.jobs.supervision.supervisor_link import Link
 
 link = Link.inherited()
 orders = link.orders(Path("run"))
@@ -185,7 +185,9 @@ def test_a_signal_to_all_of_them_is_not_sent_on(tmp_path: Path):
 
 
 def test_a_process_that_does_not_end_is_ended(tmp_path: Path):
-    slow = SUPERVISOR.replace("sys.exit(", "import mlx_bulk.jobs.cli.supervisor as s; s.FORWARD_SECONDS = s.END_SECONDS = 0.1; sys.exit(")
+    slow = SUPERVISOR.replace(
+        "sys.exit(", "import mlx_bulk.jobs.supervision.supervisor as s; s.FORWARD_SECONDS = s.END_SECONDS = 0.1; sys.exit("
+    )
     command = [sys.executable, "-c", slow, *simulated(tmp_path, wait=True, deaf=True)]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -203,7 +205,7 @@ def test_without_its_supervisor_the_process_ends_as_well(tmp_path: Path):
 
 
 def test_the_supervisor_stays_small():
-    code = "import resource, sys; import mlx_bulk.jobs.cli.main, mlx_bulk.jobs.cli.supervisor; print(*sys.modules, sep='\\n')"
+    code = "import resource, sys; import mlx_bulk.jobs.cli.main, mlx_bulk.jobs.supervision.supervisor; print(*sys.modules, sep='\\n')"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"mlx.core", "mlx_lm", "transformers", "datasets", "pyarrow", "numpy", "pydantic"} & set(loaded)
 

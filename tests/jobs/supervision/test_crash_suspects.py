@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mlx_bulk.jobs.cli.crash_suspects import Suspects
+from mlx_bulk.jobs.supervision.crash_suspects import Suspects
 from mlx_bulk.runner.core.errors import ModelError, OutOfRoom
 
 RUN = "/outputs/run"

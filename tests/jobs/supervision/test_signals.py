@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import yaml
-from mlx_bulk.jobs.cli import signals
-from mlx_bulk.jobs.cli.signals import Stop
+from mlx_bulk.jobs.supervision import signals
+from mlx_bulk.jobs.supervision.signals import Stop
 
 from ..support.bench import Bench, Record, table_of
 
