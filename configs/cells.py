@@ -94,6 +94,8 @@ def plain(value: object) -> str:
 
 
 def _base_model(config: SweepConfig, source: str) -> type[JobConfig]:
+    if config.base.get("cluster") is not None:
+        raise ConfigError(f"{source}: base.cluster: expected nothing, since the workers are those of the whole sweep; move it to cluster")
     if "output" in config.base:
         raise ConfigError(f"{source}: base.output: expected nothing, since each cell's folder lies in output.path; remove it")
     job = config.base.get("job")
@@ -132,6 +134,8 @@ def _refuse_keys(keys: Mapping[str, object], place: str, model: type[JobConfig])
             raise ConfigError(f"{place}: job is one for all cells; set base.job, or make another sweep")
         if names[0] == "output":
             raise ConfigError(f"{place}: {key}: a cell's folder lies in the sweep's output.path; remove it")
+        if names[0] == "cluster":
+            raise ConfigError(f"{place}: {key}: the workers are those of the whole sweep; set cluster beside matrix")
         known_setting(names, place, model)
         if above := [other for other in keys if key.startswith(f"{other}.")]:
             raise ConfigError(f"{place}: {key} lies in {above[0]}, which is set as a whole; set one of them")
@@ -154,6 +158,7 @@ def _checked(config: SweepConfig, overrides: Overrides, path: str, model: type[J
     values = cast(Values, copy.deepcopy(config.base))
     for key, value in overrides.items():
         put(values, key.split("."), copy.deepcopy(value), f"{source}: {key}")
+    values["cluster"] = cast(Values | None, config.cluster and config.cluster.model_dump(mode="json"))
     values["output"] = {"path": path, "fsync_seconds": config.output.fsync_seconds}
     made = checked(values, model)
     if not isinstance(made, list) and made.data.path in ("-", ["-"]):

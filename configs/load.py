@@ -32,7 +32,7 @@ _LONG = 120  # characters of an override in messages
 _MAPPING = Path("the config")  # where the settings of a mapping are, in messages
 _PATHS = (
     *("model.path", "model.adapter", "data.path", "prompt.chat_template"),
-    *("score.reference", "score.reference.path", "score.reference.adapter", "batch.prefix_cache", "output.path"),
+    *("score.reference", "score.reference.path", "score.reference.adapter", "batch.prefix_cache", "cluster.tls", "output.path"),
     *("policy.adapter", "policy.watch", "policy.reference"),
 )
 
@@ -44,8 +44,8 @@ def load_config(
 
     source: the path of a YAML file, or a mapping of the same keys (its values may be ``Path`` objects; it is not changed).
     overrides: one string is one override. paths: values by their keys (model.path, data.path, output.path, and data.limit too); in a
-    sweep all but output.path are its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in data.path becomes the path
-    of a shipped file.
+    sweep those of output and cluster are its own, the others its base's. ``~`` and ``${ENV}`` in paths are expanded, and ``demo:NAME`` in
+    data.path becomes the path of a shipped file.
     Raises ConfigError, with one line for each problem. A sweep's base is opened where it is a path; its cells are not checked.
     """
     path = _MAPPING if isinstance(source, Mapping) else Path(source)
@@ -158,7 +158,7 @@ def either(names: Iterable[str]) -> str:
 
 
 def _open_base(values: Values, path: Path) -> None:
-    """Replaces a path in ``base`` by the settings of its file, without the file's own output."""
+    """Replaces a path in ``base`` by the settings of its file, without those that are the sweep's own: output and cluster."""
     base = values.get("base")
     if not isinstance(base, str):
         return
@@ -166,7 +166,7 @@ def _open_base(values: Values, path: Path) -> None:
         file = _expand("base", base)
     except ConfigError as error:
         raise ConfigError(f"{path}: base: {error}") from None
-    values["base"] = {key: value for key, value in read_config(Path(str(file))).items() if key != "output"}
+    values["base"] = {key: value for key, value in read_config(Path(str(file))).items() if key not in ("output", "cluster")}
 
 
 def _override(values: Values, text: str, source: str, model: type[Section]) -> Sources:

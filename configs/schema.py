@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from .answers import NamedTool, ReasoningConfig, ToolRule, Tools, ToolsConfig
+from .cluster import ClusterConfig
 from .data import DataConfig
 from .fields import (
     FREE,
@@ -179,6 +180,9 @@ class JobConfig(Section):
     batch: BatchConfig = Field(default=BatchConfig(), description="How rows share the device.")
     on_error: Annotated[Literal["quarantine", "quarantine_all", "fail"], FREE] = Field(
         default="quarantine", description="A row that cannot be done is set aside, or stops the job; quarantine_all: even if all are alike."
+    )
+    cluster: Annotated[ClusterConfig | None, FREE, Expected("a mapping with listen or workers, or null")] = Field(
+        default=None, description="Workers that share the run, on this machine or on others; null runs in one process."
     )
     output: OutputConfig = Field(description="The run directory.")
 

@@ -27,10 +27,12 @@ def spell_out(values: Values) -> None:
 
 def option_overrides(options: Options, sweeps: bool) -> list[tuple[str, str]]:
     """Returns the values of options (``data.path`` of ``--data``, ``data.limit`` of ``--limit``) as overrides, each with the option."""
-    return [
-        (f"{'base.' if sweeps and key != 'output.path' else ''}{key}={json.dumps(value)}", f"--{_option(key)} {value}")
-        for key, value in options.items()
-    ]
+    return [(f"{_in_base(key) if sweeps else ''}{key}={json.dumps(value)}", f"--{_option(key)} {value}") for key, value in options.items()]
+
+
+def _in_base(key: str) -> str:
+    """Returns what stands before a key of a sweep's base; nothing for the sweep's own keys."""
+    return "" if key.startswith(("output.", "cluster.")) else "base."
 
 
 def _option(key: str) -> str:

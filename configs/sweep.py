@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, WithJsonSchema
 
-from .fields import Expected, Section
+from .cluster import ClusterConfig
+from .fields import FREE, Expected, Section
 from .schema import OutputConfig
 
 _Cell = Annotated[dict[str, object], Field(min_length=1)]
@@ -21,7 +22,7 @@ class SweepConfig(Section):
         dict[str, object],  # a path is opened where the config is read
         WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
         Expected("a job's settings, or the path of a config file"),
-    ] = Field(description="The job that all cells begin from, without output: its settings, or the path of its config file.")
+    ] = Field(description="The job that all cells begin from, without output and cluster: its settings, or the path of its config file.")
     matrix: Annotated[
         dict[str, Annotated[list[object], Field(min_length=1)]],
         Expected("a mapping of the base's settings (score.context) to lists of values, none empty"),
@@ -31,5 +32,8 @@ class SweepConfig(Section):
     )
     exclude: Annotated[list[_Cell], Expected("a list of mappings of the matrix's keys to values")] = Field(
         default=[], description="Combinations of the matrix that are left out: those with all of the given values."
+    )
+    cluster: Annotated[ClusterConfig | None, FREE, Expected("a mapping with listen or workers, or null")] = Field(
+        default=None, description="Workers that share each cell's run, one cell after the other; null runs in one process."
     )
     output: OutputConfig = Field(description="The sweep's folder; each cell's run directory lies in it.")

@@ -19,7 +19,7 @@ from ...runner.store.paths import RunPaths
 from ..statistics import completion_stats, rollout_stats, score_stats
 from .paired_records import PairedRecords, pair_records
 
-_STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error")
+_STEERS = ("output.", "batch.memory", "batch.stall_seconds", "batch.prefix_cache", "on_error", "cluster")
 _REFERENCE_PATH = "score.reference.path"
 
 

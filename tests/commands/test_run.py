@@ -130,6 +130,7 @@ ELSEWHERE: dict[str, str] = {
     "batch.kv_start": "tests/commands/test_kv_quantization.py",
     "batch.stall_seconds": "tests/runner/test_watch.py",
     "batch.deterministic": "test_deterministic_rows_do_not_depend_on_other_rows",
+    "cluster": "tests/configs/test_cluster.py",
     "output.path": "test_output_is_where_it_is_asked_for",
     "output.fsync_seconds": "test_fsync_seconds",
 }

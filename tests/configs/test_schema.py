@@ -138,6 +138,7 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "batch.prefix_cache",
         "batch.stall_seconds",
         "on_error",
+        "cluster",
         "output.path",
         "output.fsync_seconds",
     }
