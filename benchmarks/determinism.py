@@ -18,6 +18,7 @@ from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.store.results import read_results
 from options import QUESTIONS, options
@@ -29,7 +30,7 @@ def run(config: Path, models: ModelPool, **batch: Any) -> Found:
     """Seconds of a run, and each row's token ids and logprobs."""
     loaded: Any = load_config(config, [f"batch.{key}={json.dumps(value)}" for key, value in batch.items()])
     began = time.perf_counter()
-    summary = session.run_job(loaded, KINDS["generate"], Start(overwrite=True), HostProcess(), "nothing", models)
+    summary = session.run_job(loaded, KINDS["generate"], Start(overwrite=True), HostProcess(), "nothing", ModelWork(models))
     took = time.perf_counter() - began
     assert summary.complete, summary
     batches = read_results(Path(loaded.output.path), ["completion_ids", "logprobs"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_bulk.kernels.backend import load_mlx
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from options import QUESTIONS, options
 
 load_mlx()
@@ -103,7 +104,7 @@ def seconds(config: Path, writer: Any, models: ModelPool) -> float:
     session.Writer = writer
     loaded: Any = load_config(config)
     began = time.perf_counter()
-    session.run_job(loaded, KINDS["generate"], Start(overwrite=True), HostProcess(), "nothing", models)
+    session.run_job(loaded, KINDS["generate"], Start(overwrite=True), HostProcess(), "nothing", ModelWork(models))
     return time.perf_counter() - began
 
 

@@ -29,6 +29,7 @@ from mlx_bulk.runner.engine.engine import Engine
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import Start
 from options import options
 
@@ -92,7 +93,7 @@ def write(path: Path, lengths: list[int], choice: list[str]) -> None:
 def run(config: Any, models: ModelPool) -> dict[str, float]:
     """One run: the share of its working phase outside the engine, that phase's seconds, and those before it."""
     begun = time.perf_counter()
-    summary = session.run_job(config, TimedJob, Start(overwrite=True), HostProcess(), "nothing", models)
+    summary = session.run_job(config, TimedJob, Start(overwrite=True), HostProcess(), "nothing", ModelWork(models))
     ended = time.perf_counter()
     assert summary.complete, summary
     working = ended - Timed.began

@@ -18,6 +18,7 @@ from mlx_bulk.jobs.sweep.sweep import CellOutcome, run_sweep, sweep_exit_code
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.pipeline.progress_display import Show
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.runs.run_files import needs_report
@@ -75,7 +76,7 @@ def run(
     start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt, "adopt", '["data.path"]'))
     models = ModelPool()
     try:
-        summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, models)
+        summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, ModelWork(models))
     finally:
         models.release()
     if needs_report(summary):
@@ -114,7 +115,7 @@ def sweep(
 
     models = ModelPool()
     try:
-        ended = run_sweep(cells(parsed, source), KINDS, folder, start, _host(stopped), progress, write_table, models)
+        ended = run_sweep(cells(parsed, source), KINDS, folder, start, _host(stopped), progress, write_table, ModelWork(models))
     finally:
         models.release()
     if sweep_exit_code(ended) is not None:

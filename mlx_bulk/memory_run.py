@@ -16,7 +16,7 @@ from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.device_memory import shortage_as_error
 from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool
 from mlx_bulk.runner.models.reference_checkpoint import vocabulary_of
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
 from mlx_bulk.runner.pipeline.job import Job, Kind, Parts
 from mlx_bulk.runner.pipeline.loading import LoadedModels, load_models
 from mlx_bulk.runner.pipeline.progress_display import Show, Watch
@@ -139,11 +139,11 @@ def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels,
     rules = SessionRules(
         check=loaded.row_check(),
         stopped=lambda: False,
-        window_shards=window_shards(layout.rows_per_shard, static),
         whole_shards=static,
         fail_fast=config.on_error == "fail",
     )
-    threads = IOThreads(SessionInput(job, iter(rows), layout, NOTHING_RECORDED), rules, sink)
+    windows = shard_windows(rows, layout, window_shards(layout.rows_per_shard, static))
+    threads = IOThreads(SessionInput(job, windows, layout, NOTHING_RECORDED), rules, sink)
 
     def counts() -> Counts:
         return Counts(len(sink.records) + len(sink.failures), len(rows), len(sink.failures))

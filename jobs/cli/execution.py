@@ -43,11 +43,12 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     with engine_imports(config.data.reads_hub):
         from ...runner.models.model_pool import ModelPool
         from ...runner.pipeline import session
+        from ...runner.pipeline.model_work import ModelWork
         from ...runner.runs.run_dir import Start
         from ...runner.runs.run_files import needs_report
         from ..kinds import KINDS
 
-    summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, ModelPool())
+    summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, ModelWork(ModelPool()))
     code = QUARANTINED if summary.errors else 0
     report_folder = summary.output if needs_report(summary) else None
     return RunOutcome(code if summary.complete else None, closing_text(summary, continue_command(start["overwrite"])), report_folder)
@@ -55,13 +56,22 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
 
 def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
     with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells)):
+        from ...runner.models.model_pool import ModelPool
+        from ...runner.pipeline.model_work import ModelWork
         from ...runner.runs.run_dir import Start
         from ..kinds import KINDS
         from ..sweep import sweep
         from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
 
     ended = sweep.run_sweep(
-        sweep_cells, KINDS, folder, Start(**start), host, show, lambda ended: write_sweep_table(sweep_table(ended), folder)
+        sweep_cells,
+        KINDS,
+        folder,
+        Start(**start),
+        host,
+        show,
+        lambda ended: write_sweep_table(sweep_table(ended), folder),
+        ModelWork(ModelPool()),
     )
     code = sweep.sweep_exit_code(ended)
     last_line = sweep.closing_line(ended, folder, continue_command(start["overwrite"]))

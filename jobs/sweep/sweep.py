@@ -17,9 +17,9 @@ from ...runner.core.host_process import HostProcess
 from ...runner.files.checked_json import write_document
 from ...runner.files.disk_space import room_on
 from ...runner.files.folder_lock import held
-from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline import session
 from ...runner.pipeline.job import Kind
+from ...runner.pipeline.model_work import SessionWork
 from ...runner.pipeline.progress_display import Show
 from ...runner.pipeline.run_spec import refusal_reasons
 from ...runner.runs.run_dir import RunDir, Start
@@ -69,11 +69,11 @@ def run_sweep(
     process: HostProcess,
     show: Show,
     tell: Callable[[Sequence[CellOutcome]], None],
-    models: ModelPool | None = None,
+    work: SessionWork,
 ) -> list[CellOutcome]:
     """Runs each cell, or the rest of it, and returns the outcomes in the order of ``cells``.
 
-    ``start`` and ``show`` (how to display progress) apply to every cell. ``models`` keeps loaded models. ``tell`` is called
+    ``start`` and ``show`` (how to display progress) apply to every cell. ``work`` does their rows. ``tell`` is called
     after each cell with the outcomes so far. ``process`` says between steps and between cells whether to end early.
     Raises ConfigError for templates that cannot be parsed, before anything starts, and RunDirError where ``folder`` is not a
     sweep's or another process works there.
@@ -86,12 +86,11 @@ def run_sweep(
         if start.overwrite:
             _mark_old_runs(cells, kinds, start.adopt, process)
         outcomes = {cell.name: CellOutcome(cell, "waiting") for cell in cells}
-        models = models or ModelPool()
         for number, cell in enumerate(in_loading_order(cells), start=1):
             log.info("cell %d of %d: %s", number, len(cells), cell.label)
             outcomes[cell.name] = _run_cell(
                 cell,
-                lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, process, show, models),
+                lambda cell=cell: session.run_job(cell.config, kinds[cell.config.job], start, process, show, work),
                 continue_command(start.overwrite),
             )
             tell(list(outcomes.values()))

@@ -2,5 +2,5 @@
 
 Does not know which kinds of job there are, nor the command line.
 
-Public: job, session, in_memory, stored_model, loading, run_spec, progress_display, systematic_failure.
+Public: job, session, model_work, in_memory, stored_model, loading, run_spec, progress_display, systematic_failure.
 """

@@ -32,7 +32,7 @@ from ..policies.policy_source import GivenSource
 from ..policies.policy_store import PolicyStore
 from ..policies.policy_updater import PolicyUpdater
 from ..store.group_queue import GroupQueue
-from .io_threads import IOThreads, SessionInput, SessionRules
+from .io_threads import IOThreads, SessionInput, SessionRules, shard_windows
 from .job import Kind
 from .loading import load_models, rater_of
 from .row_requests import NOTHING_RECORDED
@@ -160,12 +160,12 @@ class InMemoryRollouts:
         rules = SessionRules(
             check=self._check,
             stopped=lambda: ended,
-            window_shards=window_shards(layout.rows_per_shard, self._loaded.setup.static or not by_round),
             whole_shards=self._loaded.setup.static,
             fail_fast=config.on_error == "fail",
         )
         rows = read_rounds(spec.scan, config.data, layout, range(layout.shards))
-        session = SessionInput(spec.job, rows, layout, NOTHING_RECORDED)
+        shards = window_shards(layout.rows_per_shard, self._loaded.setup.static or not by_round)
+        session = SessionInput(spec.job, shard_windows(rows, layout, shards), layout, NOTHING_RECORDED)
         threads = IOThreads(session, rules, sink, self._updater.newest_version)
         try:
             while (window := threads.next_window(True)) is not None:

@@ -30,11 +30,12 @@ _POLL_SECONDS = 0.2  # how often a thread that waits looks for a reason to stop
 class SessionInput:
     """The input of a session: its job, its rows, and the records of earlier sessions.
 
-    rows: in the order of their positions. isolated: groups of rows; each group makes a window of its own, before all other rows.
+    windows: rows that the model is given at once, see ``shard_windows``. isolated: groups of rows; each makes a window of its own
+    before all others, and its rows are left out there.
     """
 
     job: Job
-    rows: Iterator[Row | BadRow]
+    windows: Iterable[Iterable[Row | BadRow]]
     layout: Layout
     recovered: Recovered
     isolated: Sequence[Sequence[Row | BadRow]] = ()
@@ -44,15 +45,13 @@ class SessionInput:
 class SessionRules:
     """The limits of a session.
 
-    check: says why a request cannot be run, or None. stopped: returns True when the run is to end early. window_shards: shards a
-    window, see ``shard_layout.window_shards``. whole_shards: rows of an open shard are all run, recorded or not (deterministic mode
-    repeats a batch as it was). fail_fast: the first row that fails ends the run with DataError (``on_error: fail``). fatal: says of
-    a row's position why the row is not run any more.
+    check: says why a request cannot be run, or None. stopped: returns True when the run is to end early. whole_shards: rows of an open
+    shard are all run, recorded or not (deterministic mode repeats a batch as it was). fail_fast: the first row that fails ends the
+    run with DataError (``on_error: fail``). fatal: says of a row's position why the row is not run any more.
     """
 
     check: Callable[[AnyRequest], str | None]
     stopped: Callable[[], bool]
-    window_shards: int
     whole_shards: bool
     fail_fast: bool
     fatal: Mapping[int, str] = field(default_factory=dict[int, str])
@@ -189,9 +188,8 @@ class IOThreads:
         for group in isolated:
             self._put_window(self._requests(group))
         done = {row.position for group in isolated for row in group}
-        rows = (row for row in self._session.rows if row.position not in done)
-        for _, window in groupby(rows, key=_WindowEnd(self._session.layout, self._rules.window_shards)):
-            if requests := self._requests(window):
+        for window in self._session.windows:
+            if requests := self._requests(row for row in window if row.position not in done):
                 self._put_window(requests)
         self._put_window(None)
 
@@ -236,6 +234,11 @@ class IOThreads:
                     self._sink.flush(message.saved.set)
                 case _:
                     self._recorder.record(message)
+
+
+def shard_windows(rows: Iterable[Row | BadRow], layout: Layout, shards: int) -> Iterator[Iterator[Row | BadRow]]:
+    """Cuts ``rows``, which come in the order of their positions, into windows of ``shards`` shards; see ``shard_layout.window_shards``."""
+    return (window for _, window in groupby(rows, key=_WindowEnd(layout, shards)))
 
 
 class _WindowEnd:

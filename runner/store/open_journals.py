@@ -1,4 +1,4 @@
-"""Journals of shards that are not committed: a walk that only reads them, and how the next session continues them.
+"""Journals of shards that are not committed: how a session fills them, a walk that only reads them, how the next session continues them.
 
 A shard is open while it is being filled. A committed shard is opened again where its input has grown, or where its errors are to
 be done again. Its parts stay, and are read by others, until the merged generation is committed.
@@ -8,21 +8,104 @@ be done again. Its parts stay, and are read by others, until the merged generati
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ..core.errors import DROP
 from . import journal
+from .arrow_builder import record_batch, record_bytes
 from .commit_log import Commit, CommitLog
 from .journal import Header, Journal
+from .part_file import errors_schema
 from .paths import OWN_JOURNALS, RunPaths
 from .row_order import positions
 from .shard_commit import base_batches
+from .shard_ledger import WHOLE, Ledger
 
 log = logging.getLogger("mlx_bulk")
+
+_FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
+
+
+@dataclass(slots=True)
+class OpenShard:
+    """A shard that is being filled. results, errors: those that are not in its journal yet. begun: the journal exists."""
+
+    ledger: Ledger
+    header: Header
+    base: Commit | None = None
+    begun: bool = False
+    results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    errors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    held_bytes: int = 0
+    synced: bool = True
+
+    def hold(self, held: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+        """Adds ``records`` to ``held``, which is ``results`` or ``errors``."""
+        self.held_bytes += sum(map(record_bytes, records))
+        held += records
+        self.synced = False
+
+    @property
+    def frame_is_full(self) -> bool:
+        """True when the records that are held make a frame."""
+        return len(self.results) + len(self.errors) >= _FRAME_RECORDS or self.held_bytes >= _FRAME_BYTES
+
+    def write_frames(self, path: Path, schema: pa.Schema) -> None:
+        """Writes what is held to the journal at ``path``, which is made at first."""
+        self._begin(path)
+        # Each list is emptied as soon as it is written, so that a later failure does not write it twice.
+        if self.results:
+            self.append(path, journal.RESULTS, record_batch(schema, self.results))
+            self.results = []
+        if self.errors:
+            self.append(path, journal.ERRORS, record_batch(errors_schema(schema), self.errors))
+            self.errors = []
+        self.held_bytes = 0
+
+    def append(self, path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
+        """Appends a frame to the journal at ``path``, which is made at first."""
+        self._begin(path)
+        journal.append(path, kind, batch)
+        self.synced = False
+
+    def land(self, path: Path, kind: bytes, batch: pa.RecordBatch) -> int:
+        """Appends what ``batch`` holds of unfinished samples, and counts it in the ledger. Returns how many records that are.
+
+        A row cannot fail as a whole when it has finished samples, so such a failure is left out, too.
+        """
+        rows, samples = (each.tolist() for each in positions([batch]))
+        new = [self._is_new(row, sample) for row, sample in zip(rows, samples, strict=True)]
+        if not any(new):
+            return 0
+        self.append(path, kind, batch if all(new) else batch.filter(pa.array(new)))
+        for row, sample, counts in zip(rows, samples, new, strict=True):
+            if counts and kind == journal.RESULTS:
+                self.ledger.add_result(row, sample)
+            elif counts:
+                self.ledger.add_error(row, None if sample == WHOLE else sample)
+        return sum(new)
+
+    def _is_new(self, row: int, sample: int) -> bool:
+        if sample == WHOLE:
+            return not self.ledger.is_resolved(row) and not self.ledger.samples_of(row)
+        return not self.ledger.has(row, sample)
+
+    def _begin(self, path: Path) -> None:
+        if not self.begun:
+            journal.begin(path, self.header)
+            self.begun = True
+
+    def save(self, path: Path, schema: pa.Schema) -> None:
+        """Writes what is held to the journal at ``path``; returns when all of it is on the medium."""
+        if not self.synced:
+            self.write_frames(path, schema)
+            journal.sync_journal(path)
+            self.synced = True
 
 
 @dataclass(slots=True, frozen=True)

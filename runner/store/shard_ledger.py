@@ -4,6 +4,8 @@ A sample is resolved once it is a result or an error. A row is resolved once all
 and positions only; the journal holds the records.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,15 @@ WHOLE = -1  # in place of a sample: the row as a whole
 
 _BITS = 64  # samples of a row that have a bit; those beyond are held in sets
 _UNKNOWN = -1
+
+
+@dataclass(slots=True, frozen=True)
+class RecordedRow:
+    """What is recorded of the row at ``position``: its samples (WHOLE where the row failed as a whole), and whether that is all."""
+
+    position: int
+    resolved: bool
+    samples: tuple[int, ...] = ()
 
 
 class Ledger:

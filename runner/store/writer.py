@@ -5,9 +5,9 @@ records, but no tokens, prompts or job kinds.
 """
 
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from queue import Empty, Queue
 from time import monotonic
 from typing import Any
@@ -18,41 +18,16 @@ from ..core.outcomes import Failure
 from ..core.shard_layout import Layout
 from ..files.disk_space import room_on
 from . import journal
-from .arrow_builder import record_batch, record_bytes
-from .commit_log import Commit, append_closing, read_commits
+from .commit_log import append_closing, read_commits
 from .journal import Header
-from .part_file import errors_schema
+from .open_journals import OpenShard
 from .paths import RunPaths
 from .recovery import Recovered
 from .shard_commit import commit_shard
-from .shard_ledger import Ledger
+from .shard_ledger import WHOLE, Ledger, RecordedRow
 
 _QUEUE_ITEMS = 256
 _POLL_SECONDS = 0.05  # how often a waiting caller checks whether the thread has failed
-_FRAME_RECORDS, _FRAME_BYTES = 256, 8 << 20
-
-
-@dataclass(slots=True)
-class _OpenShard:
-    """A shard that is being filled. results, errors: those that are not in its journal yet. begun: the journal exists."""
-
-    ledger: Ledger
-    header: Header
-    base: Commit | None = None
-    begun: bool = False
-    results: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    errors: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    held_bytes: int = 0
-    synced: bool = True
-
-    def hold(self, held: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
-        self.held_bytes += sum(map(record_bytes, records))
-        held += records
-        self.synced = False
-
-    @property
-    def frame_is_full(self) -> bool:
-        return len(self.results) + len(self.errors) >= _FRAME_RECORDS or self.held_bytes >= _FRAME_BYTES
 
 
 class Writer:
@@ -71,7 +46,7 @@ class Writer:
         self._generations = dict(recovered.generations)
         self._committed = set(recovered.committed)
         self._open = {
-            shard: _OpenShard(ledger, recovered.headers[shard], recovered.bases.get(shard), begun=True)
+            shard: OpenShard(ledger, recovered.headers[shard], recovered.bases.get(shard), begun=True)
             for shard, ledger in recovered.done.items()
         }
         self._fsync_seconds = fsync_seconds
@@ -101,6 +76,20 @@ class Writer:
     def fail(self, failure: Failure) -> None:
         """Quarantines a row, or one sample of it."""
         self._put(lambda: self._fail(failure))
+
+    def land(
+        self, shard: int, admitted: Sequence[tuple[int, int]], results: pa.RecordBatch, errors: pa.RecordBatch, landed: Callable[[], None]
+    ) -> None:
+        """Adds the finished records of a shard that another process has made, and calls ``landed`` in the writer's thread.
+
+        admitted: positions, and the samples that each row will have. results, errors: in the columns of the parts; what is finished
+        already is left out, since a row may have been done twice.
+        """
+        self._put(lambda: (self._land(shard, admitted, results, errors), landed())[1])
+
+    def look_up(self, positions: Sequence[int], told: Callable[[list[RecordedRow]], None]) -> None:
+        """Calls ``told`` in the writer's thread with what is recorded of the rows at ``positions`` after all that was added before."""
+        self._put(lambda: told([self._recorded(position) for position in positions]))
 
     def flush(self, saved: Callable[[], None]) -> None:
         """Writes and syncs what was added before, then calls ``saved`` in the writer's thread, unless that fails."""
@@ -216,18 +205,39 @@ class Writer:
             shard.ledger.add_error(row, sample)
             self.errors += 1
 
-    def _shard(self, position: int) -> tuple[int, _OpenShard]:
+    def _land(self, number: int, admitted: Sequence[tuple[int, int]], results: pa.RecordBatch, errors: pa.RecordBatch) -> None:
+        if number in self._committed:
+            return
+        number, shard = self._shard(number * self._layout.rows_per_shard)
+        path, ledger = self._paths.journal_of(number), shard.ledger
+        with self._settling(number, shard), journal.loss_as_error(path):
+            for position, samples in admitted:
+                ledger.admit(self._layout.row_of(position), samples)
+            self.records += shard.land(path, journal.RESULTS, results)
+            self.errors += shard.land(path, journal.ERRORS, errors)
+
+    def _recorded(self, position: int) -> RecordedRow:
+        number, row = self._layout.shard_of(position), self._layout.row_of(position)
+        if number in self._committed:
+            return RecordedRow(position, True)
+        if number not in self._open:
+            return RecordedRow(position, False)
+        ledger = self._open[number].ledger
+        whole = (WHOLE,) if ledger.has_failed(row) else ()
+        return RecordedRow(position, ledger.is_resolved(row), (*whole, *sorted(ledger.samples_of(row))))
+
+    def _shard(self, position: int) -> tuple[int, OpenShard]:
         number = self._layout.shard_of(position)
         if number in self._committed or not self._layout.has(position):
             where = f"its shard {number} is committed, or the run has {self._layout.total} rows"
             raise ValueError(f"row {position} is not to be done: {where}")
         if number not in self._open:
             rows = self._layout.rows_of(number)
-            self._open[number] = _OpenShard(Ledger(rows.start, len(rows)), Header(number, self._generations.get(number, 0) + 1))
+            self._open[number] = OpenShard(Ledger(rows.start, len(rows)), Header(number, self._generations.get(number, 0) + 1))
         return number, self._open[number]
 
     @contextmanager
-    def _settling(self, number: int, shard: _OpenShard) -> Generator[None]:
+    def _settling(self, number: int, shard: OpenShard) -> Generator[None]:
         """Surrounds a change to a row. Then commits the shard if all its rows are resolved, or writes its journal when due."""
         left = shard.ledger.left
         yield
@@ -237,7 +247,7 @@ class Writer:
             return
         if shard.frame_is_full:
             with journal.loss_as_error(self._paths.journal_of(number)):
-                self._write_frames(number, shard)
+                shard.write_frames(self._paths.journal_of(number), self._schema)
         if self._due is None and not shard.synced:
             self._due = monotonic() + self._fsync_seconds
 
@@ -246,38 +256,22 @@ class Writer:
             if not shard.ledger.left:
                 self._commit(number, shard)
 
-    def _commit(self, number: int, shard: _OpenShard) -> None:
+    def _commit(self, number: int, shard: OpenShard) -> None:
         with journal.loss_as_error(self._paths.journal_of(number)):
-            self._write_frames(number, shard)
+            shard.write_frames(self._paths.journal_of(number), self._schema)
             commit_shard(self._paths, self._identity, self._schema, shard.header, shard.base, shard.ledger)
         self._committed.add(number)
         del self._open[number]
-
-    def _write_frames(self, number: int, shard: _OpenShard) -> None:
-        path = self._paths.journal_of(number)
-        if not shard.begun:
-            journal.begin(path, shard.header)
-            shard.begun = True
-        # Each list is emptied as soon as it is written, so that a later failure does not write it twice.
-        if shard.results:
-            journal.append(path, journal.RESULTS, record_batch(self._schema, shard.results))
-            shard.results = []
-        if shard.errors:
-            journal.append(path, journal.ERRORS, record_batch(errors_schema(self._schema), shard.errors))
-            shard.errors = []
-        shard.held_bytes = 0
 
     def _flush(self) -> None:
         self._due = None
         for number, shard in self._open.items():
             self._save(number, shard)
 
-    def _save(self, number: int, shard: _OpenShard) -> None:
-        if not shard.synced:
-            with journal.loss_as_error(self._paths.journal_of(number)):
-                self._write_frames(number, shard)
-                journal.sync_journal(self._paths.journal_of(number))
-            shard.synced = True
+    def _save(self, number: int, shard: OpenShard) -> None:
+        path = self._paths.journal_of(number)
+        with journal.loss_as_error(path):
+            shard.save(path, self._schema)
 
     def _save_the_rest(self) -> None:
         """Saves held records after a failure. A volume without room for a part may still have room for journals."""

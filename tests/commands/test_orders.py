@@ -12,6 +12,7 @@ from mlx_bulk.runner.core.host_process import HostProcess, Orders, Supervisor
 from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import run_spec, session
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.runs.summary import Summary
 
@@ -46,7 +47,9 @@ class Knowing(Supervisor):
 def run(bench: Bench, orders: Orders, start: Start, **sections: Any) -> tuple[Summary, Knowing]:
     config: Any = load_config(bench.write_config(rows=ROWS, **sections))
     supervisor = Knowing(orders)
-    return session.run_job(config, KINDS["generate"], start, HostProcess(supervisor=supervisor), "nothing", ModelPool()), supervisor
+    return session.run_job(
+        config, KINDS["generate"], start, HostProcess(supervisor=supervisor), "nothing", ModelWork(ModelPool())
+    ), supervisor
 
 
 def parts(bench: Bench) -> list[bytes]:
@@ -105,7 +108,7 @@ def test_rows_from_stdin_are_told_before_any_is_read(bench: Bench, monkeypatch: 
     monkeypatch.setattr(run_spec, "scan", scanned)
     config: Any = load_config(bench.write_config(data={"path": ["-"]}))
     with pytest.raises(DataError, match="read enough"):
-        session.run_job(config, KINDS["generate"], Start(), HostProcess(supervisor=supervisor), "nothing", ModelPool())
+        session.run_job(config, KINDS["generate"], Start(), HostProcess(supervisor=supervisor), "nothing", ModelWork(ModelPool()))
     assert told == [[bench.root / "run"]]
 
 
@@ -113,5 +116,5 @@ def test_a_caller_who_asks_for_another_way_of_showing_is_told_so(bench: Bench):
     config: Any = load_config(bench.write_config(rows=ROWS))
     wrong: Any = True
     with pytest.raises(ValueError, match="show: found True; expected one of 'progress', 'json', 'nothing'"):
-        session.run_job(config, KINDS["generate"], Start(), HostProcess(), wrong, ModelPool())
+        session.run_job(config, KINDS["generate"], Start(), HostProcess(), wrong, ModelWork(ModelPool()))
     assert not (bench.root / "run").exists()

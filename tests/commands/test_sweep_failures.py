@@ -14,7 +14,9 @@ from mlx_bulk.jobs.sweep import sweep
 from mlx_bulk.jobs.sweep.results_table import closing_table
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.folder_lock import lock
+from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.runs.run_dir import RunDir, Start
 
 from ..jobs.support.bench import ROWS, Bench
@@ -121,7 +123,9 @@ def test_a_stop_leaves_the_rest_for_the_same_command(bench: Bench):
         asked += (bench.root / "out" / cells[1].name).exists()
         return asked > 3
 
-    ended = sweep.run_sweep(cells, KINDS, bench.root / "out", Start(), HostProcess(stopped), "nothing", lambda ended: None)
+    ended = sweep.run_sweep(
+        cells, KINDS, bench.root / "out", Start(), HostProcess(stopped), "nothing", lambda ended: None, ModelWork(ModelPool())
+    )
     assert [each.state for each in ended] == ["complete", "stopped", "waiting"]
     assert sweep.closing_line(ended, Path("out"), "this") == "sweep: 1 of 3 cells complete, 2 left; this continues -> out"
     assert sweep.sweep_exit_code(ended) is None

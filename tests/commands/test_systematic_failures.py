@@ -5,7 +5,7 @@ from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.core.outcomes import Failure
-from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.pipeline import model_work
 from mlx_bulk.runner.pipeline.systematic_failure import systematic_failure
 
 from ..jobs.support.bench import Bench, Record
@@ -15,7 +15,7 @@ CHOICES: Record = {"prompt": {"text": "{{ q }}"}, "score": {"choices": "a"}}
 
 
 def test_choices_in_a_text_column_stop_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(session, "load_models", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(model_work, "load_models", lambda *_: pytest.fail("the model was loaded"))
     done = bench.score(rows=TEXTS, **CHOICES)
     assert done.code == 5
     assert done.last_line.startswith("mlx-bulk: the first 60 rows all failed at template, and nothing was run: score.choices: ")

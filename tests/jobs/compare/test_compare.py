@@ -16,6 +16,7 @@ from mlx_bulk.jobs.compare.compare import compare_runs
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.pipeline.session import run_job as run_job
 from mlx_bulk.runner.runs.run_dir import Start
 
@@ -162,7 +163,7 @@ def test_a_run_that_is_not_complete_is_compared_as_far_as_it_is(bench: Bench):
     whole = bench.run("--output", str(bench.root / "a"), batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
     config: Any = load_config(bench.root / "config.yaml", [f"output.path={bench.root / 'b'}"])
-    summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelPool())
+    summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelWork(ModelPool()))
     assert 2 <= summary.rows < 5
     found = compare_runs(whole.output, bench.root / "b", 10)
     committed = len(table_of(bench.root / "b/results"))

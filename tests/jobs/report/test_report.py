@@ -18,6 +18,7 @@ from mlx_bulk.jobs.report.page import Card, Page, render_page, script_json
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_json import write_document
 from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.pipeline.session import run_job as run_job
 from mlx_bulk.runner.runs.run_dir import Start
 
@@ -157,7 +158,7 @@ def test_a_stopped_run_is_drawn_as_far_as_it_is(bench: Bench):
     bench.write_config(batch={"rows_per_shard": 2, "rows": 1})
     asked = iter([False] * 24 + [True] * 1000)
     config: Any = load_config(bench.root / "config.yaml", [])
-    summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelPool())
+    summary = run_job(config, KINDS["generate"], Start(), HostProcess(lambda: next(asked)), "nothing", ModelWork(ModelPool()))
     assert 2 <= summary.rows < 5
     page = reported(bench.root / "run")
     assert "This run is not complete (stopped): " in page.text

@@ -16,9 +16,9 @@ cli: Any = import_module("mlx_bulk.jobs.cli.main")
 engine: Any = import_module("mlx_bulk.runner.engine.engine")
 scorer: Any = import_module("mlx_bulk.runner.engine.scorer")
 pooler: Any = import_module("mlx_bulk.runner.pool_engine.pooler")
-session: Any = import_module("mlx_bulk.runner.pipeline.session")
+model_work: Any = import_module("mlx_bulk.runner.pipeline.model_work")
 prefill, score_batch, call_tokens = engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens
-isolated_outcomes = session.isolated_outcomes
+isolated_outcomes = model_work.isolated_outcomes
 pool_batch, pool_vectors = pooler.Pooler._pool_batch, pooler.Pooler._vectors
 scored = set[int]()
 loaded = [False]  # before, engine and scorer are tried on rows that are not the job's
@@ -65,7 +65,7 @@ def begun(*arguments: Any) -> Any:
     return isolated_outcomes(*arguments)
 
 
-session.isolated_outcomes = begun
+model_work.isolated_outcomes = begun
 pooler.Pooler._pool_batch, pooler.Pooler._vectors = pooled_batch, pooled_vectors
 engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens = prefilled, scored_batch, counted_tokens
 cli.main()

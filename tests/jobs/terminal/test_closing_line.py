@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner
 from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.runner.files import disk_space
-from mlx_bulk.runner.pipeline import loading, session
+from mlx_bulk.runner.pipeline import loading, model_work, session
 from mlx_bulk.runner.runs.run_dir import RunDir
 
 from ..support.bench import Bench
@@ -31,7 +31,7 @@ ONE_BY_ONE: dict[str, Any] = {"batch": {"rows": 1}}
 
 def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
     """Makes the process send itself SIGINT when the model has done its ``nth`` row."""
-    real, done = session.isolated_outcomes, itertools.count(1)
+    real, done = model_work.isolated_outcomes, itertools.count(1)
 
     def signalling(*arguments: Any) -> Iterator[Any]:
         for outcome in real(*arguments):
@@ -39,7 +39,7 @@ def signal_with_an_outcome(patch: pytest.MonkeyPatch, nth: int) -> None:
                 os.kill(os.getpid(), signal.SIGINT)
             yield outcome
 
-    patch.setattr(session, "isolated_outcomes", signalling)
+    patch.setattr(model_work, "isolated_outcomes", signalling)
 
 
 def signal_in_statistics(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from mlx_bulk.runner.core.errors import DataError
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
 from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -215,8 +215,8 @@ def test_windows_keep_to_a_round():
     for shards, sizes in ((2048, [5, 5, 5]), (2, [4, 1] * 3), (1, [2, 2, 1] * 3)):
         job: Any = Rolling(None)
         written: Any = Written()
-        session = SessionInput(job, iter(rows), layout, NOTHING_RECORDED)
-        rules = SessionRules(lambda _: None, lambda: False, shards, whole_shards=False, fail_fast=False)
+        session = SessionInput(job, shard_windows(rows, layout, shards), layout, NOTHING_RECORDED)
+        rules = SessionRules(lambda _: None, lambda: False, whole_shards=False, fail_fast=False)
         threads = IOThreads(session, rules, written)
         windows = list(iter(lambda threads=threads: threads.next_window(True), None))
         assert [len(window) for window in windows if window] == sizes

@@ -9,7 +9,7 @@ from mlx_bulk.runner.core.errors import DROP
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.runs.run_dir import RunDir
-from mlx_bulk.runner.store import journal, writer
+from mlx_bulk.runner.store import journal, open_journals
 from mlx_bulk.runner.store.results import read_errors, read_results
 from mlx_bulk.runner.store.writer import Writer
 
@@ -27,7 +27,7 @@ def dropped(position: int) -> Failure:
 
 
 def test_a_group_is_never_in_two_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(writer, "_FRAME_RECORDS", 2)
+    monkeypatch.setattr(open_journals, "_FRAME_RECORDS", 2)
     with RunDir.open(tmp_path / "run") as run:
         out = open_writer(run)
         out.admit(0, len(GROUP))

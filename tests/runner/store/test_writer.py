@@ -158,7 +158,8 @@ def test_the_first_save_imports_nothing(tmp_path: Path):
         "from mlx_bulk.runner.core.shard_layout import Layout; from mlx_bulk.runner.store.recovery import Recovered; import pyarrow as pa; "
         "from pathlib import Path; r = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0); before = set(sys.modules); "
         f"one = w.Writer(RunPaths(Path({str(tmp_path)!r})), '', pa.schema([('row', pa.int64())]), Layout(1, 1), r, 1.0); one.wait(); "
-        "began = set(sys.modules); w.record_batch(pa.schema([('row', pa.int64())]), [{'row': 1}]); "
+        "from mlx_bulk.runner.store.arrow_builder import record_batch; began = set(sys.modules); "
+        "record_batch(pa.schema([('row', pa.int64())]), [{'row': 1}]); "
         "print(sorted(set(sys.modules) - began)); one.close()"
     )
     assert subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout == "[]\n"

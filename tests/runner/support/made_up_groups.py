@@ -13,7 +13,7 @@ from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure, Generated
 from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Row, Sample, Sampling
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
 from mlx_bulk.runner.pipeline.job import Ratings
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
@@ -126,8 +126,10 @@ def threads_of(
     """The threads of a session over ``rows`` made-up rows in shards of ten."""
     made_up = (Row(position, f"key {position}", {"n": position}) for position in range(rows))
     recovered = Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0)
-    rules = SessionRules(lambda _: None, stopped, window_shards(10, whole_shards), whole_shards, fail_fast, fatal or {})
-    return IOThreads(SessionInput(job, made_up, Layout(100, 10), recovered), rules, written, newest_version)
+    rules = SessionRules(lambda _: None, stopped, whole_shards, fail_fast, fatal or {})
+    layout = Layout(100, 10)
+    windows = shard_windows(made_up, layout, window_shards(10, whole_shards))
+    return IOThreads(SessionInput(job, windows, layout, recovered), rules, written, newest_version)
 
 
 def outcome(position: int, sample: int) -> Generated:

@@ -14,7 +14,7 @@ from mlx_bulk.runner.core.requests import AnyRequest, BadRow, Generate, Prompt, 
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.engine.interface import EngineInterface
 from mlx_bulk.runner.engine.setup import Setup
-from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules
+from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -92,8 +92,10 @@ def threads_of(
     fatal: dict[int, str] | None = None,
 ) -> IOThreads:
     """The threads of a session of ``OneColumn`` that nobody stops."""
-    session = SessionInput(OneColumn(), iter(rows), Layout(1 << 20, per_shard), recovered(done), isolated)
-    rules = SessionRules(check, lambda: False, window_shards(per_shard, whole_shards), whole_shards, fail_fast, fatal or {})
+    layout = Layout(1 << 20, per_shard)
+    windows = shard_windows(rows, layout, window_shards(per_shard, whole_shards))
+    session = SessionInput(OneColumn(), windows, layout, recovered(done), isolated)
+    rules = SessionRules(check, lambda: False, whole_shards, fail_fast, fatal or {})
     return IOThreads(session, rules, written)
 
 

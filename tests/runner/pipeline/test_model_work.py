@@ -8,7 +8,7 @@ from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.progress import Progress
 from mlx_bulk.runner.core.requests import BadRow, Row, Sample
 from mlx_bulk.runner.engine.interface import FixedWeights
-from mlx_bulk.runner.pipeline.crash_isolation import isolated_outcomes, suspect_rows
+from mlx_bulk.runner.pipeline.model_work import isolated_outcomes, suspect_rows
 
 from ..support.made_up_jobs import Written, outcome, rows_of, threads_of
 
