@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten, tree_map, tree_map_with_path
 from ..core.errors import first_line
 from ..layers.kv_cache import make_caches
 from ..layers.layer_patching import is_patched, patch_layers
+from ..layers.mended_layers import mended_alike
 from ..layers.network import Network
 from .tiny_config import VOCABULARY, Config, shrink_config, shrinks
 
@@ -122,6 +123,7 @@ def _initialized(network: nn.Module, config: Config) -> Any:
         built = model(settings.from_dict(copy.deepcopy(config)))  # some settings change the dicts that they are made of
     finally:
         _random_state()[0][:] = before
+    mended_alike(built, network)
     if is_patched(network):
         patch_layers(built)
     return built

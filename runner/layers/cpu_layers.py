@@ -5,7 +5,7 @@ that the kernels are not made for, it does what its base class does.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx import nn
@@ -13,11 +13,11 @@ from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import SwitchLinear
 
-from ...kernels import elementwise, grouped_linear, linear, native, rope
+from ...kernels import attention, elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
 from ...kernels.recurrent import short_convolution
 from .call_context import CallContext, ListedProduct
-from .scaled_embedding import ScaledEmbedding
+from .mended_layers import CappedAttention, ScaledEmbedding
 
 Made = TypeVar("Made")
 VOCABULARY = 8192  # outputs: a projection with so many makes logits, which may stay unread
@@ -163,6 +163,34 @@ class FastGELU(nn.GELU):
         return run_kernel(self._context.used, "gelu", lambda: fast(x), lambda: super(FastGELU, self).__call__(x))
 
 
+class FastCappedAttention(CappedAttention):
+    """``CappedAttention`` with the kernel for attention."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        """x [B, T, D] -> the same shape."""
+        if self.training or x.ndim != 3 or not native.suits(x) or hasattr(cache, "bits"):
+            return super().__call__(x, mask, cache)
+        b, t, _ = x.shape
+        q, k, v = (
+            project(x).reshape(b, t, heads, -1).transpose(0, 2, 1, 3)
+            for project, heads in ((self.q_proj, self.n_heads), (self.k_proj, self.n_kv_heads), (self.v_proj, self.n_kv_heads))
+        )
+        offset = 0 if cache is None else cache.offset
+        q, k = self.rope(q, offset=offset), self.rope(k, offset=offset)
+        if cache is not None:
+            k, v = cache.update_and_fetch(k, v)
+        how: tuple[Any, ...] = (self.scale, mask, None, self.attn_logit_softcapping)
+        if attention.suits(q, k, v, mask):
+            out = run_kernel(
+                self._context.used, "attention", lambda: attention.on_cpu(q, k, v, *how), lambda: attention.reference(q, k, v, *how)
+            )
+        else:
+            out = attention.reference(q, k, v, *how)
+        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(b, t, -1))
+
+
 class FastSwigluOAI(SwigluOAI):
     """mlx-lm's ``SwigluOAI``, a gated activation with clamped inputs."""
 
@@ -229,6 +257,7 @@ LAYERS: dict[type, type] = {
     nn.RMSNorm: FastRMSNorm,
     nn.LayerNorm: FastLayerNorm,
     nn.GELU: FastGELU,
+    CappedAttention: FastCappedAttention,
     SwigluOAI: FastSwigluOAI,
     nn.RoPE: FastRoPE,
     Llama3RoPE: FastLlama3RoPE,

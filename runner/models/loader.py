@@ -128,7 +128,7 @@ def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes:
     """Makes the network with its adapter, dequantized if that fits; reads and computes nothing yet. Second: see ``whole_bytes``."""
     from mlx_lm.utils import dequantize_model
 
-    from ..layers.scaled_embedding import scale_exactly
+    from ..layers.mended_layers import mend_layers
     from .adapters import AdapterRefused, load_adapter
 
     network, dtype = _opened(config, checkpoint, classes), dtype_of(config.dtype)
@@ -142,7 +142,7 @@ def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes:
             raise ModelError(f"the adapter {checkpoint.adapter}: {error}") from error
     if dtype is not None:
         network.set_dtype(dtype)  # what dequantizing and the adapter brought with them
-    scale_exactly(network)
+    mend_layers(network)
     network.eval()
     return network, need
 

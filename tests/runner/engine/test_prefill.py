@@ -169,7 +169,8 @@ def assert_equal_to_the_bit(one: Prefilled, other: Prefilled, model: Any) -> Non
 
 @pytest.mark.parametrize("echo", [True, False])
 @pytest.mark.parametrize(
-    ("name", "way"), [("llama", "padded"), ("gemma3_text", "padded"), ("mamba", "joined"), ("lfm2", "joined"), ("gemma2", "exact")]
+    ("name", "way"),
+    [("llama", "padded"), ("gemma3_text", "padded"), ("mamba", "joined"), ("lfm2", "joined"), ("gemma2", "padded"), ("gemma2", "exact")],
 )
 def test_a_prefill_is_the_same_to_the_bit_when_the_model_is_used_between_its_calls(name: str, way: str, echo: bool):
     network = build(name)

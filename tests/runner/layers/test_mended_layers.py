@@ -1,4 +1,8 @@
-"""Tests that Gemma 3's embeddings are scaled by the root of their size in float32, and by mlx-lm's rounded one in half precision."""
+"""Tests what is mended in mlx-lm's layers.
+
+Gemma 3's embeddings are scaled by the root of their size in float32, and by mlx-lm's rounded one in half precision. Gemma 2's attention
+takes the mask of a batch.
+"""
 
 from math import sqrt
 from typing import Any
@@ -7,9 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
+from mlx_bulk.runner.checks.tiny_twin import twin
+from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
 from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
-from mlx_bulk.runner.layers.scaled_embedding import ScaledEmbedding, scale_exactly
-from mlx_lm.models import gemma3_text, llama
+from mlx_bulk.runner.layers.mended_layers import CappedAttention, ScaledEmbedding, mend_layers
+from mlx_lm.models import gemma2, gemma3_text, llama
+
+from ..support import tiny
 
 HIDDEN = 96  # its root is not exact in bfloat16
 SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 6, "head_dim": 16, "vocab_size": 32}
@@ -26,7 +34,7 @@ def test_vectors_are_scaled_by_the_whole_root_and_the_head_is_not(patched: bool)
     network = gemma()
     plain, ids = np.array(network.model.embed_tokens.weight), mx.array([[3, 5]])
     head = np.array(network.model.embed_tokens.as_linear(mx.ones((1, HIDDEN))))
-    scale_exactly(network)
+    mend_layers(network)
     if patched:
         patch_layers(network)
     vectors = np.array(network.model.embed_tokens(ids)) * np.float32(ROUNDED)  # as the body goes on
@@ -38,7 +46,7 @@ def test_vectors_are_scaled_by_the_whole_root_and_the_head_is_not(patched: bool)
 def test_it_is_not_done_twice_and_outlives_the_kernels():
     network = gemma()
     for _ in range(2):
-        scale_exactly(network)
+        mend_layers(network)
     patch_layers(network)
     unpatch_layers(network)
     embedding = network.model.embed_tokens
@@ -52,5 +60,29 @@ def test_half_precision_and_other_models_stay():
     half.set_dtype(mx.bfloat16)
     other = llama.Model(llama.ModelArgs(model_type="llama", rms_norm_eps=1e-5, **SIZES, **HEADS))
     for network in (half, other):
-        scale_exactly(network)
+        mend_layers(network)
         assert type(network.model.embed_tokens) is nn.Embedding
+
+
+@pytest.mark.parametrize("patched", [False, True])
+@pytest.mark.parametrize("rows", [2, 3])
+def test_gemma_2_takes_a_batch_s_mask(rows: int, patched: bool):
+    """With as many rows as heads of keys mlx-lm takes other rows' masks without a word. 1e-4: the contract's for float32."""
+    network = tiny.build("gemma2")
+    prompts = tiny.prompts_of([9, 4, 6][:rows])
+    truth = [np.array(network(mx.array([ids]), cache=make_caches(network, 1, padded=False)))[0] for ids in prompts]
+    if patched:
+        patch_layers(network)
+    try:
+        caches = make_caches(network, rows, padded=True)
+        prepare_padding(caches, [len(ids) for ids in prompts], 9)
+        found = np.array(network(mx.array([ids + [0] * (9 - len(ids)) for ids in prompts]), cache=caches))
+    finally:
+        unpatch_layers(network)
+    for row, right in zip(found, truth, strict=True):
+        np.testing.assert_allclose(row[: len(right)], right, rtol=0, atol=1e-4)
+
+
+def test_a_twin_is_mended_where_its_model_is():
+    for network, attention in ((tiny.build("gemma2"), CappedAttention), (tiny.as_it_came("gemma2"), gemma2.Attention)):
+        assert {type(layer.self_attn) for layer in twin(network, tiny.CONFIGS["gemma2"] | {"model_type": "gemma2"}).layers} == {attention}

@@ -1,0 +1,57 @@
+"""Layers of mlx-lm that are mended, on every device, as classes derived from mlx-lm's own.
+
+Gemma 3's embeddings in float32: mlx-lm scales them by the root of their size in bfloat16, transformers in their own precision.
+Gemma 2's attention in a batch: its scores have five axes where heads share keys, and a batch's mask has four.
+"""
+
+from math import sqrt
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.models import gemma2
+from mlx_lm.models.gemma3_text import Gemma3Model
+
+
+class ScaledEmbedding(nn.Embedding):
+    """``nn.Embedding`` whose vectors are multiplied by ``factor``. As an LM head it is ``nn.Embedding``."""
+
+    factor: float  # set by ``mend_layers``; not among a module's parameters
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [...] -> [..., K]."""
+        return super().__call__(x) * self.factor
+
+
+class CappedAttention(gemma2.Attention):
+    """Gemma 2's attention, which caps its scores; ``mask`` may be a batch's [B, 1, T, L]."""
+
+    def __call__(self, x: mx.array, mask: mx.array | None = None, cache: Any = None) -> mx.array:
+        """x [B, T, D] -> the same shape."""
+        if mask is not None and mask.ndim == 4 and self.repeats > 1:  # its scores are [B, heads of keys, repeats, T, L]
+            mask = mx.expand_dims(mask, 2)
+        return super().__call__(x, mask, cache)
+
+
+def mend_layers(network: Any) -> None:
+    """Gives a network's layers the classes above where they need them. Twice is as good as once."""
+    for layer in network.modules():
+        if isinstance(layer, Gemma3Model):
+            _scale_exactly(layer)
+        elif type(layer) is gemma2.Attention:
+            layer.__class__ = CappedAttention
+
+
+def mended_alike(network: Any, other: Any) -> None:
+    """Mends ``network``, of the same model file as ``other``, if that is mended."""
+    if any(isinstance(layer, CappedAttention) for layer in other.modules()):
+        mend_layers(network)
+
+
+def _scale_exactly(body: Gemma3Model) -> None:
+    """Makes up for what the rounded root leaves out, in float32."""
+    embedding = body.embed_tokens
+    if type(embedding) is nn.Embedding and embedding.weight.dtype == mx.float32:
+        root = sqrt(body.args.hidden_size)
+        object.__setattr__(embedding, "factor", root / float(mx.array(root, mx.bfloat16).astype(mx.float32)))
+        embedding.__class__ = ScaledEmbedding
