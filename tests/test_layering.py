@@ -25,7 +25,7 @@ ROOMS = """
     runner/store runner/runs runner/policies runner/rescore runner/pipeline runner/cluster runner/estimate
     jobs/terminal jobs/statistics jobs/rewards jobs/openai jobs/generate jobs/score jobs/embed jobs/classify jobs jobs/harness
     jobs/evals jobs/export jobs/sweep jobs/status
-    jobs/plan jobs/compare jobs/report_data jobs/report jobs/verify jobs/supervision jobs/cli
+    jobs/plan jobs/compare jobs/report_data jobs/report jobs/verify jobs/supervision jobs/worker jobs/cli
     mlx_bulk
 """
 ORDER = [str(room) for room in ROOMS.split()]

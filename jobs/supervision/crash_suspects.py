@@ -62,6 +62,11 @@ class Suspects:
         self.code = message.get("code", self.code)
 
     @property
+    def frozen(self) -> bool:
+        """True while the run's batches cannot be divided (deterministic mode)."""
+        return self._frozen
+
+    @property
     def orders(self) -> dict[str, Any]:
         """The orders for the next process, as JSON values."""
         fatal = {run: list(rows.items()) for run, rows in self.fatal_rows.items()}

@@ -21,6 +21,7 @@ from typing import Any
 
 from ...runner.core.errors import ModelError
 from .crash_suspects import Suspects
+from .process_reports import Reports
 from .signals import heeded
 from .supervisor_link import VARIABLE
 
@@ -108,8 +109,7 @@ class _Child:
         log.debug("process %d runs the model; this one watches it", self._process.pid)
         with suppress(ConnectionError):  # it is dead already
             self._connection.sendall(json.dumps(suspects.orders).encode() + b"\n")
-        self._connection.setblocking(False)
-        self._half = b""  # the begun line
+        self._reports = Reports(self._connection, self._process.pid)
         self._pending: deque[tuple[float, int]] = deque()  # signals that came here: when, and which
         self._end_at: float | None = None
 
@@ -137,22 +137,13 @@ class _Child:
 
     def _receive(self) -> bool:
         """Takes in messages; returns False once the connection is closed."""
-        try:
-            while piece := self._connection.recv(1 << 16):
-                *lines, self._half = (self._half + piece).split(b"\n")
-                for line in lines:
-                    message = _message(line)
-                    if message.get("process") != self._process.pid:  # a copy that it has forked, or what one has written there
-                        continue
-                    self._suspects.receive(message)
-                    reported = next((each for each in self._pending if each[1] == message.get("signal")), None)
-                    if reported is not None:
-                        self._pending.remove(reported)
-        except BlockingIOError:
-            return True
-        except ConnectionError:
-            return False
-        return False
+        messages, is_open = self._reports.read()
+        for message in messages:
+            self._suspects.receive(message)
+            reported = next((each for each in self._pending if each[1] == message.get("signal")), None)
+            if reported is not None:
+                self._pending.remove(reported)
+        return is_open
 
     def _forward(self) -> None:
         """Forwards a signal that the process has not reported; kills the process when it takes too long to end."""
@@ -162,15 +153,6 @@ class _Child:
         if self._end_at is not None and now >= self._end_at:
             self._process.kill()
             self._end_at = now + END_SECONDS
-
-
-def _message(line: bytes) -> dict[str, Any]:
-    """Returns the message in a line; empty where there is none."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return {}
-    return message if isinstance(message, dict) else {}
 
 
 def _holds_input(stdin: Any) -> bool:

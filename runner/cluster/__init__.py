@@ -2,5 +2,5 @@
 
 Knows no job kinds and no command line. Only dask_fleet.py and dask_link.py know the library that carries the messages.
 
-Public: none.
+Public: held_leases, messages, interface.
 """
