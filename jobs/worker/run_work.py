@@ -152,7 +152,8 @@ class RunWork:
             case Begun() | Frames() | LeaseDone():
                 for told in self.held.relay(message):
                     self._tell(told)
-                self._make_room()
+                if isinstance(message, Frames):
+                    self._make_room()
             case RunRefused(run, reasons):
                 self._give_up(message, f"run {run[:8]} is not for this worker: {'; '.join(reasons)}")
             case RunFailed(run, _, text):

@@ -1,0 +1,294 @@
+"""Tests the agent with real engine processes that echo rows, and a driver in the test's own hands."""
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import pytest
+from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.jobs.supervision.crash_suspects import Suspects
+from mlx_bulk.jobs.worker.agent import NO_DRIVER, Agent, Signalled, Stay
+from mlx_bulk.jobs.worker.driver_line import DriverSaid
+from mlx_bulk.jobs.worker.engine_process import EngineProcess
+from mlx_bulk.runner.cluster.held_leases import HeldLeases
+from mlx_bulk.runner.cluster.messages import (
+    Ack,
+    Begun,
+    Dismiss,
+    EngineDied,
+    Frames,
+    Hello,
+    Lease,
+    LeaseDone,
+    Message,
+    Place,
+    Ready,
+    RunFailed,
+    RunOffer,
+    StopRun,
+)
+from mlx_bulk.runner.core.requests import Row
+
+from ...runner.pipeline.test_progress_display import heard
+
+PATIENCE = 60.0  # seconds after which a test that waits has failed
+ECHO = str(Path(__file__).parents[1] / "support" / "echo_engine.py")
+RUN = "a" * 16
+_M = TypeVar("_M")
+
+
+def lease(name: str, positions: Iterable[int]) -> Lease:
+    return Lease(RUN, name, 0, pickle.dumps([Row(at, str(at), {}) for at in positions]))
+
+
+class Driver:
+    """Both ends of a connection that the test can cut: the agent's, a ``DriverEnd``, and the driver's, which the test uses."""
+
+    def __init__(self) -> None:
+        self.is_there = threading.Event()
+        self.is_there.set()
+        self._to_agent: SimpleQueue[Message | None] = SimpleQueue()
+        self.told: SimpleQueue[Message] = SimpleQueue()
+        self.error: Exception | None = None
+        self.closed = False
+
+    # The agent's end.
+
+    def connect(self) -> None:
+        if self.error is not None:
+            raise self.error
+        if not self.is_there.wait(0.05):
+            raise OSError("no driver")
+        self._to_agent = SimpleQueue()
+
+    def send(self, message: Message) -> None:
+        if self.is_there.is_set():
+            self.told.put(message)
+
+    def receive(self, timeout: float | None) -> Message | None:
+        message = self._to_agent.get(timeout=timeout)
+        if message is None:
+            raise EOFError
+        return message
+
+    def close(self) -> None:
+        self.closed = True
+
+    # The driver's end.
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self._to_agent.put(message)
+
+    def go(self) -> None:
+        self.is_there.clear()
+        self._to_agent.put(None)
+
+    def hear(self, kind: type[_M], **fields: Any) -> _M:
+        """Returns the next message of a kind with these fields; those before it are dropped."""
+        while True:
+            try:
+                message = self.told.get(timeout=PATIENCE)
+            except Empty:
+                pytest.fail(f"no {kind.__name__} came")
+            if isinstance(message, kind) and all(getattr(message, name) == value for name, value in fields.items()):
+                return message
+
+    def land(self, places: set[Place]) -> None:
+        """Acks frames until all these places have come."""
+        while places:
+            frames = self.hear(Frames)
+            places -= set(frames.resolved)
+            self.say(Ack(frames.run, frames.number))
+
+
+class Worker:
+    """An agent in a thread."""
+
+    def __init__(self, driver: Driver, stay: Stay, script: dict[str, Any]):
+        self.inbox: SimpleQueue[Any] = SimpleQueue()
+        self.engines: list[EngineProcess] = []
+        command = [sys.executable, ECHO, json.dumps(script)]
+
+        def start(suspects: Suspects, inbox: "SimpleQueue[Any]") -> EngineProcess:
+            self.engines.append(EngineProcess(command, suspects, inbox))
+            return self.engines[-1]
+
+        self.agent = Agent(driver, Hello("w-1", "host", {}), start, stay, self.inbox)
+        self.code: int | BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.code = self.agent.run()
+        except Exception as error:
+            self.code = error
+
+    def left(self) -> int | BaseException | None:
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+        return self.code
+
+
+@contextmanager
+def at_work(stay: Stay | None = None, **script: Any) -> Generator[tuple[Driver, Worker]]:
+    """A worker that has joined, and takes leases of a run where there is a script."""
+    driver = Driver()
+    worker = Worker(driver, stay or Stay(), script)
+    try:
+        driver.hear(Hello)
+        driver.say(RunOffer(RUN, b""))
+        driver.hear(Ready, run=RUN)
+        yield driver, worker
+    finally:
+        worker.inbox.put(Signalled(signal.SIGTERM))
+        worker.inbox.put(Signalled(signal.SIGTERM))
+        worker.left()
+
+
+def test_rows_go_out_and_frames_come_back_over_a_lost_connection_and_a_death(tmp_path: Path):
+    with heard() as handler, at_work(killers=[2], batch=2, starts=str(tmp_path / "starts")) as (driver, worker):
+        driver.say(lease("d-1", [0, 1]))
+        frames = driver.hear(Frames), driver.hear(Frames)
+        driver.hear(LeaseDone, lease="d-1")
+        driver.go()
+        driver.is_there.set()
+        hello = driver.hear(Hello)
+        assert (hello.run, hello.leases) == (RUN, {"d-1": [0, 1]})  # sent, but not acked
+        assert (driver.told.get(timeout=PATIENCE), driver.told.get(timeout=PATIENCE)) == frames
+        driver.say(RunOffer(RUN, b""))
+        driver.hear(Ready)  # without another engine
+        driver.say(Ack(RUN, 2), lease("d-2", [2, 3]))
+        assert driver.hear(EngineDied).follows == "it starts again and runs them apart, at most 1 at once"
+        assert driver.hear(EngineDied).follows == "it goes to errors/"
+        driver.land({(2, -1), (3, 0)})
+        driver.hear(LeaseDone, lease="d-2")
+        worker.inbox.put(DriverSaid(Dismiss()))
+        worker.inbox.put(Signalled(signal.SIGTERM))
+        assert worker.left() == 128 + signal.SIGTERM
+        assert driver.closed
+        assert len((tmp_path / "starts").read_text().splitlines()) == 3
+    assert handler.messages == [
+        "joined the driver as w-1",
+        f"run {RUN[:8]}: making ready for it",
+        f"run {RUN[:8]}: ready: echo",
+        "the connection to the driver is lost: waiting for it; its engine goes on, and finished rows are sent when the driver is back",
+        "joined the driver as w-1",
+        "the process died of SIGABRT with 2 rows in the model: it starts again and runs them apart, at most 1 at once",
+        "the process died of SIGABRT again with row 2 alone in the model: it goes to errors/",
+        "the run has ended: waiting for the next one",
+        "SIGTERM: sending finished rows and leaving (again: leave at once)",
+    ]
+
+
+def test_a_signal_lets_the_engine_finish_and_waits_for_acks():
+    with at_work(hold=True) as (driver, worker):
+        driver.say(lease("d-1", [4]))
+        driver.hear(Begun)
+        worker.inbox.put(Signalled(signal.SIGINT))
+        frames = driver.hear(Frames)
+        assert worker.code is None
+        driver.say(Ack(RUN, frames.number))
+        assert worker.left() == 130
+
+
+def test_a_second_signal_leaves_at_once():
+    with at_work(hold=True) as (driver, worker):
+        driver.say(lease("d-1", [4]))
+        driver.hear(Begun)
+        worker.inbox.put(Signalled(signal.SIGINT))
+        driver.hear(Frames)  # never acked
+        worker.inbox.put(Signalled(signal.SIGTERM))
+        assert worker.left() == 130
+
+
+def test_an_idle_worker_starts_no_engine_and_leaves_when_it_is_dismissed():
+    driver = Driver()
+    worker = Worker(driver, Stay(once=True), {})
+    assert driver.hear(Hello) == Hello("w-1", "host", {})
+    driver.say(Dismiss())
+    assert (worker.left(), worker.engines) == (0, [])
+
+
+def test_a_worker_for_one_run_leaves_after_it_and_its_driver():
+    with at_work(Stay(once=True)) as (driver, worker):
+        driver.say(StopRun(RUN))
+        driver.go()
+        assert worker.left() == 0
+
+
+@pytest.mark.parametrize("stay", [Stay(once=True, wait=0.2), Stay(wait=0.2)])
+def test_a_worker_waits_for_a_driver_as_long_as_it_was_told(stay: Stay):
+    driver = Driver()
+    driver.is_there.clear()
+    worker = Worker(driver, stay, {})
+    assert worker.left() == NO_DRIVER
+
+
+def test_a_driver_that_refuses_this_worker_ends_it():
+    driver = Driver()
+    driver.error = ConfigError("keys: found none")
+    assert str(Worker(driver, Stay(), {}).left()) == "keys: found none"
+
+
+def test_an_engine_that_ends_by_itself_fails_its_run_and_the_next_offer_starts_another():
+    with at_work(exit=7) as (driver, worker):
+        driver.say(lease("d-1", [1]))
+        assert driver.hear(RunFailed).message == "the engine's process ended by itself, with code 7, in the middle of a run"
+        driver.say(RunOffer(RUN, b""))
+        driver.hear(Ready)
+        assert len(worker.engines) == 2
+
+
+def test_an_agent_takes_no_more_frames_than_it_may_hold(monkeypatch: pytest.MonkeyPatch):
+    """Also the socket fills then, so that the engine waits; acks let it go on."""
+    monkeypatch.setattr(HeldLeases.__init__, "__defaults__", (4 << 20,))
+    with at_work(bytes=1 << 20) as (driver, _):
+        driver.say(lease("d-1", range(12)))
+        taken = [driver.hear(Frames) for _ in range(5)]
+        driver.say(RunOffer(RUN, b""))
+        assert isinstance(driver.told.get(timeout=PATIENCE), Ready)  # and no frame before it
+        assert driver.told.empty()
+        driver.say(Ack(RUN, taken[-1].number))
+        driver.land({(row, 0) for row in range(5, 12)})
+
+
+SPINNING = """
+import sys, threading
+from mlx_bulk.jobs.supervision.supervisor_link import Link
+link = Link.inherited()
+print("up", flush=True)
+threading.Event().wait()
+"""
+AGENT = """
+import sys
+from queue import SimpleQueue
+from mlx_bulk.jobs.supervision.crash_suspects import Suspects
+from mlx_bulk.jobs.worker.driver_line import DriverSaid
+from mlx_bulk.jobs.worker.engine_process import EngineProcess
+EngineProcess([sys.executable, "-c", sys.argv[1]], Suspects(), SimpleQueue())
+sys.stdin.read()
+"""
+
+
+def test_an_engine_ends_with_an_agent_that_is_killed():
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, SPINNING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == "up\n"
+    agent.kill()
+    assert agent.communicate(timeout=PATIENCE)[0] == ""  # until the engine has let go of the pipe as well
+
+
+def test_the_agent_loads_no_engine():
+    code = "import sys, mlx_bulk.jobs.worker.agent, mlx_bulk.jobs.cli.main; print(*sys.modules, sep='\\n')"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"mlx.core", "mlx_lm", "transformers", "datasets", "pyarrow", "pandas"} & set(loaded)
