@@ -1,18 +1,18 @@
-"""How far the host's work hides behind the device's while the engine decodes; on a CPU, by mlx's operations and one thread of the BLAS.
+"""How far the host's work hides behind the device's while the engine decodes; on Linux's CPU, by mlx's operations and one BLAS thread.
 
     python benchmarks/decode_overlap.py
     python benchmarks/decode_overlap.py --profile    # where the host's time goes
 
-(a) ``overlap``: the time of 200 steps over that of the same steps when nothing waits for the host (``queued_steps.py``), of a network of
-some layers. mlx's stream thread is the device, the main thread the host. 1 means that the device never waits.
+mlx's stream thread is the device, the main thread the host. Linux says how long the device's thread sleeps: it waits for the host then.
+
+(a) ``overlap``: the time of a step over the time in which the device does not sleep, on a network of some layers. 1: it never waits.
 
 (b) ``host``: 64 rows with logprobs, the top 5, and stop strings in a quarter of the rows, on a network whose 36 layers do nothing.
-``host_ms``: what the main thread computes in a step (its processor time, so not what it waits); ``between_ms``: the time of a step, less
-that of the same step when nothing waits for the host: nothing was queued then. There the device's step takes some milliseconds, all in
-the head and the draw.
+``host_ms``: what the main thread computes in a step; ``between_ms``: what the device sleeps in a step.
 
-A time of many steps is that of rows with many tokens less that of the same rows with few. Each figure is the least of some rounds, as
-other work on the machine can only add to it. The last line is JSON.
+The steps are timed in pieces. The pieces that other work on the machine disturbs least are taken, a quarter of all, and of their figures
+the median. ``disturbed``: the share of their time for which the two threads had no processor; below 0.05 the figures can be trusted.
+The last line is JSON.
 """
 
 import argparse
@@ -20,18 +20,20 @@ import cProfile
 import json
 import os
 import pstats
-import time
 from collections.abc import Callable
-from dataclasses import fields, replace
-from itertools import islice
-from typing import Any
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-SHORT = 16  # tokens of the rows whose time is taken off
+if TYPE_CHECKING:
+    from stream_thread import Piece
+
+WARM = 16  # steps that are not counted
 PROMPT = 24  # tokens
 
 
 def main() -> None:
-    """Prints both, with one step ahead and without where the engine can do either."""
+    """Prints both, with one step ahead and without."""
     os.environ |= {"MLX_BULK_CPU": "generic", "OPENBLAS_NUM_THREADS": "1"}  # before mlx is imported
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=208)
@@ -45,7 +47,7 @@ def main() -> None:
 
     figures: dict[str, dict[str, float]] = {}
     for name, setup in ways(layered_setup(small)).items():
-        figures[name] = {"overlap": overlap(setup, 16, args)}
+        figures[name] = overlap(setup, 16, args)
     for name, setup in ways(idle_setup(small)).items():
         figures[name] |= host(setup, 8 if small else 64, args)
     columns = list(next(iter(figures.values())))
@@ -55,54 +57,47 @@ def main() -> None:
 
 def ways(setup: Any) -> dict[str, Any]:
     """The setup with one step ahead and without."""
-    if "ahead" not in {field.name for field in fields(setup)}:
-        return {"engine": setup}
     return {"ahead": replace(setup, ahead=True), "step by step": replace(setup, ahead=False)}
 
 
-def overlap(setup: Any, rows: int, args: argparse.Namespace) -> float:
-    """Time of the steps over that of the same steps when nothing waits for the host."""
-    clock = steps_seconds(setup, rows, args, time.perf_counter)
-    return round(clock / queued_seconds(setup, rows, args), 3)
+def overlap(setup: Any, rows: int, args: argparse.Namespace) -> dict[str, float]:
+    """Time of the steps over the device's own."""
+    quiet = quiet_pieces(setup, rows, args)
+    return {
+        "overlap": round(median(piece.step / (piece.step - piece.asleep) for piece in quiet), 3),
+        "overlap_disturbed": round(median(piece.disturbed for piece in quiet), 3),
+    }
 
 
 def host(setup: Any, rows: int, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of one step."""
     if args.profile:
         profile(setup, rows, args.steps)
-    steps = args.steps - SHORT
-    clock, queued = steps_seconds(setup, rows, args, time.perf_counter), queued_seconds(setup, rows, args)
-    busy = steps_seconds(setup, rows, args, time.thread_time)
-    milliseconds = {"step_ms": clock, "queued_ms": queued, "host_ms": busy, "between_ms": clock - queued}
-    return {name: round(1e3 * seconds / steps, 3) for name, seconds in milliseconds.items()}
+    quiet = quiet_pieces(setup, rows, args)
+    seconds = {
+        "step_ms": median(piece.step for piece in quiet),
+        "host_ms": median(piece.host for piece in quiet),
+        "between_ms": median(piece.asleep for piece in quiet),
+    }
+    return {name: round(1e3 * own, 3) for name, own in seconds.items()} | {
+        "disturbed": round(median(piece.disturbed for piece in quiet), 3)
+    }
 
 
-def steps_seconds(setup: Any, rows: int, args: argparse.Namespace, clock: Callable[[], float]) -> float:
-    """By a clock: the engine's ``steps`` less ``SHORT`` steps."""
+def quiet_pieces(setup: Any, rows: int, args: argparse.Namespace) -> "list[Piece]":
+    """The least disturbed quarter of all rounds' pieces."""
+    from stream_thread import StepClock
 
-    def took(new: int) -> float:
-        began = clock()
-        generate(setup, rows, new)
-        return clock() - began
-
-    took(SHORT)
-    return min(took(args.steps) for _ in range(args.rounds)) - min(took(SHORT) for _ in range(args.rounds))
-
-
-def queued_seconds(setup: Any, rows: int, args: argparse.Namespace) -> float:
-    """Of as many steps, with as many keys."""
-    from completing import Completing
-    from queued_steps import STEPS, bursts
-
-    count = (args.steps - SHORT) // STEPS
-    rounds: list[list[float]] = []
+    generate(setup, rows, WARM)
+    pieces = list["Piece"]()
     for _ in range(args.rounds):
-        tried = bursts(setup, Completing([], 0, rows), PROMPT + SHORT, setup.vocabulary, rows, together=False)
-        rounds.append([device for device, _ in islice(tried, count)])
-    return sum(map(min, zip(*rounds, strict=True))) * (args.steps - SHORT) / (count * STEPS)
+        clock = StepClock()
+        generate(setup, rows, args.steps, clock)
+        pieces += clock.pieces(WARM)
+    return sorted(pieces, key=lambda piece: piece.disturbed)[: -(-len(pieces) // 4)]
 
 
-def generate(setup: Any, rows: int, new: int) -> None:
+def generate(setup: Any, rows: int, new: int, each_step: Callable[[], bool] = lambda: False) -> None:
     """Rows of ``new`` tokens, a quarter of them with stop strings that never come, where the setup has top logprobs."""
     import numpy as np
     import shapes
@@ -117,7 +112,7 @@ def generate(setup: Any, rows: int, new: int) -> None:
         Request(row, Prompt("", own, own), Generate(Sampling(new, 0.0, stop=stop, ignore_eos=True), (Sample(0, row),)))
         for row, (own, stop) in enumerate(zip(ids, stops, strict=True))
     ]
-    outcomes = shapes.generated(Engine(setup, frozenset(), tokenizer().stopper), requests)
+    outcomes = shapes.generated(Engine(setup, frozenset(), tokenizer().stopper), requests, each_step)
     assert all(len(outcome.ids) == new for outcome in outcomes)
 
 

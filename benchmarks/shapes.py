@@ -5,6 +5,7 @@ Importing it puts in the fast BLAS: the process of a peer that is to do without 
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +101,10 @@ def setup(folder: Path, wanted: LogprobOptions = LogprobOptions(echo=True, greed
     return fit(load_model(config, find_checkpoint(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted).setup
 
 
-def generated(engine: Engine, requests: list[Request]) -> list[Generated]:
-    """Outcomes in the order of the requests and of their samples."""
+def generated(engine: Engine, requests: list[Request], each_step: Callable[[], bool] = lambda: False) -> list[Generated]:
+    """Outcomes in the order of the requests and of their samples. ``each_step`` is called before each step; True stops."""
     windows = iter([requests])
-    outcomes = [outcome for outcome in engine.run(lambda wait: next(windows, None)) if isinstance(outcome, Generated)]
+    outcomes = [outcome for outcome in engine.run(lambda wait: next(windows, None), each_step) if isinstance(outcome, Generated)]
     assert len(outcomes) == sum(len(request.samples) for request in requests), "some rows failed"
     return sorted(outcomes, key=lambda outcome: (outcome.row, outcome.index))
 

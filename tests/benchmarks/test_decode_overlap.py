@@ -6,11 +6,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCHEDULER = Path("/proc/self/schedstat")
+pytestmark = pytest.mark.skipif(not SCHEDULER.exists(), reason="Linux alone tells how long a thread slept")
 ARGS = argparse.Namespace(steps=32, rounds=1, profile=False)
 
 
@@ -25,15 +26,35 @@ def test_rows_with_top_logprobs_and_stop_strings_decode_on_layers_that_do_nothin
     setup = networks.idle_setup(True)
     assert len(setup.model.layers) == 36
     found = program.host(setup, 8, ARGS)
-    assert found.keys() == {"step_ms", "queued_ms", "host_ms", "between_ms"}
-    assert found["queued_ms"] > 0
+    assert found.keys() == {"step_ms", "host_ms", "between_ms", "disturbed"}
+    assert 0 < found["host_ms"]
+    assert 0 <= found["between_ms"] < found["step_ms"]
 
 
-def test_an_engine_that_can_decode_ahead_is_tried_both_ways():
+def test_the_engine_is_tried_ahead_and_step_by_step():
     program, networks = import_module("decode_overlap"), import_module("idle_network")
-    setup: Any = networks.idle_setup(True)
-    ways = program.ways(setup)
-    assert list(ways) == (["ahead", "step by step"] if hasattr(setup, "ahead") else ["engine"])
+    ways = program.ways(networks.idle_setup(True))
+    assert {name: setup.ahead for name, setup in ways.items()} == {"ahead": True, "step by step": False}
+
+
+def test_a_device_that_the_host_lets_wait_is_seen_to_sleep():
+    thread, mx = import_module("stream_thread"), import_module("shapes").mx
+    few, many = mx.zeros((4, 4)), mx.ones((400, 400))
+    mx.eval(many @ many)
+    seen = []
+    for waits in (False, True):
+        clock = thread.StepClock()
+        for _ in range(1 + 2 * thread.STEPS):
+            clock()
+            if waits:  # the host works, the device has nothing to do
+                mx.eval(few + 1)
+                sum(range(100_000))
+            else:  # the device works, the host waits
+                mx.eval(many @ many @ many @ many)
+        seen.append(clock.pieces(0))
+    (busy, *_), (idle, *_) = seen
+    assert idle.asleep > idle.host / 2
+    assert busy.step - busy.asleep > busy.host
 
 
 @pytest.mark.slow
