@@ -10,6 +10,7 @@ waiting for the host, except where other work holds the host's thread up; ``Piec
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 TASKS = Path("/proc/self/task")
@@ -47,7 +48,7 @@ class StepClock:
         """Returns what was noted after the first ``skip`` calls."""
         found = list[Piece]()
         seen = self._seen[-(-skip // STEPS) :]
-        for before, after in zip(seen, seen[1:], strict=False):
+        for before, after in pairwise(seen):
             wall, host, device, host_waited, device_waited = (b - a for a, b in zip(before, after, strict=True))
             asleep = max(0.0, wall - device - device_waited)
             found.append(Piece(wall / STEPS, host / STEPS, asleep / STEPS, (host_waited + device_waited) / wall))

@@ -8,6 +8,10 @@ that a step draws stay on the device and go into the next one.
 
 A row that ends with step t has then taken part in step t + 1; that token is left unread. A row that reaches its limit is known before.
 Where a draw depends on the tokens before it (penalties, grammars), the forward pass is sent, then step t is read, then the draw is sent.
+
+mlx writes new keys into a cache in place only if nothing else holds its memory; what attention in flight still reads, it copies first. It
+sends at most ten command buffers ahead, which is less than a step of a large network but more than one of a small network. So where the
+caches are large, a step is sent when the forward pass before it is over, while the device still draws from that one's logits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,15 +31,17 @@ from ..scheduler.limits import Load
 from .setup import Setup
 from .slots import Active, Index, Slots, step_masks
 
+COPIED_BYTES = 64 << 20  # of caches that may be copied in a step: a GPU needs less than a millisecond for it
 CLEAR_STEPS = 512  # decode steps after which the allocator returns its spare buffers to the system
 
 
 @dataclass(slots=True)
 class _Sent:
-    """A step that the device computes: the slots of its rows [B], and their draw."""
+    """A step that the device computes: the slots of its rows [B], and their draw. passed: known once the forward pass is over."""
 
     order: Index
     launched: Launched
+    passed: mx.array | None
 
 
 class DecodeBatch:
@@ -65,8 +71,7 @@ class DecodeBatch:
     @property
     def load(self) -> Load:
         """Returns the rows, and the length that the longest of them can become."""
-        rows = [self._slots.row(slot).request for slot in self._order]
-        return Load(len(rows), max((row.reach for row in rows), default=0))
+        return Load(len(self._order), int(self._slots.reach[self._order].max(initial=0)))
 
     @property
     def rows_under_way(self) -> set[int]:
@@ -137,7 +142,13 @@ class DecodeBatch:
     def _send(self, setup: Setup, before: _Sent | None) -> _Sent | None:
         """Sends a step. Returns ``before`` if it is still unread."""
         slots, order, wanted = self._slots, self._order, setup.wanted
-        logits = setup.network(self._tokens[:, None], self._caches)[:, -1]
+        logits, passed = setup.network(self._tokens[:, None], self._caches)[:, -1], None
+        load = self.load
+        if setup.ahead and setup.limits.kv(load.rows, load.longest) > COPIED_BYTES:
+            passed = logits[0, 0] + 0  # not a view: that would hold all logits
+            if before is not None and before.passed is not None:
+                mx.eval(before.passed)
+            mx.async_eval(passed)
         if before is not None and slots.follows[order].any():
             mx.async_eval(logits)  # the model computes while the tokens before are looked at
             self._read(before)
@@ -148,7 +159,7 @@ class DecodeBatch:
         parameters = slots.parameters(order, self._eos, step_masks(guides, logits.shape[-1]) if guides else None)
         launched = launch(logits, parameters, wanted.top, wanted.stats, wanted.tempered, wanted.kept, wanted.logprobs)
         slots.sent[order] += 1
-        self._tokens, self._sent = launched.ids, _Sent(order, launched)
+        self._tokens, self._sent = launched.ids, _Sent(order, launched, passed)
         self._progress.steps += 1
         self._progress.slot_steps += setup.limits.rows
         if self._progress.steps % CLEAR_STEPS == 0:
