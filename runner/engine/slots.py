@@ -58,10 +58,10 @@ class Active:
 class Slots:
     """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept for each token.
 
-    ``sent`` [R] steps that a row has taken part in, ``count`` [R] tokens of these that are read, ``limit`` [R]. ``reach`` [R] tokens that a
-    row can have, with its prompt. ``done`` [R] marks rows whose outcome is out. ``special`` [R] marks rows that must be looked at after each
-    token: they have a guide, stop strings, stop ids of their own, or a fault. ``guided`` [R] marks those with a guide; ``follows`` [R]
-    those whose draw depends on the tokens before it.
+    ``sent`` [R] steps that a row has taken part in, ``count`` [R] tokens of these that are read, ``limit`` [R]. ``reach`` [R] tokens that
+    a row can have, with its prompt. ``done`` [R] marks rows whose outcome is out. ``special`` [R] marks rows that must be looked at after
+    each token: they have a guide, stop strings, stop ids of their own, or a fault. ``guided`` [R] marks those with a guide; ``follows``
+    [R] those whose draw depends on the tokens before it.
     """
 
     def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
