@@ -14,21 +14,22 @@ from numpy.typing import NDArray
 
 from . import attention, elementwise, linear, native, rope
 from .attention import Mask
+from .quantized import Matrix, QuantizedPlace, QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A block's weights, float32: projections [N, K], all others vectors. ``q_norm`` and ``k_norm`` are Qwen3's."""
+    """A block's weights, float32 or quantized: projections [N, K]. All others are vectors. ``q_norm`` and ``k_norm`` are Qwen3's."""
 
     norm: mx.array
-    q: mx.array
-    k: mx.array
-    v: mx.array
-    o: mx.array
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
     second_norm: mx.array
-    gate: mx.array
-    up: mx.array
-    down: mx.array
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     q_bias: mx.array | None = None
     k_bias: mx.array | None = None
     v_bias: mx.array | None = None
@@ -114,8 +115,15 @@ class Block:
     def __init__(self, weights: Weights, constants: Constants):
         """Raises Traced."""
         arrays = {field.name: getattr(weights, field.name) for field in fields(Weights)}
-        self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if array is not None}
+        self._views = {name: native.view(native.dense(array)) for name, array in arrays.items() if isinstance(array, mx.array)}
         self._call = _Call(**{name: view.ctypes.data for name, view in self._views.items()})
+        packed = {name: array.dense() for name, array in arrays.items() if isinstance(array, QuantizedWeight)}
+        none = QuantizedPlace()
+        self._packed = (
+            packed,
+            (QuantizedPlace * len(_PROJECTIONS))(*(QuantizedPlace.of(packed[name]) if name in packed else none for name in _PROJECTIONS)),
+        )
+        self._call.quantized = ctypes.addressof(self._packed[1])
         call, c = self._call, constants
         self.d, self.width, self.heads, self.kv = weights.q.shape[1], c.width, weights.q.shape[0] // c.width, weights.k.shape[0] // c.width
         call.d, call.width, call.heads, call.kv = self.d, self.width, self.heads, self.kv
@@ -159,11 +167,13 @@ class Block:
 
 
 _WEIGHTS = tuple(one.name for one in fields(Weights))
+_PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class _Call(ctypes.Structure):  # decoder_block.h's Block
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values", "front_keys", "front_values", "out")),
+        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("front_keys", "front_values", "quantized", "out")),
         *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms")),
         *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),
         ("ms", ctypes.c_int64 * 4),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from . import linear, logprobs, native
 from .logprobs import Scores, SoftmaxSums
+from .quantized import Matrix, QuantizedWeight
 
 
 @dataclass(slots=True, frozen=True)
@@ -19,7 +20,7 @@ class Product:
     """Logits [N, V] not computed yet: x [N, K] weightᵀ + bias, with weight [V, K] and bias [V] or None."""
 
     x: mx.array
-    weight: mx.array
+    weight: Matrix
     bias: mx.array | None = None
 
 
@@ -40,13 +41,18 @@ def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32
     """
     if targets.size and not 0 <= targets.min() <= targets.max() < product.weight.shape[0]:
         raise IndexError(f"ids from {targets.min()} to {targets.max()} in logits of {product.weight.shape[0]}")
-    x, weight = native.dense(product.x), native.dense(product.weight)
+    x, weight = native.dense(product.x), product.weight
+    weight = weight.dense() if isinstance(weight, QuantizedWeight) else native.dense(weight)
     bias = None if product.bias is None else native.dense(product.bias)
     n = x.shape[0]
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     sums, logits = SoftmaxSums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32)), np.empty(len(targets), np.float32)
     ids = np.ascontiguousarray(targets, np.int32)
-    native.library().product_sums(x, weight, None if bias is None else id(bias), first, ids, logits, sums.best, sums.peak, sums.total)
+    rest = native.maybe(bias), first, ids, logits, sums.best, sums.peak, sums.total
+    if isinstance(weight, QuantizedWeight):
+        native.library().quantized_product_sums(x, *weight.arrays, *rest, weight.bits)
+    else:
+        native.library().product_sums(x, weight, *rest)
     with np.errstate(invalid="ignore", divide="ignore"):  # a row of NaN or of -inf comes out as NaN, and is quarantined
         values = logits - np.repeat(sums.peak, counts) - np.repeat(np.log(sums.total), counts)
         return Scores(values, greedy=np.repeat(sums.best, counts) == targets if greedy else None)

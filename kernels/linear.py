@@ -1,4 +1,4 @@
-"""Products of rows with a weight: [..., K] with [N, K]. Knows no layers.
+"""Products of rows with a weight: [..., K] with [N, K], of float32 or quantized. Knows no layers.
 
 A BLAS reorders the weight in memory in each call. For few rows that takes longer than the product. The library reorders only as much as
 the caches hold, and fetches the next part meanwhile. For many rows it is as fast as a BLAS in vectors, and faster where the processor
@@ -9,12 +9,13 @@ Where neither a library nor a fast BLAS for mlx is to be had (no g++), NumPy mul
 import mlx.core as mx
 import numpy as np
 
-from . import backend, native
+from . import backend, native, quantized
+from .quantized import Matrix, QuantizedWeight
 
 
-def reference(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+def reference(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
     """Returns x weightᵀ + bias: x [..., K], weight [N, K], bias [N] -> [..., N]."""
-    product = x @ weight.T
+    product = weight.times(x) if isinstance(weight, QuantizedWeight) else x @ weight.T
     return product if bias is None else product + bias
 
 
@@ -23,26 +24,35 @@ def numpy_serves() -> bool:
     return backend.on_cpu_path() and backend.prepare().slow and native.library() is None
 
 
-def suits(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
-    """Returns True when ``on_cpu`` serves a product: float32 on the CPU, and shapes that fit."""
+def suits(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
+    """Returns True when ``on_cpu`` serves a product: float32 on the CPU, and shapes that fit. A quantized weight takes the library."""
     if x.ndim < 1 or weight.ndim != 2 or x.shape[-1] != weight.shape[1]:
         return False
     if bias is not None and bias.shape != (weight.shape[0],):
         return False
-    arrays = (x, weight) if bias is None else (x, weight, bias)
+    arrays = [x] if bias is None else [x, bias]
+    if isinstance(weight, QuantizedWeight):
+        return native.suits(*arrays) and quantized.suits(weight)
+    arrays.append(weight)
     if numpy_serves():
         return all(array.dtype == mx.float32 and array.size for array in arrays)
     return native.suits(*arrays)
 
 
-def on_cpu(x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+def on_cpu(x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
     """Computes ``reference`` now, by the library, or by NumPy where there is none.
 
-    By the library a row's bits do not depend on the other rows. Without tiles, calls of up to 4 rows sum in another order than larger ones.
+    By the library a row's bits do not depend on the other rows. Without tiles, calls of up to 4 rows sum in another order than larger
+    ones where the weight is float32.
     """
-    x, weight = native.dense(x), native.dense(weight)
+    x = native.dense(x)
     bias = None if bias is None else native.dense(bias)
     out = native.empty((*x.shape[:-1], weight.shape[0]))
+    if isinstance(weight, QuantizedWeight):
+        weight = weight.dense()
+        native.library().quantized_linear(x, *weight.arrays, native.maybe(bias), out, weight.bits)
+        return out
+    weight = native.dense(weight)
     if native.library() is None:
         made = native.view(out).reshape(-1, weight.shape[0])
         with np.errstate(all="ignore"):  # logits that are not finite are told of by row

@@ -31,6 +31,7 @@ COMMAND = ("g++", "-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-sha
 _ARRAY, _MAYBE, _FLOAT, _INT = ctypes.py_object, ctypes.c_void_p, ctypes.c_float, ctypes.c_int
 _ENTRIES: dict[str, list[Any]] = {
     "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
+    "quantized_linear": [*[_ARRAY] * 4, _MAYBE, _ARRAY, _INT],
     "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4],
     "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _MAYBE, _ARRAY, _FLOAT, _FLOAT, _INT],
     "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
@@ -48,6 +49,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "softmax_sums": [*[_ARRAY] * 4, _MAYBE, _MAYBE],
     "draw": [*[_ARRAY] * 10, *[_MAYBE] * 3],
     "product_sums": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 6],
+    "quantized_product_sums": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 6, _INT],
     "block": [ctypes.c_void_p],
     "encoder_block": [ctypes.c_void_p],
     "pack_weight": [ctypes.c_void_p, _MAYBE, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p],

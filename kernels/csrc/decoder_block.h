@@ -26,6 +26,7 @@ struct Block {
   float *const *keys, *const *values;               // each row's [kv, its room, width]
   // Each row's shared prefix, [kv, its room, width]; null where there is none.
   const float *const *front_keys, *const *front_values;
+  const Quantized* quantized;                       // [7]: q, k, v, o, gate, up, down in place of those above; without words where float32
   float* out;                                       // [B, T, d]
   const int64_t *rooms, *used, *real;               // [B] each: a cache's capacity in positions, positions that it holds, and how many of
                                                     // T are tokens, with pads after them; real is null where there are no pads
@@ -62,6 +63,10 @@ struct Block {
   }
 
  private:
+  enum Projection { Q, K, V, O, GATED, UPPER, DOWN };
+
+  const Quantized* of(Projection one) const { return quantized[one].words ? quantized + one : nullptr; }
+
   // Pads count too, so that no bit depends on how many there are.
   bool few() const { return b * t <= FEW_ROWS; }
 
@@ -84,8 +89,9 @@ struct Block {
       norm_row(tokens + (first + row) * d, norm, d, eps, room);
       return room;
     };
-    multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias}, {k, inner_kv, new_keys, inner_kv, k_bias},
-                               {v, inner_kv, new_values, inner_kv, v_bias}}, few());
+    multiply(rows, d, normed, {{q, inner, queries + first * inner, inner, q_bias, nullptr, of(Q)},
+                               {k, inner_kv, new_keys, inner_kv, k_bias, nullptr, of(K)},
+                               {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V)}}, few());
     pool.run(rows, [&](long i) {
       long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
       long angle = ((count > 1 ? row * t : 0) + at) * half;
@@ -110,12 +116,13 @@ struct Block {
     long inner = heads * width;
     float* middle = spare(HIDDEN, rows * d);
     multiply(rows, inner, [&](long row, float*) { return attended + (first + row) * inner; },
-             {{o, d, middle, d, o_bias, tokens + first * d}}, few());
+             {{o, d, middle, d, o_bias, tokens + first * d, of(O)}}, few());
     auto normed = [&](long row, float* room) {
       norm_row(middle + row * d, second_norm, d, second_eps, room);
       return room;
     };
-    Gated{gate, up, gate_bias, up_bias, d, hidden, few()}.run(rows, normed, {down, d, made + first * d, d, down_bias, middle});
+    Gated mlp{gate, up, gate_bias, up_bias, d, hidden, few(), of(GATED), of(UPPER)};
+    mlp.run(rows, normed, {down, d, made + first * d, d, down_bias, middle, of(DOWN)});
   }
 };
 

@@ -8,10 +8,12 @@
 
 namespace {
 
-// The logits are x [m, depth] wᵀ + bias, with w [n, depth] and bias [n] or null. best, peak and total [m] take each row's softmax sums.
+// The logits are x [m, depth] wᵀ + bias, with w [n, depth], which may be quantized instead, and bias [n] or null. best, peak and total [m] take each row's softmax sums.
 // at_ids takes the logits of `ids`; row i's ids stand at first[i] ... first[i + 1] - 1.
 struct Score {
-  const float *x, *w, *bias;
+  const float* w;
+  const Quantized* quantized;  // null where w is float32
+  const float *x, *bias;
   long m, n, depth;
   const int64_t* first;
   const int32_t* ids;
@@ -22,7 +24,7 @@ struct Score {
   void run() const {
     auto of = [&](long row, float*) { return x + row * depth; };
 #if TILES
-    if (tiles_allowed())
+    if (tiles_allowed() && !quantized)
       return each_packed(m, depth, of, [&](const uint16_t* packed, long row, long rows) {
         gather(row, rows, [&](long part, Part* to) { columns_in_tiles(packed, row, rows, part, to); });
       });
@@ -57,7 +59,9 @@ struct Score {
     long from = part * Part::SIZE, end = std::min(n, from + Part::SIZE);
     float* made = spare(MADE, rows * Part::SIZE);
     for (long i = 0; end < from + Part::SIZE && i < rows; i++) std::fill_n(made + i * Part::SIZE, Part::SIZE, -INFINITE);
-    Target target{w + from * depth, end - from, made, Part::SIZE, bias ? bias + from : nullptr};
+    Quantized some = quantized ? quantized->from(from) : Quantized{};
+    Target target{quantized ? nullptr : w + from * depth, end - from,          made,
+                  Part::SIZE,                             bias ? bias + from : nullptr, nullptr, quantized ? &some : nullptr};
     columns_in_vectors(rows, gathered, depth, target, 0, end - from, m <= FEW_ROWS);
     for (long i = 0; i < rows; i++) to[i] = taken(made + i * Part::SIZE, row + i, from, end);
   }

@@ -51,6 +51,12 @@ GrammarMask mask_of(const Arrays& arrays, int i, long row) {
   return {place < 0 ? nullptr : arrays.data<uint32_t>(i + 1) + place * arrays.size(i + 1, 1)};
 }
 
+// A weight whose words, scales and biases are arrays 1, 2 and 3.
+Quantized quantized_of(const Arrays& arrays, int bits) {
+  long depth = arrays.size(1, 1) * 32 / bits;
+  return {arrays.data<uint32_t>(1), arrays.data(2), arrays.data(3), depth, bits, depth / arrays.size(2, 1)};
+}
+
 }  // namespace
 
 // Each function returns 0, or -1 where an object has no buffer (Python's error is set), or -2 where memory has run out. Arrays are dense
@@ -87,6 +93,20 @@ int linear(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out) try {
   long n = arrays.size(1, 0), k = arrays.size(1, 1), m = arrays.elements(0) / k;
   const float* a = arrays.data(0);
   multiply(m, k, [&](long row, float*) { return a + row * k; }, {{arrays.data(1), n, arrays.data(2), n, arrays.data(3)}}, m <= FEW_ROWS);
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// x [..., K], words [N, K * bits / 32] uint32, scales and biases [N, K / group], see Quantized; bias [N] or null -> out [..., N]
+int quantized_linear(PyObject* x, PyObject* words, PyObject* scales, PyObject* biases, PyObject* bias, PyObject* out, int bits) try {
+  Arrays arrays({x, words, scales, biases, out, bias});
+  if (!arrays.held) return -1;
+  Quantized w = quantized_of(arrays, bits);
+  long n = arrays.size(1, 0), m = arrays.elements(0) / w.depth;
+  const float* a = arrays.data(0);
+  Target target{nullptr, n, arrays.data(4), n, arrays.data(5), nullptr, &w};
+  multiply(m, w.depth, [&](long row, float*) { return a + row * w.depth; }, {target}, m <= FEW_ROWS);
   return 0;
 } catch (...) {
   return -2;
@@ -384,8 +404,21 @@ int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first,
                  PyObject* peak, PyObject* total) try {
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
-  Score{arrays.data(0), arrays.data(1), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
+  Score{arrays.data(1), nullptr, arrays.data(0), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
         arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7)}.run();
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// product_sums with a weight as quantized_linear takes it.
+int quantized_product_sums(PyObject* x, PyObject* words, PyObject* scales, PyObject* biases, PyObject* bias, PyObject* first, PyObject* ids,
+                           PyObject* at, PyObject* best, PyObject* peak, PyObject* total, int bits) try {
+  Arrays arrays({x, words, scales, biases, first, ids, at, best, peak, total, bias});
+  if (!arrays.held) return -1;
+  Quantized w = quantized_of(arrays, bits);
+  Score{nullptr, &w, arrays.data(0), arrays.data(10), arrays.size(0, 0), arrays.size(1, 0), w.depth, arrays.data<int64_t>(4),
+        arrays.data<int32_t>(5), arrays.data(6), arrays.data<int32_t>(7), arrays.data(8), arrays.data(9)}.run();
   return 0;
 } catch (...) {
   return -2;

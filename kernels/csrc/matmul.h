@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "thread_pool.h"
+#include "matmul_quantized.h"
 #include "matmul_simd.h"
 #include "matmul_amx.h"
 
@@ -39,6 +40,10 @@ void each_gathered(long m, long depth, const RowOf& of, F f) {
 void columns_in_vectors(long rows, const float* x, long depth, const Target& target, long from, long end, bool few) {
   for (long n = from; n < end; n += PANEL) {
     long columns = std::min<long>(PANEL, end - n);
+    if (target.quantized) {
+      target.quantized->from(n).panel(rows, columns, x, target.c + n, target.ldc, target.bias ? target.bias + n : nullptr);
+      continue;
+    }
     const float *w = target.w + n * depth, *bias = target.bias ? target.bias + n : nullptr;
     if (few) dots(rows, columns, x, depth, w, depth, depth, target.c + n, target.ldc, bias);
     else panel(rows, columns, x, w, depth, target.c + n, target.ldc, bias);
@@ -109,10 +114,11 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
 #endif
 
 // Computes each target's c = x wᵀ + bias + plus for m rows of x [m, depth]. A row's bits do not depend on the other rows. Without tiles
-// they depend on `few`.
+// they depend on `few`, and those of quantized weights do not. Quantized weights are multiplied in vectors.
 void multiply(long m, long depth, const RowOf& of, std::initializer_list<Target> targets, bool few) {
 #if TILES
-  if (tiles_allowed()) return multiply_in_tiles(m, depth, of, targets);
+  bool quantized = std::any_of(targets.begin(), targets.end(), [](const Target& target) { return target.quantized; });
+  if (tiles_allowed() && !quantized) return multiply_in_tiles(m, depth, of, targets);
 #endif
   multiply_in_vectors(m, depth, of, targets, few);
 }

@@ -16,13 +16,17 @@ constexpr int ROWS = 6, WIDE = REGISTERS == 32 ? 4 : 2;
 constexpr int PANEL_ROWS = REGISTERS == 32 ? 8 : 6, PANEL = (REGISTERS == 32 ? 3 : 2) * W;
 constexpr long DEEP = 2048;  // depth of a transposed panel: it stays in the L2 cache
 
-// One product: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth]; bias is [n] or null; plus has c's layout or is null.
+struct Quantized;
+
+// One product: c [rows, ldc] = x wᵀ + bias + plus. w is [n, depth], float32 or `quantized`; bias is [n] or null; plus has c's layout or is
+// null.
 struct Target {
   const float* w;
   long n;
   float* c;
   long ldc;
   const float *bias = nullptr, *plus = nullptr;
+  const Quantized* quantized = nullptr;  // if not null, w is not read
 
   // Writes sums [count], count <= W, to row `row`, from `column` on.
   void put(long row, long column, const float* sums, long count) const {

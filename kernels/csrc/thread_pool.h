@@ -109,7 +109,7 @@ Pool& pool = *new Pool;  // never destroyed: its threads may run until the proce
 // Scratch memory of a thread, one piece for each use, aligned to a cache line.
 enum Use {
   KEYS, VALUES, QUERIES, SCORES, WEIGHT, PRODUCT, INPUT, MADE, TOKENS,
-  PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, PRODUCTS, STATE, USES
+  PROJECTED, ATTENDED, NEW_KEYS, NEW_VALUES, HIDDEN, GATE, UP, INNER, FRONT, PRODUCTS, STATE, PANELS, USES
 };
 
 float* spare(Use use, size_t size) {

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import logprobs, native
-from .. import temperature_logprobs as _tempered
 from ..backend import on_cpu_path
 from ..logprobs import Scores
 from . import grammar_mask, inverse_cdf, token_filters
 from . import logits_processors as edits
+from . import temperature_logprobs as _tempered
 from .parameters import Floats, Ints, Parameters
 
 

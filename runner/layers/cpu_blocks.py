@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from ...kernels import attention, native
 from ...kernels import rope as rotation
 from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
+from ...kernels.quantized import Matrix, QuantizedWeight
+from ...kernels.quantized import suits as suits_quantized
 from .cache_stand_ins import BothWays, PrefixView
 from .call_context import CallContext, context_of
-from .cpu_layers import FastLinear, FastLlama3RoPE, FastRMSNorm, FastRoPE, run_kernel
+from .cpu_layers import FastLinear, FastLlama3RoPE, FastQuantizedLinear, FastRMSNorm, FastRoPE, run_kernel
 from .ragged_kv_cache import RaggedKVCache
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
@@ -59,14 +61,15 @@ class BuiltBlock:
 
 def _block(layer: Any) -> Block | None:
     """Returns the kernel's block for a layer with its present weights; None where the kernel can't serve it. Raises Traced."""
-    arrays = _arrays(layer)
-    if arrays is None:
+    weights = _weights(layer)
+    if weights is None:
         return None
     built: BuiltBlock | None = layer.__dict__.get(BUILT)
-    if built is None or not built.of.hold(list(arrays.values())):
-        if not native.suits(*arrays.values()):
+    arrays = [array for weight in weights.values() for array in (weight.arrays if isinstance(weight, QuantizedWeight) else (weight,))]
+    if built is None or not built.of.hold(arrays):
+        if not all(suits_quantized(each) if isinstance(each, QuantizedWeight) else native.suits(each) for each in weights.values()):
             return None
-        built = BuiltBlock(native.Places(list(arrays.values())), _build(layer, arrays))
+        built = BuiltBlock(native.Places(arrays), _build(layer, weights))
         object.__setattr__(layer, BUILT, built)  # not among the layer's parameters
     return built.block
 
@@ -76,14 +79,17 @@ def _written(layer: Any) -> WeakKeyDictionary[KVCache, WrittenCache]:
     return layer.__dict__[BUILT].written
 
 
-def _arrays(layer: Any) -> dict[str, mx.array] | None:
-    """Returns a layer's weights by the names of ``Weights``; None where a part is not one of our classes: quantized, or adapted."""
-    weights: dict[str, mx.array] = {}
+def _weights(layer: Any) -> dict[str, Any] | None:
+    """Returns a layer's weights by the names of ``Weights``; None where a part is not one of our classes, as when it is adapted."""
+    weights: dict[str, Matrix] = {}
     for name, parent in PROJECTIONS.items():
         part = layer[parent].get(f"{name}_proj")
-        if type(part) is not FastLinear:
+        if type(part) not in (FastLinear, FastQuantizedLinear):
             return None
-        weights[name] = part["weight"]
+        weight = part["weight"] if type(part) is FastLinear else QuantizedWeight.of(part)
+        if weight is None:
+            return None
+        weights[name] = weight
         if "bias" in part:
             weights[f"{name}_bias"] = part["bias"]
     attn = layer["self_attn"]
@@ -97,11 +103,11 @@ def _arrays(layer: Any) -> dict[str, mx.array] | None:
     return weights
 
 
-def _build(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
+def _build(layer: Any, weights: dict[str, Any]) -> Block | None:
     """Builds the kernel's block of a layer; None where it does not take the layer's shapes or rotation."""
     attn, rope = layer["self_attn"], layer["self_attn"]["rope"]
-    width = arrays["q"].shape[0] // attn.n_heads
-    (inner, d), inner_kv, hidden = arrays["q"].shape, attn.n_kv_heads * width, arrays["gate"].shape[0]
+    width = weights["q"].shape[0] // attn.n_heads
+    (inner, d), inner_kv, hidden = weights["q"].shape, attn.n_kv_heads * width, weights["gate"].shape[0]
     shapes = {
         "norm": (d,),
         "second_norm": (d,),
@@ -116,7 +122,7 @@ def _build(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
         "k_norm": (width,),
     }
     shapes |= {f"{name}_bias": shapes[name][:1] for name in PROJECTIONS}
-    if any(array.shape != shapes[name] for name, array in arrays.items()):
+    if any(weight.shape != shapes[name] for name, weight in weights.items()):
         return None
     if type(rope) is FastRoPE:
         dims, scale = rope.dims, rope.scale
@@ -129,10 +135,10 @@ def _build(layer: Any, arrays: dict[str, mx.array]) -> Block | None:
     if frequencies is None or dims > width:
         return None
     eps = {"eps": layer["input_layernorm"].eps, "second_eps": layer["post_attention_layernorm"].eps}
-    if "q_norm" in arrays:
+    if "q_norm" in weights:
         eps |= {"q_eps": attn["q_norm"].eps, "k_eps": attn["k_norm"].eps}
     constants = Constants(width=width, scale=attn.scale, position_scale=scale, neighbours=rope.traditional, **eps)
-    return Block(Weights(**arrays, frequencies=frequencies), constants)
+    return Block(Weights(**weights, frequencies=frequencies), constants)
 
 
 def _suits(block: Block, x: mx.array, mask: attention.Mask, cache: KVCache | PrefixView | None) -> bool:

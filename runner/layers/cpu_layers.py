@@ -15,6 +15,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from ...kernels import attention, elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
+from ...kernels.quantized import Matrix, QuantizedWeight
 from ...kernels.recurrent import short_convolution
 from .call_context import CallContext, ListedProduct
 from .mended_layers import CappedAttention, ScaledEmbedding
@@ -33,14 +34,14 @@ def run_kernel(used: set[str], name: str, fast: Callable[[], Made], original: Ca
     return result
 
 
-def _listed(context: CallContext, array: mx.array, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> mx.array:
+def _listed(context: CallContext, array: mx.array, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> mx.array:
     """Returns the lazy ``array`` itself; adds its product to the call's list, if it keeps one."""
     if context.listed is not None:
         context.listed.append(ListedProduct(array, Product(x, weight, bias)))
     return array
 
 
-def _computes(context: CallContext, x: mx.array, weight: mx.array, bias: mx.array | None = None) -> bool:
+def _computes(context: CallContext, x: mx.array, weight: Matrix, bias: mx.array | None = None) -> bool:
     """Returns True when the kernel computes a product now."""
     read = weight.shape[0] < VOCABULARY or context.reads_logits
     return context.listed is None and read and linear.suits(x, weight, bias)
@@ -88,6 +89,38 @@ class FastEmbedding(nn.Embedding):
         if self.training or not _computes(self._context, x, weight):
             return _listed(self._context, super().as_linear(x), x, weight)
         return run_kernel(self._context.used, "linear", lambda: linear.on_cpu(x, weight), lambda: super(FastEmbedding, self).as_linear(x))
+
+
+class FastQuantizedLinear(nn.QuantizedLinear):
+    """``nn.QuantizedLinear`` with the kernel for matrix products."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [..., K] -> [..., N]."""
+        weight, bias = QuantizedWeight.of(self), self.get("bias")
+        if self.training or weight is None:
+            return super().__call__(x)
+        if not _computes(self._context, x, weight, bias):
+            return _listed(self._context, super().__call__(x), x, weight, bias)
+        fast = linear.on_cpu
+        return run_kernel(self._context.used, "linear", lambda: fast(x, weight, bias), lambda: super(FastQuantizedLinear, self).__call__(x))
+
+
+class FastQuantizedEmbedding(nn.QuantizedEmbedding):
+    """``nn.QuantizedEmbedding`` with the kernel for matrix products, for a tied LM head."""
+
+    _context: CallContext
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """x [..., K] -> [..., V]."""
+        weight = QuantizedWeight.of(self)
+        if self.training or weight is None:
+            return super().as_linear(x)
+        if not _computes(self._context, x, weight):
+            return _listed(self._context, super().as_linear(x), x, weight)
+        fast = linear.on_cpu
+        return run_kernel(self._context.used, "linear", lambda: fast(x, weight), lambda: super(FastQuantizedEmbedding, self).as_linear(x))
 
 
 class FastScaledEmbedding(FastEmbedding, ScaledEmbedding):
@@ -253,6 +286,8 @@ LAYERS: dict[type, type] = {
     SwitchLinear: FastSwitchLinear,
     nn.Embedding: FastEmbedding,
     ScaledEmbedding: FastScaledEmbedding,
+    nn.QuantizedLinear: FastQuantizedLinear,
+    nn.QuantizedEmbedding: FastQuantizedEmbedding,
     nn.Conv1d: FastConv1d,
     nn.RMSNorm: FastRMSNorm,
     nn.LayerNorm: FastLayerNorm,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...kernels import fused_logprobs
 from ...kernels.fused_logprobs import Product
 from ...kernels.logprobs import Scores, score
-from ...kernels.temperature_logprobs import tempered
+from ...kernels.sampling.temperature_logprobs import tempered
 from ..core.logprob_options import LogprobOptions
 
 

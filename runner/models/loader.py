@@ -49,7 +49,7 @@ class LanguageModel:
 
 
 def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> LanguageModel:
-    """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes.
+    """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes, else kept.
 
     classes: what mlx-lm makes the network of, None for a language model with its head.
 
@@ -78,7 +78,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
         except ModelError as error:
             raise ModelError(f"the adapter {error}") from error
         adapters.stay()
-    log_quantized(need, memory)
+    log_quantized(need, memory, slow="linear" not in substitutes)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays)
@@ -117,11 +117,14 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Clas
     return sum(a.nbytes for a in arrays), None if need is None else False
 
 
-def log_quantized(need: int | None, memory: int) -> None:
-    """Warns where quantized weights stay so. need: see ``whole_bytes``."""
+def log_quantized(need: int | None, memory: int, slow: bool = True) -> None:
+    """Says that quantized weights stay so, where they do; a warning where no kernel of ours serves them. need: see ``whole_bytes``."""
     if need is not None and need > memory:
         room = f"float32 would take {size_as_text(need)} of {size_as_text(memory)}"
-        log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+        if slow:
+            log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+        else:
+            log.info("quantized weights stay so (%s)", room)
 
 
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None) -> tuple[Any, int | None]:

@@ -6,17 +6,17 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from mlx_bulk.kernels import temperature_logprobs
 from mlx_bulk.kernels.sampling import draw as sampling
+from mlx_bulk.kernels.sampling import temperature_logprobs
 from mlx_bulk.kernels.sampling.draw import Drawn
 from mlx_bulk.kernels.sampling.logits_processors import Edits
 from mlx_bulk.kernels.sampling.parameters import Parameters
 from mlx_bulk.runner.core.requests import Sampling
 from numpy.typing import NDArray
 
-from ..oracle import distribution, edited
-from .sampling.samplers import parameters
-from .sampling.test_sampling import COMPLETION, EOS, LOGITS, PROMPT, VARIANTS, edits_of, uniforms
+from ...oracle import distribution, edited
+from .samplers import parameters
+from .test_sampling import COMPLETION, EOS, LOGITS, PROMPT, VARIANTS, edits_of, uniforms
 
 Floats = NDArray[np.float32]
 Sampler = Callable[[Floats, Parameters], Drawn]

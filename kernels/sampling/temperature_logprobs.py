@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from .backend import on_cpu_path
-from .logprobs import sum_by_blocks
+from ..backend import on_cpu_path
+from ..logprobs import sum_by_blocks
 
 Floats = NDArray[np.float32]
 

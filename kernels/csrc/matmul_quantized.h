@@ -1,0 +1,94 @@
+// Products of rows with a weight that stays quantized as mlx packs it: a number is scale * q + bias, where q has a few bits, and a group of
+// neighbours shares scale and bias. Knows nothing of layers.
+//
+// A panel of outputs becomes float32 in the first cache just before it is multiplied, so memory gives packed numbers alone. Words of several
+// numbers are transposed, not the numbers: then each lane of a vector is an output, and shifts give the inputs one after the other. Sums are
+// added in the order of `panel`: they have the bits of the product with the weight as float32.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "matmul_simd.h"
+
+namespace {
+
+constexpr long LEAST_GROUP = 32;  // a group's length is a multiple
+
+// A weight [n, depth] in `bits` bits: 2, 3, 4, 5, 6 or 8. The struct's layout is that of `QuantizedPlace` in kernels/quantized.py.
+struct Quantized {
+  const uint32_t* words;        // [n, depth * bits / 32], a row's bits from the lowest on
+  const float *scales, *biases;  // [n, depth / group]
+  int64_t depth, bits, group;
+
+  // Rows from `row` on.
+  Quantized from(long row) const {
+    return {words + row * words_of(depth), scales + row * (depth / group), biases + row * (depth / group), depth, bits, group};
+  }
+
+  // c [rows, columns] = x wᵀ + bias for the first `columns` outputs, at most PANEL; x is [rows, depth].
+  void panel(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
+    constexpr int N = PANEL / W;
+    if (bits == 4) return panel_of<4, N>(rows, columns, x, c, ldc, bias);
+    if (bits == 8) return panel_of<8, N>(rows, columns, x, c, ldc, bias);
+    if (bits == 6) return panel_of<6, N>(rows, columns, x, c, ldc, bias);
+    if (bits == 5) return panel_of<5, N>(rows, columns, x, c, ldc, bias);
+    if (bits == 3) return panel_of<3, N>(rows, columns, x, c, ldc, bias);
+    return panel_of<2, N>(rows, columns, x, c, ldc, bias);
+  }
+
+ private:
+  static constexpr long NEAR = 128;  // depth of a panel as float32; it stays in the first cache
+
+  long words_of(long numbers) const { return numbers / 32 * bits; }
+
+  template <int BITS, int N>
+  void panel_of(long rows, long columns, const float* x, float* c, long ldc, const float* bias) const {
+    if constexpr (N > 1)
+      if (columns <= (N - 1) * W) return panel_of<BITS, N - 1>(rows, columns, x, c, ldc, bias);
+    constexpr long WIDE = N * W;
+    bool whole = columns == WIDE;
+    float *to = whole ? c : spare(PRODUCT, rows * WIDE), *near = spare(PANELS, NEAR * WIDE);
+    long ldt = whole ? ldc : WIDE, row_words = words_of(depth), row_groups = depth / group;
+    auto* all_words = (const float*)words;  // moved, never computed with
+    float* turned = spare(WEIGHT, (words_of(DEEP) + 2 * DEEP / LEAST_GROUP) * WIDE);
+    float *scale = turned + words_of(DEEP) * WIDE, *shift = scale + DEEP / LEAST_GROUP * WIDE;
+    for (long k = 0; k < depth; k += DEEP) {
+      long deep = std::min(DEEP, depth - k);
+      turn(columns, words_of(deep), all_words + words_of(k), row_words, turned, WIDE);
+      turn(columns, deep / group, scales + k / group, row_groups, scale, WIDE);
+      turn(columns, deep / group, biases + k / group, row_groups, shift, WIDE);
+      for (long i = 0; i < deep; i += NEAR) {
+        long some = std::min(NEAR, deep - i), next = columns * row_words + (k + i) / 32 * BITS * columns;  // its share of the next panel
+        for (long j = 0; j < some; j += 32)
+          unpack<BITS, N>(turned + words_of(i + j) * WIDE, scale + (i + j) / group * WIDE, shift + (i + j) / group * WIDE, near + j * WIDE);
+        outer_of_rows<PANEL_ROWS, N>(rows, x + k + i, depth, near, WIDE, some, to, ldt, k + i > 0, all_words + next, words_of(some) * columns);
+      }
+    }
+    if (!whole || bias)
+      for (long m = 0; m < rows; m++)
+        for (long n = 0; n < columns; n++) c[m * ldc + n] = to[m * ldt + n] + (bias ? bias[n] : 0.0f);
+  }
+
+  // 32 inputs of N vectors of outputs as float32, to [32, N * W].
+  template <int BITS, int N>
+  static void unpack(const float* turned, const float* scale, const float* shift, float* to) {
+    constexpr uint32_t ONES = (1u << BITS) - 1;
+    for (int n = 0; n < N; n++) {
+      V s = load(scale + n * W), b = load(shift + n * W);
+      U word[BITS];
+#pragma GCC unroll 8
+      for (int i = 0; i < BITS; i++) word[i] = (U)load(turned + (i * N + n) * W);
+#pragma GCC unroll 32
+      for (int i = 0; i < 32; i++) {
+        int at = i * BITS / 32, low = i * BITS % 32;
+        U q = word[at] >> low;
+        if (low + BITS > 32) q |= word[std::min(at + 1, BITS - 1)] << (32 - low);
+        store(to + (i * N + n) * W, s * __builtin_convertvector((I)(q & ONES), V) + b);
+      }
+    }
+  }
+};
+
+}  // namespace
