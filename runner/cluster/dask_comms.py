@@ -1,0 +1,194 @@
+"""Dask's connections as a cluster uses them: messages of plain values, its own settings, and silence on the terminal.
+
+Dask's own connections unpickle what a peer puts into a message, also in the scheduler and before the peer has said who it is
+(``__Pickled__`` in distributed/protocol/core.py). The connections made here read msgpack alone, and refuse all else. Importing this
+module needs the extra ``cluster``.
+"""
+
+import logging
+import ssl
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...configs.errors import ConfigError
+
+try:
+    import distributed
+    import msgpack
+    from dask import config as dask_config
+    from distributed import Scheduler, Worker
+    from distributed.comm.addressing import get_address_host
+    from distributed.comm.core import Comm, CommClosedError, FatalCommClosedError, connect
+    from distributed.comm.registry import backends
+    from distributed.comm.tcp import TCP, TLS, TCPBackend, TCPListener, TLSBackend, TLSListener
+    from tornado.ioloop import PeriodicCallback
+    from tornado.iostream import StreamClosedError
+except ImportError as error:
+    raise ConfigError(
+        f"a run over several workers needs Dask's package distributed ({error}); install it: pip install 'mlx-bulk[cluster]'"
+    ) from None
+
+__all__ = ["Comm", "CommClosedError", "FatalCommClosedError", "PeriodicCallback", "Scheduler", "Worker", "connect"]
+
+log = logging.getLogger("mlx_bulk")
+
+MOST_BYTES = 1 << 30  # of what is read at once: a worker has 64 MB under way, and what it sends again after a reconnect
+OP = "mlx-bulk"  # of our messages in Dask's streams
+ALIVE = "keep-alive"  # of signs of life, from both ends
+ALIVE_SECONDS = 5.0  # between two of them
+_WORD = struct.Struct("Q")
+_MOST_TOLD = 100
+_LOGGERS = ("distributed", "tornado", "tornado.application")
+
+
+class NotPlain(CommClosedError):
+    """A peer sent what is no message of plain values. The connection is closed."""
+
+
+def unpacked(content: Any) -> Any:
+    """Returns the value of one msgpack message. Raises NotPlain for anything else, and for types beyond msgpack's own."""
+    try:
+        return msgpack.unpackb(content, raw=False, ext_hook=_refuse_extension)
+    except Exception as error:  # of any kind, since the bytes are a stranger's
+        raise NotPlain(f"a message that is no msgpack ({type(error).__name__})") from None
+
+
+def _refuse_extension(code: int, content: bytes) -> Any:
+    raise ValueError("found an extension type")
+
+
+class PlainComm:
+    """The part of a connection that reads: messages of one frame, which is msgpack. nbytes: of the last one."""
+
+    stream: Any
+    nbytes: int = 0
+
+    async def read(self, deserializers: object = None) -> Any:
+        """Returns the next message. Raises CommClosedError when the connection is gone, NotPlain for what is no plain message."""
+        if self.stream is None:
+            raise CommClosedError
+        try:
+            (size,) = await self._words(1)
+            if not 2 * _WORD.size <= size <= MOST_BYTES:
+                raise NotPlain(f"a message of {size} bytes")
+            (frames,) = await self._words(1)
+            if frames != 1:
+                raise NotPlain(f"a message of {frames} frames, which holds more than plain values")
+            (self.nbytes,) = await self._words(1)
+            # Dask reads a large frame apart from its header.
+            if self.nbytes > MOST_BYTES or size - 2 * _WORD.size not in (0, self.nbytes):
+                raise NotPlain(f"a frame of {self.nbytes} bytes in a message of {size}")
+            content = await self.stream.read_bytes(self.nbytes)
+        except (StreamClosedError, OSError) as error:
+            self.abort()
+            raise error if isinstance(error, CommClosedError) else CommClosedError(str(error)) from None
+        except BaseException:
+            self.abort()
+            raise
+        try:
+            return unpacked(content)
+        except NotPlain:
+            self.abort()
+            raise
+
+    async def _words(self, count: int) -> tuple[int, ...]:
+        return struct.unpack(f"{count}Q", await self.stream.read_bytes(count * _WORD.size))
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        super().abort()  # pyright: ignore[reportAttributeAccessIssue] - TCP's, which stands behind this class
+
+
+class PlainTCP(PlainComm, TCP):
+    """A connection without encryption."""
+
+
+class PlainTLS(PlainComm, TLS):
+    """A connection on which both ends have shown their certificates."""
+
+
+class _PlainTCPListener(TCPListener):
+    comm_class: ClassVar[type[TCP]] = PlainTCP
+
+
+class _PlainTLSListener(TLSListener):
+    comm_class: ClassVar[type[TCP]] = PlainTLS
+
+    def __init__(self, *arguments: Any, **more: Any):
+        super().__init__(*arguments, **more)
+        self._told: set[str] = set()
+
+    async def _prepare_stream(self, stream: Any, address: str) -> Any:
+        """Waits until both ends have shown their certificates. Returns None for a stranger, of which the log tells once."""
+        try:
+            return await stream.wait_for_handshake()
+        except OSError as error:
+            host, why = get_address_host(address), getattr(error, "real_error", None) or error
+            silent = not isinstance(why, ssl.SSLError) or isinstance(why, ssl.SSLEOFError)  # it only looked whether someone listens
+            if not silent and host not in self._told and len(self._told) < _MOST_TOLD:
+                self._told.add(host)
+                text = getattr(why, "reason", None) or why
+                log.warning("refused a connection from %s, which did not show a certificate of this cluster (%s)", host, text)
+            return None
+
+
+class _PlainTCPBackend(TCPBackend):
+    _listener_class = _PlainTCPListener
+
+
+class _PlainTLSBackend(TLSBackend):
+    _listener_class = _PlainTLSListener
+
+
+# Schemes of our own for listening: Dask's stay as they are for others in this process. The bytes on the wire are Dask's.
+PLAIN_SCHEMES = {"tcp": "mlx-bulk-tcp", "tls": "mlx-bulk-tls"}
+backends.setdefault(PLAIN_SCHEMES["tcp"], _PlainTCPBackend())
+backends.setdefault(PLAIN_SCHEMES["tls"], _PlainTLSBackend())
+
+
+def security(tls: str | None) -> distributed.Security:
+    """Returns what both ends know each other by: the certificates in the folder ``tls``, or nothing. Raises ConfigError for bad ones."""
+    if tls is None:
+        return distributed.Security(require_encryption=False, **dict.fromkeys(_tls_fields()))
+    ends = {"_file": "ca.pem", "_cert": "node.pem", "_key": "node.key"}
+    files = {field: str(Path(tls) / ends[field[field.rindex("_") :]]) for field in _tls_fields()}
+    keys = distributed.Security(require_encryption=True, **files)
+    try:
+        keys.get_listen_args("scheduler")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{tls}: cannot use these keys ({error}); expected files that mlx-bulk cluster-keys made") from None
+    return keys
+
+
+def _tls_fields() -> list[str]:
+    roles = ("client", "scheduler", "worker")
+    return ["tls_ca_file", *(f"tls_{role}_{part}" for role in roles for part in ("cert", "key"))]
+
+
+@contextmanager
+def dask_settings(lost_after: float) -> Generator[None]:
+    """Puts a cluster's settings in place of the user's, which are for other programs: preloads, plugins, timeouts, dashboards.
+
+    lost_after: seconds after which a silent connection is closed. Nothing of Dask or tornado is logged meanwhile: what a user must
+    know, the fleet and the link say in words of their own.
+    """
+    defaults: dict[str, Any] = dask_config.merge(*dask_config.defaults)
+    ours = {
+        "comm": {"timeouts": {"connect": "3s", "tcp": f"{int(lost_after)}s"}, "compression": False},
+        "admin": {"tick": {"interval": "1s"}, "system-monitor": {"interval": "5s", "disk": False, "gil": {"enabled": False}}},
+        "diagnostics": {"nvml": False},
+        "scheduler": {"worker-ttl": None, "http": {"routes": []}, "work-stealing": False, "active-memory-manager": {"start": False}},
+        "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
+    }
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    with dask_config.set({"distributed": dask_config.merge(defaults["distributed"], ours)}):
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

@@ -1,0 +1,163 @@
+"""Tests both ends of a cluster on Dask against each other: joining, messages, and connections that end in all ways."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
+from mlx_bulk.runner.cluster.dask_link import DriverLink
+from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
+from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone
+
+from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
+
+MEGABYTE = 1 << 20
+
+
+def taken(driver: DaskFleet, count: int) -> list[object]:
+    """The next messages, which are all that comes."""
+    found: list[object] = []
+    while len(found) < count:
+        events = driver.events(PATIENCE)
+        assert events
+        found += [event.message for event in events if isinstance(event, Told)]
+    return found
+
+
+def test_a_worker_joins_with_its_hello_and_leaves() -> None:
+    with fleet() as driver:
+        assert driver.address.startswith("tcp://127.0.0.1:")
+        with link(driver.address) as worker:
+            assert driver.events(0) == []  # it has connected, and not said who it is
+            worker.send(hello())
+            assert next_event(driver, Joined) == Joined("studio-1", hello())
+            assert driver.workers() == ["studio-1"]
+        assert next_event(driver, Left) == Left("studio-1", "it has closed its connection")
+        assert driver.workers() == []
+
+
+def test_messages_of_megabytes_come_whole_and_in_order_both_ways() -> None:
+    with fleet() as driver, link(driver.address) as worker:
+        worker.send(hello())
+        next_event(driver, Joined)
+        sent = [frames(number, 5 * MEGABYTE) for number in range(1, 5)]
+        leases = [Lease("a1", f"s-{number}", 0, bytes([number]) * 5 * MEGABYTE, ((3, 0),)) for number in range(4)]
+        for message in sent:
+            worker.send(message)
+        for lease in leases:
+            driver.send("studio-1", lease)
+        assert taken(driver, 4) == sent
+        assert [worker.receive(PATIENCE) for _ in leases] == leases
+        assert worker.receive(0) is None
+
+
+def test_a_message_to_a_worker_that_is_gone_is_lost_and_does_not_reach_its_next_connection() -> None:
+    with fleet() as driver:
+        driver.send("nobody", Ack("a1", 1))
+        with link(driver.address) as first, link(driver.address) as second:
+            first.send(hello())
+            next_event(driver, Joined)
+            second.send(hello())
+            with pytest.raises(EOFError):
+                first.receive(PATIENCE)
+            driver.send("studio-1", Ack("a1", 1))  # to the connection that the driver knows of
+            waiting: list[Event] = []
+            assert next_event(driver, Left, waiting) == Left("studio-1", "it has connected again")
+            assert (waiting or driver.events(PATIENCE)) == [Joined("studio-1", hello())]
+            driver.send("studio-1", Ack("a1", 2))
+            assert second.receive(PATIENCE) == Ack("a1", 2)
+            assert driver.workers() == ["studio-1"]
+
+
+def test_a_worker_finds_a_driver_that_is_started_again() -> None:
+    with fleet() as driver:
+        address = driver.address
+        worker = DriverLink(address)
+        worker.connect()
+        worker.send(hello())
+        next_event(driver, Joined)
+    with pytest.raises(EOFError, match=address):
+        worker.receive(PATIENCE)
+    worker.send(LeaseDone("a1", "s-1"))  # dropped
+    with pytest.raises(OSError, match="Connection refused"):
+        worker.connect()
+    with fleet(address.removeprefix("tcp://")) as driver:
+        worker.connect()
+        worker.send(hello())
+        assert next_event(driver, Joined).worker == "studio-1"
+        driver.send("studio-1", Ack("a1", 7))
+        assert worker.receive(PATIENCE) == Ack("a1", 7)
+        worker.close()
+
+
+def test_what_is_missing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mlx_bulk")
+    with fleet() as driver:
+        address = driver.address
+    worker = DriverLink(address)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Connection refused"):
+            worker.connect()
+    worker.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no driver answers at {address} (Connection refused); trying again until one does"
+    ]
+
+
+def test_dismissed_workers_are_told_before_the_connection_ends() -> None:
+    driver = DaskFleet("127.0.0.1:0")
+    with link(driver.address) as worker:
+        worker.send(hello())
+        next_event(driver, Joined)
+        driver.end(dismiss=True)
+        assert worker.receive(PATIENCE) == Dismiss()
+        with pytest.raises(EOFError):
+            worker.receive(PATIENCE)
+
+
+_WORKER = """
+import sys
+from mlx_bulk.runner.cluster.dask_link import DriverLink
+from mlx_bulk.runner.cluster.messages import Hello, RunFailed
+import psutil
+link = DriverLink(sys.argv[1])
+link.connect()
+link.send(Hello("killed", "here", {"ports": sum(each.status == "LISTEN" for each in psutil.Process().net_connections())}))
+print(link.receive(None))
+"""
+
+
+def test_a_killed_worker_is_gone_and_no_process_has_a_port_but_the_drivers(tmp_path: Path) -> None:
+    (tmp_path / "preload.py").write_text("open('preloaded', 'w')\n")
+    theirs = {f"DASK_DISTRIBUTED__{end}__PRELOAD": "preload.py" for end in ("SCHEDULER", "WORKER")}
+    with fleet() as driver:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _WORKER, driver.address], cwd=tmp_path, env={**os.environ, **theirs}, stderr=subprocess.PIPE
+        )
+        try:
+            assert next_event(driver, Joined).hello.facts == {"ports": 0}
+            ours = [each.laddr.port for each in psutil.Process().net_connections() if each.status == "LISTEN"]
+            assert ours == [int(driver.address.rpartition(":")[2])]
+            os.kill(process.pid, signal.SIGKILL)
+            assert next_event(driver, Left) == Left("killed", "the connection is gone")
+        finally:
+            process.kill()
+            _, said = process.communicate()
+    assert said == b""  # nothing of Dask's on the terminal
+    assert not (tmp_path / "preloaded").exists()
+
+
+def test_an_address_that_cannot_be_used_is_refused() -> None:
+    with fleet() as driver:
+        place = driver.address.removeprefix("tcp://")
+        with pytest.raises(
+            ConfigError, match=rf"cluster.listen: found {place}, where this machine cannot listen \(Address already in use\)"
+        ):
+            DaskFleet(place)
+    with pytest.raises(ConfigError, match="other machines can reach"):
+        DaskFleet("0.0.0.0:0")
