@@ -35,7 +35,7 @@ struct Gated {
     constexpr long NARROW_PART = 4, WIDE_PART = 8;  // blocks a part; a narrow part holds two sums, gate and up
     long ldx = steps_of(hidden) * PARTS * TILE;
     auto* inner = (uint16_t*)spare(INNER, (std::min(m, MANY) + 2 * T - 1) / (2 * T) * ldx);
-    Columns narrow(hidden, NARROW_PART), wide(down.n, WIDE_PART);
+    Columns narrow(hidden, 2 * T, NARROW_PART), wide(down.n, 2 * T, WIDE_PART);
     each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {
       pool.run(narrow.number, [&](long i) { columns(x, rows, narrow.from(i), narrow.from(i + 1), inner, ldx); });
       pool.run(wide.number, [&](long i) { tile_product(inner, row, rows, down, wide.from(i), wide.from(i + 1), hidden); });

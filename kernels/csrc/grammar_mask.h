@@ -21,7 +21,7 @@ struct GrammarMask {
   // Returns the logits x of W ids from j on, a multiple of W, with -inf for ids that are not allowed.
   V of(V x, long j) const {
     I bits = (int32_t)(words[j / WORD] >> j % WORD) - I{};
-    return (bits & lanes.bit) != 0 ? x : all(-INFINITE);
+    return (bits & lane_bit) != 0 ? x : all(-INFINITE);
   }
 
   // The largest of n logits that are allowed, and its id, the first of equals. NaN if one of them is NaN; -inf and id 0 if there is none.
@@ -52,7 +52,7 @@ struct GrammarMask {
     for (int i = 0; i < CHAINS; i++) {
       float peak = largest(most[i]);
       if (peak == -INFINITE || peak < found.value) continue;
-      long id = smallest(most[i] == peak ? place[i] + lanes.number : INT32_MAX - I{});
+      long id = smallest(most[i] == peak ? place[i] + lane_number : INT32_MAX - I{});
       found = {peak > found.value ? id : std::min(id, found.id), peak};
     }
     for (; from < n; from++) {

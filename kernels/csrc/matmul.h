@@ -18,7 +18,20 @@ namespace {
 
 using RowOf = std::function<const float*(long row, float* room)>;  // returns a row's address; may compute the row into `room`
 
+constexpr long PANELS_A_PART = 4;
 constexpr long FEW_ROWS = 4;  // with at most so many rows the weight is not transposed; its numbers are then added in another order
+
+// Splits n columns into parts, one task each. A part is some blocks of `width` columns, at most `most`. The number of parts is a multiple of
+// the number of threads; longer parts come first.
+struct Columns {
+  long blocks, number, n, width;
+
+  Columns(long n, long width, long most) : blocks((n + width - 1) / width), n(n), width(width) {
+    long at_once = pool.threads() * most;
+    number = std::min(blocks, (blocks + at_once - 1) / at_once * pool.threads());
+  }
+  long from(long part) const { return std::min(n, (part * (blocks / number) + std::min(part, blocks % number)) * width); }
+};
 
 // Calls f(x, row, rows) for MANY_ROWS rows at a time at most, from `row` on; x [rows, depth] lies in the second cache.
 template <typename F>
@@ -55,9 +68,9 @@ void multiply_in_vectors(long m, long depth, const RowOf& of, std::initializer_l
     for (Target target : targets) {
       target.c += first * target.ldc;
       if (target.plus) target.plus += first * target.ldc;
-      long panels = (target.n + PANEL - 1) / PANEL, some = PANEL * std::max(1l, std::min(4l, panels / (2 * pool.threads())));
-      pool.run((target.n + some - 1) / some, [&](long part) {
-        long from = part * some, end = std::min(target.n, from + some);
+      Columns columns(target.n, PANEL, PANELS_A_PART);
+      pool.run(columns.number, [&](long part) {
+        long from = columns.from(part), end = columns.from(part + 1);
         columns_in_vectors(rows, x, depth, target, from, end, few);
         for (long row = 0; target.plus && row < rows; row++)
           for (long i = row * target.ldc + from; i < row * target.ldc + end; i++) target.c[i] += target.plus[i];
@@ -84,18 +97,6 @@ void each_packed(long m, long depth, const RowOf& of, F f) {
   }
 }
 
-// Splits n columns into parts, one task each. A part is some blocks of 32 columns, at most `most`. The number of parts is a multiple of
-// the number of threads; longer parts come first.
-struct Columns {
-  long blocks, number, n;
-
-  Columns(long n, long most) : blocks((n + 2 * T - 1) / (2 * T)), n(n) {
-    long at_once = pool.threads() * most;
-    number = std::min(blocks, (blocks + at_once - 1) / at_once * pool.threads());
-  }
-  long from(long part) const { return std::min(n, (part * (blocks / number) + std::min(part, blocks % number)) * 2 * T); }
-};
-
 void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_list<Target> targets) {
   constexpr long WIDE_PART = 8;
   struct Part {
@@ -104,7 +105,7 @@ void multiply_in_tiles(long m, long depth, const RowOf& of, std::initializer_lis
   };
   std::vector<Part> parts;
   for (const Target& target : targets) {
-    Columns columns(target.n, WIDE_PART);
+    Columns columns(target.n, 2 * T, WIDE_PART);
     for (long i = 0; i < columns.number; i++) parts.push_back({&target, columns.from(i), columns.from(i + 1)});
   }
   each_packed(m, depth, of, [&](const uint16_t* x, long row, long rows) {

@@ -13,45 +13,6 @@ namespace {
 
 constexpr long DEPTH = 384;  // a multiple of PANEL; a panel of a block stays in the second cache, and so do the rows' numbers
 
-// c[m] = a[m] b + bias for the M rows of a, added to c if `add`; b is [depth, N * W]; bias [N * W] may be null. Prefetches from `next`.
-template <int M, int N>
-inline void packed_tile(const float* a, long lda, const float* b, long depth, const float* bias, float* c, long ldc, bool add,
-                        const float* next) {
-  V acc[M][N] = {};
-  if (add)
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[m][n] = load(c + m * ldc + n * W);
-  for (long k = 0; k < depth; k++) {
-    V right[N];
-    if (next) __builtin_prefetch(next + 16 * k, 0, 2);
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) right[n] = load(b + k * N * W + n * W);
-#pragma GCC unroll 8
-    for (int m = 0; m < M; m++) {
-      V left = all(a[m * lda + k]);
-#pragma GCC unroll 8
-      for (int n = 0; n < N; n++) acc[m][n] += left * right[n];
-    }
-  }
-#pragma GCC unroll 8
-  for (int m = 0; m < M; m++)
-#pragma GCC unroll 8
-    for (int n = 0; n < N; n++) store(c + m * ldc + n * W, bias ? acc[m][n] + load(bias + n * W) : acc[m][n]);
-}
-
-// Calls `packed_tile` for more rows. Prefetches `left` numbers from `next` on.
-template <int M, int N>
-void packed_rows(long rows, const float* a, long lda, const float* b, long depth, const float* bias, float* c, long ldc, bool add,
-                 const float* next, long left) {
-  long m = 0;
-  for (; m + M <= rows; m += M, next += 16 * depth, left -= 16 * depth)
-    packed_tile<M, N>(a + m * lda, lda, b, depth, bias, c + m * ldc, ldc, add, left > 0 ? next : nullptr);
-  if constexpr (M > 1)
-    if (m < rows) packed_rows<M - 1, N>(rows - m, a + m * lda, lda, b, depth, bias, c + m * ldc, ldc, add, next, left);
-}
-
 // A weight [n, depth] and its bias [n]. `data` holds size(n, depth) numbers: the blocks, then the bias.
 struct Packed {
   const float* data;
@@ -96,7 +57,7 @@ struct Packed {
                     bool add) {
     if constexpr (N > 1)
       if (columns < N * W) return panel<N - 1>(rows, columns, a, lda, b, deep, bias, c, ldc, add);
-    packed_rows<PANEL_ROWS, N>(rows, a, lda, b, deep, bias, c, ldc, add, b + N * W * deep, N * W * deep);
+    outer_of_rows<PANEL_ROWS, N>(rows, a, lda, b, N * W, deep, c, ldc, add, b + N * W * deep, N * W * deep, bias);
   }
 };
 

@@ -96,9 +96,11 @@ void dots(long rows, long columns, const float* a, long lda, const float* b, lon
   for (; n < columns; n++) dots_of_rows<DOT_ROWS, 1>(rows, a, lda, b + n * ldb, ldb, depth, c + n, ldc, bias ? bias + n : nullptr);
 }
 
-// c[m] = sum over k of a[m][k] b[k][0 ... N * W), added to c if `add`. Prefetches from `next`, one cache line for each k.
+// c[m] = sum over k of a[m][k] b[k][0 ... N * W) + bias [N * W], which may be null, added to c if `add`. Prefetches from `next`, one cache
+// line for each k.
 template <int M, int N>
-inline void outer(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next) {
+inline void outer(const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add, const float* next,
+                  const float* bias = nullptr) {
   V acc[M][N] = {};
   if (add)
 #pragma GCC unroll 8
@@ -120,18 +122,27 @@ inline void outer(const float* a, long lda, const float* b, long ldb, long depth
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-    for (int n = 0; n < N; n++) store(c + m * ldc + n * W, acc[m][n]);
+    for (int n = 0; n < N; n++) store(c + m * ldc + n * W, bias ? acc[m][n] + load(bias + n * W) : acc[m][n]);
 }
 
-// Calls `outer` for more rows. Prefetches `left` numbers from `next` on.
+// `outer` for at most M rows.
+template <int M, int N>
+inline void outer_tile(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add,
+                       const float* next, const float* bias) {
+  if constexpr (M > 1)
+    if (rows < M) return outer_tile<M - 1, N>(rows, a, lda, b, ldb, depth, c, ldc, add, next, bias);
+  outer<M, N>(a, lda, b, ldb, depth, c, ldc, add, next, bias);
+}
+
+// Calls `outer` for more rows. The last ones are two tiles of like size: a tile of few rows waits for its sums. Prefetches `left` numbers
+// from `next` on.
 template <int M, int N>
 void outer_of_rows(long rows, const float* a, long lda, const float* b, long ldb, long depth, float* c, long ldc, bool add = false,
-                   const float* next = nullptr, long left = 0) {
-  long m = 0;
-  for (; m + M <= rows; m += M, next += 16 * depth, left -= 16 * depth)
-    outer<M, N>(a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, left > 0 ? next : nullptr);
-  if constexpr (M > 1)
-    if (m < rows) outer_of_rows<M / 2, N>(rows - m, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, next, left);
+                   const float* next = nullptr, long left = 0, const float* bias = nullptr) {
+  for (long m = 0, some; m < rows; m += some, next += 16 * depth, left -= 16 * depth) {
+    some = rows - m >= 2 * M || rows - m == M ? M : rows - m > M ? (rows - m + 1) / 2 : rows - m;
+    outer_tile<M, N>(some, a + m * lda, lda, b, ldb, depth, c + m * ldc, ldc, add, left > 0 ? next : nullptr, bias);
+  }
 }
 
 // c [rows, columns] = a b, added to c if `add`; columns is a multiple of W

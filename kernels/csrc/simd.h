@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <utility>
 
 namespace {
 
@@ -36,47 +37,53 @@ inline V all(float x) { return x - V{}; }  // not x + V{}: that turns -0 into 0,
 
 inline long whole_vectors(long n) { return (n + W - 1) / W * W; }
 
-constexpr int log2(int n) { return n > 1 ? 1 + log2(n / 2) : 0; }
+// Lane numbers for shuffles of two vectors. They are constants of the compiler: it then takes the processor's cheapest shuffles.
+template <typename F, int... LANES>
+constexpr I lane_numbers(F of, std::integer_sequence<int, LANES...>) {
+  return I{of(LANES)...};
+}
+template <typename F>
+constexpr I lane_numbers(F of) {
+  return lane_numbers(of, std::make_integer_sequence<int, W>{});
+}
 
-// Lane numbers for shuffles of two vectors, for each half block of 1, 2, 4 ... lanes.
-struct Lanes {
-  I low[6], high[6], across[6];    // the halves of blocks of 2 * half lanes: their sum folds each block in two
-  I kept[6], taken[6];             // to transpose: the rows of the first half of a block, and of its second half
-  I number, bit;                   // lane i: i, 1 << i
+// The halves of blocks of 2 * HALF lanes: their sum folds each block in two.
+template <int HALF>
+constexpr I low_lanes = lane_numbers([](int i) { return (i / HALF * 2 * HALF + i % HALF) % (2 * W); });
+template <int HALF>
+constexpr I high_lanes = low_lanes<HALF> + HALF;
+template <int HALF>
+constexpr I across_lanes = lane_numbers([](int i) { return i ^ HALF; });
+// To transpose: the rows of the first half of a block, and of its second half.
+template <int HALF>
+constexpr I kept_lanes = lane_numbers([](int i) { return i & HALF ? W + i - HALF : i; });
+template <int HALF>
+constexpr I taken_lanes = lane_numbers([](int i) { return i & HALF ? W + i : i + HALF; });
+constexpr I lane_number = lane_numbers([](int i) { return i; }), lane_bit = lane_numbers([](int i) { return 1 << i; });
 
-  Lanes() {
-    for (int i = 0; i < W; i++) number[i] = i, bit[i] = 1 << i;
-    for (int level = 0, half = 1; half < 2 * W; level++, half *= 2)
-      for (int i = 0; i < W; i++) {
-        low[level][i] = (i / half * 2 * half + i % half) % (2 * W);
-        high[level][i] = low[level][i] + half;
-        across[level][i] = i ^ half;
-        kept[level][i] = i & half ? W + i - half : i;
-        taken[level][i] = i & half ? W + i : i + half;
-      }
+// Folds N vectors into one: blocks of 2 * HALF lanes into their halves, two vectors at a time while there are two. N is a power of two.
+template <int N, int HALF, typename F>
+inline V folded(V* part, F f) {
+  if constexpr (HALF == 0) {
+    return part[0];
+  } else {
+    if constexpr (N == 1) part[0] = f(part[0], __builtin_shuffle(part[0], across_lanes<HALF>));
+#pragma GCC unroll 16
+    for (int i = 0; i < N / 2; i++)
+      part[i] = f(__builtin_shuffle(part[2 * i], part[2 * i + 1], low_lanes<HALF>),
+                  __builtin_shuffle(part[2 * i], part[2 * i + 1], high_lanes<HALF>));
+    return folded<(N > 1 ? N / 2 : 1), HALF / 2>(part, f);
   }
-};
+}
 
-const Lanes lanes;
-
-// Writes what f makes of the lanes of each of N vectors to out; N is a power of two, at most W. Folds two vectors into one, again and
-// again.
+// Writes what f makes of the lanes of each of N vectors to out; N is a power of two, at most W.
 template <int N, typename F>
 inline void fold(const V* v, float* out, F f) {
   V part[N];
 #pragma GCC unroll 16
   for (int i = 0; i < N; i++) part[i] = v[i];
-  int level = log2(W) - 1;
-#pragma GCC unroll 8
-  for (int left = N; left > 1; left /= 2, level--)
-#pragma GCC unroll 16
-    for (int i = 0; i < left / 2; i++)
-      part[i] = f(__builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.low[level]),
-                  __builtin_shuffle(part[2 * i], part[2 * i + 1], lanes.high[level]));
-#pragma GCC unroll 8
-  for (; level >= 0; level--) part[0] = f(part[0], __builtin_shuffle(part[0], lanes.across[level]));
   float last[W];
-  store(last, part[0]);
+  store(last, folded<N, W / 2>(part, f));
 #pragma GCC unroll 16
   for (int i = 0; i < N; i++) out[i] = last[i * (W / N)];
 }
@@ -96,22 +103,16 @@ inline float sum(V v) {
 }
 
 // Returns the largest number of a vector without NaN.
-inline float largest(V v) {
-#pragma GCC unroll 8
-  for (int level = log2(W) - 1; level >= 0; level--) {
-    V other = __builtin_shuffle(v, lanes.across[level]);
-    v = v > other ? v : other;
-  }
-  return v[0];
-}
+inline float largest(V v) { return folded<1, W / 2>(&v, larger)[0]; }
 
+template <int HALF = W / 2>
 inline int32_t smallest(I v) {
-#pragma GCC unroll 8
-  for (int level = log2(W) - 1; level >= 0; level--) {
-    I other = __builtin_shuffle(v, lanes.across[level]);
-    v = v < other ? v : other;
+  if constexpr (HALF == 0) {
+    return v[0];
+  } else {
+    I other = __builtin_shuffle(v, across_lanes<HALF>);
+    return smallest<HALF / 2>(v < other ? v : other);
   }
-  return v[0];
 }
 
 // exp for x <= 88, with a relative error below 4e-7; 0 below -87.3 and for -inf; NaN stays NaN. Computes 2**n * exp(f), where n is the
@@ -134,20 +135,26 @@ inline V tanh(V x) {
   return t < 0.625f ? near : x < 0.0f ? -far : far;
 }
 
-// Transposes W x W numbers: row i's number j becomes row j's number i.
-inline void turn(const float* from, long ldf, float* to, long ldt) {
-  V a[W], b[W];
-#pragma GCC unroll 16
-  for (int i = 0; i < W; i++) a[i] = load(from + i * ldf);
-  int level = 0;
-#pragma GCC unroll 4
-  for (int half = 1; half < W; half *= 2, level++) {
+// Swaps the second half of row i with the first half of row i + HALF, in blocks of 2 * HALF rows and lanes; then blocks twice as large.
+template <int HALF = 1>
+inline void turn_blocks(V* a) {
+  if constexpr (HALF < W) {
+    V b[W];
 #pragma GCC unroll 16
     for (int i = 0; i < W; i++)
-      b[i] = i & half ? __builtin_shuffle(a[i - half], a[i], lanes.taken[level]) : __builtin_shuffle(a[i], a[i + half], lanes.kept[level]);
+      b[i] = i & HALF ? __builtin_shuffle(a[i - HALF], a[i], taken_lanes<HALF>) : __builtin_shuffle(a[i], a[i + HALF], kept_lanes<HALF>);
 #pragma GCC unroll 16
     for (int i = 0; i < W; i++) a[i] = b[i];
+    turn_blocks<2 * HALF>(a);
   }
+}
+
+// Transposes W x W numbers: row i's number j becomes row j's number i.
+inline void turn(const float* from, long ldf, float* to, long ldt) {
+  V a[W];
+#pragma GCC unroll 16
+  for (int i = 0; i < W; i++) a[i] = load(from + i * ldf);
+  turn_blocks(a);
 #pragma GCC unroll 16
   for (int i = 0; i < W; i++) store(to + i * ldt, a[i]);
 }

@@ -30,7 +30,7 @@ inline Part part_of(const float* x, int32_t at) {
   float peak = largest(most);
   for (long j = 0; j < Part::SIZE; j += 2 * W) even += exp(load(x + j) - peak), odd += exp(load(x + j + W) - peak);
   float total = sum(even + odd);
-  if (total == total) return {peak, total, at + smallest(most == peak ? place + lanes.number : Part::SIZE - I{})};
+  if (total == total) return {peak, total, at + smallest(most == peak ? place + lane_number : Part::SIZE - I{})};
   int32_t best = 0;
   while (best < Part::SIZE && x[best] == x[best]) best++;
   if (best < Part::SIZE) return {NAN, NAN, at + best};

@@ -63,6 +63,15 @@ def test_a_row_does_not_depend_on_other_rows():
 
 
 @with_library
+def test_a_row_has_the_same_bits_among_any_number_of_rows():
+    """However rows are cut into tiles; calls of up to 4 rows sum in another order."""
+    x, weight, bias = mx.random.normal((210, 100)), mx.random.normal((170, 100)), mx.random.normal((170,))
+    every = linear.on_cpu(x, weight, bias)
+    for rows in (*range(5, 40), 192, 193, 200):
+        assert mx.array_equal(linear.on_cpu(x[:rows], weight, bias), every[:rows]), rows
+
+
+@with_library
 def test_nan_stays_in_its_row():
     x = mx.random.normal((9, 100))
     x[4, 7] = mx.nan
