@@ -13,6 +13,7 @@ from typing import Any
 
 from ...configs.schema import BatchConfig
 from ...kernels import backend, native
+from ...kernels.sampling import logit_memory
 from ..core.errors import ModelError
 from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
@@ -34,8 +35,6 @@ log = logging.getLogger("mlx_bulk")
 
 ROWS = {"cpu": 32, "metal": 64, "cuda": 256}  # decoding at once, when batch.rows is auto
 TOKENS = {"cpu": 2048, "metal": 4096, "cuda": 16384}  # in one prefill, when batch.tokens is auto
-# Bytes of float32 logits read at once. Two copies and their reduction are in memory: below 256 MB together.
-LOGIT_BYTES = {"cpu": 32 << 20, "metal": 64 << 20, "cuda": 64 << 20}
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,7 +76,7 @@ class _CheckedModel:
             wanted,
             features,
             static=config.deterministic,
-            logit_bytes=LOGIT_BYTES[backend.device_name()],
+            logit_bytes=logit_memory.read_at_once(),
             ahead=not backend.on_cpu_path(),
             adapters=self.model.adapters,
         )
@@ -190,7 +189,8 @@ def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
     weights = beside + sum(each.model.weight_bytes for each in models)
-    room = kv_bytes(config.memory, weights, workspace=2 * LOGIT_BYTES[device])
+    workspace = logit_memory.workspace(max(each.model.vocabulary for each in models), rows)
+    room = kv_bytes(config.memory, weights, workspace)
     ways = {mode.way for mode in modes}
     token_bytes, row_bytes = sum(mode.token_bytes for mode in modes), sum(mode.row_bytes for mode in modes)
     return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...kernels.sampling import logit_memory
 from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
@@ -12,8 +13,6 @@ from ..layers.network import Network
 from ..models.adapters import Adapters
 from ..scheduler.limits import Limits
 from .prefix_disk_cache import PrefixCache
-
-LEAST_ROWS = 96  # of one product with the head: at V = 152,000 half as many take half as long again a token
 
 
 @dataclass(slots=True, frozen=True)
@@ -79,7 +78,7 @@ class Setup:
     @property
     def logit_rows(self) -> int:
         """Returns how many positions' logits may be in memory at once."""
-        return max(LEAST_ROWS, self.logit_bytes // (4 * self.vocabulary))
+        return logit_memory.rows(self.logit_bytes, self.vocabulary)
 
     @property
     def fixed_rows(self) -> int:

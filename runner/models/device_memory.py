@@ -35,9 +35,10 @@ def kv_bytes(share: float, weight_bytes: int, workspace: int) -> int:
     total = backend.memory_bytes()
     left = int(share * total) - weight_bytes - workspace
     if left <= 0:
+        fewer = "" if backend.on_cpu_path() else "lower batch.rows, "  # there the workspace grows with them
         raise OutOfRoom(
             f"batch.memory: {share:.3g} of {size_as_text(total)} does not hold the weights ({size_as_text(weight_bytes)}) "
-            f"and their workspace ({size_as_text(workspace)}); raise batch.memory, or use a smaller or quantized model"
+            f"and their workspace ({size_as_text(workspace)}); raise batch.memory, {fewer}or use a smaller or quantized model"
         )
     return left
 
