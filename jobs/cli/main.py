@@ -12,6 +12,7 @@ import click
 from ..supervision.signals import SIGNALS
 from ..terminal.engine_imports import own_process
 from .batch_command import batch
+from .cluster_keys_command import cluster_keys
 from .config_commands import init, plan
 from .eval_command import eval_
 from .run_command import run_command
@@ -24,7 +25,7 @@ def cli() -> None:
     """Bulk LLM generation, scoring, embedding and classification on Apple's MLX: a dataset in, Arrow files out."""
 
 
-for command in (run_command, batch, plan, eval_, init, status, report, compare, verify, export):
+for command in (run_command, batch, plan, eval_, init, status, report, compare, verify, export, cluster_keys):
     cli.add_command(command)
 
 
