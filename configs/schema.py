@@ -131,6 +131,9 @@ class BatchConfig(Section):
 
     rows: Annotated[CountOrAuto, FROZEN_IF_DETERMINISTIC] = Field(default="auto", description="Rows decoding at once.")
     tokens: Annotated[CountOrAuto, FROZEN_IF_DETERMINISTIC] = Field(default="auto", description="Padded tokens in one prefill.")
+    prefill_tokens: Annotated[CountOrAuto, FREE] = Field(
+        default="auto", description="Padded tokens of a prefill between two decode steps, at least one call; auto is batch.tokens."
+    )
     memory: Annotated[Share, FREE] = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
     rows_per_shard: Count = Field(default=1024, description="Input rows in one result file; frozen at the run's start.")
     prefix_cache: Annotated[FolderOrNull, FREE] = Field(
@@ -157,6 +160,16 @@ class BatchConfig(Section):
             for key, default in (("kv_group", 64), ("kv_start", 0)):
                 if (found := getattr(self, key)) != default:
                     raise contradiction(key, f"found {found}, which does nothing without batch.kv_bits; set that to 8 or 4, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _prefills_beside_decoding(self) -> Self:
+        if self.deterministic and self.prefill_tokens != "auto":
+            raise contradiction(
+                "prefill_tokens",
+                f"found {self.prefill_tokens}, which does nothing with batch.deterministic: no row decodes while another is prefilled; "
+                "remove it",
+            )
         return self
 
 
@@ -199,6 +212,16 @@ class JobConfig(Section):
                 "batch.kv_bits",
                 f"found {self.batch.kv_bits}; expected null, since a job of the kind {self.job} generates no completions: its logprobs "
                 "and vectors are always computed in full precision; remove it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _decodes_beside_a_prefill(self) -> Self:
+        if self.batch.prefill_tokens != "auto" and self.job not in ("generate", "rollout"):
+            raise contradiction(
+                "batch.prefill_tokens",
+                f"found {self.batch.prefill_tokens}; expected auto, since a job of the kind {self.job} generates no completions, and no "
+                "row waits for a prefill; remove it",
             )
         return self
 

@@ -71,6 +71,7 @@ class BatchOptions(TypedDict, total=False):
 
     rows: int | Literal["auto"]
     tokens: int | Literal["auto"]
+    prefill_tokens: int | Literal["auto"]
     memory: float
     rows_per_shard: int
     prefix_cache: str | None
@@ -173,7 +174,8 @@ class Model:
         }
         require_progress(progress)
         batch = as_mapping(self._values["batch"], "batch", '{"memory": 0.4}')
-        values["batch"] = {key: value for key, value in batch.items() if not key.startswith("kv_")}  # scores are in full precision
+        generation = ("kv_", "prefill_tokens")  # scores are in full precision, and no row decodes
+        values["batch"] = {key: value for key, value in batch.items() if not key.startswith(generation)}
         config = self._model.checked({**self._values, **values, "on_error": on_error}, ScoreConfig)
         done = self._model.run(config, ScoreJob, {"text": rows}, progress)
         return [score_result(text, *done.of(position)) for position, text in enumerate(rows)]

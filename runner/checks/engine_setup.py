@@ -76,6 +76,7 @@ class _CheckedModel:
             wanted,
             features,
             static=config.deterministic,
+            prefill_tokens=limits.tokens if config.prefill_tokens == "auto" else config.prefill_tokens,
             logit_bytes=logit_memory.read_at_once(),
             ahead=not backend.on_cpu_path(),
             adapters=self.model.adapters,
@@ -120,6 +121,7 @@ def fit(
         _warn_of_chunks(each)
     prefixes = {"shared": setup.shares_prompts, "reason": refusal}
     about = _session_note(models, config, limits, prefixes)
+    about["batch"]["prefill_tokens"] = setup.prefill_tokens
     fits = [fit_pooling_model(each, config) for each in rewards]
     if fits:
         about["rewards"] = [each.about for each in fits]

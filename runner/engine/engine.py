@@ -1,7 +1,8 @@
 """Generates completions by continuous batching: rows enter the batch, decode together, and leave. Knows no text and no files.
 
-Each turn admits a prefilled group if it fits, then takes one decode step for all rows (decode_batch.py). When memory runs out, rows start
-again from their prompts in smaller batches. Their random streams start again too, so they draw the same tokens.
+Each turn prefills a part of a group, which joins once it is whole, then takes one decode step for all rows (decode_batch.py). So a long
+prompt does not keep the others waiting. When memory runs out, rows start again from their prompts in smaller batches. Their random
+streams start again too, so they draw the same tokens.
 
     batch   . . a b c d|x     one step: the newest token of each row goes in, the next comes out
             e f g h i j|x     a finished row leaves, its outcome goes out
@@ -9,7 +10,7 @@ again from their prompts in smaller batches. Their random streams start again to
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -27,10 +28,22 @@ from ..scheduler.request_queue import RequestQueue
 from .decode_batch import DecodeBatch
 from .interface import FixedWeights
 from .oom_backoff import MemoryBackoff
-from .prefill import Prefilled, prefill
+from .prefill import ByCalls, Prefilled, Resumable, prefill_by_calls
 from .prefix_kv import PrefixKV
 from .setup import Setup
 from .slots import Active, Stopper
+
+
+@dataclass(slots=True)
+class _Entering:
+    """A group that is taken from the queue, and its prefill; ``at_work``: while the prefill computes, and after it has failed."""
+
+    requests: list[Request]
+    prefill: Resumable[Prefilled]
+    at_work: bool = False
+
+    def __str__(self) -> str:
+        return f"prefilling {len(self.requests)} rows of up to {max(len(r.prompt.ids) for r in self.requests)} tokens"
 
 
 class Engine(FixedWeights):
@@ -41,7 +54,7 @@ class Engine(FixedWeights):
         self._setup, self._stopper, self._room = setup, stopper, MemoryBackoff(setup.limits, setup.static)
         self._batch = DecodeBatch(setup, eos, self.progress)
         self._prefixes = PrefixKV()
-        self._entering: list[Request] = []  # taken from the queue and not prefilled yet
+        self._entering: _Entering | None = None
         self._parked: Prefilled | None = None  # a prefilled group with samples that have no slot yet
         self._counted: set[tuple[int, int]] = set()  # samples that start again, whose prompt is counted already
 
@@ -82,36 +95,59 @@ class Engine(FixedWeights):
         self._batch.drop(self._setup)
         if len(self._batch) or not self._batch.busy:  # else a step is unread: input may wait for its outcomes
             self._admit(queue)
-        if not self._batch.busy:
-            return False
-        self._batch.step(self._setup)
-        return True
+        if self._batch.busy:
+            self._batch.step(self._setup)
+            return True
+        return self._entering is not None
 
     # -------------------------------------------------------------------------------------------------- admission
 
     def _admit(self, queue: RequestQueue) -> None:
-        """Fills free slots from the parked group, else from a group that it prefills now."""
-        if not may_join(self._setup.limits, len(self._batch), self._setup.joins):
-            return
-        if self._parked is None:
-            if not self._batch.busy:
-                self.progress.doing("waiting for input")
-            requests = queue.take(self._setup.group_limits, self._batch.load)
-            if not requests:
+        """Goes on with the prefill of a group, or begins one. Fills free slots from a group whose prefill is done."""
+        if self._entering is None:
+            if not may_join(self._setup.limits, len(self._batch), self._setup.joins):
                 return
-            self._entering = requests
-            self.progress.note_in_flight({r.row for r in requests} | self._batch.rows_under_way)
-            self.progress.doing(f"prefilling {len(requests)} rows of up to {max(len(r.prompt.ids) for r in requests)} tokens")
-            prefixes, computed_tokens = self._prefixes.for_group(self._setup, requests, queue.prefix_of)
-            self._parked = prefill(self._setup, requests, prefixes) if prefixes else prefill(self._setup, requests)
-            self._prefixes.keep(queue.kept_prefixes)
-            self._entering = []
-            self.progress.prompt += sum(len(r.prompt.ids) for r in requests if r.place not in self._counted)
-            self.progress.prefilled += self._parked.tokens + computed_tokens
-            self.progress.padded += self._parked.padded_tokens + computed_tokens
-        self._join(self._parked, queue.limits_left(self._setup.group_limits))
-        if not self._parked.waiting:
-            self._parked = None
+            if self._parked is None:
+                self._entering = self._next_group(queue)
+        if self._entering is not None:
+            self._advance(self._entering, queue)
+        if self._parked is not None:
+            self._join(self._parked, queue.limits_left(self._setup.group_limits))
+            if not self._parked.waiting:
+                self._parked = None
+
+    def _next_group(self, queue: RequestQueue) -> _Entering | None:
+        """Takes a group from the queue; None where no row waits that fits. Its KV bytes count from now on."""
+        if not self._batch.busy:
+            self.progress.doing("waiting for input")
+        requests = queue.take(self._setup.group_limits, self._batch.load)
+        if not requests:
+            return None
+        self.progress.note_in_flight({r.row for r in requests} | self._batch.rows_under_way)
+        setup = self._setup.beside_decoding if len(self._batch) else self._setup
+        return _Entering(requests, Resumable(self._prefill(setup, requests, queue)))
+
+    def _prefill(self, setup: Setup, requests: list[Request], queue: RequestQueue) -> ByCalls[Prefilled]:
+        """Prefills a group, after the shared prefixes that its prompts begin with."""
+        prefixes, computed_tokens = yield from self._prefixes.for_group(setup, requests, queue.prefix_of)
+        group = yield from prefill_by_calls(setup, requests, prefixes)
+        group.tokens += computed_tokens
+        group.padded_tokens += computed_tokens
+        return group
+
+    def _advance(self, group: _Entering, queue: RequestQueue) -> None:
+        """Prefills as many tokens of a group as may come between two decode steps. A group that is done is parked."""
+        self.progress.doing(str(group))
+        group.at_work = True
+        self._parked = group.prefill.advance(self._setup.prefill_tokens)
+        group.at_work = False
+        if self._parked is None:
+            return
+        self._entering = None
+        self._prefixes.keep(queue.kept_prefixes)
+        self.progress.prompt += sum(len(r.prompt.ids) for r in group.requests if r.place not in self._counted)
+        self.progress.prefilled += self._parked.tokens
+        self.progress.padded += self._parked.padded_tokens
 
     def _join(self, group: Prefilled, limits: Limits) -> None:
         """Gives slots to as many of the group's waiting samples as ``limits`` allow, and adds their caches to the batch."""
@@ -146,10 +182,11 @@ class Engine(FixedWeights):
         A failed prefill costs its own group. Any other failure costs the whole batch, whose caches may be half changed.
         """
         doing, load = self.progress.activity.now, self._batch.load
-        prefilling, generated = bool(self._entering), self._batch.longest_completion
-        lost = self._entering if prefilling else self._emptied()
+        failed = self._entering if self._entering is not None and self._entering.at_work else None
+        prefilling, generated = failed is not None, self._batch.longest_completion
+        lost = self._emptied() if failed is None else failed.requests
         rows = load.rows + len(lost) if prefilling else sum(len(request.samples) for request in lost)
-        self._entering = []
+        self._entering = failed = None
         self._prefixes.clear()
         unshared = rows == 1 and queue.shares_memory(lost[0])
         if rows > 1:
@@ -168,7 +205,7 @@ class Engine(FixedWeights):
         return []
 
     def _emptied(self) -> list[Request]:
-        """Empties the batch and the parked group; returns requests for all their samples that are not done."""
+        """Empties the batch and the group that is parked or enters; returns requests for all their samples that are not done."""
         left: dict[int, tuple[Request, set[int]]] = {}
         for row in self._batch.empty():
             left.setdefault(id(row.request), (row.request, set()))[1].add(row.sample.index)
@@ -177,7 +214,8 @@ class Engine(FixedWeights):
                 left.setdefault(id(parked.requests[i]), (parked.requests[i], set()))[1].add(sample.index)
         self._parked = None
         self._counted.update((request.row, index) for request, _ in left.values() for index in request.samples)
-        return [request.without(set(request.samples) - samples) for request, samples in left.values()]
+        entering = [] if self._entering is None else self._entering.requests
+        return [request.without(set(request.samples) - samples) for request, samples in left.values()] + entering
 
     def _given_up(self, request: Request, generated: int, why: str) -> list[Outcome]:
         """Returns failures for all samples of a row that does not fit even alone."""

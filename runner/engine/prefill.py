@@ -6,12 +6,12 @@ where the echo reads them. With an echo, chunks are cut so that one chunk's logi
     ids      a b c d i        tokens   a b c d        echo   b c d i       the logits at position t score token t + 1
              e f h                     e f . .               f h
 
-A prefill can be made call by call, and others use the model in between: see ``ByCalls``.
+A prefill can be made call by call, and others use the model in between: see ``Resumable``.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -29,6 +29,7 @@ from ..layers.kv_cache import (
     merge_caches,
     prepare_padding,
     select,
+    send_caches,
 )
 from ..layers.logit_scores import no_scores
 from ..layers.state_scores import read_scores
@@ -73,6 +74,24 @@ class _PrefillRow:
         return self.end - self.start
 
 
+class Resumable(Generic[Result]):
+    """Work by calls, of which some are made at a time."""
+
+    def __init__(self, work: ByCalls[Result]):
+        self._work, self._next = work, 0  # padded tokens of the call that comes next
+
+    def advance(self, tokens: int) -> Result | None:
+        """Makes the next call, and more as long as all have at most ``tokens`` padded tokens. Returns the result after the last one."""
+        spent = 0
+        try:
+            while not spent or spent + self._next <= tokens:
+                spent += self._next
+                self._next = next(self._work)
+        except StopIteration as end:
+            return end.value
+        return None
+
+
 def all_at_once(work: ByCalls[Result]) -> Result:
     """Makes all calls of ``work``, one after the other; returns its result."""
     while True:
@@ -104,7 +123,7 @@ def prefill_by_calls(setup: Setup, requests: list[Request], prefixes: Sequence[C
     for call in calls:
         parts += [(yield from _prefill_together(setup, [rows[i] for i in call]))]
     caches = join_caches([part.caches for part in parts])
-    evaluate_caches(caches)
+    _compute(setup, caches)
     requests = [request for part in parts for request in part.requests]
     echoes = [echo for part in parts for echo in part.echoes]
     tokens, padded_tokens = sum(part.tokens for part in parts), sum(part.padded_tokens for part in parts)
@@ -122,7 +141,7 @@ def _prefill_together(setup: Setup, rows: list[_PrefillRow]) -> ByCalls[Prefille
     echoes, _ = yield from _run(setup, tokens, rows, caches)
     if min(lengths) < width:
         finish_padding(caches)
-        evaluate_caches(caches)
+        _compute(setup, caches)
     requests = [row.request for row in rows if row.request is not None]
     return Prefilled(caches, requests, echoes, _samples(requests), sum(lengths), tokens.size)
 
@@ -139,7 +158,7 @@ def _caches(setup: Setup, prefixes: list[ComputedPrefix | None]) -> Caches:
     rows = [make_caches(setup.model, 1, padded=False, kv=setup.kv) if prefix is None else prefix.caches for prefix in distinct]
     caches = merge_caches(setup.model, rows)
     select(caches, [distinct.index(prefix) for prefix in prefixes], len(distinct), setup.features.padded)
-    evaluate_caches(caches)  # a row whose prefix is its whole prompt needs no call that would compute them
+    _compute(setup, caches)  # a row whose prefix is its whole prompt needs no call that would compute them
     return caches
 
 
@@ -165,10 +184,10 @@ def _run(
     """
     echo, last_state = setup.wanted.echo, None
     echoes = _prefix_echoes(setup, rows) if echo else []
-    at, width = 0, tokens.shape[1]
-    while at < width:
-        n = call_tokens(setup, len(rows), width - at)
+    at, sent = 0, mx.zeros(0)
+    for n in call_widths(setup, len(rows), tokens.shape[1]):
         yield n * len(rows)
+        mx.eval(sent)  # one call at a time: its arrays are large
         columns, lengths = mx.array(tokens[:, at : at + n]), [len(row) - at for row in rows]
         if echo:
             states = setup.network(columns, caches, lengths=lengths, read="states")
@@ -177,10 +196,21 @@ def _run(
             mx.eval(last_state)
         else:
             setup.network(columns, caches, lengths=lengths, read="nothing")
-        evaluate_caches(caches)
+        sent = _compute(setup, caches)
         mx.clear_cache()
         at += n
     return [join_scores(pieces) for pieces in echoes] if echo else [None] * len(rows), last_state
+
+
+def _compute(setup: Setup, caches: Caches) -> mx.array:
+    """Computes the caches; where decoding runs ahead, only sends that to the device. Returns an array to wait for.
+
+    The device then has work while the host builds the next decode step.
+    """
+    if setup.ahead:
+        return send_caches(caches)
+    evaluate_caches(caches)
+    return mx.zeros(0)
 
 
 def _prefix_echoes(setup: Setup, rows: list[_PrefillRow]) -> list[list[Scores]]:
@@ -194,6 +224,14 @@ def _prefix_echoes(setup: Setup, rows: list[_PrefillRow]) -> list[list[Scores]]:
         for at, (i, _) in enumerate(last):
             echoes[i].append(scores[at : at + 1])
     return echoes
+
+
+def call_widths(setup: Setup, rows: int, width: int) -> Iterator[int]:
+    """Yields the tokens a row of each call that prefills ``rows`` rows of ``width`` tokens."""
+    while width > 0:
+        n = call_tokens(setup, rows, width)
+        yield n
+        width -= n
 
 
 def call_tokens(setup: Setup, rows: int, left: int) -> int:

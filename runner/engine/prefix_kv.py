@@ -11,7 +11,7 @@ from ..core.requests import Request
 from ..layers.kv_cache import make_caches
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix
-from .prefill import compute_prefix
+from .prefill import ByCalls, prefix_by_calls
 from .prefix_disk_cache import ComputedPrefix
 from .setup import Setup
 
@@ -31,11 +31,13 @@ class PrefixKV:
 
     def for_group(
         self, setup: Setup, requests: list[Request], prefix_of: Callable[[Request], SharedPrefix | None]
-    ) -> tuple[list[ComputedPrefix | None], int]:
+    ) -> ByCalls[tuple[list[ComputedPrefix | None], int]]:
         """Returns the prefix of each request, an empty list where none has one, and how many tokens were computed for them."""
         self._computed_tokens = 0
         prefixes = [prefix_of(request) for request in requests]
-        computed = [None if prefix is None else self._computed(setup, prefix) for prefix in prefixes] if any(prefixes) else []
+        for prefix in filter(None, prefixes):
+            yield from self._computed(setup, prefix)
+        computed = [None if prefix is None else self.kept[prefix] for prefix in prefixes] if any(prefixes) else []
         return computed, self._computed_tokens
 
     def keep(self, prefixes: Iterable[SharedPrefix]) -> None:
@@ -46,9 +48,9 @@ class PrefixKV:
         """Drops all prefixes."""
         self.kept = {}
 
-    def _computed(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix:
+    def _computed(self, setup: Setup, prefix: SharedPrefix) -> ByCalls[ComputedPrefix]:
         if prefix not in self.kept:
-            self.kept[prefix] = self._from_disk(setup, prefix) or self._compute(setup, prefix)
+            self.kept[prefix] = self._from_disk(setup, prefix) or (yield from self._compute(setup, prefix))
         return self.kept[prefix]
 
     def _from_disk(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix | None:
@@ -56,9 +58,9 @@ class PrefixKV:
             return None
         return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: make_caches(setup.model, 1, padded=False, kv=setup.kv))
 
-    def _compute(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix:
-        parent = None if prefix.parent is None else self._computed(setup, prefix.parent)
-        computed = compute_prefix(setup, prefix.ids, parent)
+    def _compute(self, setup: Setup, prefix: SharedPrefix) -> ByCalls[ComputedPrefix]:
+        parent = None if prefix.parent is None else (yield from self._computed(setup, prefix.parent))
+        computed = yield from prefix_by_calls(setup, prefix.ids, parent)
         self._computed_tokens += prefix.own_tokens
         if setup.prefix_cache is not None:
             setup.prefix_cache.save(prefix.ids, setup.wanted.echoed, computed)

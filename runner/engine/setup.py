@@ -41,7 +41,8 @@ class Setup:
 
     The model brings ``model``, ``vocabulary`` (the width V of its logits) and ``adapters``, which puts other weights on it. The job brings
     ``wanted``, the figures to compute. The config brings ``limits``, ``static`` (deterministic mode: a batch keeps its rows until all are
-    done) and ``prefix_cache`` (keeps shared prefixes for later runs). The device brings ``logit_bytes``, the most that the float32 logits
+    done), ``prefill_tokens`` (padded tokens of a prefill between two decode steps; at least one call) and ``prefix_cache`` (keeps shared
+    prefixes for later runs). The device brings ``logit_bytes``, the most that the float32 logits
     read at once may take, and ``ahead``: a decode step is sent before the last one is read. The checks bring ``features``, and ``head``,
     the model split in two (None: not). kv: how cached keys and values are quantized; None: not at all.
     positions: the most tokens that a row can have, where the model has a table of them. dimensions: of a pooling model's vectors.
@@ -53,6 +54,7 @@ class Setup:
     wanted: LogprobOptions
     features: BatchFeatures
     static: bool = False
+    prefill_tokens: int = sys.maxsize
     logit_bytes: int = 32 << 20
     ahead: bool = False
     head: Head | None = None
@@ -94,6 +96,11 @@ class Setup:
     def shares_prompts(self) -> bool:
         """Returns whether a prefix that prompts share is prefilled once. Needs batches that rows of unlike length can join."""
         return self.features.shared_prompts and self.joins and self.features.chunked
+
+    @property
+    def beside_decoding(self) -> "Setup":
+        """Returns the setup of a prefill beside rows that decode: no call has more than ``prefill_tokens`` padded tokens."""
+        return replace(self, limits=replace(self.limits, tokens=min(self.limits.tokens, self.prefill_tokens)))
 
     @property
     def group_limits(self) -> Limits:

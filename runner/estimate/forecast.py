@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from typing import Self
 
 from ..core.requests import PoolRequest, Request, Sample, ScoreRequest
+from ..engine.prefill import ByCalls, Resumable, call_widths
 from ..engine.setup import Setup
 from ..pool_engine.pooler import pooling_batches
 from ..scheduler.admission import joining_rows, may_join
@@ -20,6 +21,8 @@ from ..scheduler.prefix_tree import Segment, bucket_length, forest, passage_inpu
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, RequestQueue, SharedPrefix
 from ..scheduler.score_batches import child_turns, fixed_batches, scoring_limits, segment_batches
+
+Waiting = list[tuple[Request, Sample]]  # samples that are prefilled, without a slot
 
 CompletionLength = Callable[[Request, Sample], int]
 
@@ -80,9 +83,10 @@ def decoding_work(windows: Iterable[list[Request]], setup: Setup, length: Comple
     queue = RequestQueue(lambda wait: next(rest, None), arrange or arrangement(setup.shares_prompts))
     while True:
         admitted = batch.admit(queue)
-        if not batch.ends:
+        if batch.ends:
+            batch.advance(1 if admitted else None)
+        elif batch.entering is None:
             return batch.work
-        batch.advance(1 if admitted else None)
 
 
 @dataclass(slots=True)
@@ -93,7 +97,8 @@ class _DecodingBatch:
     length: CompletionLength
     work: Work = field(default_factory=Work)
     ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])  # a heap
-    parked: list[tuple[Request, Sample]] = field(default_factory=list[tuple[Request, Sample]])  # prefilled, without a slot
+    entering: Resumable[Waiting] | None = None  # the prefill of a group, under way
+    parked: Waiting = field(default_factory=list[tuple[Request, Sample]])
     prefixes: set[SharedPrefix] = field(default_factory=set[SharedPrefix])  # whose KV caches are kept
 
     @property
@@ -101,15 +106,22 @@ class _DecodingBatch:
         return Load(len(self.ends), max((reach for _, reach in self.ends), default=0))
 
     def admit(self, queue: RequestQueue) -> bool:
-        """Fills free slots as the engine does once a turn. Returns True when rows entered."""
+        """Prefills and fills free slots as the engine does once a turn. Returns True when a prefill is under way or rows entered."""
         limits, load = self.setup.limits, self.load
-        if not may_join(limits, load.rows, self.setup.joins):
-            return False
-        if not self.parked:
-            requests = queue.take(self.setup.group_limits, load)
-            if not requests:
+        if self.entering is None:
+            if not may_join(limits, load.rows, self.setup.joins):
                 return False
-            self._prefill(requests, queue)
+            if not self.parked:
+                requests = queue.take(self.setup.group_limits, load)
+                if not requests:
+                    return False
+                setup = self.setup.beside_decoding if load.rows else self.setup
+                self.entering = Resumable(self._prefill(setup, requests, queue))
+        if self.entering is not None:
+            done = self.entering.advance(self.setup.prefill_tokens)
+            if done is None:
+                return True
+            self.parked, self.entering, self.prefixes = done, None, set(queue.kept_prefixes)
         longest = max(load.longest, *(request.reach for request, _ in self.parked))
         free = joining_rows(queue.limits_left(self.setup.group_limits), load, [longest])
         entering, self.parked = self.parked[:free], self.parked[free:]
@@ -119,18 +131,24 @@ class _DecodingBatch:
         self.work.raise_peaks(len(self.ends), limits.kv(len(self.ends), longest) + held)
         return bool(entering)
 
-    def _prefill(self, requests: Sequence[Request], queue: RequestQueue) -> None:
+    def _prefill(self, setup: Setup, requests: Sequence[Request], queue: RequestQueue) -> ByCalls[Waiting]:
+        """Counts a prefill; yields the padded tokens of each of its calls, as the engine does."""
         prefixes = [queue.prefix_of(request) for request in requests]
-        new = {one for prefix in prefixes if prefix for one in prefix.chain} - self.prefixes
-        new_tokens = sum(prefix.own_tokens for prefix in new)
+        chains = [one for prefix in prefixes if prefix for one in reversed([*prefix.chain])]
+        new = [one for one in dict.fromkeys(chains) if one not in self.prefixes]
+        for prefix in new:
+            yield from call_widths(setup, 1, prefix.own_tokens)
         starts = [len(prefix.ids) if prefix else 0 for prefix in prefixes]
         lengths = [len(request.prompt.ids) - 1 - start for request, start in zip(requests, starts, strict=True)]
-        features = self.setup.features
-        calls = prefill_calls(lengths, starts, padded=features.padded, ragged=features.ragged, static=self.setup.static)
-        padded = sum(len(call) * call_width([lengths[row] for row in call]) for call in calls)
-        self.prefixes = set(queue.kept_prefixes)
+        features, padded = setup.features, 0
+        for call in prefill_calls(lengths, starts, padded=features.padded, ragged=features.ragged, static=setup.static):
+            width = call_width([lengths[row] for row in call])
+            padded += len(call) * width
+            for tokens in call_widths(setup, len(call), width):
+                yield len(call) * tokens
+        new_tokens = sum(prefix.own_tokens for prefix in new)
         self.work.count_batch(len(requests), new_tokens + sum(lengths), new_tokens + padded)
-        self.parked = [(request, sample) for request in requests for sample in request.work.samples]
+        return [(request, sample) for request in requests for sample in request.work.samples]
 
     def advance(self, steps: int | None) -> None:
         """Decodes ``steps`` steps, or until the first row leaves. The rows of a static batch leave together."""

@@ -212,7 +212,22 @@ def trim(caches: Caches, tokens: int) -> None:
 
 def evaluate_caches(caches: Caches) -> None:
     """Computes the lazy arrays of the caches."""
-    mx.eval([leaf for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)])
+    mx.eval(_arrays(caches))
+
+
+def send_caches(caches: Caches) -> mx.array:
+    """Has the device compute the lazy arrays of the caches, and does not wait. Returns an array that is there when they are.
+
+    Who waits for that one holds none of the caches' own arrays, which mlx would then copy to write into them.
+    """
+    arrays = _arrays(caches)
+    end = mx.depends([mx.zeros(())], arrays)[0]
+    mx.async_eval(arrays, end)
+    return end
+
+
+def _arrays(caches: Caches) -> list[mx.array]:
+    return [leaf for cache in caches for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
 
 
 def growth(caches: Caches) -> tuple[float, float]:

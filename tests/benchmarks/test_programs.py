@@ -93,3 +93,13 @@ def test_an_architecture_is_raced_with_transformers(tmp_path: Path):
     said = last_line(["architectures.py", "--names", "phi3", "--prompts", "2", "--new", "2", "--rounds", "1"], tmp_path)
     assert said["runs"].keys() == {"phi3 generate", "phi3 score"}
     assert all(run["ratio"] > 0 for run in said["runs"].values())
+
+
+@pytest.mark.slow
+def test_waits_beside_a_prefill_are_measured_on_both_paths(tmp_path: Path):
+    command = ["stalls.py", "--shape", "toy", "--length", "150", "--prefill-tokens", "32", "--count", "3", "--new", "4", "--rounds", "1"]
+    said = last_line(command, tmp_path)
+    for path in ("cpu", "generic"):
+        assert said[path].keys() == {"drained", "auto (2048)", "32"}
+        assert all({"gap", "gap_ms", "chunk_ms", "slower"} <= each.keys() for each in said[path].values())
+        assert said[path]["32"]["steps"] >= said[path]["drained"]["steps"]

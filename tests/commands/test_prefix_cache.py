@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mlx_bulk.runner.core.arrays import Ids
 from mlx_bulk.runner.engine import prefix_kv
+from mlx_bulk.runner.engine.prefill import ByCalls
 from mlx_bulk.runner.engine.prefix_disk_cache import LEAST, ComputedPrefix
 from mlx_bulk.runner.engine.setup import Setup
 
@@ -24,14 +25,14 @@ ECHO = {"prompt": True}
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Lengths of the prefixes that runs compute; those of the probe are shorter."""
     found: list[int] = []
-    right = prefix_kv.compute_prefix
+    right = prefix_kv.prefix_by_calls
 
-    def counting(setup: Setup, ids: Ids, above: ComputedPrefix | None) -> ComputedPrefix:
+    def counting(setup: Setup, ids: Ids, above: ComputedPrefix | None) -> ByCalls[ComputedPrefix]:
         if len(ids) >= LEAST and above is None:
             found.append(len(ids))
         return right(setup, ids, above)
 
-    monkeypatch.setattr(prefix_kv, "compute_prefix", counting)
+    monkeypatch.setattr(prefix_kv, "prefix_by_calls", counting)
     return found
 
 

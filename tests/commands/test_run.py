@@ -92,6 +92,10 @@ EFFECTS: dict[str, list[Effect]] = {
         ({"batch": {"tokens": 7}}, lambda d: session(d)["batch"]["tokens"], 7),
         ({"batch": {"tokens": 7}}, lambda d: summary(d)["session"]["padding_waste"], 0.0),
     ],
+    "batch.prefill_tokens": [
+        ({"batch": {"prefill_tokens": 7}}, lambda d: session(d)["batch"]["prefill_tokens"], 7),
+        ({"batch": {"tokens": 40}}, lambda d: session(d)["batch"]["prefill_tokens"], 40),
+    ],
     "batch.memory": [({"batch": {"memory": 1e-6}}, lambda d: (d.code, "raise batch.memory, or use a smaller" in d.last_line), (6, True))],
     "batch.rows_per_shard": [({"batch": {"rows_per_shard": 2}}, parts, [f"part-{i:08}.arrow" for i in range(3)])],
     "model.dtype": [({"model": {"dtype": "float16"}}, lambda d: session(d)["dtype"], "float16")],

@@ -8,7 +8,7 @@ from mlx_bulk.runner.checks import engine_setup
 from mlx_bulk.runner.core.outcomes import Failure, Outcome
 from mlx_bulk.runner.core.requests import Request
 from mlx_bulk.runner.engine import engine
-from mlx_bulk.runner.engine.prefill import Prefilled, prefill
+from mlx_bulk.runner.engine.prefill import ByCalls, Prefilled, prefill_by_calls
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.files.file_stamp import sha256
 from mlx_bulk.runner.pipeline.io_threads import IOThreads
@@ -23,12 +23,12 @@ ROWS: list[Record] = [{"id": f"k{n}", "q": "word " * n} for n in (3, 5, 40, 2, 4
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prefill holds two rows of at most 30 tokens."""
 
-    def tight(setup: Setup, requests: list[Request]) -> Prefilled:
+    def tight(setup: Setup, requests: list[Request], prefixes: Any) -> ByCalls[Prefilled]:
         if len(requests) > 2 or max(len(request.prompt.ids) for request in requests) > 30:
             raise RuntimeError(MESSAGE)
-        return prefill(setup, requests)
+        return prefill_by_calls(setup, requests, prefixes)
 
-    monkeypatch.setattr(engine, "prefill", tight)
+    monkeypatch.setattr(engine, "prefill_by_calls", tight)
 
 
 @pytest.mark.usefixtures("little_memory")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from mlx_bulk.configs import load as loading
+from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.eval import EvalConfig
 from mlx_bulk.configs.explain import settings
 from mlx_bulk.configs.fields import Section
@@ -96,6 +97,7 @@ def test_every_setting_says_what_it_is_in_one_line() -> None:
         ("logprobs", "top", [0, 20], [21, -1]),
         ("batch", "rows", ["auto", 1], [0, "many", 1.5, True]),
         ("batch", "tokens", ["auto", 4096], [0, None]),
+        ("batch", "prefill_tokens", ["auto", 1], [0, None, 0.5]),
         ("batch", "memory", [0.1, 1], [0, 1.1]),
         ("batch", "stall_seconds", [0.5], [0]),
         ("batch", "prefix_cache", [None, "kv"], ["", 1, True]),
@@ -134,6 +136,7 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "data.other_models",
         "batch.rows",
         "batch.tokens",
+        "batch.prefill_tokens",
         "batch.memory",
         "batch.prefix_cache",
         "batch.stall_seconds",
@@ -144,6 +147,27 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
     }
     unset = {"batch.kv_bits", "batch.kv_group", "batch.kv_start"}  # runs that were begun before these keys keep their identity
     assert keys == set(settings(GenerateConfig)) - free - unset
+
+
+@pytest.mark.parametrize(
+    ("job", "batch", "line"),
+    [
+        (
+            {"job": "generate", "prompt": {"text": "x"}},
+            {"deterministic": True},
+            "found 64, which does nothing with batch.deterministic: no row decodes while another is prefilled; remove it",
+        ),
+        (
+            {"job": "score", "score": {"text": "x"}},
+            {},
+            "found 64; expected auto, since a job of the kind score generates no completions, and no row waits for a prefill; remove it",
+        ),
+    ],
+)
+def test_prefill_tokens_are_refused_where_no_row_decodes_beside_a_prefill(job: dict[str, Any], batch: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loading.load_config({"model": "demo", "data": "rows.jsonl", "output": "out", "batch": {"prefill_tokens": 64, **batch}, **job})
+    assert f"batch.prefill_tokens: {line}" in str(caught.value)
 
 
 def test_batch_sizes_are_part_of_a_deterministic_runs_identity() -> None:

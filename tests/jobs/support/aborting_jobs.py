@@ -17,7 +17,7 @@ engine: Any = import_module("mlx_bulk.runner.engine.engine")
 scorer: Any = import_module("mlx_bulk.runner.engine.scorer")
 pooler: Any = import_module("mlx_bulk.runner.pool_engine.pooler")
 model_work: Any = import_module("mlx_bulk.runner.pipeline.model_work")
-prefill, score_batch, call_tokens = engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens
+prefill, score_batch, call_tokens = engine.prefill_by_calls, scorer.Scorer._score_batch, scorer.call_tokens
 isolated_outcomes = model_work.isolated_outcomes
 pool_batch, pool_vectors = pooler.Pooler._pool_batch, pooler.Pooler._vectors
 scored = set[int]()
@@ -67,5 +67,5 @@ def begun(*arguments: Any) -> Any:
 
 model_work.isolated_outcomes = begun
 pooler.Pooler._pool_batch, pooler.Pooler._vectors = pooled_batch, pooled_vectors
-engine.prefill, scorer.Scorer._score_batch, scorer.call_tokens = prefilled, scored_batch, counted_tokens
+engine.prefill_by_calls, scorer.Scorer._score_batch, scorer.call_tokens = prefilled, scored_batch, counted_tokens
 cli.main()

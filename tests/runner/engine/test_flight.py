@@ -15,14 +15,14 @@ from ..support.tiny_runs import documents, engine_of, greedy, scored_with, setup
 def test_the_engine_tells_all_rows_of_its_batch_before_it_prefills(monkeypatch: pytest.MonkeyPatch):
     told: list[set[int]] = []
     given: list[set[int]] = []
-    prefill = engines.prefill
+    prefill = engines.prefill_by_calls
 
-    def prefilled(setup: Any, requests: Any) -> Any:
+    def prefilled(setup: Any, requests: Any, prefixes: Any) -> Any:
         given.append({request.row for request in requests})
         assert given[-1] <= told[-1]
-        return prefill(setup, requests)
+        return prefill(setup, requests, prefixes)
 
-    monkeypatch.setattr(engines, "prefill", prefilled)
+    monkeypatch.setattr(engines, "prefill_by_calls", prefilled)
     engine = engine_of(setup_of(build("llama"), rows=4))
     engine.progress.note_in_flight = lambda rows: told.append(set(rows))
     requests = greedy(prompts_of())

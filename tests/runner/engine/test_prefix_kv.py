@@ -215,12 +215,12 @@ def test_other_weights_leave_nothing_of_the_old_ones(kept: keeping.PrefixKV):
 def test_a_prefix_that_is_off_by_one_token_is_seen(monkeypatch: pytest.MonkeyPatch):
     network, asked = build("llama"), requests(prompts())
     setup = setup_of(network, rows=6, tokens=1024, wanted=ALL)
-    truth, right = run(setup, asked), prefilling.compute_prefix
+    truth, right = run(setup, asked), prefilling.prefix_by_calls
 
     def shifted(setup: Setup, ids: Any, above: Any) -> Any:
         return right(setup, np.roll(ids, 1), None)
 
-    monkeypatch.setattr(keeping, "compute_prefix", shifted)
+    monkeypatch.setattr(keeping, "prefix_by_calls", shifted)
     with pytest.raises(AssertionError):
         assert_same(truth, with_shared_prefixes(setup, asked)[0])
 
@@ -232,8 +232,9 @@ def test_an_echo_that_takes_another_rows_first_token_is_found(monkeypatch: pytes
 
     def earlier(setup: Setup, ids: Any, above: Any) -> Any:
         base = right(setup, ids, above)
+        yield from ()
         return replace(base, last=right(setup, ids[:-1], None).last)
 
-    monkeypatch.setattr(keeping, "compute_prefix", earlier)
+    monkeypatch.setattr(keeping, "prefix_by_calls", earlier)
     with pytest.raises(AssertionError):
         assert_same(truth, with_shared_prefixes(setup, asked)[0])

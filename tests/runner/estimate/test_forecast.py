@@ -49,9 +49,10 @@ row = st.tuples(st.integers(1, 60), st.integers(1, 9), st.integers(1, 5))  # pro
     limits=st.tuples(st.integers(1, 9), st.integers(2, 130)),
     way=st.sampled_from(["padded", "joined", "exact", "static"]),
     kv=st.sampled_from([1e12, 400.0]),
+    most=st.sampled_from([1, 5, 16, 40, 10**9]),
 )
 def test_decoding_work_is_what_the_engine_does(
-    rows: list[tuple[int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
+    rows: list[tuple[int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float, most: int
 ) -> None:
     chain = random_chain(64)
     setup = setup_of(
@@ -63,10 +64,10 @@ def test_decoding_work_is_what_the_engine_does(
         static=way == "static",
         ragged=way != "joined",
     )
-    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
+    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv), prefill_tokens=most)
     requests = [
-        request(i, [1 + (i + t) % 60 for t in range(prompt)], replace(SAMPLING, max_tokens=most), range(samples))
-        for i, (prompt, most, samples) in enumerate(rows)
+        request(i, [1 + (i + t) % 60 for t in range(prompt)], replace(SAMPLING, max_tokens=new), range(samples))
+        for i, (prompt, new, samples) in enumerate(rows)
     ]
     windows = [part for part in (requests[:cut], requests[cut:]) if part]
     found = decoding_work(windows, setup, to_the_end)
@@ -80,16 +81,17 @@ def test_decoding_work_is_what_the_engine_does(
     limits=st.tuples(st.integers(1, 9), st.integers(2, 200)),
     way=st.sampled_from(["padded", "joined"]),
     kv=st.sampled_from([1e12, 400.0]),
+    most=st.sampled_from([1, 5, 16, 40, 10**9]),
 )
 def test_shared_prefixes_count_as_the_engine_prefills_them(
-    rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float
+    rows: list[tuple[int, int, int, int]], cut: int, limits: tuple[int, int], way: str, kv: float, most: int
 ) -> None:
     setup = setup_of(random_chain(256), way, limits[0], limits[1], LogprobOptions(), shared_prompts=True)
-    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv))
+    setup = replace(setup, limits=replace(setup.limits, kv_bytes=kv), prefill_tokens=most)
     starts = [[1] * 40, [1] * 40 + [2] * 40, [3] * 90]
     requests = [
-        request(i, starts[start] + [4 + (i + t) % 250 for t in range(tail)], replace(SAMPLING, max_tokens=most), range(samples))
-        for i, (start, tail, most, samples) in enumerate(rows)
+        request(i, starts[start] + [4 + (i + t) % 250 for t in range(tail)], replace(SAMPLING, max_tokens=new), range(samples))
+        for i, (start, tail, new, samples) in enumerate(rows)
     ]
     windows = [part for part in (requests[:cut], requests[cut:]) if part]
     assert counted_work(decoding_work(windows, setup, to_the_end)) == generated(setup, windows)
