@@ -14,10 +14,11 @@ from ..support.tiny_runs import engine_of
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
-@pytest.mark.parametrize("way", ["padded", "exact"])
+@pytest.mark.parametrize("way", ["padded", "exact", "beside"])
 def test_an_update_in_the_middle_of_a_job(kind: str, way: str, tmp_path: Path):
+    """beside: rows decode between the calls of a prefill."""
     watch = tmp_path / "adapters"
-    run = Run(tmp_path, watch, way=way)
+    run = Run(tmp_path, watch, **({"tokens": 16, "prefill_tokens": 4} if way == "beside" else {"way": way}))
 
     def trainer(number: int) -> None:
         if number == 2:

@@ -94,6 +94,13 @@ def test_a_row_in_a_ragged_batch_gives_what_it_gives_alone(name: str, start: int
     assert moved > 1e-5 or start  # else nothing was quantized
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_rows_that_decode_beside_a_prefill_give_what_they_give_alone(shared: bool):
+    kv, requests = KVQuantization(8, 32, 12), asked(alike()[:7] if shared else texts())
+    beside = setup("llama", kv, tokens=24, prefill_tokens=8, shared_prompts=shared)
+    assert_alike(logprobs(beside, requests), alone(setup("llama", kv), requests))
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_tokens_before_the_start_are_as_the_model_made_them(bits: int):
     few = asked(texts())
