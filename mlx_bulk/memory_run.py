@@ -82,7 +82,7 @@ class MemoryModel:
         self._vocabulary = vocabulary_of(self._checkpoint, self._tokenizer)
         self._loaded: dict[tuple[LogprobOptions, PoolingSpec | None, bool], LoadedModels] = {}
         pooling = None if kind is None else kind(self.parts(config, columns)).pooling
-        model = self._load(LogprobOptions(), pooling, keeps_prefixes=pooling is None).model
+        model = self._load(LogprobOptions(), pooling, generates=pooling is None).model
         self._inferring = only_inside([model.network] if model.substitutes else [])
 
     @property
@@ -118,14 +118,16 @@ class MemoryModel:
         if not rows:
             return RecordLists()
         with self._inferring():
-            return _run(job, config, rows, self._load(job.wanted, job.pooling, keeps_prefixes=config.job == "generate"), show)
+            return _run(job, config, rows, self._load(job.wanted, job.pooling, generates=config.job == "generate"), show)
 
-    def _load(self, wanted: LogprobOptions, pooling: PoolingSpec | None, *, keeps_prefixes: bool) -> LoadedModels:
-        if (wanted, pooling, keeps_prefixes) not in self._loaded:
-            batch = self._config.batch if keeps_prefixes else self._config.batch.model_copy(update={"prefix_cache": None})
+    def _load(self, wanted: LogprobOptions, pooling: PoolingSpec | None, *, generates: bool) -> LoadedModels:
+        if (wanted, pooling, generates) not in self._loaded:
+            batch = self._config.batch
+            if not generates:  # given tokens are scored: their keys and values stay in full precision, and the limits count them so
+                batch = batch.model_copy(update={"prefix_cache": None, "kv_bits": None})
             models = load_models([ModelChoice(self._config.model, self._checkpoint, pooling)], batch, wanted, self._pool)
-            self._loaded[wanted, pooling, keeps_prefixes] = models
-        return self._loaded[wanted, pooling, keeps_prefixes]
+            self._loaded[wanted, pooling, generates] = models
+        return self._loaded[wanted, pooling, generates]
 
 
 def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels, show: Show) -> RecordLists:

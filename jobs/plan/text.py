@@ -167,6 +167,9 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     held, rows = ("arrays of a batch", "texts") if plan.survey.texts else ("KV cache", "rows")
     need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} {held} ({work.rows:,} {rows} at the peak)"
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
+    bits = plan.config.batch.kv_bits
+    if bits is not None:
+        yield "", f"{plan.limits.token_bytes:,.0f} bytes a cached token, with keys and values in {bits} bits (batch.kv_bits)"
     if plan.reserved_bytes:
         yield (
             "",

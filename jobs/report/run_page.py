@@ -27,6 +27,7 @@ from ..report_data.record_pass import RecordPass, pass_over_records
 from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
 from ..report_data.vector_figures import texts_of
+from ..statistics.kv_table import kv_words
 from ..statistics.score_table import main_columns, notes
 from ..terminal.tables import count_text, figure
 from .charts import Chart, ChartPoint, lines
@@ -54,6 +55,8 @@ def run_page(run: Path) -> Page:
     )
     statistics = stored_statistics(run)
     rows = [] if statistics is None or not statistics.num_rows else statistics.slice(0, 1 + _GROUPS).to_pylist()
+    if statistics is not None and (words := kv_words(statistics)):
+        page.banner.append(words)
     page.cards = list(_cards(now, found, rows))
     if found is not None:
         dropped = {kind.error: kind.count for kind in now.kinds if kind.stage == DROP}

@@ -23,4 +23,17 @@ def kv_closing(statistics: pa.Table) -> str:
     return f"{held}: the logprobs of {what}, scored again without, differ by {', '.join(sizes)}{greedy}"
 
 
+def kv_words(statistics: pa.Table) -> str:
+    """Returns the measured difference as a plain sentence for a page; empty for a run that quantized nothing."""
+    if "kv_bits" not in statistics.column_names or not statistics.num_rows:
+        return ""
+    row: dict[str, Any] = statistics.slice(0, 1).to_pylist()[0]
+    held = f"Keys and values were kept in {row['kv_bits']} bits"
+    if row["kv_reason"] is not None:
+        return f"{held}: what that changed was not measured ({row['kv_reason']})."
+    mean, largest = ("infinite" if row[key] is None else f"{row[key]:.1e}" for key in ("kv_abs_mean", "kv_largest"))
+    tokens = count_text(row["kv_tokens"], "token")
+    return f"{held}: logprobs differ by {mean} on average, {largest} at most, over {tokens} scored again without."
+
+
 _SIZES = (("mean |Δ|", "kv_abs_mean"), ("max |Δ|", "kv_largest"), ("mean Δ", "kv_mean"), ("std", "kv_std"))

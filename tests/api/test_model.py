@@ -7,9 +7,11 @@ from typing import Any
 import mlx_bulk
 import numpy as np
 import pytest
+from mlx_bulk import memory_run
 from mlx_bulk.configs.sampling import SamplingConfig
 from mlx_bulk.configs.schema import LogprobsConfig
-from mlx_bulk.local_model import LogprobsOptions, SamplingOptions
+from mlx_bulk.local_model import BatchOptions, LogprobsOptions, SamplingOptions
+from mlx_bulk.runner.pipeline.loading import LoadedModels, load_models
 
 from ..checkpoints import CONTEXT, write_adapter
 from ..jobs.support.bench import Bench
@@ -240,3 +242,18 @@ def test_quantized_keys_and_values_change_completions_logprobs_and_no_scores() -
     np.testing.assert_allclose(quantized.score([text])[0].logprobs[1:], plain.score([text])[0].logprobs[1:], rtol=0, atol=1e-5)
     one, other = (each.generate([text], max_tokens=4, temperature=0.0)[0].outputs[0].logprobs for each in (plain, quantized))
     assert not np.array_equal(one, other)
+
+
+def test_scores_of_a_model_with_quantized_keys_are_sized_by_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[float] = []
+
+    def noted(*given: Any) -> LoadedModels:
+        models = load_models(*given)
+        sizes.append(models.setup.limits.token_bytes)
+        return models
+
+    monkeypatch.setattr(memory_run, "load_models", noted)
+    for batch in (BatchOptions(), BatchOptions(kv_bits=4, kv_group=32)):
+        mlx_bulk.load("demo", batch=batch).score(["What is 2 + 2?"])
+    plain, score, quantized, score_of_quantized = sizes
+    assert quantized < plain == score == score_of_quantized

@@ -1,11 +1,15 @@
 """Tests what a run says of quantized keys and values: the measured difference, and that no measurement costs finished work."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from mlx_bulk.jobs.cli.main import cli
+from mlx_bulk.jobs.report.run_page import run_page
 from mlx_bulk.runner.rescore import kv_difference
 from mlx_bulk.runner.rescore.second_scores import SecondScores
 
@@ -52,6 +56,8 @@ def test_a_run_says_by_how_much_quantized_keys_and_values_moved_its_logprobs(ben
     assert [found[name] for name in ("mean", "abs_mean", "largest")] == pytest.approx([0.25] * 3, abs=1e-6)  # float32's rounding
     assert found["std"] == pytest.approx(0, abs=1e-3)  # the root of float64's rounding of squares
     assert statistics(done)["kv_abs_mean"] == found["abs_mean"]
+    words = f"logprobs differ by 2.5e-01 on average, 2.5e-01 at most, over {tokens:,} tokens scored again without."
+    assert f"Keys and values were kept in 8 bits: {words}" in run_page(done.output).banner
 
 
 def test_fewer_bits_move_them_further(bench: Bench):
@@ -64,6 +70,17 @@ def test_a_run_in_full_precision_measures_nothing(bench: Bench):
     done = bench.run()
     assert not (done.output / "kv_difference.json").exists()
     assert not any(name.startswith("kv_") for name in statistics(done))
+
+
+def test_a_plan_counts_tokens_in_few_bits(bench: Bench):
+    def bytes_a_token(bits: int) -> int:
+        config = bench.write_config(batch=QUANTIZED | {"kv_bits": bits})
+        text = CliRunner().invoke(cli, ["plan", str(config)], env={"COLUMNS": "300"}).stdout
+        found = re.search(rf"([\d,]+) bytes a cached token, with keys and values in {bits} bits", text)
+        assert found is not None, text
+        return int(found[1].replace(",", ""))
+
+    assert bytes_a_token(4) / bytes_a_token(8) == pytest.approx((4 + 2) / (8 + 2))  # a scale and a bias of 32 bits for 32 numbers
 
 
 def test_the_sample_depends_on_rows_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -90,6 +107,8 @@ def test_a_measurement_that_fails_leaves_the_run_complete_and_says_why(bench: Be
     assert (done.code, len(done.table)) == (0, 5)
     assert measured(done)["reason"] == "no memory for that"
     assert statistics(done)["kv_reason"] == "no memory for that"
+    reason = "what that changed was not measured (no memory for that)."
+    assert f"Keys and values were kept in 8 bits: {reason}" in run_page(done.output).banner
 
 
 def test_a_process_that_dies_in_the_measurement_is_not_asked_to_measure_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
