@@ -23,8 +23,13 @@ GROUP = 32
 MOST = 0.25  # of the logits' spread, that eight bits may change
 
 
-def quantizable(name: str) -> str:
-    """`all layers`, `… of … caches`, or `no`, with the reason where one is said."""
+def quantizable(name: str, way: Way) -> str:
+    """`all layers`, `… of … caches`, `here alone` where mlx-lm's caches cannot, or `no`, with the reason where one is said."""
+    found = _by_mlx_lm(name)
+    return "here alone" if found.startswith("no") and not refused_here(name, way, 0) else found
+
+
+def _by_mlx_lm(name: str) -> str:
     network = build(name, _wider(CONFIGS[name]))
     ids, step = mx.arange(20)[None], mx.array([[20]])
     plain, few = make_prompt_cache(network), make_prompt_cache(network)

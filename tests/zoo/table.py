@@ -44,8 +44,9 @@ it can have, and windows shorter than the rows. The way is found at load by tryi
 `max Δ` is the largest difference of a logprob between a batch and each row alone: ragged prompts, rows that leave and join, two samples
 of one prompt, prefill in chunks, echo, documents, choices behind a shared prefix. `Δ if padded` is what it would be with pads where there
 are none. `head`: whether logits are made of chosen positions only (`apart`). `KV of 8 bits`: whether mlx-lm's caches can be quantized
-(`to_quantized`) and decoding goes on. `batch.kv_bits` quantizes batches with caches of this program; a trial at load says whether the
-model takes them. `transformers`: the largest difference from transformers {} on a checkpoint that it has saved.
+(`to_quantized`) and decoding goes on; `here alone`: with the caches of this program, which `batch.kv_bits` fills, but not with those.
+A trial at load says whether the model takes them. `transformers`: the largest difference from
+transformers {} on a checkpoint that it has saved.
 """
 HEAD = "| architecture | runs | max Δ | Δ if padded | head | KV of 8 bits | transformers |"
 
@@ -88,7 +89,7 @@ def measured(name: str) -> Row:
     way = found.about["way"]
     padded = None if way == "padded" else forced(setup, found.model.network)["padded"]()
     against = against_transformers(name) if name in COUNTERPARTS else None
-    return Row(name, way, max(*runs, *scores), padded, setup.head is not None, quantizable(name), against)
+    return Row(name, way, max(*runs, *scores), padded, setup.head is not None, quantizable(name, way), against)
 
 
 def against_transformers(name: str, more: dict[str, Any] | None = None) -> float:

@@ -12,7 +12,7 @@ from .entries import NAMES
 from .kv_quantization import refused_here
 from .table import DOCS
 
-LINE = re.compile(r"^\| (\S+) \| (padded|joined|exact|alone) \|.*\| (?:all layers|\d+ of \d+ caches) \|", re.MULTILINE)
+LINE = re.compile(r"^\| (\S+) \| (padded|joined|exact|alone) \|.*\| (?:all layers|\d+ of \d+ caches|here alone) \|", re.MULTILINE)
 WAYS: dict[str, Any] = dict(LINE.findall(DOCS.read_text(encoding="utf-8")))
 
 
