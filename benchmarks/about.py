@@ -40,7 +40,8 @@ def _processor() -> str:
     said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = said.get("flags", "").split()
     units = [shown for flag, shown in UNITS.items() if flag in flags]
-    return said.get("model name", platform.processor()) + (f" with {', '.join(units)}" if units else "")
+    held = f" (held to {limit})" if (limit := os.environ.get("MLX_BULK_CPU")) else ""
+    return said.get("model name", platform.processor()) + (f" with {', '.join(units)}" if units else "") + held
 
 
 def table(rows: Mapping[str, Sequence[object]], columns: Sequence[str]) -> None:

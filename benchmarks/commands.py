@@ -1,4 +1,4 @@
-"""The program and the options of each run that the table of README.md is made of."""
+"""The program and the options of each run that the tables of README.md are made of."""
 
 FLOAT32 = ["mlx_lm_fast", "transformers_sorted", "llama_cpp", "sgemm"]
 COMMANDS: dict[str, list[str]] = {
@@ -15,4 +15,12 @@ COMMANDS: dict[str, list[str]] = {
     "outside": ["outside.py"],
     "million": ["million.py"],
     "million-score": ["million.py", "--job", "score"],
+}
+# Of a tier's table: some nine minutes on two cores.
+SHORT = ["--prompts", "32", "--new", "32", "--peers", "transformers_sorted", "llama_cpp", "sgemm"]
+TIER_COMMANDS: dict[str, list[str]] = {
+    "135m": ["generate_speed.py", *SHORT],
+    "5m": ["generate_speed.py", "--shape", "5m", *SHORT],
+    "score": ["score_speed.py", "--texts", "32", "--peers", "sgemm", "transformers", "llama_cpp"],
+    "answers": ["prefix_speed.py", "--work", "answers", "--count", "24"],
 }

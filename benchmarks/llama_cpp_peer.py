@@ -13,6 +13,7 @@ from typing import Any
 
 import gguf_file
 import numpy as np
+import tiers
 from completing import Completing
 from numpy.typing import NDArray
 from turns import THREADS
@@ -31,6 +32,7 @@ class Context:
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it takes warnings for errors
         self._lib: Any = llama_cpp
         self._lib.llama_backend_init()
+        tiers.check_llama(self._lib.llama_print_system_info().decode())
         model = self._lib.llama_model_load_from_file(str(gguf_file.write(folder)).encode(), self._lib.llama_model_default_params())
         asked: Any = self._lib.llama_context_default_params()
         asked.n_ctx, asked.n_seq_max = sequences * cells, sequences

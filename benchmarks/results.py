@@ -7,6 +7,7 @@ FOLDER holds a file a run, ``NAME.json``, as ``all.py`` leaves them. A figure wh
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 from commands import COMMANDS
 
 README = Path(__file__).with_name("README.md")
-BEGIN, END = "<!-- latest -->", "<!-- /latest -->"
 TIMES, SHARE, RATIO, SPEED = "{:.2f}×", "{:.1%}", "{:.3f}", "{:,.0f} a second"
 Found = dict[str, dict[str, Any]]
 
@@ -77,16 +77,16 @@ def read(folder: Path) -> Found:
     return {path.stem: json.loads(path.read_text().splitlines()[-1]) for path in sorted(folder.glob("*.json"))}
 
 
-def lines(found: Found) -> list[str]:
+def lines(found: Found, of: Sequence[Row] = ROWS, commands: Mapping[str, list[str]] = COMMANDS) -> list[str]:
     """The table in Markdown, and what it holds for."""
     rows = [
         f"| {row.work.format(**run)} | {row.against.format(**run)} | {row.bar} | {_figure(row, run)} |"
-        for row in ROWS
+        for row in of
         if (run := found.get(row.run))
     ]
-    lacking = list(dict.fromkeys(row.run for row in ROWS if row.run not in found))
+    lacking = list(dict.fromkeys(row.run for row in of if row.run not in found))
     closing = [f"Not run yet: {', '.join(lacking)}."] if lacking else []
-    return ["| work | against | at least | figure |", "|---|---|---|---|", *rows, "", *_conditions(found), *closing]
+    return ["| work | against | at least | figure |", "|---|---|---|---|", *rows, "", *_conditions(found, commands), *closing]
 
 
 def _figure(row: Row, run: dict[str, Any]) -> str:
@@ -98,7 +98,7 @@ def _figure(row: Row, run: dict[str, Any]) -> str:
     return row.shown.format(figure)
 
 
-def _conditions(found: Found) -> list[str]:
+def _conditions(found: Found, commands: Mapping[str, list[str]]) -> list[str]:
     """Date, machine, versions and lengths, each once however many runs share it; and how the outputs agreed."""
     told: dict[str, set[str]] = {"date": set(), "machine": set(), "blas": set(), "versions": set(), "lengths": set()}
     for run in found.values():
@@ -107,7 +107,7 @@ def _conditions(found: Found) -> list[str]:
             if name in told:
                 told[name].add(value)
     stated = [f"{name.capitalize()}: {'; '.join(sorted(values))}." for name, values in told.items() if values]
-    runs = "; ".join(f"{name} `{' '.join(COMMANDS[name])}`" for name in found)
+    runs = "; ".join(f"{name} `{' '.join(commands[name])}`" for name in found)
     return [*stated, f"Programs, each with `--data` where lengths are taken from it: {runs}.", *_speeds(found), *_agreement(found)]
 
 
@@ -137,15 +137,15 @@ def _agreement(found: Found) -> list[str]:
     return [f"Greedy completions equal to ours, of each peer in float32: at least {equal:.0%}; logprobs up to a tie within {largest:.1g}."]
 
 
-def rewrite(folder: Path) -> None:
+def rewrite(folder: Path, mark: str = "latest", of: Sequence[Row] = ROWS, commands: Mapping[str, list[str]] = COMMANDS) -> None:
     """Puts the table between README.md's markers."""
-    text = README.read_text()
-    before, rest = text.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    made = lines(read(folder))
+    text, begin, end = README.read_text(), f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, rest = text.split(begin, 1)
+    after = rest.split(end, 1)[1]
+    made = lines({name: run for name, run in read(folder).items() if name in commands}, of, commands)
     at = made.index("")
     body = "\n".join(made[:at]) + "\n\n" + "\n".join(f"- {line}" for line in made[at + 1 :])
-    README.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}")
+    README.write_text(f"{before}{begin}\n{body}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A peer is one name of a program: the program calls ``serve`` when it is started with that name. All are warm before the first
 turn, and those that wait use no processor, so what else the machine does falls on all alike. None sees the machine's settings
-for a BLAS or for threads: all have the same ones, the libraries' own.
+for a BLAS or for threads: all have the same ones, the libraries' own, within the units that ``MLX_BULK_CPU`` allows (``tiers.py``).
 """
 
 import json
@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import tiers
 
 SETTINGS = ("OPENBLAS_", "OMP_", "MKL_", "GOTO_", "MLX_BULK_BLAS")
 THREADS = os.cpu_count() or 1
@@ -50,10 +52,9 @@ def race(program: str, peers: list[str], folder: Path, rounds: int) -> dict[str,
     """
     running: dict[str, subprocess.Popen[str]] = {}
     results: dict[str, dict[str, Any]] = {}
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     for peer in peers:
         command = [sys.executable, program, "--peer", peer, "--folder", str(folder)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment())
         said = _answer(process, peer)
         if "missing" in said:
             process.communicate()
@@ -75,6 +76,11 @@ def race(program: str, peers: list[str], folder: Path, rounds: int) -> dict[str,
     for process in running.values():
         process.communicate()
     return results
+
+
+def environment() -> dict[str, str]:
+    """Returns what a peer's process gets: no settings of the machine, and the limits of the tier."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)} | tiers.variables()
 
 
 def compare(results: dict[str, dict[str, Any]], tokens: dict[str, int]) -> dict[str, float]:

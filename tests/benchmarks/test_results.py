@@ -16,7 +16,7 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     module = import_module("results")
     monkeypatch.setattr(module, "README", tmp_path / "README.md")
-    module.README.write_text(f"above\n{module.BEGIN}\nold\n{module.END}\nbelow\n")
+    module.README.write_text("above\n<!-- latest -->\nold\n<!-- /latest -->\n<!-- avx2 -->\nold\n<!-- /avx2 -->\nbelow\n")
     return module
 
 
@@ -33,9 +33,8 @@ def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
     )
     results.rewrite(tmp_path)
     text = results.README.read_text()
-    assert text.startswith(f"above\n{results.BEGIN}\n| work |")
-    assert text.endswith(f"{results.END}\nbelow\n")
-    assert "old" not in text
+    assert text.startswith("above\n<!-- latest -->\n| work |")
+    assert text.endswith("<!-- /latest -->\n<!-- avx2 -->\nold\n<!-- /avx2 -->\nbelow\n")
     for line in (
         "| (c) scoring | transformers float32, sorted | 1.8×, aim 2.5× | 2.35× |",
         "| (c) | sgemm of the run, 400.0 GFLOP/s in the BLAS's units | 50 %, aim 60 % | 56.8% |",
@@ -48,6 +47,34 @@ def test_the_table_is_rewritten_from_the_files(results: Any, tmp_path: Path):
         assert line in text.splitlines()
     assert "(e)" not in text
     assert "- Not run yet: 135m-greedy-32, " in text
+
+
+def test_a_tier_has_a_table_of_its_own(results: Any, tmp_path: Path):
+    tiers, commands = import_module("tiers"), import_module("commands").TIER_COMMANDS
+    speed = {"tokens_per_second": 100.0}
+    score = {"benchmark": "score_speed", "ratio": {"transformers": 1.5, "llama_cpp": 1.41}, "ours": speed, "transformers": speed}
+    (tmp_path / "score.json").write_text(json.dumps(score | {"llama_cpp": speed, "sgemm_gflops": 250.0, "peak_share": 0.9} | ABOUT))
+    (tmp_path / "skew.json").write_text(json.dumps(ABOUT))
+    results.rewrite(tmp_path, "avx2", tiers.rows("avx2"), commands)
+    text = results.README.read_text()
+    assert text.startswith("above\n<!-- latest -->\nold\n<!-- /latest -->\n<!-- avx2 -->\n| work |")
+    assert "| (c) | llama.cpp float32 | 1.4× | 1.41× |" in text.splitlines()
+    assert "| (c) | sgemm of the run, 250.0 GFLOP/s | 85 % | 90.0% |" in text.splitlines()
+    assert "- Not run yet: 135m, 5m, answers." in text
+    assert all({row.run for row in tiers.rows(tier)} == commands.keys() for tier in tiers.BARS)
+
+
+def test_peers_are_held_to_the_tier(results: Any, monkeypatch: pytest.MonkeyPatch):
+    tiers, turns = import_module("tiers"), import_module("turns")
+    monkeypatch.delenv("MLX_BULK_CPU", raising=False)
+    assert tiers.variables() == {}
+    tiers.check_llama("AVX2 = 1 | AVX512 = 1")
+    monkeypatch.setenv("MLX_BULK_CPU", "avx2")
+    assert turns.environment()["OPENBLAS_CORETYPE"] == "Haswell"
+    assert turns.environment()["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    tiers.check_llama("AVX2 = 1 | AVX512 = 0")
+    with pytest.raises(SystemExit, match="is built with AVX-512"):
+        tiers.check_llama("AVX2 = 1 | AVX512 = 1")
 
 
 def test_the_least_agreement_is_stated(results: Any):
