@@ -153,25 +153,33 @@ class RunFailed:
     message: str
 
 
+@dataclass(slots=True, frozen=True)
+class RunStopped:
+    """The worker's last message of a run that it was asked to stop: all that it had finished came before."""
+
+    run: str
+
+
 ToWorker = RunOffer | Lease | Ack | StopRun | Dismiss
-FromWorker = Hello | Ready | RunRefused | Begun | Frames | LeaseDone | Figures | EngineDied | RunFailed
+FromWorker = Hello | Ready | RunRefused | Begun | Frames | LeaseDone | Figures | EngineDied | RunFailed | RunStopped
 Message = ToWorker | FromWorker
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*get_args(ToWorker), *get_args(FromWorker))}
+_TYPE = "type"  # the key of a message's class; no field has this name
 _CHECKS: dict[str, TypeAdapter[Any]] = {}
 
 
 def to_wire(message: Message) -> dict[str, Any]:
     """Returns a message as a dict of plain values (numbers, texts, bytes, lists, dicts), with its kind."""
-    return {"kind": type(message).__name__, **asdict(message)}
+    return {_TYPE: type(message).__name__, **asdict(message)}
 
 
 def from_wire(wire: dict[str, Any]) -> Message:
     """Returns the message of a dict that ``to_wire`` made. Raises ValueError for anything else."""
-    kind = wire.get("kind")
+    kind = wire.get(_TYPE)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ValueError(f"found a message of kind {kind!r}; expected one of {', '.join(_KINDS)}")
-    values = {key: value for key, value in wire.items() if key != "kind"}
+    values = {key: value for key, value in wire.items() if key != _TYPE}
     known = {each.name for each in fields(_KINDS[kind])}
     if unknown := values.keys() - known:
         raise ValueError(f"{kind}: found unknown fields {', '.join(sorted(map(str, unknown)))}")

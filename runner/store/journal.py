@@ -81,6 +81,22 @@ def append(path: Path, kind: bytes, batch: pa.RecordBatch) -> None:
     append_bytes(path, *_batch_frame(kind, batch))
 
 
+def frame_content(kind: bytes, batch: pa.RecordBatch) -> tuple[bytes, bytes]:
+    """Returns the payload of a frame that holds ``batch``, and the checksum of kind, length and payload."""
+    payload = _batch_payload(batch)
+    return payload.tobytes(), _checksum(kind, payload)
+
+
+def checked_batch(kind: bytes, payload: bytes, checksum: bytes) -> pa.RecordBatch:
+    """Returns the batch that ``frame_content`` made a frame of. Raises ValueError where the bytes are others, before Arrow parses any."""
+    if _checksum(kind, memoryview(payload)) != checksum:
+        raise ValueError("the frame's checksum is wrong")
+    batches = list(pa.ipc.open_stream(payload))
+    if len(batches) != 1:
+        raise ValueError(f"the frame holds {len(batches)} batches, not one")
+    return batches[0]
+
+
 def sync_journal(path: Path) -> None:
     """Returns when all frames appended so far are on the medium."""
     sync_file(path)
@@ -130,10 +146,14 @@ def _header_frame(header: Header) -> tuple[bytes, memoryview]:
 
 
 def _batch_frame(kind: bytes, batch: pa.RecordBatch) -> tuple[bytes, memoryview]:
+    return _frame(kind, _batch_payload(batch))
+
+
+def _batch_payload(batch: pa.RecordBatch) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    return _frame(kind, memoryview(sink.getvalue()))
+    return memoryview(sink.getvalue())
 
 
 def _frame(kind: bytes, payload: memoryview) -> tuple[bytes, memoryview]:

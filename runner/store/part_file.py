@@ -11,11 +11,13 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from ..core.errors import RunDirError
+from ..core.outcomes import Failure
+from ..core.shard_layout import Layout
 from ..files.atomic import replacing
 from .commit_log import PartFile
 
@@ -35,6 +37,23 @@ ERRORS_SCHEMA = pa.schema(
 def errors_schema(records: pa.Schema) -> pa.Schema:
     """Returns the columns of errors/ for results with the columns ``records``: with ``round`` where those have it."""
     return ERRORS_SCHEMA.insert(1, records.field("round")) if "round" in records.names else ERRORS_SCHEMA
+
+
+def record_place(records: pa.Schema, layout: Layout, position: int, sample: int) -> dict[str, int]:
+    """Returns the columns that identify a record of the row at ``position``, as far as the columns ``records`` have them."""
+    place = {"row": layout.row_of(position), "round": layout.round_of(position), "sample": sample}
+    return {name: value for name, value in place.items() if name in records.names}
+
+
+def error_record(records: pa.Schema, layout: Layout, failure: Failure) -> dict[str, Any]:
+    """Returns a failure as a record of errors/, whose ``row`` is the row's number in the input."""
+    written = {name: _encodable(value) for name, value in asdict(failure).items()} | {"row": layout.row_of(failure.row)}
+    return written | ({"round": layout.round_of(failure.row)} if "round" in records.names else {})
+
+
+def _encodable(value: Any) -> Any:
+    """Escapes characters that UTF-8 does not have. The text of a failure may hold what made its row fail."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 _KEY = "mlx-bulk"

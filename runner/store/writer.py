@@ -7,7 +7,6 @@ records, but no tokens, prompts or job kinds.
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from queue import Empty, Queue
 from time import monotonic
 from typing import Any
@@ -21,6 +20,7 @@ from . import journal
 from .commit_log import append_closing, read_commits
 from .journal import Header
 from .open_journals import OpenShard
+from .part_file import error_record, record_place
 from .paths import RunPaths
 from .recovery import Recovered
 from .shard_commit import commit_shard
@@ -180,15 +180,12 @@ class Writer:
         if done := [sample for sample in records if shard.ledger.has(row, sample)]:
             raise ValueError(f"row {row}, sample {done[0]} is finished already")
         with self._settling(number, shard):
-            shard.hold(shard.results, [record | self._place_of(position, sample) for sample, record in records.items()])
+            shard.hold(
+                shard.results, [record | record_place(self._schema, self._layout, position, sample) for sample, record in records.items()]
+            )
             for sample in records:
                 shard.ledger.add_result(row, sample)
             self.records += len(records)
-
-    def _place_of(self, position: int, sample: int) -> dict[str, int]:
-        """Returns the columns that identify a record, as far as the schema has them."""
-        place = {"row": self._layout.row_of(position), "round": self._layout.round_of(position), "sample": sample}
-        return {name: value for name, value in place.items() if name in self._schema.names}
 
     def _fail(self, failure: Failure) -> None:
         number, shard = self._shard(failure.row)
@@ -198,10 +195,7 @@ class Writer:
         if sample is None and shard.ledger.samples_of(row):
             raise ValueError(f"row {row} cannot fail whole: it has finished samples")
         with self._settling(number, shard):
-            written = {name: _encodable(value) for name, value in asdict(failure).items()} | {"row": row}
-            if "round" in self._schema.names:
-                written["round"] = self._layout.round_of(failure.row)
-            shard.hold(shard.errors, [written])
+            shard.hold(shard.errors, [error_record(self._schema, self._layout, failure)])
             shard.ledger.add_error(row, sample)
             self.errors += 1
 
@@ -278,8 +272,3 @@ class Writer:
         for number, shard in self._open.items():
             with suppress(Exception):
                 self._save(number, shard)
-
-
-def _encodable(value: Any) -> Any:
-    """Escapes characters that UTF-8 does not have. The text of a failure may hold what made its row fail."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

@@ -183,8 +183,8 @@ def test_bytes_that_are_no_messages_end_their_own_connection_alone(driver: DaskF
     ("messages", "told"),
     [
         ([to_wire(frames(1))], "Frames before Hello"),
-        ([{"kind": "Hello"}], "what this version of mlx-bulk does not know"),
-        ([to_wire(hello("x")), {"kind": "Erase", "path": "\x1b[2J"}], "expected one of RunOffer, Lease"),
+        ([{"type": "Hello"}], "what this version of mlx-bulk does not know"),
+        ([to_wire(hello("x")), {"type": "Erase", "path": "\x1b[2J"}], "expected one of RunOffer, Lease"),
         ([to_wire(hello("x")), to_wire(hello("y"))], "Hello, which it may not send"),
         ([to_wire(hello("x")), to_wire(Ack("a1", 1))], "Ack, which it may not send"),
         ([to_wire(hello("x\n"))], "a name that is empty, too long or not printable"),

@@ -1,7 +1,7 @@
 """Messages between driver and workers survive the way there, and a wrong one is refused."""
 
 import pytest
-from mlx_bulk.runner.cluster.messages import Ack, Figures, Frame, Frames, Hello, Lease, Message, from_wire, to_wire
+from mlx_bulk.runner.cluster.messages import Ack, Figures, Frame, Frames, Hello, Lease, Message, RunFailed, from_wire, to_wire
 
 
 def plain(value: object) -> object:
@@ -19,6 +19,7 @@ def plain(value: object) -> object:
         Hello("studio-12-ab", "studio", {"device": "cpu", "memory": 12, "load": 0.5, "gpu": None}, "ab", {"1-2": [4, 5]}),
         Frames("ab", 1, 0, ((4, 2),), ((4, 0), (4, 1)), (Frame("R", b"\x00\xff", b"sum"),)),
         Figures("ab", {"generated": 12}, "decoding"),
+        RunFailed("ab", "DataError", "row 3"),
     ],
 )
 def test_messages_come_back_as_they_went(message: Message):
@@ -31,11 +32,11 @@ def test_messages_come_back_as_they_went(message: Message):
     ("wire", "words"),
     [
         ({}, "kind None"),
-        ({"kind": "Pickle", "run": "a"}, "kind 'Pickle'"),
-        ({"kind": "Ack", "run": "ab", "number": 1, "code": "x"}, "unknown fields code"),
-        ({"kind": "Ack", "run": "ab"}, "number"),
-        ({"kind": "Ack", "run": "ab", "number": "one"}, "number"),
-        ({"kind": "Frames", "run": "ab", "number": 1, "shard": 0, "admitted": [], "resolved": [], "frames": [{"kind": "R"}]}, "payload"),
+        ({"type": "Pickle", "run": "a"}, "kind 'Pickle'"),
+        ({"type": "Ack", "run": "ab", "number": 1, "code": "x"}, "unknown fields code"),
+        ({"type": "Ack", "run": "ab"}, "number"),
+        ({"type": "Ack", "run": "ab", "number": "one"}, "number"),
+        ({"type": "Frames", "run": "ab", "number": 1, "shard": 0, "admitted": [], "resolved": [], "frames": [{"kind": "R"}]}, "payload"),
     ],
 )
 def test_anything_else_is_refused(wire: dict[str, object], words: str):

@@ -1,0 +1,291 @@
+"""One session of a run over a cluster: rows go out in leases, frames come back and are written. No model runs in this process.
+
+    rows ─► Leaser ─► workers ─► frames ─► Landing ─► Writer
+
+One thread does all of it but the writing. Does not know how messages travel; ``Fleet`` does.
+"""
+
+import json
+import logging
+import pickle
+import secrets
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from time import monotonic
+
+from ...configs.cluster import ClusterConfig
+from ..core.errors import DataError, ModelError, OutOfRoom
+from ..core.outcomes import Failure
+from ..core.progress import Progress
+from ..core.requests import BadRow
+from ..data.type_inference import json_text
+from ..pipeline.model_work import OpenRun
+from ..pipeline.progress_display import Watch
+from ..pipeline.row_requests import RecordedRows
+from ..store.shard_ledger import RecordedRow
+from .description import RunDescription
+from .interface import Event, Fleet, Joined, Left, Told
+from .landing import Landing
+from .leaser import Leaser, RowSet
+from .messages import (
+    Ack,
+    Begun,
+    EngineDied,
+    Figures,
+    Frames,
+    Lease,
+    LeaseDone,
+    Ready,
+    RunFailed,
+    RunOffer,
+    RunRefused,
+    RunStopped,
+    StopRun,
+)
+from .roster import COUNTS, KnownWorker, Roster
+
+log = logging.getLogger("mlx_bulk")
+
+_WAIT_SECONDS = 0.2  # for an event
+_END_SECONDS = 4.0  # for what workers have finished when the run is to end early
+_ERRORS = {error.__name__: error for error in (DataError, ModelError, OutOfRoom)}  # a worker's, which are raised here
+_BAD_FRAMES = 3  # a worker whose frames are damaged so often is not used any more
+
+
+class Driver:
+    """One session of a run over a cluster."""
+
+    def __init__(self, fleet: Fleet, hellos: dict[str, Joined], settings: ClusterConfig, run: OpenRun):
+        self._fleet, self._hellos, self._settings, self._run = fleet, hellos, settings, run
+        self._described = RunDescription.of(run)
+        self._offer = RunOffer(self._described.run, self._described.packed())
+        self._landing = Landing(run.writer, run.spec.job.schema, run.layout)
+        self._leaser = Leaser(
+            run.rows(),
+            run.layout,
+            RecordedRows(run.recovered, run.layout),
+            session=secrets.token_hex(4),
+            left=run.layout.total - run.writer.rows,
+            lease_seconds=self._settings.lease_seconds,
+            whole_shards=run.config.batch.deterministic,
+            speculate=self._settings.speculate,
+        )
+        self._roster = Roster(settings, monotonic())
+        self._progress = Progress()
+        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what the writer's thread asks this one to do
+        self._looked_up = 0  # sets of rows whose records are being looked up
+        self._began = False
+
+    def run(self) -> tuple[Progress, bool]:
+        """Does what is left of the run; see ``SessionWork``."""
+        run = self._run
+        self._progress.report_to(run.heartbeat.activity, lambda rows: None)
+        self._progress.doing("waiting for workers")
+        run.flush = self._flush
+        for joined in list(self._hellos.values()):
+            self._join(joined)
+        with Watch(self._progress, lambda: run.counts(None), run.run_dir.add_metrics, run.show):
+            try:
+                while run.writer.rows < run.layout.total and not run.process.stopped():
+                    self._step()
+                self._end()
+            finally:
+                run.writer.wait()
+        return self._progress, run.writer.rows >= run.layout.total
+
+    # -------------------------------------------------------------------------------------------------- one step
+
+    def _step(self) -> None:
+        """Takes what has happened, and gives rows to workers that have too few."""
+        self._take_events(_WAIT_SECONDS if not self._looked_up else _WAIT_SECONDS / 10)
+        self._roster.require(self._fleet.workers(), monotonic())
+        usable = self._roster.usable()
+        if not self._began and len(usable) < self._settings.min_workers:
+            return
+        self._began = self._began or bool(usable)
+        for name in usable:
+            while (lease := self._leaser.give(name, len(usable), monotonic())) is not None:
+                self._send(name, lease.name, lease.given)
+        for name in usable:
+            if (late := self._leaser.late(name, monotonic())) is not None:
+                late.copied = True
+                self._look_up(late.given, lambda states, late=late, name=name: self._copy(late.name, name, states))
+
+    def _take_events(self, wait: float) -> None:
+        for event in self._fleet.events(wait):
+            self._take(event)
+        while True:
+            try:
+                self._done.get_nowait()()
+            except Empty:
+                return
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Joined():
+                self._hellos[event.worker] = event
+                self._join(event)
+            case Left():
+                self._hellos.pop(event.worker, None)
+                self._leave(event.worker, event.reason)
+            case Told():
+                self._hear(event)
+
+    def _hear(self, told: Told) -> None:
+        worker, message = self._roster.workers.get(told.worker), told.message
+        if worker is None or getattr(message, "run", None) != self._offer.run:
+            if isinstance(message, Frames):  # of another run: nobody waits for it
+                self._fleet.send(told.worker, Ack(message.run, message.number))
+            return
+        match message:
+            case Ready():
+                self._make_ready(told.worker, worker, message)
+            case Begun():
+                self._leaser.begin(message.lease)
+            case Frames():
+                self._land(told.worker, worker, message)
+            case LeaseDone():
+                if (rows := self._leaser.end(message.lease, monotonic())) is not None:
+                    self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+            case Figures():
+                worker.count(message.counts)
+                self._count()
+            case EngineDied():
+                log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
+            case RunRefused():
+                self._refuse(told.worker, worker, "would give other results: " + "; ".join(message.reasons))
+            case RunFailed():
+                self._fail(told.worker, worker, message)
+            case RunStopped():
+                worker.stopped = True
+            case _:
+                pass
+
+    # -------------------------------------------------------------------------------------------------- workers
+
+    def _join(self, joined: Joined) -> None:
+        """Offers the run to a worker. One that has leases since before this start goes on with them."""
+        self._roster.join(joined)
+        if joined.hello.run == self._offer.run:
+            self._leaser.adopt(joined.worker, joined.hello.leases, monotonic())
+        self._fleet.send(joined.worker, self._offer)
+
+    def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
+        worker.ready = True
+        if not self._run.noted:
+            self._run.note({**json.loads(ready.facts), "workers": sorted(self._roster.workers)})
+        self._progress.doing("waiting for the workers' rows")
+        log.info("%s works on the run", name)
+
+    def _leave(self, name: str, reason: str) -> None:
+        worker = self._roster.workers.get(name)
+        if worker is None:
+            return
+        if worker.ready:
+            log.warning("%s has left: %s; its rows go to others", name, reason)
+        worker.ready = False
+        for rows in self._leaser.lose(name):
+            self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+
+    def _refuse(self, name: str, worker: KnownWorker, why: str) -> None:
+        """Uses a worker no more, and gives its rows to others."""
+        log.warning("%s is not used: it %s", name, why)
+        worker.refused = True
+        for rows in self._leaser.lose(name):
+            self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+
+    def _fail(self, name: str, worker: KnownWorker, failed: RunFailed) -> None:
+        """Ends the run for an error of the data, and for any error where no other worker is left; else goes on without this one."""
+        kind = _ERRORS.get(failed.kind, ModelError)
+        if failed.kind == "DataError" or not self._roster.others(name, self._fleet.workers()):
+            raise kind(failed.message if failed.kind in _ERRORS else f"{name}: {failed.kind}: {failed.message}")
+        self._refuse(name, worker, f"cannot go on: {failed.message}")
+
+    # ----------------------------------------------------------------------------------------------------- rows
+
+    def _send(self, worker: str, name: str, rows: RowSet) -> None:
+        self._fleet.send(worker, Lease(self._offer.run, name, rows.shard, _packed(rows), rows.recorded, rows.alone))
+
+    def _look_up(self, rows: RowSet, told: Callable[[list[RecordedRow]], None]) -> None:
+        """Calls ``told`` in this thread with what is recorded of the rows, after all that has come of them."""
+        self._looked_up += 1
+
+        def answer(states: list[RecordedRow]) -> None:
+            self._looked_up -= 1
+            told(states)
+
+        self._run.writer.look_up(rows.positions, lambda states: self._done.put(lambda: answer(states)))
+
+    def _give_back(self, rows: RowSet, states: list[RecordedRow]) -> None:
+        for lost in self._leaser.give_back(rows, states):
+            if self._run.config.batch.deterministic:
+                raise ModelError(
+                    f"{lost.losses} workers have died with shard {lost.shard}; batch.deterministic does not take a batch apart to find "
+                    "the row that does it. Finished rows are safe"
+                )
+            row = lost.rows[0]
+            text = row.text if isinstance(row, BadRow) else json_text(row.columns)
+            message = f"{lost.losses} workers died while they had this row, the last ones with no other"
+            stage = "score" if self._run.config.job != "generate" and self._run.config.job != "rollout" else "generate"
+            samples = {sample for position, sample in lost.recorded if position == row.position}
+            if not samples:
+                self._run.writer.fail(Failure(row.position, row.key, None, stage, "EngineAborted", message, text))
+            else:
+                raise ModelError(f"row {self._run.layout.row_of(row.position)}: {message}; some of its samples are done")
+
+    def _copy(self, name: str, idle: str, states: list[RecordedRow]) -> None:
+        """Gives the rows that are left of a late lease to a second worker."""
+        late, worker = self._leaser.leases.get(name), self._roster.workers.get(idle)
+        if late is None or worker is None or not worker.ready:
+            return
+        resolved = {state.position for state in states if state.resolved}
+        left = [row for row in late.given.rows if row.position not in resolved or self._run.config.batch.deterministic]
+        if not left or len(resolved) == len(states):
+            return
+        recorded = tuple((state.position, sample) for state in states for sample in state.samples)
+        copy = self._leaser.copy(late, idle, RowSet(late.given.shard, left, recorded), monotonic())
+        self._send(idle, copy.name, copy.given)
+
+    def _land(self, name: str, worker: KnownWorker, frames: Frames) -> None:
+        def acknowledge() -> None:
+            self._fleet.send(name, Ack(frames.run, frames.number))
+
+        try:
+            self._landing.land(frames, lambda: self._done.put(acknowledge))
+        except ValueError as error:
+            worker.bad_frames += 1
+            log.warning("%s sent records that are damaged (%s); they are done again", name, error)
+            acknowledge()
+            if worker.bad_frames >= _BAD_FRAMES:
+                self._refuse(name, worker, f"sent damaged records {worker.bad_frames} times")
+
+    def _count(self) -> None:
+        for name in COUNTS:
+            setattr(self._progress, name, self._roster.total(name))
+
+    # ------------------------------------------------------------------------------------------------------- end
+
+    def _end(self) -> None:
+        """Has the workers end what they still do, and takes what they have finished."""
+        working = [name for name in self._fleet.workers() if (worker := self._roster.workers.get(name)) is not None and not worker.refused]
+        asked = [name for name in working if self._leaser.of(name) or self._run.process.stopped()]
+        for name in asked:
+            self._fleet.send(name, StopRun(self._offer.run))
+        due = monotonic() + _END_SECONDS
+        while monotonic() < due and any(not self._roster.workers[name].stopped for name in asked if name in self._fleet.workers()):
+            self._take_events(_WAIT_SECONDS / 10)
+        self._run.writer.wait()
+        self._take_events(0.0)
+
+    def _flush(self) -> bool:
+        """Saves what has come; for any thread."""
+        saved, writer = threading.Event(), self._run.writer
+        writer.flush(saved.set)
+        while not saved.wait(0.05) and writer.running:
+            pass
+        return not writer.broken
+
+
+def _packed(rows: RowSet) -> bytes:
+    return pickle.dumps(rows.rows)

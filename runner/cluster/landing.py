@@ -1,0 +1,52 @@
+"""Checks the frames that workers send, and hands their records to the writer. Nothing that a worker sends is trusted before that."""
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from ..core.shard_layout import Layout
+from ..store import journal
+from ..store.part_file import errors_schema
+from ..store.row_order import positions
+from ..store.writer import Writer
+from .messages import Frames
+
+
+class Landing:
+    """The way of frames into the run directory. schema: of the run's results."""
+
+    def __init__(self, writer: Writer, schema: pa.Schema, layout: Layout):
+        self._writer, self._layout = writer, layout
+        self._schemas = {journal.RESULTS: schema, journal.ERRORS: errors_schema(schema)}
+
+    def land(self, message: Frames, landed: Callable[[], None]) -> None:
+        """Has the records written, and calls ``landed`` in the writer's thread once they are in the journal.
+
+        Raises ValueError for a message that is damaged, or holds other columns or rows than it should; none of it is written then.
+        """
+        found = {kind: pa.RecordBatch.from_pylist([], schema=schema) for kind, schema in self._schemas.items()}
+        for frame in message.frames:
+            kind = frame.kind.encode()
+            if kind not in found:
+                raise ValueError(f"the frame is of kind {frame.kind!r}")
+            batch = journal.checked_batch(kind, frame.payload, frame.checksum)
+            self._require_ours(batch, kind, message.shard)
+            found[kind] = pa.concat_batches([found[kind], batch])
+        for position, samples in message.admitted:
+            if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or samples < 0:
+                raise ValueError(f"row {position} is not one of shard {message.shard}")
+        self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], landed)
+
+    def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
+        """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``, once a sample."""
+        if not batch.schema.equals(self._schemas[kind]):
+            raise ValueError("the frame has other columns than the run")
+        batch.validate(full=True)
+        rows, samples = (each.tolist() for each in positions([batch]))
+        own = self._layout.rows_of(shard)
+        if not own or any(row not in own for row in rows):
+            raise ValueError(f"the frame holds rows that are not of shard {shard}")
+        if len(set(zip(rows, samples, strict=True))) != len(rows):
+            raise ValueError("the frame holds a row and sample twice")
+        if "round" in batch.schema.names and set(batch.column("round").to_pylist()) - {shard // max(1, self._layout.shards_a_round)}:
+            raise ValueError(f"the frame holds rows of another round than shard {shard}")

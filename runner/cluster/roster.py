@@ -1,0 +1,83 @@
+"""The workers of a run, as the driver knows them: who is ready, who was refused, what their engines have counted.
+
+Sends nothing. Raises an error where no worker can do the run any more.
+"""
+
+from dataclasses import dataclass, field
+
+from ...configs.cluster import ClusterConfig
+from ..core.errors import ModelError, OutOfRoom
+from .interface import Joined
+
+COUNTS = ("prompt", "prefilled", "padded", "generated", "scored", "steps", "slot_steps")
+"""Fields of ``Progress`` that workers count."""
+
+
+class NoWorkers(OutOfRoom):
+    """No worker has been there for too long. The same command continues the run."""
+
+    exit_code = 75
+
+
+@dataclass(slots=True)
+class KnownWorker:
+    """A worker that has joined. ready: its models are loaded. refused: it is not used any more. stopped: it has ended its work.
+
+    counts: of its engine; before: the sums of its earlier engines. bad_frames: how many were damaged.
+    """
+
+    joined: Joined
+    ready: bool = False
+    refused: bool = False
+    stopped: bool = False
+    bad_frames: int = 0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    before: dict[str, int] = field(default_factory=dict[str, int])
+
+    def count(self, counts: dict[str, int]) -> None:
+        """Takes the newest counts; those of an engine that was started again begin at 0."""
+        if any(counts.get(name, 0) < value for name, value in self.counts.items() if name in COUNTS):
+            self.before = {name: self.before.get(name, 0) + self.counts.get(name, 0) for name in COUNTS}
+        self.counts = counts
+
+
+class Roster:
+    """All workers of a run by their names. now: seconds of any clock, when the run began."""
+
+    def __init__(self, settings: ClusterConfig, now: float):
+        self.workers: dict[str, KnownWorker] = {}
+        self._settings = settings
+        self._nobody_since: float | None = now
+
+    def join(self, joined: Joined) -> KnownWorker:
+        """Notes a worker that has connected, for the first time or again."""
+        worker = self.workers.setdefault(joined.worker, KnownWorker(joined))
+        worker.joined, worker.ready, worker.stopped = joined, False, False
+        return worker
+
+    def usable(self) -> list[str]:
+        """Returns the workers that can be given rows."""
+        return [name for name, worker in self.workers.items() if worker.ready and not worker.refused]
+
+    def others(self, but: str, connected: list[str]) -> list[str]:
+        """Returns the workers of ``connected`` that are not refused, without ``but``."""
+        return [name for name in connected if name != but and not (name in self.workers and self.workers[name].refused)]
+
+    def total(self, count: str) -> int:
+        """Returns one of ``COUNTS``, summed over all workers."""
+        return sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values())
+
+    def require(self, connected: list[str], now: float) -> None:
+        """Raises NoWorkers where none could be used for ``cluster.wait`` seconds, ModelError where all that can come were refused."""
+        if self.others("", connected):
+            self._nobody_since = None
+            return
+        refused = [name for name, worker in self.workers.items() if worker.refused]
+        if self._settings.listen is None and refused and len(refused) >= self._settings.workers:
+            raise ModelError("no worker is left that can do the run; the lines above say why each was refused")
+        self._nobody_since = now if self._nobody_since is None else self._nobody_since
+        if now - self._nobody_since > self._settings.wait:
+            raise NoWorkers(
+                f"no worker was there for {self._settings.wait:g} s; what was finished is safe. Start workers, then continue with the "
+                "same command (without --overwrite)"
+            )

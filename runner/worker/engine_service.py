@@ -1,0 +1,141 @@
+"""The main loop of a worker's engine process: offers of runs, leases and stops come in, frames go out.
+
+One thread reads messages, the calling thread runs the model. Models stay in memory from run to run. Does not know whether the other
+end is an agent or a test.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from tempfile import TemporaryDirectory
+
+from ...configs.errors import BulkError
+from ..cluster.description import RunDescription
+from ..cluster.interface import Connection
+from ..cluster.messages import Dismiss, Lease, RunFailed, RunOffer, RunRefused, RunStopped, StopRun
+from ..core.errors import first_line
+from ..core.host_process import HostProcess
+from ..models.model_pool import ModelPool
+from ..pipeline.job import Kind
+from .lease_session import DifferentResults, LeaseSession
+
+log = logging.getLogger("mlx_bulk")
+
+
+def serve_engine(connection: Connection, kinds: Mapping[str, Kind], process: HostProcess) -> None:
+    """Works on the runs that the other end offers, until it is gone or dismisses this process, or the process is to end.
+
+    kinds: the kinds of job by name. process: the process around it, see ``HostProcess``; its supervisor names suspect rows by the
+    run's digest in place of its folder.
+    """
+    _Service(connection, kinds, process).run()
+
+
+class _Service:
+    def __init__(self, connection: Connection, kinds: Mapping[str, Kind], process: HostProcess):
+        self._connection, self._kinds, self._process = connection, kinds, process
+        self._pool = ModelPool()
+        self._offers: SimpleQueue[RunOffer | None] = SimpleQueue()  # None: nothing more comes
+        self._lock = threading.Lock()
+        self._offered: RunOffer | None = None  # the run that is loaded, or is to be loaded next
+        self._early: list[Lease] = []  # leases of a run whose models are not loaded yet
+        self._session: LeaseSession | None = None
+
+    def run(self) -> None:
+        reading = threading.Thread(target=self._read, name="messages", daemon=True)
+        reading.start()
+        while (offer := self._offers.get()) is not None:
+            with TemporaryDirectory(prefix="mlx-bulk-worker-") as scratch:
+                self._work(offer, Path(scratch))
+
+    def _read(self) -> None:
+        """Takes in messages until the other end is gone."""
+        try:
+            while not self._process.stopped():
+                message = self._connection.receive(0.5)
+                match message:
+                    case RunOffer():
+                        self._offer(message)
+                    case Lease():
+                        self._lease(message)
+                    case StopRun():
+                        self._stop(message)
+                    case Dismiss():
+                        break
+                    case _:
+                        pass
+        except EOFError:
+            pass
+        finally:
+            with self._lock:
+                if self._session is not None:
+                    self._session.stopping.set()
+            self._offers.put(None)
+
+    def _offer(self, offer: RunOffer) -> None:
+        """Ends the run that is going on, and takes this one; a run that is loaded already is ready at once."""
+        with self._lock:
+            session = self._session
+            if session is not None and session.run_name == offer.run and not session.stopping.is_set():
+                self._connection.send(session.ready)
+                return
+            if session is not None:
+                session.stopping.set()
+            self._offered, self._early = offer, []
+        self._offers.put(offer)
+
+    def _lease(self, lease: Lease) -> None:
+        """Hands a lease to its run; one of another run is dropped, as the driver has ended that."""
+        with self._lock:
+            session = self._session
+            if session is not None and session.run_name == lease.run and not session.stopping.is_set():
+                session.leases.put(lease)
+            elif self._offered is not None and self._offered.run == lease.run:
+                self._early.append(lease)
+
+    def _stop(self, stop: StopRun) -> None:
+        with self._lock:
+            if self._session is not None and self._session.run_name == stop.run:
+                self._session.stopping.set()
+            elif self._offered is not None and self._offered.run == stop.run:
+                self._offered = None
+
+    def _work(self, offer: RunOffer, scratch: Path) -> None:
+        """Loads the models of a run and does its leases, until another is offered or this one is stopped."""
+        if self._offered is not offer:  # stopped, or another was offered meanwhile
+            self._connection.send(RunStopped(offer.run))
+            return
+        try:
+            session = LeaseSession(
+                RunDescription.unpacked(offer.description), self._kinds, self._pool, scratch, self._process, self._connection.send
+            )
+        except DifferentResults as difference:
+            self._connection.send(RunRefused(offer.run, difference.reasons))
+            return
+        except BulkError as error:
+            self._connection.send(RunFailed(offer.run, type(error).__name__, str(error)))
+            return
+        with self._lock:
+            if self._offered is not offer:
+                session.stopping.set()
+            self._session = session
+            for lease in self._early:
+                session.leases.put(lease)
+            self._early = []
+        self._connection.send(session.ready)
+        try:
+            session.run()
+        except BulkError as error:
+            self._connection.send(RunFailed(offer.run, type(error).__name__, str(error)))
+        except Exception as error:
+            log.exception("the run ended here")
+            self._connection.send(RunFailed(offer.run, type(error).__name__, first_line(error)))
+        finally:
+            with self._lock:
+                self._session = None
+                if self._offered is offer:
+                    self._offered = None
+        self._connection.send(session.figures())
+        self._connection.send(RunStopped(offer.run))

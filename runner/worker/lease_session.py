@@ -1,0 +1,195 @@
+"""A worker's part of one run: the models are loaded, and rows go through them as leases come in.
+
+    leases ─► reading thread ─► windows ─► model ─► outcomes ─► recording thread ─► LeaseSink ─► frames
+
+The thread that calls ``run`` alone touches the model. Does not know where leases come from, nor where frames go.
+"""
+
+import json
+import logging
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import cast
+
+from ..cluster.description import RunDescription
+from ..cluster.messages import Begun, Figures, FromWorker, Lease, Ready
+from ..core.host_process import HostProcess
+from ..core.requests import BadRow, Row
+from ..models.device_memory import peak_bytes, shortage_as_error
+from ..models.model_pool import ModelPool
+from ..pipeline.io_threads import IOThreads, SessionInput, SessionRules
+from ..pipeline.job import Kind
+from ..pipeline.loading import load_models, rater_of
+from ..pipeline.model_work import batch_of
+from ..pipeline.run_spec import RunSpec
+from ..policies.policy_engine import sampling_engine
+from ..store.paths import RunPaths
+from ..store.recovery import Recovered
+from .lease_sink import LeaseSink, ledger_of, mark_recorded
+
+log = logging.getLogger("mlx_bulk")
+
+FIGURES_SECONDS = 2.0  # between two messages with the engine's counts; what is finished is sent then, too
+_POLL_SECONDS = 0.1
+_COUNTS = ("prompt", "prefilled", "padded", "generated", "scored", "steps", "slot_steps")
+_CURE = "lower batch.memory, batch.rows or batch.tokens"
+
+
+class DifferentResults(Exception):
+    """This worker would give other results than the run's driver. reasons: one line a difference."""
+
+    def __init__(self, reasons: tuple[str, ...]):
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+class LeaseSession:
+    """A worker's part of the run that ``described`` tells of. Making one loads the models.
+
+    scratch: a folder of the worker's own, where the run directory would be. tell: sends a message; process: see ``HostProcess``.
+
+    Raises DifferentResults where the run's identity is another one here, and BulkError as a run does.
+    """
+
+    def __init__(
+        self,
+        described: RunDescription,
+        kinds: Mapping[str, Kind],
+        pool: ModelPool,
+        scratch: Path,
+        process: HostProcess,
+        tell: Callable[[FromWorker], None],
+    ):
+        self.leases: SimpleQueue[Lease] = SimpleQueue()
+        self.stopping = threading.Event()
+        self._described, self._process, self._tell = described, process, tell
+        config = self._config = described.parsed(str(scratch))
+        spec = self._spec = RunSpec.of_scan(described.scan, config, kinds[config.job])
+        _require_same(described.identity, spec.identity(config))
+        models = load_models(spec.models(config), batch_of(config), spec.job.wanted, pool)
+        self._orders = process.supervisor.orders(Path(described.run))
+        if halved := self._orders.batch_halvings:
+            models = models.halved(halved)
+        self._static, self._check = models.setup.static, models.row_check()
+        rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
+        self._engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, RunPaths(scratch), described.layout, rater)
+        self._engine.progress.note_in_flight = process.supervisor.note_in_flight
+        self._sink = LeaseSink(described.run, spec.job.schema, described.layout, tell)
+        self._recorded = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
+        self._next: Lease | None = None  # it runs alone, and waits for the leases before it
+        self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str))
+
+    @property
+    def run_name(self) -> str:
+        """The run's digest."""
+        return self._described.run
+
+    def run(self) -> None:
+        """Does leases until ``stopping`` is set. All that is finished has been sent when it returns. Raises BulkError."""
+        process, layout = self._process, self._described.layout
+        process.supervisor.begin(Path(self.run_name), self._static, layout.positions)
+        ended = threading.Event()
+        figures = threading.Thread(target=self._tell_figures, args=(ended,), name="figures", daemon=True)
+        figures.start()
+        try:
+            with shortage_as_error(_CURE):
+                while (first := self._next_lease(wait=True)) is not None:
+                    self._run_leases(first)
+        finally:
+            ended.set()
+            figures.join()
+            self._sink.push()
+            process.supervisor.note_in_flight(())
+
+    def _stopped(self) -> bool:
+        return self.stopping.is_set() or self._process.stopped()
+
+    def _next_lease(self, wait: bool) -> Lease | None:
+        """Returns the next lease; None when the session ends, and without ``wait`` also where none is there."""
+        if self._next is not None:
+            lease, self._next = self._next, None
+            return lease
+        while not self._stopped():
+            try:
+                return self.leases.get(timeout=_POLL_SECONDS) if wait else self.leases.get_nowait()
+            except Empty:
+                if not wait:
+                    return None
+        return None
+
+    def _run_leases(self, first: Lease) -> None:
+        """Runs ``first`` and all that follow it, up to one that runs alone; a first one that runs alone is not followed by any."""
+        done = threading.Event()  # the engine takes no more windows
+        session = SessionInput(self._spec.job, self._windows(first, done), self._described.layout, self._recorded)
+        rules = SessionRules(
+            check=self._check,
+            stopped=self._stopped,
+            whole_shards=self._static,
+            fail_fast=self._config.on_error == "fail",
+            fatal=self._orders.fatal_rows,
+        )
+        threads = IOThreads(session, rules, self._sink)
+        try:
+            for outcome in self._engine.run(threads.next_window, threads.stopped):
+                threads.put(outcome)
+        except BaseException:
+            threads.abandon()
+            raise
+        finally:
+            done.set()
+            threads.close()
+
+    def _windows(self, lease: Lease, done: threading.Event) -> Iterator[list[Row | BadRow]]:
+        """Yields the rows of one lease after another. Runs in the reading thread."""
+        while True:
+            yield self._opened(lease)
+            if lease.alone:
+                return
+            following = None
+            while following is None:
+                if done.is_set() or self._stopped():
+                    return
+                following = self._wait_for_lease()
+            if following.alone:
+                self._next = following
+                return
+            lease = following
+
+    def _wait_for_lease(self) -> Lease | None:
+        try:
+            return self.leases.get(timeout=_POLL_SECONDS)
+        except Empty:
+            return None
+
+    def _opened(self, lease: Lease) -> list[Row | BadRow]:
+        """Returns the rows of a lease, and notes what of them is recorded."""
+        rows = cast("list[Row | BadRow]", pickle.loads(lease.rows))
+        layout, ledgers = self._described.layout, self._recorded.done
+        if lease.shard in ledgers:
+            mark_recorded(ledgers[lease.shard], layout, lease.recorded)
+        else:
+            ledgers[lease.shard] = ledger_of(layout.rows_of(lease.shard), layout, lease.recorded)
+        self._sink.expect(lease.lease, lease.shard, [row.position for row in rows], lease.recorded)
+        self._tell(Begun(self.run_name, lease.lease))
+        return rows
+
+    def _tell_figures(self, ended: threading.Event) -> None:
+        while not ended.wait(FIGURES_SECONDS):
+            self._sink.push()
+            self._tell(self.figures())
+
+    def figures(self) -> Figures:
+        """Returns the engine's counts since the models were loaded."""
+        progress = self._engine.progress
+        counts = {name: getattr(progress, name) for name in _COUNTS}
+        return Figures(self.run_name, {**counts, "peak_memory_bytes": peak_bytes()}, progress.activity.now)
+
+
+def _require_same(theirs: Mapping[str, object], ours: Mapping[str, object]) -> None:
+    """Raises DifferentResults where the run's identity is another one on this machine."""
+    keys = [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)]
+    if keys:
+        raise DifferentResults(tuple(f"{key}: the run has {theirs.get(key)!r}, this worker {ours.get(key)!r}" for key in keys))

@@ -1,0 +1,149 @@
+"""A run over workers writes what a run on one machine writes, whoever dies. Workers are threads here; see ThreadFleet."""
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlx_bulk.configs.cluster import ClusterConfig
+from mlx_bulk.configs.load import load_config
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.runner.cluster.fleet_work import ClusterWork
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, RunOffer, RunRefused
+from mlx_bulk.runner.core.errors import DataError, ModelError
+from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.models.model_pool import ModelPool
+from mlx_bulk.runner.pipeline import session
+from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
+from mlx_bulk.runner.runs.run_dir import Start
+from mlx_bulk.runner.runs.summary import Summary
+from mlx_bulk.runner.store.results import read_results
+from mlx_bulk.runner.worker.engine_service import serve_engine
+
+from ..jobs.support.bench import Bench, Record
+from ..runner.support.thread_fleet import PipeEnd, ThreadFleet
+
+ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(40)]
+SETTINGS: dict[str, Any] = {"workers": 2, "lease_seconds": 0.05}
+
+
+def engine(end: PipeEnd) -> None:
+    serve_engine(end, KINDS, HostProcess())
+
+
+def run(bench: Bench, work: SessionWork, output: str, host: HostProcess | None = None, **sections: Any) -> Summary:
+    batch = {"rows": 4, "rows_per_shard": 8, **sections.pop("batch", {})}
+    rows = sections.pop("rows", ROWS)
+    config: Any = load_config(bench.write_config(rows=rows, output={"path": str(bench.root / output)}, batch=batch, **sections))
+    return session.run_job(config, KINDS[config.job], Start(), host or HostProcess(), "nothing", work)
+
+
+def parts(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((folder / "results").iterdir())]
+
+
+def records(bench: Bench, output: str) -> list[tuple[int, int, str]]:
+    batches = read_results(bench.root / output)
+    return [(each["row"], each["sample"], each["completion"]) for batch in batches for each in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("sections", [{}, {"batch": {"deterministic": True}}, {"sampling": {"n": 3, "max_tokens": 4}}])
+def test_one_worker_writes_the_same_parts(bench: Bench, sections: dict[str, Any]):
+    plain = run(bench, ModelWork(ModelPool()), "plain", **sections)
+    fleet = ThreadFleet(engine, 1)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", **sections)
+    fleet.end(True)
+    assert (over.rows, over.records, over.errors, over.complete) == (plain.rows, plain.records, plain.errors, True)
+    assert records(bench, "cluster") == records(bench, "plain")
+    if sections.get("batch"):
+        assert parts(bench.root / "cluster") == parts(bench.root / "plain")
+
+
+def test_a_row_that_fails_is_in_the_errors(bench: Bench):
+    rows: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(20)]
+    rows[5] = {"q": None}
+    plain = run(bench, ModelWork(ModelPool()), "plain", rows=rows)
+    fleet = ThreadFleet(engine, 1)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", rows=rows)
+    fleet.end(True)
+    assert (over.rows, over.records, over.errors, over.complete) == (20, 19, 1, True)
+    assert over.reasons == plain.reasons
+    assert records(bench, "cluster") == records(bench, "plain")
+
+
+def test_a_worker_that_dies_costs_nothing(bench: Bench):
+    """The worker dies with a message on the way, and another one takes its place."""
+    run(bench, ModelWork(ModelPool()), "plain", batch={"deterministic": True})
+    frames = count(1)
+
+    def watch(worker: str, message: object) -> bool:
+        if isinstance(message, Frames) and next(frames) == 3:
+            fleet.kill(worker)
+            fleet.start_worker()
+            return False
+        return True
+
+    fleet = ThreadFleet(engine, 1, watch)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", batch={"deterministic": True})
+    fleet.end(True)
+    assert over.complete
+    assert parts(bench.root / "cluster") == parts(bench.root / "plain")
+
+
+def test_damaged_frames_are_done_again(bench: Bench):
+    frames = count(1)
+
+    def spoil(message: FromWorker) -> FromWorker:
+        if isinstance(message, Frames) and next(frames) == 2:
+            (frame, *rest) = message.frames
+            return replace(message, frames=(replace(frame, payload=frame.payload[:-1] + b"x"), *rest))
+        return message
+
+    fleet = ThreadFleet(engine, 1, spoil=spoil)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster")
+    fleet.end(True)
+    run(bench, ModelWork(ModelPool()), "plain")
+    assert over.complete
+    assert records(bench, "cluster") == records(bench, "plain")
+
+
+def test_a_driver_that_is_started_again_goes_on(bench: Bench):
+    """The first session is stopped after some rows. The second one has the rest done, each row once."""
+    fleet = ThreadFleet(engine, 1)
+    asked = count(1)
+    work = ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS))
+    first = run(bench, work, "cluster", HostProcess(stopped=lambda: any(bench.root.glob("cluster/journal/*")) and next(asked) > 3))
+    assert not first.complete
+    second = run(bench, work, "cluster")
+    fleet.end(True)
+    run(bench, ModelWork(ModelPool()), "plain")
+    assert second.complete
+    assert records(bench, "cluster") == records(bench, "plain")
+
+
+def test_a_worker_with_other_results_is_refused(bench: Bench, caplog: pytest.LogCaptureFixture):
+    fleet = ThreadFleet(refusing, 1)
+    with pytest.raises(ModelError, match="no worker is left that can do the run"):
+        run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=1)), "cluster")
+    fleet.end(True)
+    assert "worker-1 is not used: it would give other results: model: the run has 'a', this worker 'b'" in caplog.text
+
+
+def refusing(end: PipeEnd) -> None:
+    """A worker whose model is another one."""
+    while True:
+        try:
+            message = end.receive(1.0)
+        except EOFError:
+            return
+        if isinstance(message, RunOffer):
+            end.send(RunRefused(message.run, ("model: the run has 'a', this worker 'b'",)))
+
+
+def test_an_error_of_the_worker_ends_the_run_as_its_own_would(bench: Bench):
+    rows: list[Record] = [{"q": "word"}] * 12 + [{"q": None}]
+    fleet = ThreadFleet(engine, 1)
+    with pytest.raises(DataError, match="on_error: fail, and row 12 failed"):
+        run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", rows=rows, on_error="fail")
+    fleet.end(True)
