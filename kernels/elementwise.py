@@ -11,9 +11,12 @@ from . import native
 GELU_SLOPE, GELU_CUBE = 1.5957691216057308, 0.044715  # 2 · sqrt(2 / pi), and Hendrycks and Gimpel's 2016 cubic term
 
 
-def reference_rms_norm(x: mx.array, weight: mx.array, eps: float) -> mx.array:
-    """Returns x / sqrt(mean(x²) + eps) · weight: x [..., D], weight [D] -> [..., D] (Zhang and Sennrich 2019)."""
-    return x * mx.rsqrt((x * x).mean(axis=-1, keepdims=True) + eps) * weight
+def reference_rms_norm(x: mx.array, weight: mx.array, eps: float, more: float = 0.0) -> mx.array:
+    """Returns x / sqrt(mean(x²) + eps) · (weight + more): x [..., D], weight [D] -> [..., D] (Zhang and Sennrich 2019).
+
+    ``more`` is 1 where a model holds its weights' distance from 1 (Gemma).
+    """
+    return x * mx.rsqrt((x * x).mean(axis=-1, keepdims=True) + eps) * (weight + more)
 
 
 def suits_rms_norm(x: mx.array, weight: mx.array) -> bool:
@@ -21,11 +24,11 @@ def suits_rms_norm(x: mx.array, weight: mx.array) -> bool:
     return x.ndim > 0 and weight.shape == (x.shape[-1],) and native.suits(x, weight)
 
 
-def rms_norm_on_cpu(x: mx.array, weight: mx.array, eps: float) -> mx.array:
+def rms_norm_on_cpu(x: mx.array, weight: mx.array, eps: float, more: float = 0.0) -> mx.array:
     """Computes ``reference_rms_norm`` now, by the library, in one pass."""
     x, weight = native.dense(x), native.dense(weight)
     out = native.empty(x.shape)
-    native.library().rms_norm(x, weight, out, eps)
+    native.library().rms_norm(x, weight, out, eps, more)
     return out
 
 

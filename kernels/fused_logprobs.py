@@ -17,16 +17,25 @@ from .quantized import Matrix, QuantizedWeight
 
 @dataclass(slots=True, frozen=True)
 class Product:
-    """Logits [N, V] not computed yet: x [N, K] weightᵀ + bias, with weight [V, K] and bias [V] or None."""
+    """Logits [N, V] not computed yet: x [N, K] weightᵀ + bias, with weight [V, K] and bias [V] or None.
+
+    cap: they are cap · tanh(logit / cap) of that (Gemma 2), 0 for none.
+    """
 
     x: mx.array
     weight: Matrix
     bias: mx.array | None = None
+    cap: float = 0.0
+
+    def logits(self) -> mx.array:
+        """Computes them by mlx's operations."""
+        logits = linear.reference(self.x, self.weight, self.bias)
+        return self.cap * mx.tanh(logits / self.cap) if self.cap else logits
 
 
 def reference(product: Product, targets: NDArray[np.int32], greedy: bool = False) -> Scores:
     """Scores ``targets`` [N], one per row: logprobs, and with ``greedy`` which are their row's most likely id."""
-    return logprobs.score(linear.reference(product.x, product.weight, product.bias), targets, greedy=greedy)
+    return logprobs.score(product.logits(), targets, greedy=greedy)
 
 
 def suits(product: Product) -> bool:
@@ -48,7 +57,7 @@ def on_cpu(product: Product, counts: NDArray[np.intp], targets: NDArray[np.int32
     first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     sums, logits = SoftmaxSums(np.empty(n, np.int32), np.empty(n, np.float32), np.empty(n, np.float32)), np.empty(len(targets), np.float32)
     ids = np.ascontiguousarray(targets, np.int32)
-    rest = native.maybe(bias), first, ids, logits, sums.best, sums.peak, sums.total
+    rest = native.maybe(bias), first, ids, logits, sums.best, sums.peak, sums.total, product.cap
     if isinstance(weight, QuantizedWeight):
         native.library().quantized_product_sums(x, *weight.arrays, *rest, weight.bits)
     else:

@@ -8,7 +8,8 @@
 
 namespace {
 
-// The logits are x [m, depth] wᵀ + bias, with w [n, depth], which may be quantized instead, and bias [n] or null. best, peak and total [m] take each row's softmax sums.
+// The logits are x [m, depth] wᵀ + bias, with w [n, depth], which may be quantized instead, and bias [n] or null; cap tanh(logit / cap) of
+// that where cap is not 0. best, peak and total [m] take each row's softmax sums.
 // at_ids takes the logits of `ids`; row i's ids stand at first[i] ... first[i + 1] - 1.
 struct Score {
   const float* w;
@@ -20,6 +21,7 @@ struct Score {
   float* at_ids;
   int32_t* best;
   float *peak, *total;
+  float cap = 0;
 
   void run() const {
     auto of = [&](long row, float*) { return x + row * depth; };
@@ -47,8 +49,12 @@ struct Score {
     });
   }
 
-  // Takes from a row's logits, those from column `from` on in `made` [Part::SIZE], the figures and the logits of its ids.
-  Part taken(const float* made, long row, long from, long end) const {
+  // Takes from a row's logits, those from column `from` on in `made` [Part::SIZE], the figures and the logits of its ids. It caps them first.
+  Part taken(float* made, long row, long from, long end) const {
+    if (cap) {
+      for (long j = 0; j < Part::SIZE; j += W) store(made + j, cap * tanh(load(made + j) / cap));
+      std::fill(made + (end - from), made + Part::SIZE, -INFINITE);
+    }
     for (long id = first[row]; id < first[row + 1]; id++)
       if (ids[id] >= from && ids[id] < end) at_ids[id] = made[ids[id] - from];
     return part_of(made, from);

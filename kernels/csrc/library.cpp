@@ -250,14 +250,14 @@ int layer_norm(PyObject* x, PyObject* weight, PyObject* bias, PyObject* out, flo
   return -2;
 }
 
-// x, out [..., D], weight [D]: x / sqrt(mean(x^2) + eps) * weight
-int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps) try {
+// x, out [..., D], weight [D]: x / sqrt(mean(x^2) + eps) * (weight + more)
+int rms_norm(PyObject* x, PyObject* weight, PyObject* out, float eps, float more) try {
   Arrays arrays({x, weight, out});
   if (!arrays.held) return -1;
   long d = arrays.elements(1), n = arrays.elements(0) / d, some = std::max(1l, 16384 / d);
   pool.run((n + some - 1) / some, [&](long part) {
     for (long row = part * some; row < std::min(n, (part + 1) * some); row++)
-      norm_row(arrays.data(0) + row * d, arrays.data(1), d, eps, arrays.data(2) + row * d);
+      norm_row(arrays.data(0) + row * d, arrays.data(1), d, eps, arrays.data(2) + row * d, more);
   });
   return 0;
 } catch (...) {
@@ -398,14 +398,14 @@ int draw(PyObject* x, PyObject* ids, PyObject* temperature, PyObject* top_k, PyO
   return -2;
 }
 
-// softmax_sums of x [N, K] weightᵀ + bias, which is never stored as a whole; weight [V, K], bias [V] or null. `at` [M] takes the logits of
-// the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64.
+// softmax_sums of logits x [N, K] weightᵀ + bias, capped where `cap` is not 0, which are never stored as a whole; weight [V, K], bias [V] or null.
+// `at` [M] takes the logits of the columns `ids` [M] int32; row i's are at first[i] ... first[i + 1] - 1, `first` [N + 1] int64.
 int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first, PyObject* ids, PyObject* at, PyObject* best,
-                 PyObject* peak, PyObject* total) try {
+                 PyObject* peak, PyObject* total, float cap) try {
   Arrays arrays({x, weight, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
   Score{arrays.data(1), nullptr, arrays.data(0), arrays.data(8), arrays.size(0, 0), arrays.size(1, 0), arrays.size(1, 1), arrays.data<int64_t>(2),
-        arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7)}.run();
+        arrays.data<int32_t>(3), arrays.data(4), arrays.data<int32_t>(5), arrays.data(6), arrays.data(7), cap}.run();
   return 0;
 } catch (...) {
   return -2;
@@ -413,12 +413,12 @@ int product_sums(PyObject* x, PyObject* weight, PyObject* bias, PyObject* first,
 
 // product_sums with a weight as quantized_linear takes it.
 int quantized_product_sums(PyObject* x, PyObject* words, PyObject* scales, PyObject* biases, PyObject* bias, PyObject* first, PyObject* ids,
-                           PyObject* at, PyObject* best, PyObject* peak, PyObject* total, int bits) try {
+                           PyObject* at, PyObject* best, PyObject* peak, PyObject* total, float cap, int bits) try {
   Arrays arrays({x, words, scales, biases, first, ids, at, best, peak, total, bias});
   if (!arrays.held) return -1;
   Quantized w = quantized_of(arrays, bits);
   Score{nullptr, &w, arrays.data(0), arrays.data(10), arrays.size(0, 0), arrays.size(1, 0), w.depth, arrays.data<int64_t>(4),
-        arrays.data<int32_t>(5), arrays.data(6), arrays.data<int32_t>(7), arrays.data(8), arrays.data(9)}.run();
+        arrays.data<int32_t>(5), arrays.data(6), arrays.data<int32_t>(7), arrays.data(8), arrays.data(9), cap}.run();
   return 0;
 } catch (...) {
   return -2;

@@ -9,16 +9,16 @@
 
 namespace {
 
-// x / sqrt(mean(x^2) + eps) * weight; `to` may be x
-inline void norm_row(const float* x, const float* weight, long d, float eps, float* to) {
+// x / sqrt(mean(x^2) + eps) * (weight + more); `to` may be x
+inline void norm_row(const float* x, const float* weight, long d, float eps, float* to, float more = 0) {
   V squares = {};
   long j = 0;
   for (; j + W <= d; j += W) squares += load(x + j) * load(x + j);
   float total = sum(squares);
   for (; j < d; j++) total += x[j] * x[j];
   float share = 1.0f / std::sqrt(total / d + eps);
-  for (j = 0; j + W <= d; j += W) store(to + j, load(x + j) * share * load(weight + j));
-  for (; j < d; j++) to[j] = x[j] * share * weight[j];
+  for (j = 0; j + W <= d; j += W) store(to + j, load(x + j) * share * (load(weight + j) + more));
+  for (; j < d; j++) to[j] = x[j] * share * (weight[j] + more);
 }
 
 // (x - mean) / sqrt(variance + eps) * weight + bias; weight and bias may be null, `to` may be x. The distances from a rounded mean give

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx import nn
+from mlx_lm.models import gear, gemma, gemma2, gemma3_text, minimax_m3_vl, muse_glimmer, recurrent_gemma
 from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import SwitchLinear
@@ -16,7 +17,6 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from ...kernels import attention, elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
 from ...kernels.quantized import Matrix, QuantizedWeight
-from ...kernels.recurrent import short_convolution
 from .call_context import CallContext, ListedProduct
 from .mended_layers import CappedAttention, ScaledEmbedding
 
@@ -127,41 +127,30 @@ class FastScaledEmbedding(FastEmbedding, ScaledEmbedding):
     """``ScaledEmbedding`` with that kernel."""
 
 
-class FastConv1d(nn.Conv1d):
-    """``nn.Conv1d`` with the kernel for a convolution of each channel alone."""
+def _rms_norm(original: Any, more: float) -> Any:
+    """Makes a class of an RMS norm that computes in one pass. ``more`` is 1 where its weights are held as their distance from 1."""
 
-    _context: CallContext
+    class FastRMSNorm(original):
+        """An RMS norm in one pass."""
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """x [B, L, C] -> [B, L - S + 1, C]."""
-        weight, bias = self["weight"], self.get("bias")
-        plain = (self.stride, self.padding, self.dilation, self.groups) == (1, 0, 1, x.shape[-1])
-        if self.training or not (plain and short_convolution.suits(x, weight, bias)):
-            return super().__call__(x)
-        return run_kernel(
-            self._context.used,
-            "convolution",
-            lambda: short_convolution.on_cpu(x, weight, bias),
-            lambda: super(FastConv1d, self).__call__(x),
-        )
+        _context: CallContext
+
+        def __call__(self, x: mx.array) -> mx.array:
+            """x [..., D] -> the same shape."""
+            weight = self["weight"]
+            if self.training or not elementwise.suits_rms_norm(x, weight):
+                return super().__call__(x)
+            return run_kernel(
+                self._context.used,
+                "norm",
+                lambda: elementwise.rms_norm_on_cpu(x, weight, self.eps, more),
+                lambda: super(FastRMSNorm, self).__call__(x),
+            )
+
+    return FastRMSNorm
 
 
-class FastRMSNorm(nn.RMSNorm):
-    """``nn.RMSNorm`` in one pass."""
-
-    _context: CallContext
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """x [..., D] -> the same shape."""
-        weight = self["weight"]
-        if self.training or not elementwise.suits_rms_norm(x, weight):
-            return super().__call__(x)
-        return run_kernel(
-            self._context.used,
-            "norm",
-            lambda: elementwise.rms_norm_on_cpu(x, weight, self.eps),
-            lambda: super(FastRMSNorm, self).__call__(x),
-        )
+FastRMSNorm = _rms_norm(nn.RMSNorm, 0.0)
 
 
 class FastLayerNorm(nn.LayerNorm):
@@ -281,14 +270,23 @@ class FastLlama3RoPE(Llama3RoPE):
         return self.__dict__["_inverse"]
 
 
+AROUND_ONE: tuple[type, ...] = (
+    gear.GearRMSNorm,
+    gemma.RMSNorm,
+    gemma2.RMSNorm,
+    gemma3_text.RMSNorm,
+    minimax_m3_vl.GemmaRMSNorm,
+    muse_glimmer.CenteredRMSNorm,
+    recurrent_gemma.RMSNorm,
+)
 LAYERS: dict[type, type] = {
+    **{original: _rms_norm(original, 1.0) for original in AROUND_ONE},
     nn.Linear: FastLinear,
     SwitchLinear: FastSwitchLinear,
     nn.Embedding: FastEmbedding,
     ScaledEmbedding: FastScaledEmbedding,
     nn.QuantizedLinear: FastQuantizedLinear,
     nn.QuantizedEmbedding: FastQuantizedEmbedding,
-    nn.Conv1d: FastConv1d,
     nn.RMSNorm: FastRMSNorm,
     nn.LayerNorm: FastLayerNorm,
     nn.GELU: FastGELU,

@@ -1,4 +1,4 @@
-"""mlx-lm's functions for recurrent layers with our CPU kernels: the scan of state space models, and the gated delta rule.
+"""What recurrent layers are made of, with our CPU kernels: the scan of state space models, the gated delta rule, short convolutions.
 
 Each calls mlx-lm's own where the kernel does not serve. ``used`` takes the names of the kernels that have computed.
 """
@@ -8,10 +8,12 @@ from functools import wraps
 from typing import Any
 
 import mlx.core as mx
+from mlx import nn
 from mlx_lm.models import gated_delta as mlx_gated_delta
 from mlx_lm.models import ssm as mlx_ssm
 
-from ...kernels.recurrent import gated_delta, state_space
+from ...kernels.recurrent import gated_delta, short_convolution, state_space
+from .call_context import CallContext
 from .cpu_layers import run_kernel
 
 States = tuple[mx.array, mx.array]
@@ -83,3 +85,25 @@ def fast_gated_delta(used: set[str]) -> Callable[..., States]:
         return run_kernel(used, "gated delta", lambda: gated_delta.on_cpu(q, k, v, kept, beta, state, mask), by_mlx)
 
     return gated_delta_update
+
+
+class FastConv1d(nn.Conv1d):
+    """``nn.Conv1d`` with the kernel for a convolution of each channel alone."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [B, L, C] -> [B, L - S + 1, C]."""
+        weight, bias = self["weight"], self.get("bias")
+        plain = (self.stride, self.padding, self.dilation, self.groups) == (1, 0, 1, x.shape[-1])
+        if self.training or not (plain and short_convolution.suits(x, weight, bias)):
+            return super().__call__(x)
+        return run_kernel(
+            self._context.used,
+            "convolution",
+            lambda: short_convolution.on_cpu(x, weight, bias),
+            lambda: super(FastConv1d, self).__call__(x),
+        )
+
+
+CONVOLUTIONS: dict[type, type] = {nn.Conv1d: FastConv1d}

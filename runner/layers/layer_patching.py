@@ -5,8 +5,9 @@ from mlx import nn
 from .call_context import drop_context, share_context
 from .cpu_blocks import BLOCKS, BUILT
 from .cpu_layers import LAYERS
+from .cpu_recurrent import CONVOLUTIONS
 
-CLASSES = LAYERS | BLOCKS
+CLASSES = LAYERS | CONVOLUTIONS | BLOCKS
 
 
 def patch_layers(network: nn.Module) -> None:

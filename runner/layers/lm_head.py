@@ -4,19 +4,20 @@ So no [B, T, V] array is needed: logits are made only of the positions that some
 that mlx-lm's models share. Whether it is right for a model is for the checks to find out.
 """
 
-from dataclasses import replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 import numpy as np
 from mlx import nn
+from numpy.typing import NDArray
 
-from ...kernels import linear
 from ...kernels.fused_logprobs import Product
 from .call_context import context_of
 from .kv_cache import Caches
 
 BODIES = ("model", "backbone", "transformer")
+ROUNDING = 1e-5  # by which a measured scale may miss 1
 FAR = 1000.0  # factor of a state that a cap of logits can't miss
 SAME = 1e-4  # share of the largest logit; rounding is a hundredth of it
 TEXT = "language_model"  # where a multimodal model keeps its text model
@@ -33,7 +34,7 @@ class Head:
         self._network = network
         self._gate = _Gate(_at(network, path))
         self._twin: Any = _twin_with(network, path, self._gate)
-        self._bare: bool | None = None  # True when the logits are a product and nothing more; None until tried
+        self._form: _Form | Literal["other"] | None = None  # what the logits are, besides a product; None until tried
 
     def states(self, tokens: mx.array, caches: Caches | None) -> mx.array:
         """Returns the body's hidden states [B, T, H]. The head runs on one position, lazily, and is never computed."""
@@ -45,33 +46,43 @@ class Head:
         return self._run_head(states)[0]
 
     def product(self, states: mx.array) -> Product | None:
-        """Returns the product that equals the logits of states [N, H], not computed; None where the logits are more than a product."""
-        if self._bare is None:
-            self._bare = self._is_bare(states[:1])
-        return self._listed(states) if self._bare else None
+        """Returns the product that equals the logits of states [N, H], not computed; None where the logits are more than a product.
+
+        They may be scaled and capped.
+        """
+        if self._form is None:
+            self._form = self._tried_form(states[:1])
+        if self._form is None or self._form == "other":
+            return None
+        product = self._listed(states)
+        return None if product is None else self._form.of(product)
 
     def _listed(self, states: mx.array) -> Product | None:
         with context_of(self._network).listing() as listed:
             logits = self._run_head(states)
-        product = next((one.product for one in listed if one.array is logits), None)
+        product = next((one.product for one in reversed(listed) if one.array.shape == logits.shape), None)
         return None if product is None or product.x.ndim != 3 else replace(product, x=product.x[0])
 
-    def _is_bare(self, state: mx.array) -> bool | None:
-        """Returns True when the product equals the logits of a state [1, H] and of one far off; None where they are not finite.
+    def _tried_form(self, state: mx.array) -> "_Form | Literal['other'] | None":
+        """Finds what the logits are besides a product, and tries it on a state [1, H] and on one far off; None where they are not finite.
 
         It takes a trial: an array changed by ``*=`` stays the same object. It takes a far state: a cap leaves small logits as they are.
+        The scale and the cap are measured on states that are the same each time, so that a run's bits do not hang on its first row.
         """
-        states = mx.concatenate([state, FAR * state])
+        fixed = mx.array(np.random.default_rng(0).standard_normal(state.shape), state.dtype)
+        states = mx.concatenate([fixed / FAR, FAR * fixed, state, FAR * state])
         product = self._listed(states)
         if product is None:
-            return False
-        own, plain = (
-            np.array(logits.astype(mx.float32))
-            for logits in (self.logits(states), linear.reference(product.x, product.weight, product.bias))
-        )
+            return "other"
+        own, plain = (np.array(logits.astype(mx.float32)) for logits in (self.logits(states), product.logits()))
         if not np.isfinite(plain).all():
             return None
-        return bool((np.abs(own - plain).max(axis=-1) <= SAME * np.abs(plain).max(axis=-1)).all())
+        with np.errstate(invalid="ignore"):  # what is masked is -inf, and of no form
+            for form in (_Form(), _Form.measured(own, plain)):
+                right = np.array(form.of(product).logits().astype(mx.float32))
+                if (np.abs(own - right).max(axis=-1) <= SAME * np.abs(right).max(axis=-1)).all():
+                    return form
+        return "other"
 
     def _run_head(self, states: mx.array) -> mx.array:
         """Returns logits [1, N, V] of states [N, H]."""
@@ -80,6 +91,29 @@ class Head:
             return self._twin(mx.zeros((1, states.shape[0]), dtype=mx.int32), cache=None)
         finally:
             self._gate.given = None
+
+
+@dataclass(slots=True, frozen=True)
+class _Form:
+    """Logits that are a product times ``scale``, capped by ``cap`` where that is not 0."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+
+    @classmethod
+    def measured(cls, own: NDArray[np.float32], plain: NDArray[np.float32]) -> "_Form":
+        """Measures the form on logits [2, V] and their plain products: the first are small, where no cap shows, the second are large."""
+        small, large = plain[:2].astype(np.float64)
+        scale = float(own[0] @ small / max(float(small @ small), 1e-30))
+        most = float(np.abs(own[1]).max())
+        return cls(1.0 if abs(scale - 1) < ROUNDING else scale, most if most < abs(scale) * float(np.abs(large).max()) / 2 else 0.0)
+
+    def of(self, product: Product) -> Product:
+        """Returns the logits of this form of a plain product."""
+        if self.scale == 1:
+            return replace(product, cap=self.cap)
+        bias = None if product.bias is None else self.scale * product.bias
+        return Product(self.scale * product.x, product.weight, bias, self.cap)
 
 
 class _Gate:

@@ -1,11 +1,11 @@
 """Heads that make logits of hidden states: classifiers and reward models, and a generative reranker's two tokens. Knows no files."""
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 from mlx import nn
 
-from ...kernels import linear
 from ..encoders.settings import activation
 from ..layers.network import Network
 from .modes import pool
@@ -69,7 +69,8 @@ class TokenScore(nn.Module):
         if product is None:
             logits = self._network.logits(states)[:, wanted]
         else:
-            logits = linear.reference(product.x, product.weight[wanted], None if product.bias is None else product.bias[wanted])
+            bias = None if product.bias is None else product.bias[wanted]
+            logits = replace(product, weight=product.weight[wanted], bias=bias).logits()
         logits = logits.astype(mx.float32)
         return logits if self.head.no is None else logits[:, :1] - logits[:, 1:]
 

@@ -103,15 +103,16 @@ def test_halves_of_one_projection_give_the_same_as_copies():
 # ------------------------------------------------------------------------------------------------- RMS norm
 
 
+@pytest.mark.parametrize("more", [0.0, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 5, 16), (40, 1, 577), (5000, 33)])
-def test_a_norm_agrees_with_the_specification(shape: tuple[int, ...]):
+def test_a_norm_agrees_with_the_specification(shape: tuple[int, ...], more: float):
     x, weight = mx.random.normal(shape) * 3, mx.random.normal((shape[-1],))
-    found = np.array(elementwise.rms_norm_on_cpu(x, weight, 1e-5))
+    found = np.array(elementwise.rms_norm_on_cpu(x, weight, 1e-5, more))
     truth = np.array(x, np.float64)
-    truth = truth / np.sqrt((truth**2).mean(axis=-1, keepdims=True) + 1e-5) * np.array(weight)
+    truth = truth / np.sqrt((truth**2).mean(axis=-1, keepdims=True) + 1e-5) * (np.array(weight, np.float64) + more)
     np.testing.assert_allclose(found, truth, rtol=2e-6, atol=1e-7)
-    np.testing.assert_allclose(found, elementwise.reference_rms_norm(x, weight, 1e-5), rtol=4e-6, atol=1e-7)
-    np.testing.assert_allclose(found, mx.fast.rms_norm(x, weight, 1e-5), rtol=4e-6, atol=1e-7)
+    np.testing.assert_allclose(found, elementwise.reference_rms_norm(x, weight, 1e-5, more), rtol=4e-6, atol=1e-7)
+    np.testing.assert_allclose(found, mx.fast.rms_norm(x, weight + more, 1e-5), rtol=4e-6, atol=1e-7)
 
 
 def test_a_norms_eps_is_inside_the_root():

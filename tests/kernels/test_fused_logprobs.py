@@ -1,5 +1,6 @@
 """Tests logprobs of a product that is never stored: the bits are those from its logits, NaN and infinities too."""
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -67,6 +68,21 @@ def test_a_large_vocabulary_loses_no_precision():
     np.testing.assert_array_equal(found.greedy, reference.greedy)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("vocabulary", [1, 255, 300, 1000])
+def test_capped_logits(vocabulary: int):
+    """tanh is rounded to 3e-7 of it: 1e-5 of logits up to 5."""
+    rows = 40
+    of = replace(product(6 * normal(rows, 64), normal(vocabulary, 64, seed=1)), cap=5.0)
+    targets = np.random.default_rng(0).integers(0, vocabulary, rows).astype(np.int32)
+    targets[-1] = vocabulary - 1
+    logits = 5 * np.tanh(np.array(of.x, np.float64) @ np.array(of.weight, np.float64).T / 5)
+    truth = logits[np.arange(rows), targets] - np.log(np.exp(logits).sum(axis=1))
+    assert np.abs(logits).max() > 4.99 or vocabulary == 1
+    found = fused_logprobs.on_cpu(of, np.ones(rows, np.intp), targets)
+    np.testing.assert_allclose(found.logprobs, truth, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(fused_logprobs.reference(of, targets).logprobs, truth, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
 def test_a_row_without_numbers_comes_out_as_nan_and_spares_the_others(odd: float):
     x, weight = normal(40, 8), normal(600, 8, seed=1)
@@ -105,7 +121,8 @@ def test_equals_go_to_the_lower_id():
 def test_inputs_it_is_not_made_for_are_left_to_others(field: str, value: mx.array):
     given: dict[str, Any] = {"x": mx.zeros((2, 8)), "weight": mx.zeros((9, 8)), "bias": mx.zeros(9)}
     assert fused_logprobs.suits(Product(**given))
-    assert not fused_logprobs.suits(Product(**(given | {field: value})))
+    changed: dict[str, Any] = given | {field: value}
+    assert not fused_logprobs.suits(Product(**changed))
 
 
 @pytest.mark.parametrize("target", [-1, 9])

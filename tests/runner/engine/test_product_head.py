@@ -32,19 +32,14 @@ def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])  # gemma2 caps its logits
 def test_what_is_named_is_the_logits_product(name: str):
     head = Head(kernel_models.put(name))
     found = head.product(mx.array(STATES))
     assert found is not None
     assert found.x.shape == (5, 64)
-    logits = fused_logprobs.linear.reference(found.x, found.weight, found.bias)
-    np.testing.assert_allclose(np.array(logits), np.array(head.logits(mx.array(STATES))), rtol=0, atol=3e-5)
-
-
-def test_logits_that_are_capped_are_no_product():
-    network = kernel_models.put("gemma2")
-    assert Head(network).product(mx.array(STATES)) is None
+    assert found.cap == (30.0 if name == "gemma2" else 0.0)
+    np.testing.assert_allclose(np.array(found.logits()), np.array(head.logits(mx.array(STATES))), rtol=0, atol=3e-5)
 
 
 def test_layers_of_mlx_name_nothing():
@@ -84,12 +79,20 @@ def capped_in_place(logits: mx.array) -> mx.array:
 def test_a_cap_is_seen_where_the_first_logits_are_small():
     network = Biased(capped_in_place)
     network.lm_head.bias = mx.zeros(300)
-    assert Head(network).product(mx.array(1e-3 * STATES)) is None
+    found = Head(network).product(mx.array(1e-3 * STATES))
+    assert found is not None
+    assert found.cap == 30.0
 
 
-def scaled_in_place(logits: mx.array) -> mx.array:
-    logits *= 0.5
-    return logits
+@pytest.mark.parametrize(("scale", "cap"), [(0.25, 0.0), (3.0, 0.0), (1 / 7, 20.0), (-2.0, 0.0)])
+def test_logits_may_be_scaled_and_capped(scale: float, cap: float):
+    network = Biased(lambda logits: cap * mx.tanh(scale * logits / cap) if cap else scale * logits)
+    network.lm_head.bias = (1e-4 if cap else 1.0) * network.lm_head.bias
+    states, head = mx.array(3 * STATES), Head(network)
+    found = head.product(states)
+    assert found is not None
+    assert head.product(mx.array(STATES)).cap == found.cap == cap  # pyright: ignore[reportOptionalMemberAccess]
+    np.testing.assert_allclose(np.array(found.logits()), np.array(head.logits(states)), rtol=2e-6, atol=5e-6)
 
 
 def masked_in_place(logits: mx.array) -> mx.array:
@@ -97,7 +100,7 @@ def masked_in_place(logits: mx.array) -> mx.array:
     return logits
 
 
-@pytest.mark.parametrize("more", [lambda logits: 0.5 * logits, scaled_in_place, masked_in_place])
+@pytest.mark.parametrize("more", [masked_in_place, lambda logits: logits[..., ::-1], lambda logits: mx.minimum(logits, 9)])
 def test_logits_to_which_more_happens_are_no_product(more: Callable[[mx.array], mx.array]):
     assert Head(Biased(more)).product(mx.array(STATES)) is None
 
@@ -148,4 +151,4 @@ def test_documents_are_scored_without_logits(static: bool, monkeypatch: pytest.M
     monkeypatch.setattr(Head, "logits", lambda self, states: seen.append(states.shape[0]) or right(self, states))
     for ours, theirs in zip(scored(setup("llama", static=static, head=Head(network))), truth, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-    assert seen == [2]  # the trial's states
+    assert seen == [4]  # the trial's states

@@ -22,7 +22,7 @@ DENSE = ("linear", "norm", "rotation")
 USED = {
     "llama": ("attention", "block", *DENSE, "swiglu"),
     "qwen3": ("attention", "block", *DENSE, "swiglu"),
-    "gemma3_text": ("attention", "gelu", "linear", "rotation"),
+    "gemma3_text": ("attention", "gelu", *DENSE),
     "qwen3_moe": ("attention", "experts", *DENSE, "swiglu"),
     "mixtral": ("attention", "experts", *DENSE, "swiglu"),
     "gpt_oss": ("attention", "experts", *DENSE, "swiglu"),
@@ -30,7 +30,7 @@ USED = {
     "mamba2": ("convolution", "linear", "norm", "silu", "state space", "swiglu"),
     "lfm2": ("attention", "convolution", *DENSE, "swiglu"),
     "qwen3_next": ("attention", "convolution", "experts", "gated delta", *DENSE, "silu", "swiglu"),
-    "gemma2": ("attention", "gelu", "linear", "rotation"),
+    "gemma2": ("attention", "gelu", *DENSE),
 }
 
 
