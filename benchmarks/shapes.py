@@ -26,6 +26,7 @@ from mlx_bulk.runner.engine.setup import Setup  # noqa: E402
 from mlx_bulk.runner.models.checkpoint import find_checkpoint  # noqa: E402
 from mlx_bulk.runner.models.loader import load_model  # noqa: E402
 from mlx_lm.models import llama  # noqa: E402
+from mlx_lm.utils import quantize_model  # noqa: E402
 
 DEMO = Path(mlx_bulk.configs.__path__[0]) / "demo"
 
@@ -64,13 +65,28 @@ TOY = LLAMA_135M | {
     "num_key_value_heads": 1,
     "vocab_size": 2048,
 }
-SHAPES = {"135m": LLAMA_135M, "5m": LLAMA_5M, "toy": TOY}
+LLAMA_1B = LLAMA_135M | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 16,
+    "intermediate_size": 8192,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+SHAPES = {"135m": LLAMA_135M, "1b": LLAMA_1B, "5m": LLAMA_5M, "toy": TOY}
+MEMORY = 1 << 40  # bytes that ``setup`` loads a model into
 
 
-def save(folder: Path, shape: dict[str, Any]) -> int:
-    """Writes a checkpoint that mlx-lm and transformers both load; the number of its parameters, the tied head's counted once."""
+def save(folder: Path, shape: dict[str, Any], bits: int | None = None) -> int:
+    """Writes a checkpoint that mlx-lm and transformers both load; the number of its parameters, the tied head's counted once.
+
+    bits: its matrices are quantized as mlx-lm does, in groups of 64, with scales of float16. Then only mlx-lm loads it.
+    """
     mx.random.seed(0)
-    network = llama.Model(llama.ModelArgs.from_dict(shape))
+    network: Any = llama.Model(llama.ModelArgs.from_dict(shape))
+    if bits is not None:
+        network.set_dtype(mx.float16)
+        network, shape = quantize_model(network, shape, 64, bits)
     weights: dict[str, Any] = dict(tree_flatten(network.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(shape))
@@ -98,7 +114,7 @@ def gflop(shape: dict[str, Any], tokens: int, keys: int, logits: int) -> float:
 def setup(folder: Path, wanted: LogprobOptions = LogprobOptions(echo=True, greedy=True), rows: int | None = None) -> Setup:  # noqa: B008 - frozen
     """The project's own way of running the checkpoint, probes and all; by default to score. ``rows`` decode at once."""
     config = ModelConfig(path=str(folder))
-    return fit(load_model(config, find_checkpoint(config), memory=1 << 40), BatchConfig(rows=rows or "auto"), wanted).setup
+    return fit(load_model(config, find_checkpoint(config), memory=MEMORY), BatchConfig(rows=rows or "auto"), wanted).setup
 
 
 def generated(engine: Engine, requests: list[Request], each_step: Callable[[], bool] = lambda: False) -> list[Generated]:

@@ -31,7 +31,7 @@ from .call_context import context_of
 from .cpu_layers import run_kernel
 from .cpu_recurrent import fast_gated_delta, fast_state_space
 from .kv_cache import make_caches
-from .layer_patching import patch_layers, unpatch_layers
+from .layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from .network import Network
 
 log = logging.getLogger("mlx_bulk")
@@ -109,11 +109,12 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     """Replaces what it can and tries the network before and after. Returns the names of the kernels in use, none in small networks.
 
     ``window``: the sliding window in tokens, or None; longer rows are tried where that is cheap. Where a call crashes or logits differ,
-    those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one warning says so.
+    those of a batch from mlx-lm's batch and from its rows alone, the originals are put back and one warning says so. Quantized layers
+    are not tried, and stay: with mlx's products a trial of a model of billions would take a quarter of an hour.
     """
     if not linear.numpy_serves() and (get_total_parameters(network) < LEAST or native.library() is None):
         return ()
-    restore(network)
+    _put_back_but_quantized(network)
     lengths = [LENGTHS] if window is None or (window + 8) * get_total_parameters(network) > WORK else [LENGTHS, (window + 8, window - 1)]
     truth = [_tried(network, vocabulary, pair) for pair in lengths]
     _put(network)
@@ -124,7 +125,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
     names = context.used | functions_used
     reason = _disagreement(truth, results)
     if reason is not None:  # mlx-lm's own batches are wrong for some models, where ours may be right
-        restore(network)
+        _put_back_but_quantized(network)
         rows_alone = [_tried(network, vocabulary, pair, [_alone, _one_by_one]) for pair in lengths]
         _put(network)
         if _disagreement(rows_alone, results) is None:
@@ -134,7 +135,7 @@ def substitute(network: Any, vocabulary: int, window: int | None) -> tuple[str, 
             reason = _disagreement([part[1:] for part in truth[:1]], [_tried(network, vocabulary, lengths[0], _WAYS[1:])])
     if reason is None:
         return tuple(sorted(names | context_of(network).used | functions_used))
-    restore(network)
+    _put_back_but_quantized(network)
     log.warning("mlx-lm's own layers stay in place, slower on this CPU: with ours, %s", reason)
     return ()
 
@@ -143,6 +144,11 @@ def restore(network: Any) -> None:
     """Puts the originals back in the network's layers and in the model files that define them."""
     _swap(_files(network), _OURS, _ORIGINALS)
     unpatch_layers(network)
+
+
+def _put_back_but_quantized(network: Any) -> None:
+    restore(network)
+    patch_quantized_layers(network)
 
 
 def _put(network: Any) -> None:

@@ -59,7 +59,9 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
     from mlx.utils import tree_flatten
     from mlx_lm.utils import load_config
 
+    from ...kernels import native
     from ..layers.kernel_injection import substitute
+    from ..layers.layer_patching import patch_quantized_layers
     from .adapters import Adapters
 
     def opened(folder: Path) -> Any:
@@ -68,6 +70,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
     with refusing(checkpoint, next_token=classes is None):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         mx.eval(network.parameters())
+        patch_quantized_layers(network)
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
     substitutes = substitute(network, vocabulary, checkpoint.window)
@@ -78,7 +81,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
         except ModelError as error:
             raise ModelError(f"the adapter {error}") from error
         adapters.stay()
-    log_quantized(need, memory, slow="linear" not in substitutes)
+    log_quantized(need, memory, slow=native.library() is None)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays)

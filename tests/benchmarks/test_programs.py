@@ -103,3 +103,11 @@ def test_waits_beside_a_prefill_are_measured_on_both_paths(tmp_path: Path):
         assert said[path].keys() == {"drained", "auto (2048)", "32"}
         assert all({"gap", "gap_ms", "chunk_ms", "slower"} <= each.keys() for each in said[path].values())
         assert said[path]["32"]["steps"] >= said[path]["drained"]["steps"]
+
+
+@pytest.mark.slow
+def test_quantized_weights_are_raced_against_float32(tmp_path: Path):
+    small = ["--shape", "5m", "--bits", "4", "--prompts", "2", "--new", "2", "--rounds", "1"]
+    said = last_line(["quantized_speed.py", *small], tmp_path)
+    assert {name: run["ratio"] > 0 for name, run in said["runs"].items()} == {"4 bits generate": True, "4 bits score": True}
+    assert said["products"]["4 bits, 32 rows"].keys() == {"packed", "float32", "mlx"}

@@ -82,6 +82,17 @@ def test_other_modes_are_left_to_mlx():
     close(made(ids(2, 9)), own(ids(2, 9)))
 
 
+def test_no_product_of_mlx_takes_quantized_weights_at_load(monkeypatch: pytest.MonkeyPatch):
+    """In a model of billions one takes a minute, and the trial makes many."""
+    made = quantized()
+
+    def slow(*_: Any, **__: Any) -> mx.array:
+        raise AssertionError("mlx's product was called")
+
+    monkeypatch.setattr(mx, "quantized_matmul", slow)
+    assert substitute(made, tiny.VOCABULARY, None) == kernel_models.USED["llama"]
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_quantized_head_is_a_product(tied: bool):
     config = {**tiny.CONFIGS["llama"], "model_type": "llama", "tie_word_embeddings": tied}

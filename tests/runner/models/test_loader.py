@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.kernels import backend
+from mlx_bulk.kernels import backend, native
 from mlx_bulk.runner.core.errors import ModelError
+from mlx_bulk.runner.layers.call_context import context_of
 from mlx_bulk.runner.models.checkpoint import checkpoint_fingerprints, find_checkpoint
 from mlx_bulk.runner.models.loader import outline
 from mlx_lm.utils import load as mlx_lm_load
@@ -134,19 +135,30 @@ def test_quantized_weights_become_float32_where_they_fit(tmp_path: Path, bits: i
 
 
 @on_cpu
-def test_quantized_weights_stay_so_where_they_do_not(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("served", [True, False])
+def test_quantized_weights_stay_so_where_they_do_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, served: bool
+):
+    """In our kernels if there are any: a model of any size, as mlx's products are far slower."""
+    if served and native.library() is None:
+        pytest.skip("no kernels here")
+    if not served:
+        monkeypatch.setattr(native, "library", lambda: None)
     folder = write_quantized(tmp_path / "quantized")
-    with caplog.at_level(logging.WARNING, "mlx_bulk"):
+    with caplog.at_level(logging.INFO, "mlx_bulk"):
         logging.getLogger("mlx_bulk").addHandler(caplog.handler)
         try:
             model = loaded(folder, memory=1000)
         finally:
             logging.getLogger("mlx_bulk").removeHandler(caplog.handler)
     assert any(name.endswith("scales") for name, _ in tree_flatten(model.network.parameters()))
-    assert "quantized weights stay so (float32 would take 1.3 MB of 1.0 kB): matrix products are slow" in caplog.text
+    said = next(record for record in caplog.records if "quantized" in record.message)
+    assert said.message.startswith("quantized weights stay so (float32 would take 1.3 MB of 1.0 kB)")
+    assert (said.levelname, "matrix products are slow" in said.message) == (("INFO", False) if served else ("WARNING", True))
     own = mlx_lm_load(str(folder))[0]
     own.set_dtype(mx.float32)
     np.testing.assert_allclose(logprobs(model.network), logprobs(own), rtol=0, atol=1e-4)
+    assert ("linear" in context_of(model.network).used) == served
 
 
 def test_block_float_weights_are_float32_on_the_cpu(tmp_path: Path):
