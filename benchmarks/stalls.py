@@ -4,12 +4,13 @@
     python benchmarks/stalls.py --shape 135m --prefill-tokens 512 2048
 
 (a) ``gap``: rows decode, then long prompts arrive. The longest time between two tokens of a row, over the time of a ``chunk``: the
-longest call of such a prefill, made alone. Without a limit (``drained``) rows wait for a whole prompt.
+longest call of such a prefill, made alone. Without a limit (``drained``) rows wait for a whole prompt. ``busy_gap`` is the same ratio
+in seconds of the processor, which other work on the machine disturbs less than the clock.
 
 (b) ``seconds`` of a job whose rows are all long, with few new tokens: the worst case, as each step between two chunks has few rows. The
-settings take turns; figures are the middle of the rounds. ``prefill`` and ``decode`` are seconds of the processor, which other work on
-the machine disturbs less than the clock. ``slower``: their sum over that without a limit. On the generic path a step may wait for a
-chunk that was sent before it, so there only the sum means anything.
+settings take turns; figures are the middle of the rounds. ``prefill`` and ``decode`` are seconds of the processor. ``slower``: their
+sum over that without a limit. On the generic path a step may wait for a chunk that was sent before it, so there only the sum means
+anything.
 
 Each path runs in a process of its own: ``cpu`` with our kernels, ``generic`` with mlx's operations, as on Metal and CUDA. The last line
 is JSON.
@@ -55,7 +56,7 @@ def main() -> None:
         figures[path] = json.loads(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout)
     from about import about, table
 
-    columns = ["gap_ms", "chunk_ms", "gap", "seconds", "prefill", "decode", "slower", "steps"]
+    columns = ["gap_ms", "chunk_ms", "gap", "busy_gap", "seconds", "prefill", "decode", "slower", "steps"]
     shown = {f"{path}, {name}": [own.get(column) for column in columns] for path, each in figures.items() for name, own in each.items()}
     table(shown, columns)
     sizes = {name: getattr(args, name) for name in ("shape", "length", "count", "new", "rounds")}
@@ -95,39 +96,51 @@ def busy(found: dict[str, float]) -> float:
 
 def stall(setup: Any, args: argparse.Namespace) -> dict[str, float]:
     """Milliseconds of the longest gap, and of a chunk."""
-    own = max(chunk_seconds(setup, args))
-    longest = min(longest_gap(setup, args) for _ in range(args.rounds))
-    return {"gap_ms": round(1e3 * longest, 1), "chunk_ms": round(1e3 * own, 1), "gap": round(longest / own, 2)}
+    chunks, gaps = ([find(setup, args) for _ in range(args.rounds)] for find in (longest_call, longest_gap))
+    (chunk, busy_chunk), (gap, busy_gap) = ([min(seconds) for seconds in zip(*found, strict=True)] for found in (chunks, gaps))
+    return {
+        "gap_ms": round(1e3 * gap, 1),
+        "chunk_ms": round(1e3 * chunk, 1),
+        "gap": round(gap / chunk, 2),
+        "busy_gap": round(busy_gap / busy_chunk, 2),
+    }
 
 
-def chunk_seconds(setup: Any, args: argparse.Namespace) -> list[float]:
-    """Of each call of a long prompt's prefill, the least of some rounds."""
+def longest(times: list[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds between two times, on the clock and of the processor."""
+    clock, processor = (max(end - begin for begin, end in pairwise(each)) for each in zip(*times, strict=True))
+    return clock, processor
+
+
+def now() -> tuple[float, float]:
+    """Seconds on the clock and of the processor."""
+    return time.perf_counter(), time.process_time()
+
+
+def longest_call(setup: Any, args: argparse.Namespace) -> tuple[float, float]:
+    """Seconds of the longest call of a long prompt's prefill, alone."""
     from mlx_bulk.runner.engine.prefill import prefill_by_calls
     from shapes import mx
 
-    rounds: list[list[float]] = []
-    for _ in range(args.rounds):
-        work, ends = prefill_by_calls(replace(setup.beside_decoding, ahead=False), asked(setup, [args.length], 1)), list[float]()
-        for _ in work:
-            mx.synchronize()
-            ends.append(time.perf_counter())
-        ends.append(time.perf_counter())
-        rounds.append([end - begin for begin, end in pairwise(ends)])
-    return [min(each) for each in zip(*rounds, strict=True)]
+    work, ends = prefill_by_calls(replace(setup.beside_decoding, ahead=False), asked(setup, [args.length], 1)), list[tuple[float, float]]()
+    for _ in work:
+        mx.synchronize()
+        ends.append(now())
+    return longest([*ends, now()])
 
 
 class Clock:
     """Notes when a row gets its tokens, in place of what watches for stop strings."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.times: list[tuple[float, float]] = []
 
     def push(self, token: int) -> None:
         """Finds nothing."""
-        self.times.append(time.perf_counter())
+        self.times.append(now())
 
 
-def longest_gap(setup: Any, args: argparse.Namespace) -> float:
+def longest_gap(setup: Any, args: argparse.Namespace) -> tuple[float, float]:
     """Seconds between two tokens of a row, while two long prompts are prefilled."""
     from mlx_bulk.runner.engine.engine import Engine
 
@@ -137,8 +150,7 @@ def longest_gap(setup: Any, args: argparse.Namespace) -> float:
     engine = Engine(setup, frozenset(), lambda sampling: clock)
     for outcome in engine.run(lambda wait: next(windows)):
         assert len(outcome.ids) in (2, calls + 32), outcome  # pyright: ignore[reportAttributeAccessIssue]
-    times = clock.times[:: len(watched)]
-    return max(after - before for before, after in pairwise(times))
+    return longest(clock.times[:: len(watched)])
 
 
 class Spent:

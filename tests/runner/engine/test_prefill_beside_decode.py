@@ -14,10 +14,11 @@ from mlx_bulk.runner.core.outcomes import Generated
 from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.layers import kv_cache
+from mlx_bulk.runner.scheduler.limits import Limits
 
 from ..support import shared_prompts
 from ..support.naive_truth import assert_greedy_as_alone, assert_same
-from ..support.small_memory import Tight
+from ..support.small_memory import Tight, cached
 from ..support.tiny import JOINED, PADDED, build, prompts_of
 from ..support.tiny_runs import engine_of, greedy, request, run, setup_of
 
@@ -147,6 +148,28 @@ def test_a_static_batch_prefills_as_ever():
     for one, other in zip(run(drained(setup), asked(0.9)), run(setup, asked(0.9)), strict=True):
         np.testing.assert_array_equal(one.ids, other.ids)
         np.testing.assert_array_equal(one.scores.logprobs, other.scores.logprobs)
+
+
+def test_caches_of_a_half_done_prefill_stay_within_the_budget_beside_those_that_decode():
+    """Groups of one row, as each prompt is longer than a prefill; a row decodes all the time."""
+    most, lengths, half_done = 500.0, (90, 80, 75, 70, 66), [0]
+    seen: list[int] = []
+
+    class Watching(Tight):
+        def __call__(self, tokens: Any, cache: Any) -> Any:
+            rows, width = tokens.shape
+            if width > 1:
+                half_done[0] = cached(cache) + width
+            else:
+                seen.append(rows * (cached(cache) + 1) + (0 if half_done[0] + 1 in lengths else half_done[0]))
+            return super().__call__(tokens, cache)
+
+    setup = beside(Watching(build("llama"), lambda *_: False), rows=16, head=None, wanted=LogprobOptions())
+    setup = replace(setup, limits=Limits(16, 64, most, 1.0, 0.0))
+    rows = [request(i, ids, Sampling(25 + i % 5, 0.0, ignore_eos=True)) for i, ids in enumerate(prompts_of(lengths * 3))]
+    outcomes = list(engine_of(setup).run(windows([request(99, [1, 2], Sampling(115, 0.0, ignore_eos=True))], rows)))
+    assert len(outcomes) == 16
+    assert 0.75 * most < max(seen) <= most
 
 
 # ------------------------------------------------------------------------------------------------- begun anew
