@@ -8,6 +8,7 @@ module needs the extra ``cluster``.
 import logging
 import ssl
 import struct
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +39,8 @@ log = logging.getLogger("mlx_bulk")
 MOST_BYTES = 1 << 30  # of what is read at once: a worker has 64 MB under way, and what it sends again after a reconnect
 OP = "mlx-bulk"  # of our messages in Dask's streams
 ALIVE = "keep-alive"  # of signs of life, from both ends
-ALIVE_SECONDS = 5.0  # between two of them
+ALIVE_SECONDS = 3.0  # between two of them
+HANGING = 2.0  # times lost_after without any: the other end hangs, or its system does not say that the connection is gone
 _WORD = struct.Struct("Q")
 _MOST_TOLD = 100
 _LOGGERS = ("distributed", "tornado", "tornado.application")
@@ -184,6 +186,7 @@ def dask_settings(lost_after: float) -> Generator[None]:
         "worker": {"profile": {"enabled": False}, "http": {"routes": []}},
     }
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    warnings.filterwarnings("ignore", module=r"distributed\.")
     with dask_config.set({"distributed": dask_config.merge(defaults["distributed"], ours)}):
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -17,7 +17,7 @@ from typing import Any
 from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
-from .dask_comms import ALIVE, ALIVE_SECONDS, OP, PLAIN_SCHEMES, CommClosedError, NotPlain, Scheduler, dask_settings, security
+from .dask_comms import ALIVE, ALIVE_SECONDS, HANGING, OP, PLAIN_SCHEMES, CommClosedError, NotPlain, Scheduler, dask_settings, security
 from .interface import Event, Joined, Left, Told
 from .messages import Ack, Dismiss, Hello, Lease, RunOffer, StopRun, ToWorker, from_wire, to_wire
 from .tls_keys import require_safe_address
@@ -225,7 +225,7 @@ class DaskFleet:
         """Tells workers that the driver is there, and closes the connections of those that hang. TCP notices lost machines before."""
         for line in list(scheduler.lines.values()):
             self._stream(line, {"op": ALIVE})
-            if (silent := monotonic() - line.heard) > 2 * self._lost_after:
+            if (silent := monotonic() - line.heard) > HANGING * self._lost_after:
                 line.reason = f"no sign of life for {silent:.0f} seconds"
                 line.comm.abort()
 

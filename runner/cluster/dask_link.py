@@ -21,6 +21,7 @@ from ...configs.errors import ConfigError
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
+    HANGING,
     OP,
     Comm,
     CommClosedError,
@@ -85,7 +86,7 @@ class _LeaseWorker(Worker):
 
     def _look(self) -> None:
         self.batched_send({"op": ALIVE})
-        if monotonic() - self._heard > 2 * self._lost_after and self.batched_stream.comm is not None:
+        if monotonic() - self._heard > HANGING * self._lost_after and self.batched_stream.comm is not None:
             self.batched_stream.comm.abort()
 
     async def handle_scheduler(self, comm: Comm) -> None:
@@ -204,6 +205,8 @@ class DriverLink:
                 f"{self.address}: the keys of this worker ({self._tls}) and of the driver are not of one cluster ({_reason(error)}); copy "
                 "the folder of keys that the driver uses to this machine"
             ) from None
+        except (MemoryError, TypeError, ValueError, AttributeError, AssertionError) as error:  # of bytes that are not Dask's
+            raise OSError(f"what answers there is no driver of mlx-bulk: {type(error).__name__}") from None
         inbox: SimpleQueue[Message | None] = SimpleQueue()
         worker = _LeaseWorker(self.address, inbox, self._lost_after, local_directory=self._folder, security=keys)
         try:
@@ -231,5 +234,6 @@ def _reason(error: BaseException) -> str:
     """Returns what is at the bottom of an error, in the system's words."""
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error) or type(error).__name__
-    return error.strerror if isinstance(error, OSError) and error.strerror else text
+    if isinstance(error, TimeoutError | asyncio.CancelledError) and not str(error):
+        return "it does not answer in time"
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__

@@ -1,10 +1,13 @@
-"""Opens both ends of a cluster on Dask in this process, and waits for what they tell."""
+"""Opens both ends of a cluster on Dask in this process, or speaks to a driver in bare bytes, and waits for what they tell."""
 
+import socket
+import struct
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from distributed.protocol.core import dumps
 from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
 from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
@@ -53,3 +56,20 @@ def hello(worker: str = "studio-1") -> Hello:
 
 def frames(number: int, size: int = 10) -> Frames:
     return Frames("a1", number, 0, ((3, 1),), ((3, 0),), (Frame("R", bytes([number]) * size, b"sum"),))
+
+
+def packed(message: object) -> bytes:
+    """A message as Dask's connections write it."""
+    parts = [bytes(part) for part in dumps(message)]
+    lengths = struct.pack(f"{len(parts) + 1}Q", len(parts), *map(len, parts))
+    content = lengths + b"".join(parts)
+    return struct.pack("Q", len(content)) + content
+
+
+HANDSHAKE = packed({"compression": None, "python": (3, 11, 0), "pickle-protocol": 4})
+REGISTER = packed({"op": "register-worker", "reply": False, "address": "tcp://240.0.0.1:1", "name": "studio-1"})
+
+
+def connection(driver: DaskFleet) -> socket.socket:
+    host, _, port = driver.address.removeprefix("tcp://").rpartition(":")
+    return socket.create_connection((host, int(port)), PATIENCE)

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -107,6 +111,59 @@ def test_what_is_missing_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == [
         f"no driver answers at {address} (Connection refused); trying again until one does"
     ]
+
+
+def test_a_worker_behind_a_tunnel_needs_one_outgoing_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """As through ``ssh -R``: the driver has another address than the worker knows."""
+    with fleet() as driver, tunnel(driver.address) as port, link(f"tcp://localhost:{port}") as worker:
+        worker.send(hello())
+        assert next_event(driver, Joined).worker == "studio-1"
+        worker.send(frames(1, 3 * MEGABYTE))
+        driver.send("studio-1", Ack("a1", 1))
+        assert taken(driver, 1) == [frames(1, 3 * MEGABYTE)]
+        assert worker.receive(PATIENCE) == Ack("a1", 1)
+    assert caplog.messages == []
+
+
+@contextmanager
+def tunnel(address: str) -> Generator[int]:
+    """A port from which bytes are passed on to the address."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(1 << 16):
+                target.sendall(content)
+            target.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                near, far = listening.accept()[0], socket.create_connection((host, int(port)))
+                for ends in ((near, far), (far, near)):
+                    threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()[1]
+
+
+def test_what_is_no_driver_is_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
+    def serve() -> None:
+        for _ in range(2):  # the link looks first whether anyone listens
+            with listening.accept()[0] as peer:
+                peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 3)
+
+    caplog.set_level("INFO", "mlx_bulk")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        worker = DriverLink(f"tcp://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(OSError, match="no driver of mlx-bulk"):
+            worker.connect()
+        worker.close()
+    (line,) = caplog.messages
+    assert line.startswith("no driver answers at tcp://127.0.0.1:")
+    assert "what answers there is no driver of mlx-bulk" in line
 
 
 def test_dismissed_workers_are_told_before_the_connection_ends() -> None:

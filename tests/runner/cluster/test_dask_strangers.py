@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import socket
 import struct
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,7 +18,7 @@ from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
 from mlx_bulk.runner.cluster.messages import Ack, LeaseDone, to_wire
 
-from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
+from .dask_ends import HANDSHAKE, PATIENCE, REGISTER, connection, fleet, frames, hello, link, next_event, packed
 
 
 class Bomb:
@@ -64,23 +63,6 @@ def payloads(bomb: Bomb) -> list[Any]:
     header, content = {"serializer": "pickle", "writeable": ()}, [pickle.dumps(bomb)]
     theirs = {"serializer": "dask", "type": "x", "type-serialized": pickle.dumps(bomb), "sub-header": {}}
     return [ToPickle(bomb), Serialize(bomb), Serialized(header, content), Serialized(theirs, content), pickle.dumps(bomb)]
-
-
-def packed(message: object) -> bytes:
-    """A message as Dask's connections write it."""
-    parts = [bytes(part) for part in dumps(message)]
-    lengths = struct.pack(f"{len(parts) + 1}Q", len(parts), *map(len, parts))
-    content = lengths + b"".join(parts)
-    return struct.pack("Q", len(content)) + content
-
-
-HANDSHAKE = packed({"compression": None, "python": (3, 11, 0), "pickle-protocol": 4})
-REGISTER = packed({"op": "register-worker", "reply": False, "address": "tcp://240.0.0.1:1", "name": "studio-1"})
-
-
-def connection(driver: DaskFleet) -> socket.socket:
-    host, _, port = driver.address.removeprefix("tcp://").rpartition(":")
-    return socket.create_connection((host, int(port)), PATIENCE)
 
 
 def told_to(driver: DaskFleet, *content: bytes, patience: float = 0.03) -> bytes:
