@@ -1,0 +1,164 @@
+"""Which rows go to whom: sizes by pace, rows that come back, slow workers, rows that end their workers."""
+
+from collections.abc import Iterable
+
+from mlx_bulk.runner.cluster.leaser import IN_FLIGHT, Leaser, OpenLease, RowSet
+from mlx_bulk.runner.core.requests import Row
+from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.pipeline.row_requests import RecordedRows
+from mlx_bulk.runner.store.recovery import Recovered
+from mlx_bulk.runner.store.shard_ledger import WHOLE, Ledger, RecordedRow
+
+LAYOUT = Layout(1000, 100)
+
+
+def rows_of(positions: Iterable[int]) -> list[Row]:
+    return [Row(position, str(position), {}) for position in positions]
+
+
+def leaser(rows: int = 1000, done: dict[int, Ledger] | None = None, *, whole_shards: bool = False, speculate: bool = True) -> Leaser:
+    recorded = RecordedRows(Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0), LAYOUT)
+    given = iter(rows_of(range(rows)))
+    return Leaser(given, LAYOUT, recorded, session="s", left=rows, lease_seconds=10, whole_shards=whole_shards, speculate=speculate)
+
+
+def given(lease: OpenLease | None) -> OpenLease:
+    assert lease is not None
+    return lease
+
+
+def nothing(rows: RowSet) -> list[RecordedRow]:
+    return [RecordedRow(position, False) for position in rows.positions]
+
+
+def test_a_worker_gets_two_leases_and_rows_for_ten_seconds():
+    desk = leaser()
+    first, second = given(desk.give("a", 1, 0.0)), given(desk.give("a", 1, 0.0))
+    assert (first.given.positions, second.given.positions) == (list(range(64)), list(range(64, 100)))  # the shard ends there
+    assert desk.give("a", 1, 0.0) is None
+    desk.end(first.name, 16.0)  # 4 rows a second
+    assert len(given(desk.give("a", 1, 16.0)).given.rows) == 40
+
+
+def test_leases_become_small_towards_the_end():
+    desk = leaser(100)
+    sizes: list[int] = []
+    for turn in range(30):
+        for worker in ("a", "b"):
+            while (lease := desk.give(worker, 2, float(turn))) is not None:
+                sizes.append(len(lease.given.rows))
+        for open_lease in list(desk.leases.values()):
+            desk.end(open_lease.name, turn + 0.5)
+    assert sum(sizes) == 100
+    assert sizes[0] == 25
+    assert sizes[-1] == 1
+    assert desk.exhausted
+
+
+def test_what_is_recorded_is_left_out_or_told():
+    ledger = Ledger(0, 100)
+    ledger.add_error(3, None)
+    ledger.add_result(4, 1)
+    lease = given(leaser(8, {0: ledger}).give("a", 1, 0.0))
+    assert lease.given.positions == [0, 1, 2, 4]
+    assert lease.given.recorded == ((4, 1),)
+    whole = given(leaser(8, {0: ledger}, whole_shards=True).give("a", 1, 0.0))
+    assert whole.given.positions == list(range(8))
+    assert whole.given.recorded == ((3, WHOLE), (4, 1))
+
+
+def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
+    desk = leaser()
+    first = given(desk.give("a", 2, 0.0))
+    desk.begin(first.name)
+    (lost,) = desk.lose("a")
+    states = [RecordedRow(position, position < 60, (0,) if position == 60 else ()) for position in lost.positions]
+    assert desk.give_back(lost, states) == []
+    again = given(desk.give("b", 2, 1.0))
+    assert again.given.positions == [60, 61, 62, 63]
+    assert (again.given.recorded, again.given.losses, again.given.alone) == (((60, 0),), 1, False)
+    assert desk.give_back(lost, [RecordedRow(position, True) for position in lost.positions]) == []
+
+
+def test_only_a_lease_that_had_begun_counts_the_loss():
+    desk = leaser()
+    given(desk.give("a", 1, 0.0))
+    (lost,) = desk.lose("a")
+    assert lost.losses == 0
+
+
+def test_the_row_that_ends_its_workers_is_found_and_given_up():
+    """Row 37 ends every worker that has it. The others are done; each loss is one worker."""
+    desk, done, losses = leaser(64), set[int](), 0
+    for number in range(100):
+        worker = f"worker {number}"
+        ended = False
+        while not ended and (lease := desk.give(worker, 1, float(number))) is not None:
+            desk.begin(lease.name)
+            if 37 in lease.given.positions:
+                losses += 1
+                ended = True
+                (lost,) = desk.lose(worker)
+                gone = desk.give_back(lost, nothing(lost))
+                if gone:
+                    assert [each.positions for each in gone] == [[37]]
+                    done.add(37)
+            else:
+                done.update(lease.given.positions)
+                rows = desk.end(lease.name, number + 0.5)
+                assert rows is not None
+                desk.give_back(rows, [RecordedRow(position, True) for position in rows.positions])
+    assert done == set(range(64))
+    assert losses <= 6 + 4  # log2 of the rows, twice together, twice alone
+
+
+def test_a_late_lease_has_a_copy_and_the_first_to_end_counts():
+    desk, now = leaser(20), 0.0
+    slow = given(desk.give("slow", 2, now))
+    fast = given(desk.give("fast", 2, now))
+    while not desk.exhausted:
+        now += len(fast.given.rows)  # a row a second
+        desk.end(fast.name, now)
+        fast = given(desk.give("fast", 2, now))
+    assert desk.late("fast", now) is None  # it has work
+    desk.end(fast.name, now + 1)
+    rows = len(slow.given.rows)
+    assert desk.late("fast", 1.4 * rows) is None  # within what is usual
+    late = given(desk.late("fast", 1.6 * rows))
+    assert late is slow
+    copy = desk.copy(late, "fast", RowSet(0, late.given.rows), 30.0)
+    assert desk.late("third", 40.0) is None
+    assert desk.end(copy.name, 31.0) is not None
+    assert desk.lose("slow") == [slow.given]
+
+
+def test_rows_of_a_worker_that_left_stay_with_the_one_that_has_a_copy():
+    desk = leaser(2)
+    slow = given(desk.give("slow", 1, 0.0))
+    desk.copy(slow, "fast", RowSet(0, slow.given.rows), 1.0)
+    assert desk.lose("slow") == []
+    assert [lost.positions for lost in desk.lose("fast")] == [slow.given.positions]
+
+
+def test_rows_that_a_worker_has_since_before_go_to_nobody_else():
+    desk = leaser(10)
+    desk.adopt("old", {"before-3": [0, 1, 2]}, 0.0)
+    new = given(desk.give("new", 2, 0.0))
+    assert new.given.positions[0] == 3
+    rows = desk.end("before-3", 5.0)
+    assert rows is not None
+    assert rows.positions == [0, 1, 2]
+
+
+def test_rows_of_an_adopted_lease_come_back_when_its_worker_goes():
+    desk = leaser(10)
+    desk.adopt("old", {"before-3": [0, 1, 9]}, 0.0)
+    lease = given(desk.give("new", 1, 0.0))
+    (lost,) = desk.lose("old")
+    desk.give_back(lost, nothing(lost))
+    seen = set(lease.given.positions)
+    while (lease := desk.give("new", 1, 1.0)) is not None:
+        seen |= set(lease.given.positions)
+        desk.end(lease.name, 2.0)
+        assert len(desk.of("new")) <= IN_FLIGHT
+    assert seen == set(range(10))
