@@ -146,8 +146,7 @@ class Driver:
             case Frames():
                 self._land(told.worker, worker, message)
             case LeaseDone():
-                if (rows := self._leaser.end(message.lease, monotonic())) is not None:
-                    self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+                self._end_lease(told.worker, message.lease)
             case Figures():
                 worker.count(message.counts)
                 self._count()
@@ -161,6 +160,15 @@ class Driver:
                 worker.stopped = True
             case _:
                 pass
+
+    def _end_lease(self, worker: str, name: str) -> None:
+        """Notes who has done the rows of a lease. What did not arrive of them is given out again."""
+        lease, now = self._leaser.leases.get(name), monotonic()
+        if lease is None or (rows := self._leaser.end(name, now)) is None:
+            return
+        noted = {"worker": worker, "shard": rows.shard, "rows": len(rows.rows), "seconds": round(now - lease.sent, 3)}
+        self._run.run_dir.add_lease(noted | ({"first": rows.positions[0], "last": rows.positions[-1]} if rows.rows else {}))
+        self._look_up(rows, lambda states: self._give_back(rows, states))
 
     # -------------------------------------------------------------------------------------------------- workers
 

@@ -127,7 +127,7 @@ def _check_notes(audit: Audit, paths: RunPaths) -> None:
             audit.note(paths.stats, "is missing", "it is written anew")
         elif sha256(paths.stats) != digest:
             audit.note(paths.stats, "is damaged: its sha256 is not the one in summary.json", "it is written anew")
-    for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
+    for path in (paths.commits, paths.sessions, paths.metrics, paths.workers, paths.policy_events):
         if damaged := damaged_lines(path):
             lines = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
             audit.note(path, f"the checksums of {len(damaged)} lines do not fit (lines {lines})", "they are set aside")

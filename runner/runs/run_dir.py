@@ -152,6 +152,10 @@ class RunDir(RunPaths):
         """Notes how the last session ended."""
         append_line(self.sessions, {"event": "end", "time": now(), "pid": os.getpid(), **info})
 
+    def add_lease(self, values: dict[str, Any]) -> None:
+        """Appends a finished lease's line to workers.jsonl."""
+        append_line(self.workers, {"time": now(), **values})
+
     def add_metrics(self, values: dict[str, Any]) -> None:
         """Appends one interval's line to metrics.jsonl."""
         append_line(self.metrics, {"time": now(), **values})
@@ -272,5 +276,5 @@ def _prepare(paths: RunPaths) -> None:
         if not os.access(folder, os.W_OK | os.X_OK):  # fail now, not when the first part is finished
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     fsync_folder(paths.root)
-    for lines in (paths.sessions, paths.metrics, paths.policy_events):
+    for lines in (paths.sessions, paths.metrics, paths.workers, paths.policy_events):
         salvage_lines(lines)

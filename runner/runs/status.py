@@ -67,7 +67,7 @@ def run_status(run: Path) -> Status:
     paths, notes = RunPaths(run), list[str]()
     working, log, past = holder(run), read_commits(paths), history(paths)
     stored = _stored(paths, working is not None, notes)
-    for path in (paths.commits, paths.sessions, paths.metrics, paths.policy_events):
+    for path in (paths.commits, paths.sessions, paths.metrics, paths.workers, paths.policy_events):
         if damaged := damaged_lines(path):
             lines = _counted(len(damaged), "line")
             notes.append(f"{path.name}: left out here, as they are damaged: {lines}; the next start sets them aside")

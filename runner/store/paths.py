@@ -4,7 +4,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-OWN_FILES = ("inputs.json", "stats.arrow", "metrics.jsonl", "summary.json", "kv_difference.json", "report.html", "sessions.jsonl")
+OWN_FILES = (
+    "inputs.json",
+    "stats.arrow",
+    "metrics.jsonl",
+    "summary.json",
+    "kv_difference.json",
+    "report.html",
+    "sessions.jsonl",
+    "workers.jsonl",
+)
 OWN_FOLDERS = ("results", "errors", "journal")
 _PART = r"part-(\d{8,})(?:\.g([2-9]|[1-9]\d+))?\.arrow"
 OWN_PARTS = re.compile(rf"{_PART}(?:\.orphan(?:\.\d+)?)?|\.{_PART}\.tmp")
@@ -57,6 +66,11 @@ class RunPaths:
     def stats(self) -> Path:
         """Holds statistics, one row per group."""
         return self.root / "stats.arrow"
+
+    @property
+    def workers(self) -> Path:
+        """One line a lease of a run over workers: who did which rows, and how long it took."""
+        return self.root / "workers.jsonl"
 
     @property
     def metrics(self) -> Path:

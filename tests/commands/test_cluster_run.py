@@ -147,3 +147,23 @@ def test_an_error_of_the_worker_ends_the_run_as_its_own_would(bench: Bench):
     with pytest.raises(DataError, match="on_error: fail, and row 12 failed"):
         run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", rows=rows, on_error="fail")
     fleet.end(True)
+
+
+def test_rollouts_come_in_whole_groups_and_name_their_policy(bench: Bench):
+    sections: dict[str, Any] = {
+        "job": "rollout",
+        "sampling": {"n": 3, "max_tokens": 4, "temperature": 1.0},
+        "rounds": 2,
+        "rewards": [{"fn": "length"}],
+    }
+    run(bench, ModelWork(ModelPool()), "plain", **sections)
+    fleet = ThreadFleet(engine, 1)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", **sections)
+    fleet.end(True)
+    assert (over.rows, over.records) == (80, 240)
+    plain, cluster = (list(read_results(bench.root / folder)) for folder in ("plain", "cluster"))
+    names = ["row", "round", "sample", "completion", "reward", "advantage", "policy_sha"]
+    assert [batch.select(names).to_pylist() for batch in cluster] == [batch.select(names).to_pylist() for batch in plain]
+    assert {path.name for path in (bench.root / "cluster/policies").iterdir()} == {
+        path.name for path in (bench.root / "plain/policies").iterdir()
+    }
