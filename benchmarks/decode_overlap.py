@@ -91,8 +91,8 @@ def quiet_pieces(setup: Any, rows: int, args: argparse.Namespace) -> "list[Piece
     generate(setup, rows, WARM)
     pieces = list["Piece"]()
     for _ in range(args.rounds):
-        clock = StepClock()
-        generate(setup, rows, args.steps, clock)
+        with StepClock() as clock:
+            generate(setup, rows, args.steps, clock)
         pieces += clock.pieces(WARM)
     return sorted(pieces, key=lambda piece: piece.disturbed)[: -(-len(pieces) // 4)]
 

@@ -4,9 +4,11 @@
                                                                           ^^^^^^ nothing to compute: it waits for the host
 
 Other work on the machine makes a step longer, but then the thread does not sleep: it waits for a processor. So its sleep is the device's
-waiting for the host, except where other work holds the host's thread up; ``Piece.disturbed`` tells of that.
+waiting for the host, except where other work holds the host's thread up; ``Piece.disturbed`` tells of that. Each of the two threads gets
+a processor of its own, as on one they take turns and nothing overlaps.
 """
 
+import os
 import threading
 import time
 from dataclasses import dataclass
@@ -35,7 +37,20 @@ class StepClock:
         assert host is not None
         others = [int(task.name) for task in TASKS.glob("*") if int(task.name) != host]
         self._threads = host, max(others, key=_computed)
+        self._before: list[set[int]] = []
         self._calls, self._seen = 0, list[tuple[float, ...]]()
+
+    def __enter__(self) -> "StepClock":
+        """Gives each of the two threads a processor of its own."""
+        self._before = [os.sched_getaffinity(thread) for thread in self._threads]
+        for thread, processor in zip(self._threads, sorted(os.sched_getaffinity(0)), strict=False):
+            os.sched_setaffinity(thread, {processor})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives them all that they had."""
+        for thread, processors in zip(self._threads, self._before, strict=True):
+            os.sched_setaffinity(thread, processors)
 
     def __call__(self) -> bool:
         """Notes the times of every ``STEPS``-th call."""
