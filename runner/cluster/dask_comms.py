@@ -32,12 +32,13 @@ except ImportError as error:
         f"a run over several workers needs Dask's package distributed ({error}); install it: pip install 'mlx-bulk[cluster]'"
     ) from None
 
-__all__ = ["Comm", "CommClosedError", "FatalCommClosedError", "PeriodicCallback", "Scheduler", "Worker", "connect"]
+__all__ = ["Comm", "CommClosedError", "FatalCommClosedError", "PeriodicCallback", "Scheduler", "Worker", "connect", "get_address_host"]
 
 log = logging.getLogger("mlx_bulk")
 
 MOST_BYTES = 1 << 30  # of what is read at once: a worker has 64 MB under way, and what it sends again after a reconnect
 OP = "mlx-bulk"  # of our messages in Dask's streams
+REFUSED = "mlx-bulk-refused"  # of the driver's last words to a worker
 ALIVE = "keep-alive"  # of signs of life, from both ends
 ALIVE_SECONDS = 3.0  # between two of them
 HANGING = 2.0  # times lost_after without any: the other end hangs, or its system does not say that the connection is gone

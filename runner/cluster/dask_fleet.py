@@ -1,14 +1,14 @@
 """The driver's end of a cluster on Dask: a scheduler in a thread of its own, which workers connect to.
 
-Of the scheduler only its connections and its list of workers are used: no task, client, plugin or page. What would run code or unpickle
-is removed, and ``dask_comms.py`` refuses messages that are more than plain values. Importing this module needs the extra ``cluster``.
+It turns what comes on connections into events, and checks that each message is one that a worker may send. ``dask_scheduler.py`` holds
+the connections. Importing this module needs the extra ``cluster``.
 """
 
 import asyncio
 import logging
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import monotonic
@@ -17,7 +17,17 @@ from typing import Any
 from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
-from .dask_comms import ALIVE, ALIVE_SECONDS, HANGING, OP, PLAIN_SCHEMES, CommClosedError, NotPlain, Scheduler, dask_settings, security
+from .dask_comms import (
+    ALIVE,
+    ALIVE_SECONDS,
+    HANGING,
+    OP,
+    PLAIN_SCHEMES,
+    CommClosedError,
+    dask_settings,
+    security,
+)
+from .dask_scheduler import LeaseScheduler, LineEnded, MessageRefused, WorkerLine
 from .interface import Event, Joined, Left, Told
 from .messages import Ack, Dismiss, Hello, Lease, RunOffer, StopRun, ToWorker, from_wire, to_wire
 from .tls_keys import require_safe_address
@@ -25,94 +35,8 @@ from .tls_keys import require_safe_address
 log = logging.getLogger("mlx_bulk")
 
 FULL_BYTES = 64 << 20  # of messages that the driver has not taken: then workers' connections are read no further
-HELLO_SECONDS = 30.0  # for a worker's first message
 END_SECONDS = 5.0  # for what is still to be sent at the end
 _LONGEST_NAME = 200  # characters
-_PERIODIC = ("idle-timeout", "no-workers-timeout", "shift_counters", "monitor", "ticks")
-
-
-class _Line:
-    """A connection of a worker. worker: its name, once it has said Hello. heard: when it last showed a sign of life."""
-
-    def __init__(self, address: str, comm: Any):
-        self.address, self.comm = address, comm
-        self.worker: str | None = None
-        self.heard = monotonic()
-        self.reason = "the connection is gone"
-
-
-class _Refused(Exception):
-    """A worker has sent what no worker of ours sends."""
-
-
-class _Ended(Exception):
-    """A worker has ended its connection."""
-
-
-class _LeaseScheduler(Scheduler):
-    """Dask's scheduler without all that a cluster has no use for. It believes nothing that a worker says of itself.
-
-    take: gets the messages of a connection, and their bytes. leave: is told of its end.
-    """
-
-    def __init__(self, take: Callable[[_Line, list[Any], int], Awaitable[None]], leave: Callable[[_Line], None], **options: Any):
-        super().__init__(dashboard=False, extensions={}, **options)
-        self._take, self._leave = take, leave
-        self._joined = 0
-        self.lines: dict[str, _Line] = {}
-        self.handlers = {"register-worker": self.add_worker}
-        self.stream_handlers = {}
-        self.rpc.connect = _refuse_to_connect
-        for name in _PERIODIC:
-            self.periodic_callbacks.pop(name, None)
-
-    def start_http_server(self, *_: object, **__: object) -> None:
-        """Starts none."""
-
-    async def add_worker(self, comm: Any, **_: object) -> None:
-        """Registers a connection under an address of our own; Dask names workers by addresses, and nobody listens at this one."""
-        self._joined += 1
-        address = f"tcp://240.{self._joined >> 16 & 255}.{self._joined >> 8 & 255}.{self._joined & 255}:1"
-        about: dict[str, Any] = {
-            "status": "running",
-            "server_id": address,
-            "nthreads": 1,
-            "name": address,
-            "now": 0.0,
-            "resources": {},
-            "services": {},
-        }
-        nothing: dict[str, Any] = {"memory_limit": None, "metrics": {}, "local_directory": "", "versions": {}, "nanny": None, "extra": {}}
-        await super().add_worker(comm, address=address, resolve_address=False, stimulus_id="join", **about, **nothing)
-
-    def heartbeat_worker(self, **_: object) -> dict[str, Any]:
-        """Notes nothing: ``_Line.heard`` does."""
-        return {}
-
-    async def handle_stream(self, comm: Any, extra: dict[str, Any] | None = None) -> None:
-        """Reads a worker's connection until it ends."""
-        line = _Line((extra or {})["worker"], comm)
-        self.lines[line.address] = line
-        try:
-            while True:
-                messages: Any = await asyncio.wait_for(comm.read(), HELLO_SECONDS if line.worker is None else None)
-                line.heard = monotonic()
-                await self._take(line, messages if isinstance(messages, list) else [messages], comm.nbytes)
-        except (NotPlain, _Refused) as error:
-            line.reason = f"it sent {error}"
-            log.warning("worker %s sent %s; its connection is closed", line.worker or comm.peer_address, error)
-        except _Ended:
-            line.reason = "it has closed its connection"
-        except (CommClosedError, TimeoutError):
-            pass
-        finally:
-            comm.abort()
-            self.lines.pop(line.address, None)
-            self._leave(line)
-
-
-async def _refuse_to_connect(*_: object, **__: object) -> Any:
-    raise OSError("the driver connects to nobody")
 
 
 class DaskFleet:
@@ -125,11 +49,12 @@ class DaskFleet:
     def __init__(self, listen: str, tls: str | None = None, lost_after: float = 30.0):
         url = require_safe_address(listen, tls)
         self._lost_after = lost_after
-        self._events: deque[tuple[Event, _Line]] = deque()
+        self._events: deque[tuple[Event, WorkerLine]] = deque()
         self._news = threading.Condition()
         self._queued = 0  # bytes in _events
-        self._lines: dict[str, _Line] = {}  # by worker, as the loop's thread sees it
-        self._seen: dict[str, _Line] = {}  # by worker, as the driver has been told
+        self._failure: BaseException | None = None  # of the loop's thread
+        self._lines: dict[str, WorkerLine] = {}  # by worker, as the loop's thread sees it
+        self._seen: dict[str, WorkerLine] = {}  # by worker, as the driver has been told
         started: Future[str] = Future()
         self._thread = threading.Thread(target=self._run, args=(url, tls, started), name="fleet", daemon=True)
         self._thread.start()
@@ -153,8 +78,10 @@ class DaskFleet:
     def events(self, timeout: float) -> list[Event]:
         """Returns what has happened since the last call; waits ``timeout`` seconds for the first event."""
         with self._news:
-            if not self._events:
+            if not self._events and self._failure is None:
                 self._news.wait(timeout)
+            if self._failure is not None:
+                raise RuntimeError("the thread that holds the connections of workers has ended") from self._failure
             taken, was_full = list(self._events), self._queued > FULL_BYTES
             self._events.clear()
             self._queued = 0
@@ -192,7 +119,10 @@ class DaskFleet:
                 asyncio.run(self._serve(url, tls, started))
         except BaseException as error:
             if started.done():
-                raise
+                self._failure = error
+                with self._news:
+                    self._news.notify()
+                return
             started.set_exception(error)
 
     async def _serve(self, url: str, tls: str | None, started: Future[str]) -> None:
@@ -203,7 +133,7 @@ class DaskFleet:
         host, port = split_address(place)
         protocol, keys = PLAIN_SCHEMES[scheme], security(tls)
         host = f"[{host}]" if ":" in host else host
-        self._scheduler = scheduler = _LeaseScheduler(self._take, self._leave, host=host, port=port, protocol=protocol, security=keys)
+        self._scheduler = scheduler = LeaseScheduler(self._take, self._leave, host=host, port=port, protocol=protocol, security=keys)
         try:
             await scheduler
         except RuntimeError as error:
@@ -221,7 +151,7 @@ class DaskFleet:
             for line in lines:
                 line.comm.abort()
 
-    def _look(self, scheduler: _LeaseScheduler) -> None:
+    def _look(self, scheduler: LeaseScheduler) -> None:
         """Tells workers that the driver is there, and closes the connections of those that hang. TCP notices lost machines before."""
         for line in list(scheduler.lines.values()):
             self._stream(line, {"op": ALIVE})
@@ -229,15 +159,15 @@ class DaskFleet:
                 line.reason = f"no sign of life for {silent:.0f} seconds"
                 line.comm.abort()
 
-    def _send(self, line: _Line, wire: dict[str, Any]) -> None:
+    def _send(self, line: WorkerLine, wire: dict[str, Any]) -> None:
         self._stream(line, {"op": OP, "message": wire})
 
-    def _stream(self, line: _Line, content: dict[str, Any]) -> None:
+    def _stream(self, line: WorkerLine, content: dict[str, Any]) -> None:
         if (stream := self._scheduler.stream_comms.get(line.address)) is not None:
             with suppress(CommClosedError):
                 stream.send(content)
 
-    async def _take(self, line: _Line, messages: list[Any], size: int) -> None:
+    async def _take(self, line: WorkerLine, messages: list[Any], size: int) -> None:
         """Takes what came on a connection at once. Waits while the driver has too much that it has not taken."""
         for content in messages:
             match content:
@@ -245,32 +175,32 @@ class DaskFleet:
                     self._hear(line, wire, size)
                     size = 0
                 case {"op": "close-stream"}:
-                    raise _Ended
+                    raise LineEnded
                 case {"op": str()}:
                     pass  # Dask's own: signs of life, logs, states
                 case _:
-                    raise _Refused("a message without op")
+                    raise MessageRefused("a message without op")
         if self._queued > FULL_BYTES:
             self._room.clear()
             await self._room.wait()
 
-    def _hear(self, line: _Line, wire: dict[str, Any], size: int) -> None:
+    def _hear(self, line: WorkerLine, wire: dict[str, Any], size: int) -> None:
         try:
             message = from_wire(wire)
         except ValueError as error:
-            raise _Refused(f"what this version of mlx-bulk does not know ({visible(str(error))[:300]})") from None
+            raise MessageRefused(f"what this version of mlx-bulk does not know ({visible(str(error))[:300]})") from None
         if isinstance(message, Hello) and line.worker is None:
             self._join(line, message)
         elif line.worker is None:
-            raise _Refused(f"{type(message).__name__} before Hello")
+            raise MessageRefused(f"{type(message).__name__} before Hello")
         elif isinstance(message, Hello | RunOffer | Lease | Ack | StopRun | Dismiss):
-            raise _Refused(f"{type(message).__name__}, which it may not send")
+            raise MessageRefused(f"{type(message).__name__}, which it may not send")
         elif self._lines.get(line.worker) is line:
             self._tell(Told(line.worker, message), line, size)
 
-    def _join(self, line: _Line, hello: Hello) -> None:
+    def _join(self, line: WorkerLine, hello: Hello) -> None:
         if not hello.worker.isprintable() or not 0 < len(hello.worker) <= _LONGEST_NAME:
-            raise _Refused("a name that is empty, too long or not printable")
+            raise MessageRefused("a name that is empty, too long or not printable")
         line.worker = hello.worker
         if (earlier := self._lines.get(hello.worker)) is not None:
             earlier.reason = "it has connected again"
@@ -279,12 +209,12 @@ class DaskFleet:
         self._lines[hello.worker] = line
         self._tell(Joined(hello.worker, hello), line, 0)
 
-    def _leave(self, line: _Line) -> None:
+    def _leave(self, line: WorkerLine) -> None:
         if line.worker is not None and self._lines.get(line.worker) is line:
             del self._lines[line.worker]
             self._tell(Left(line.worker, line.reason), line, 0)
 
-    def _tell(self, event: Event, line: _Line, size: int) -> None:
+    def _tell(self, event: Event, line: WorkerLine, size: int) -> None:
         with self._news:
             self._events.append((event, line))
             self._queued += size

@@ -66,6 +66,7 @@ class _LeaseWorker(Worker):
         super().__init__(address, nthreads=1, executor="offload", dashboard=False, **nobody, **options)
         self._inbox, self._lost_after = inbox, lost_after
         self._heard = monotonic()
+        self.refusal: str | None = None  # what the driver found wrong with a message of this worker
         for name in _PERIODIC:
             self.periodic_callbacks.pop(name, None)
         self.periodic_callbacks["keep-alive"] = PeriodicCallback(self._look, ALIVE_SECONDS * 1000)
@@ -109,6 +110,9 @@ class _LeaseWorker(Worker):
                 except ValueError as error:
                     log.warning("the driver sent what this version of mlx-bulk does not know (%s)", error)
                     return False
+            case {"op": "mlx-bulk-refused", "found": str(found)}:
+                self.refusal = found
+                return False
             case {"op": "close" | "close-stream"}:
                 return False
             case _:
@@ -137,7 +141,12 @@ class DriverLink:
         self._loop = started.result()
 
     def connect(self) -> None:
-        """Connects to the driver. Raises OSError where none answers, ConfigError where the keys of the two do not fit."""
+        """Connects to the driver. Raises OSError where none answers, ConfigError where the two do not fit: their keys, or versions."""
+        if self._worker is not None and self._worker.refusal is not None:
+            raise ConfigError(
+                f"{self.address}: the driver refused this worker, which sent {self._worker.refusal}; expected the same version of mlx-bulk "
+                "on both machines"
+            )
         try:
             # Dask tries for seconds where nobody listens, and does not say why it fails.
             socket.create_connection(split_address(self.address.partition("://")[2]), CONNECT_SECONDS).close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mlx_bulk.configs.errors import ConfigError
+from mlx_bulk.runner.cluster import dask_fleet
 from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
 from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
@@ -164,6 +165,29 @@ def test_what_is_no_driver_is_told_as_such(caplog: pytest.LogCaptureFixture) -> 
     (line,) = caplog.messages
     assert line.startswith("no driver answers at tcp://127.0.0.1:")
     assert "what answers there is no driver of mlx-bulk" in line
+
+
+def test_a_worker_that_the_driver_refuses_is_told_why_and_does_not_come_back(caplog: pytest.LogCaptureFixture) -> None:
+    with fleet() as driver, link(driver.address) as worker:
+        worker.send(hello())
+        worker.send(Ack("a1", 1))
+        with pytest.raises(EOFError):
+            worker.receive(PATIENCE)
+        with pytest.raises(ConfigError, match="the driver refused this worker, which sent Ack, which it may not send"):
+            worker.connect()
+    assert caplog.messages == ["worker studio-1 sent Ack, which it may not send; its connection is closed"]
+
+
+def test_a_fault_of_the_fleets_own_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(dask_fleet, "ALIVE_SECONDS", 0.01)
+    driver = DaskFleet("127.0.0.1:0")
+    monkeypatch.setattr(DaskFleet, "_look", fail)
+    with pytest.raises(RuntimeError, match="the thread that holds the connections of workers has ended"):
+        driver.events(PATIENCE)
+    driver.end(dismiss=True)
 
 
 def test_dismissed_workers_are_told_before_the_connection_ends() -> None:

@@ -184,7 +184,7 @@ def test_a_worker_that_sends_what_none_sends_is_named_and_its_connection_closed(
         assert isinstance(left, Left)
         assert told in left.reason
     (line,) = caplog.messages
-    assert line.startswith("worker x sent" if len(messages) > 1 else "worker tcp://127.0.0.1:")
+    assert line.startswith("worker x sent" if len(messages) > 1 else "worker 127.0.0.1 sent")
     assert told in line
     assert line.endswith("its connection is closed")
     assert line.isprintable()
