@@ -65,10 +65,10 @@ class _Visible(logging.Formatter):
         return visible_lines(super().format(record))
 
 
-def set_log(level: str, quiet: bool = False) -> None:
-    """Sets up the mlx_bulk logger; other loggers keep their settings."""
+def set_log(level: str, quiet: bool = False, name: str | None = None) -> None:
+    """Sets up the mlx_bulk logger; other loggers keep their settings. name: of one process of several, in front of its lines."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Visible("mlx-bulk: %(message)s"))
+    handler.setFormatter(_Visible("mlx-bulk: %(message)s" if name is None else f"mlx-bulk: {name.replace('%', '%%')}: %(message)s"))
     log.handlers[:] = [handler]
     log.setLevel(logging.ERROR if quiet else level.upper())
     log.propagate = False

@@ -117,11 +117,13 @@ class Agent:
 
     def _lose_driver(self) -> None:
         self._online, self._alone_since = False, monotonic()
-        if self._code is None and self._stopped and self._stay.once:
+        if self._code is not None:
+            return
+        if self._stopped and self._stay.once:
             self._leave(0)
-        elif self._code is None:
-            kept = "" if self._work.run is None else "; its engine goes on, and finished rows are sent when the driver is back"
-            log.warning("the connection to the driver is lost: waiting for it%s", kept)
+            return
+        kept = "" if self._work.run is None else "; its engine goes on, and finished rows are sent when the driver is back"
+        log.warning("the connection to the driver is lost: waiting for it%s", kept)
         self._line.go_on()
 
     def _leave(self, code: int) -> None:
@@ -148,5 +150,5 @@ class Agent:
         self._work.look()
         wait = self._stay.wait
         if wait is not None and not self._online and monotonic() > self._alone_since + wait:
-            log.warning("no driver for %.0f s: this worker leaves", wait)
+            log.warning("no driver for %g s: this worker leaves", wait)
             self._code = NO_DRIVER

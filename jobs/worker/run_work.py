@@ -26,6 +26,7 @@ from ...runner.cluster.messages import (
     RunFailed,
     RunOffer,
     RunRefused,
+    RunStopped,
     StopRun,
 )
 from ...runner.core.errors import BulkError, ModelError
@@ -50,6 +51,7 @@ class RunWork:
         self._offer: RunOffer | None = None  # of the run that the engine is at
         self._ready: Ready | None = None  # its first answer to it
         self._serving = False  # the engine takes leases
+        self._stopping: str | None = None  # a run that the driver has ended and the engine has not
         self._ending = False
         self._suspects = Suspects()
         self._engine: EngineProcess | None = None
@@ -78,6 +80,7 @@ class RunWork:
             return
         if self._offer is not None:
             self.stop(StopRun(self._offer.run))
+        self._stopping = None  # whoever ended a run does not wait any more
         if self._engine is not None and offer.run in self._ordered:
             self._engine.kill()  # a new start of the run tries its fatal rows again
             self._engine = None
@@ -97,12 +100,14 @@ class RunWork:
         self._make_room()
 
     def stop(self, stop: StopRun) -> None:
-        """Ends the work on the run between two steps; what is finished still comes."""
-        if self._offer is None or stop.run != self._offer.run:
+        """Ends the work on the run between two steps; what is finished still comes, and then ``RunStopped``."""
+        if self._offer is None or stop.run != self._offer.run or self._engine is None:
+            if stop.run != self._stopping:
+                self._tell(RunStopped(stop.run))
             return
         self._leave_run()
-        if self._engine is not None:
-            self._engine.send(stop)
+        self._stopping = stop.run
+        self._engine.send(stop)
 
     def end(self) -> None:
         """Ends the engine's process between two steps; what is finished still comes."""
@@ -158,6 +163,9 @@ class RunWork:
                 self._give_up(message, f"run {run[:8]} is not for this worker: {'; '.join(reasons)}")
             case RunFailed(run, _, text):
                 self._give_up(message, f"run {run[:8]} cannot go on here: {text}")
+            case RunStopped(run):
+                if run == self._stopping:
+                    self._end_stopping()
             case Figures():
                 self._tell(message)
             case _:
@@ -186,6 +194,7 @@ class RunWork:
     def _lose_engine(self, code: int) -> None:
         """Starts the engine again after a death, if it was at a run."""
         offer = self._offer
+        self._end_stopping()
         if self._ending:
             return
         if offer is None:
@@ -210,6 +219,11 @@ class RunWork:
         log.warning("%s", text)
         self._tell(message)
         self._leave_run()
+
+    def _end_stopping(self) -> None:
+        if self._stopping is not None:
+            self._tell(RunStopped(self._stopping))
+            self._stopping = None
 
     def _leave_run(self) -> None:
         self.held.stop()

@@ -11,15 +11,18 @@ import pickle
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from ..core.host_process import Orders
-from ..core.requests import BadRow, Row
-from ..store.shard_ledger import WHOLE
 from .messages import Ack, Begun, Frames, FromWorker, Lease, LeaseDone
+
+if TYPE_CHECKING:  # NumPy comes with it, which a worker without leases does not load
+    from ..core.requests import BadRow, Row
 
 FULL_BYTES = 64 << 20  # of frames that are not acked: the agent takes no more from its engine
 
-Rows = dict[int, Row | BadRow]  # by position, in order
+Rows = dict[int, "Row | BadRow"]  # by position, in order
+_WHOLE = -1  # WHOLE of ``shard_ledger``
 
 
 @dataclass(slots=True)
@@ -51,7 +54,7 @@ class _HeldLease:
 
     def _is_finished(self, position: int) -> bool:
         recorded, needed = self.recorded.get(position, ()), self.needed.get(position)
-        if position in self.ended or WHOLE in recorded:
+        if position in self.ended or _WHOLE in recorded:
             return True
         return needed is not None and sum(sample < needed for sample in recorded) == needed
 

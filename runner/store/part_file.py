@@ -11,15 +11,17 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
 from ..core.errors import RunDirError
-from ..core.outcomes import Failure
 from ..core.shard_layout import Layout
 from ..files.atomic import replacing
 from .commit_log import PartFile
+
+if TYPE_CHECKING:  # mlx comes with it, which `mlx-bulk status` does not load
+    from ..core.outcomes import Failure
 
 ERRORS_SCHEMA = pa.schema(
     [
@@ -45,7 +47,7 @@ def record_place(records: pa.Schema, layout: Layout, position: int, sample: int)
     return {name: value for name, value in place.items() if name in records.names}
 
 
-def error_record(records: pa.Schema, layout: Layout, failure: Failure) -> dict[str, Any]:
+def error_record(records: pa.Schema, layout: Layout, failure: "Failure") -> dict[str, Any]:
     """Returns a failure as a record of errors/, whose ``row`` is the row's number in the input."""
     written = {name: _encodable(value) for name, value in asdict(failure).items()} | {"row": layout.row_of(failure.row)}
     return written | ({"round": layout.round_of(failure.row)} if "round" in records.names else {})

@@ -31,6 +31,7 @@ from mlx_bulk.runner.cluster.messages import (
     RunFailed,
     RunOffer,
     RunRefused,
+    RunStopped,
     StopRun,
 )
 from mlx_bulk.runner.core.requests import Row
@@ -53,7 +54,7 @@ class Simulation:
     samples: int = 1
     killers: frozenset[int] = frozenset()
     frozen: bool = False
-    dies_after: int = 0  # records, once, whatever is in the model
+    dies_after: int = 0  # records, once, whatever is in the model, unless it is suspected: it would be found guilty
     records: int = 0
     online: bool = True
     told: list[FromWorker] = field(default_factory=list[FromWorker])
@@ -123,6 +124,8 @@ class Engine:
         if isinstance(message, RunOffer):
             self.suspects.receive({"run": message.run, "frozen": self.simulation.frozen, "positions": 1000, "rows": []})
             self.say(Ready(message.run, '{"model": "demo"}'))
+        elif isinstance(message, StopRun):
+            self.say(RunStopped(message.run))
         elif isinstance(message, Lease):
             self._do([message, *self._more(message)])
         return True
@@ -164,7 +167,7 @@ class Engine:
             admitted = () if place[1] == WHOLE else ((of[1], self.simulation.samples),)
             self.simulation.records += 1
             self.say(Frames(of[0].run, self.number, of[0].shard, admitted, (place,), (Frame("R", b"x", b""),)))
-            if self.simulation.records == self.simulation.dies_after:
+            if self.simulation.records == self.simulation.dies_after and not self.orders["suspect_groups"].get(of[0].run):
                 self._die()
                 return
 
@@ -316,9 +319,32 @@ def test_a_stopped_run_sends_what_is_finished_and_takes_nothing_new():
     assert simulation.engines[0].got[-1] == StopRun(RUN)
     simulation.run_engine()
     assert simulation.landed == {(0, 0): 1}
+    assert simulation.told[-1] == RunStopped(RUN)  # after the frames
     assert (simulation.work.run, simulation.work.held.unfinished) == (RUN, {})  # its frames are not acked
     simulation.work.acknowledge(Ack(RUN, 1))
     assert simulation.work.run is None
+
+
+def test_a_stop_is_answered_once_whatever_the_engine_does():
+    simulation = Simulation()
+    simulation.work.stop(StopRun(RUN))  # of a driver that this worker refused
+    assert simulation.told == [RunStopped(RUN)]
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    simulation.work.stop(StopRun(RUN))
+    simulation.work.stop(StopRun(RUN))
+    simulation.work.hear(EngineEnded(cast(EngineProcess, simulation.engines[0]), -signal.SIGKILL))
+    assert simulation.told[1:] == [Ready(RUN, '{"model": "demo"}'), RunStopped(RUN)]
+
+
+def test_the_end_of_a_run_is_not_told_to_a_driver_that_has_begun_it_again():
+    simulation = Simulation()
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    simulation.work.stop(StopRun(RUN))
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    assert simulation.told == [Ready(RUN, '{"model": "demo"}')] * 2
 
 
 def test_another_run_stops_the_one_before():

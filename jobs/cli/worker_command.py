@@ -1,0 +1,77 @@
+"""``mlx-bulk worker ADDRESS``: joins a driver, and works on its runs. A hidden command is the process of its engine."""
+
+import signal
+import sys
+from queue import SimpleQueue
+from typing import Any
+
+import click
+
+from ..supervision.crash_suspects import Suspects
+from ..supervision.signals import heeded
+from ..terminal.console import one_line_errors, set_log
+from .options import log_level_option, quiet_option
+
+_ONCE_WAIT = 600.0  # as cluster.wait
+
+
+@click.command("worker")
+@click.argument("address")
+@click.option("--tls", metavar="FOLDER", help="Folder of keys that mlx-bulk cluster-keys made: the driver's, copied to this machine.")
+@click.option(
+    "--stay/--once", default=True, help="Waits for the next run with the model in memory, or leaves with its run.  [default: --stay]"
+)
+@click.option(
+    "--wait",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help=f"Leaves after so long without a driver.  [default: never; {_ONCE_WAIT:g} with --once]",
+)
+@click.option("--name", help="Stands for this worker in messages and in status.  [default: the machine's name]")
+@log_level_option
+@quiet_option
+def worker(address: str, tls: str | None, stay: bool, wait: float | None, name: str | None, log_level: str, quiet: bool) -> None:
+    """Joins the run that listens at ADDRESS (tcp://HOST:PORT, or tls://HOST:PORT with keys), and does rows for it.
+
+    Whoever runs the driver may run code on this machine.
+    """
+    set_log(log_level, quiet, name)
+    with one_line_errors():
+        from ..worker.light_imports import without_numpy
+
+        with without_numpy():
+            from ...runner.cluster.dask_link import DriverLink
+        from ..worker.agent import Agent, Signalled, Stay
+        from ..worker.engine_process import EngineProcess
+        from ..worker.introduction import first_hello
+
+        inbox: SimpleQueue[Any] = SimpleQueue()
+        for number in heeded():
+            signal.signal(number, lambda number, _: inbox.put(Signalled(number)))
+        options = ["--log-level", log_level, *(["--quiet"] if quiet else []), *(["--name", name] if name is not None else [])]
+        command = [sys.executable, "-P", "-m", "mlx_bulk.jobs", "worker-engine", *options]
+
+        def start(suspects: Suspects, inbox: "SimpleQueue[Any]") -> EngineProcess:
+            return EngineProcess(command, suspects, inbox)
+
+        limits = Stay(once=not stay, wait=_ONCE_WAIT if wait is None and not stay else wait)
+        sys.exit(Agent(DriverLink(address, tls), first_hello(name), start, limits, inbox).run())
+
+
+@click.command("worker-engine", hidden=True)
+@click.argument("descriptor", type=int)
+@click.option("--name")
+@log_level_option
+@quiet_option
+def worker_engine(descriptor: int, name: str | None, log_level: str, quiet: bool) -> None:
+    """Runs the engine of a worker; ``mlx-bulk worker`` starts it."""
+    from ..terminal.engine_imports import engine_imports
+    from ..worker.engine_host import host_engine
+
+    set_log(log_level, quiet, name)
+    with one_line_errors():
+        with engine_imports():
+            from ...runner.worker.engine_service import serve_engine
+            from ..kinds import KINDS
+
+        host_engine(descriptor, lambda connection, process: serve_engine(connection, KINDS, process))

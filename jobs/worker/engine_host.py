@@ -1,0 +1,38 @@
+"""The engine's process from the inside: it serves its agent until that is gone or asks it to end."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from ...runner.cluster.interface import Connection
+from ...runner.core.host_process import HostProcess
+from ..supervision.supervisor_link import Link
+from .message_pipe import DrainedPipe, MessagePipe
+
+log = logging.getLogger("mlx_bulk")
+
+
+def host_engine(descriptor: int, serve: Callable[[Connection, HostProcess], None]) -> None:
+    """Calls ``serve`` with the connection whose socket this process was given as ``descriptor``. Never returns.
+
+    Libraries take seconds to be unloaded, so the process ends at once when ``serve`` returns.
+    """
+    link = Link.inherited()
+    assert link is not None, "its agent gives it the socket of its reports"
+    os.set_inheritable(descriptor, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it in order
+    code = 0
+    try:
+        serve(DrainedPipe(MessagePipe(socket.socket(fileno=descriptor))), HostProcess(supervisor=link))
+    except Exception as error:  # the agent reports to the driver that the process has ended
+        log.error("the engine's process ends: %s: %s (--log-level debug shows where)", type(error).__name__, error)
+        log.debug("it came from here:", exc_info=error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,134 @@
+"""Tests workers on the driver's own machine, and the command that each of them is, with a driver that listens on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from time import monotonic
+
+import psutil
+import pytest
+from mlx_bulk.jobs.worker import local_workers
+from mlx_bulk.jobs.worker.agent import NO_DRIVER
+from mlx_bulk.jobs.worker.local_workers import THREADS, LocalWorkers, worker_environment
+
+distributed = pytest.importorskip("distributed")
+from mlx_bulk.runner.cluster.dask_fleet import DaskFleet  # noqa: E402
+from mlx_bulk.runner.cluster.interface import Joined  # noqa: E402
+
+PATIENCE = 60.0  # seconds after which a test that waits has failed
+IDLE_BYTES = 64 << 20  # of a worker that waits: Python, Dask's connections, and little more
+
+
+@pytest.fixture
+def plain_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*THREADS, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(local_workers.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(local_workers.os, "cpu_count", lambda: 8)
+
+
+@pytest.mark.usefixtures("plain_machine")
+@pytest.mark.parametrize(("count", "threads", "each"), [(2, None, "4"), (3, None, "2"), (20, None, "1"), (2, 8, "8")])
+def test_cores_are_divided_unless_bits_hang_on_their_number(count: int, threads: int | None, each: str):
+    assert worker_environment(0, count, threads) == dict.fromkeys(THREADS, each)
+
+
+@pytest.mark.usefixtures("plain_machine")
+def test_threads_that_the_user_has_set_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert worker_environment(0, 2, None)["OPENBLAS_NUM_THREADS"] == "3"
+    assert worker_environment(0, 2, 8)["OPENBLAS_NUM_THREADS"] == "8"
+
+
+@pytest.mark.usefixtures("plain_machine")
+def test_gpus_are_divided(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6")
+    assert [worker_environment(number, 3, None)["CUDA_VISIBLE_DEVICES"] for number in range(3)] == ["4", "6", "4"]
+
+
+def joined(fleet: DaskFleet, count: int) -> list[Joined]:
+    """Waits for so many workers."""
+    found: list[Joined] = []
+    deadline = monotonic() + PATIENCE
+    while len(found) < count and monotonic() < deadline:
+        found += [event for event in fleet.events(1.0) if isinstance(event, Joined)]
+    assert len(found) == count
+    return found
+
+
+@contextmanager
+def listening() -> Generator[DaskFleet]:
+    fleet = DaskFleet("127.0.0.1:0")
+    try:
+        yield fleet
+    finally:
+        fleet.end(dismiss=True)
+
+
+def test_local_workers_join_and_leave_when_they_are_dismissed(capfd: pytest.CaptureFixture[str]):
+    with listening() as fleet:
+        workers = LocalWorkers(1, fleet.address, wait=PATIENCE)
+        (one,) = joined(fleet, 1)
+        assert one.worker.startswith("local-1-")
+        assert one.hello.facts["cores"] == os.cpu_count()
+        assert (one.hello.run, one.hello.leases, workers.ended) == (None, {}, [])
+        assert psutil.Process(int(str(one.hello.facts["pid"]))).memory_info().rss <= IDLE_BYTES
+    workers.end()
+    assert workers.ended == [0]
+    assert capfd.readouterr().err.splitlines() == [f"mlx-bulk: local-1: joined the driver as {one.worker}"]
+
+
+def worker(address: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-P", "-m", "mlx_bulk.jobs", "worker", address, *options]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_worker_stays_for_the_next_driver_and_leaves_at_a_signal():
+    first = DaskFleet("127.0.0.1:0")
+    process = worker(first.address, "--name", "mac")
+    (before,) = joined(first, 1)
+    first.end(dismiss=True)
+    with listening_again(first.address) as second:
+        (after,) = joined(second, 1)
+        assert after.worker == before.worker
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=PATIENCE)[1].splitlines()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert [line for line in said if "no driver answers" not in line] == [
+        f"mlx-bulk: mac: joined the driver as {before.worker}",
+        "mlx-bulk: mac: the run has ended: waiting for the next one",
+        "mlx-bulk: mac: the connection to the driver is lost: waiting for it",
+        f"mlx-bulk: mac: joined the driver as {before.worker}",
+        "mlx-bulk: mac: SIGTERM: sending finished rows and leaving (again: leave at once)",
+    ]
+
+
+@contextmanager
+def listening_again(address: str) -> Generator[DaskFleet]:
+    fleet = DaskFleet(address.removeprefix("tcp://"))
+    try:
+        yield fleet
+    finally:
+        fleet.end(dismiss=False)
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_driver_leaves_when_it_was_told_to():
+    process = worker("tcp://127.0.0.1:9", "--wait", "0.5")
+    said = process.communicate(timeout=PATIENCE)[1].splitlines()
+    assert process.returncode == NO_DRIVER
+    assert said[0].startswith("mlx-bulk: no driver answers at tcp://127.0.0.1:9 (")
+    assert said[1:] == ["mlx-bulk: no driver for 0.5 s: this worker leaves"]
+
+
+@pytest.mark.parametrize("address", ["tcp://10.1.2.3:8786", "nonsense"])
+def test_an_address_that_is_not_safe_is_refused(address: str):
+    process = worker(address)
+    said = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 2
+    assert said.count("\n") == 1
+    assert address in said
