@@ -6,7 +6,7 @@ from typing import Any
 from ...configs.schema import ModelConfig
 from ..core.errors import ModelError
 from .checkpoint import Checkpoint
-from .loader import LanguageModel, dtype_of, has_scales, log_quantized, refusing, whole_bytes
+from .loader import LanguageModel, dtype_of, has_scales, log_quantized, make_dense, refusing, whole_bytes
 
 
 def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
@@ -18,6 +18,7 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> La
     with refusing(checkpoint):
         network, need = _prepared(config, checkpoint, memory)
         mx.eval(network.parameters())
+        make_dense(network)
     log_quantized(need, memory)
     model = _described(network, checkpoint)
     positions = type(network).max_positions(checkpoint.config)

@@ -70,6 +70,7 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
     with refusing(checkpoint, next_token=classes is None):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         mx.eval(network.parameters())
+        make_dense(network)
         patch_quantized_layers(network)
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
@@ -86,6 +87,22 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays)
     return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, has_scales(network), adapters)
+
+
+def make_dense(network: Any) -> None:
+    """Copies each weight that is a view in another order (a transposed matrix, say), once: a kernel would copy it in each call."""
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    from ...kernels import native
+
+    if not backend.on_cpu_path():
+        return
+    arrays: list[Any] = tree_flatten(network.parameters())
+    while arrays:
+        name, array = arrays.pop()
+        if array.dtype == mx.float32 and (dense := native.dense(array)) is not array:
+            network.load_weights([(name, dense)], strict=False)
 
 
 def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> LanguageModel:

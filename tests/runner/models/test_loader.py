@@ -121,6 +121,20 @@ def test_auto_is_float32_on_the_cpu(tmp_path: Path, tiny: Path):
     assert loaded(folder).dtype == "float32"
 
 
+@pytest.mark.cpu_path("its kernels read dense weights")
+def test_weights_that_are_views_are_copied_once_at_load(tiny: Path, monkeypatch: pytest.MonkeyPatch):
+    truth = loaded(tiny).network
+
+    def turned(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        return {name: mx.contiguous(array.T).T if "q_proj" in name else array for name, array in weights.items()}
+
+    monkeypatch.setattr("mlx_lm.models.llama.Model.sanitize", turned, raising=False)
+    found = dict(tree_flatten(loaded(tiny).network.parameters()))
+    for name, array in tree_flatten(truth.parameters()):
+        assert native.layout(found[name]).c_contiguous, name
+        assert mx.array_equal(found[name], array), name
+
+
 @on_cpu
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantized_weights_become_float32_where_they_fit(tmp_path: Path, bits: int):
