@@ -111,6 +111,7 @@ class Agent:
             case Dismiss() if self._stay.once:
                 self._leave(0)
             case Dismiss():
+                self._stopped = True
                 log.info("the run has ended: waiting for the next one")
             case _:
                 log.debug("the driver sent a message that is not a driver's: %s", type(message).__name__)
@@ -122,7 +123,7 @@ class Agent:
         if self._stopped and self._stay.once:
             self._leave(0)
             return
-        kept = "" if self._work.run is None else "; its engine goes on, and finished rows are sent when the driver is back"
+        kept = "" if self._work.run is None or self._stopped else "; its engine goes on, and finished rows are sent when the driver is back"
         log.warning("the connection to the driver is lost: waiting for it%s", kept)
         self._line.go_on()
 

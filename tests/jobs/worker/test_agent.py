@@ -219,6 +219,18 @@ def test_an_idle_worker_starts_no_engine_and_leaves_when_it_is_dismissed():
     assert (worker.left(), worker.engines) == (0, [])
 
 
+def test_a_worker_that_stays_says_nothing_of_a_run_that_has_ended():
+    with at_work() as (driver, _), heard() as handler:
+        driver.say(Dismiss())
+        driver.go()
+        driver.is_there.set()
+        driver.hear(Hello)
+        assert handler.messages[:2] == [
+            "the run has ended: waiting for the next one",
+            "the connection to the driver is lost: waiting for it",
+        ]
+
+
 def test_a_worker_for_one_run_leaves_after_it_and_its_driver():
     with at_work(Stay(once=True)) as (driver, worker):
         driver.say(StopRun(RUN))
