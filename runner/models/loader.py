@@ -98,7 +98,7 @@ def make_dense(network: Any) -> None:
 
     if not backend.on_cpu_path():
         return
-    arrays: list[Any] = tree_flatten(network.parameters())
+    arrays: list[Any] = list(tree_flatten(network.parameters()))
     while arrays:
         name, array = arrays.pop()
         if array.dtype == mx.float32 and (dense := native.dense(array)) is not array:
