@@ -33,6 +33,7 @@ _ENTRIES: dict[str, list[Any]] = {
     "linear": [_ARRAY, _ARRAY, _MAYBE, _ARRAY],
     "quantized_linear": [*[_ARRAY] * 4, _MAYBE, _ARRAY, _INT],
     "grouped": [_ARRAY, _ARRAY, _MAYBE, *[_ARRAY] * 4],
+    "quantized_grouped": [*[_ARRAY] * 4, _MAYBE, *[_ARRAY] * 4, _INT],
     "attention": [_ARRAY, _ARRAY, _ARRAY, _MAYBE, _MAYBE, _ARRAY, _FLOAT, _FLOAT, _INT],
     "rotate": [_ARRAY, _ARRAY, _ARRAY, _ARRAY, _FLOAT, _INT],
     "swiglu": [_ARRAY, _ARRAY, _ARRAY],

@@ -19,7 +19,7 @@ LEAST_GROUP = 32  # the library unpacks so many numbers at once
 
 @dataclass(slots=True, frozen=True)
 class QuantizedWeight:
-    """A weight [N, K] in mlx's mode "affine": words [N, K * bits / 32], scales and biases [N, K / group]."""
+    """A weight [N, K] in mlx's mode "affine": words [N, K * bits / 32], scales and biases [N, K / group]. Experts have an axis before."""
 
     words: mx.array
     scales: mx.array
@@ -35,9 +35,9 @@ class QuantizedWeight:
         return None if biases is None or held.mode != "affine" else cls(held["weight"], held["scales"], biases, held.bits, held.group_size)
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Returns [N, K], as of the weight before it was quantized."""
-        return self.words.shape[0], self.words.shape[-1] * 32 // self.bits
+        return *self.words.shape[:-1], self.words.shape[-1] * 32 // self.bits
 
     @property
     def ndim(self) -> int:
@@ -68,10 +68,10 @@ Matrix = mx.array | QuantizedWeight
 
 def suits(weight: QuantizedWeight) -> bool:
     """Returns True when the library serves a weight: its scales are float32, and its shapes fit."""
-    if weight.bits not in BITS or weight.group % LEAST_GROUP or weight.words.dtype != mx.uint32 or weight.ndim != 2:
+    if weight.bits not in BITS or weight.group % LEAST_GROUP or weight.words.dtype != mx.uint32:
         return False
-    n, depth = weight.shape
-    fits = depth % weight.group == 0 and weight.scales.shape == weight.biases.shape == (n, depth // weight.group)
+    *lead, depth = weight.shape
+    fits = depth % weight.group == 0 and weight.scales.shape == weight.biases.shape == (*lead, depth // weight.group)
     return fits and native.suits(weight.scales, weight.biases)
 
 
@@ -86,4 +86,4 @@ class QuantizedPlace(ctypes.Structure):
     @classmethod
     def of(cls, weight: QuantizedWeight) -> "QuantizedPlace":
         """Returns the place of a weight that is dense."""
-        return cls(*(native.view(array).ctypes.data for array in weight.arrays), weight.shape[1], weight.bits, weight.group)
+        return cls(*(native.view(array).ctypes.data for array in weight.arrays), weight.shape[-1], weight.bits, weight.group)

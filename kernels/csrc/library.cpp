@@ -53,9 +53,34 @@ GrammarMask mask_of(const Arrays& arrays, int i, long row) {
 
 // A weight whose words, scales and biases are arrays 1, 2 and 3.
 Quantized quantized_of(const Arrays& arrays, int bits) {
-  long depth = arrays.size(1, 1) * 32 / bits;
-  return {arrays.data<uint32_t>(1), arrays.data(2), arrays.data(3), depth, bits, depth / arrays.size(2, 1)};
+  long depth = arrays.last(1) * 32 / bits;
+  return {arrays.data<uint32_t>(1), arrays.data(2), arrays.data(3), depth, bits, depth / arrays.last(2)};
 }
+
+// Products of rows of x [.., k] with one of several weights [n, k] each; see `grouped`. bias [experts, n] may be null.
+struct Groups {
+  const float* x;
+  float* out;
+  const float* bias;
+  const int64_t *sources, *places, *ends;
+  long experts, n, k, products;
+
+  // weigh(e, target) puts expert e's weight into a target.
+  template <typename F>
+  void run(F weigh) const {
+    long most = 0;
+    for (long e = 0; e < experts; e++) most = std::max<long>(most, ends[e] - (e ? ends[e - 1] : 0));
+    float* made = spare(PRODUCTS, most * n);
+    for (long e = 0; e < experts; e++) {
+      long first = e ? ends[e - 1] : 0, rows = ends[e] - first;
+      if (!rows) continue;
+      Target target{nullptr, n, made, n, bias ? bias + e * n : nullptr};
+      weigh(e, target);
+      multiply(rows, k, [&](long row, float*) { return x + sources[first + row] * k; }, {target}, products <= FEW_ROWS);
+      pool.run(rows, [&](long row) { std::copy_n(made + row * n, n, out + places[first + row] * n); });
+    }
+  }
+};
 
 }  // namespace
 
@@ -117,19 +142,25 @@ int quantized_linear(PyObject* x, PyObject* words, PyObject* scales, PyObject* b
 int grouped(PyObject* x, PyObject* weight, PyObject* bias, PyObject* sources, PyObject* places, PyObject* ends, PyObject* out) try {
   Arrays arrays({x, weight, sources, places, ends, out, bias});
   if (!arrays.held) return -1;
-  long experts = arrays.size(1, 0), n = arrays.size(1, 1), k = arrays.size(1, 2), all = arrays.elements(2);
-  const int64_t *from = arrays.data<int64_t>(2), *to = arrays.data<int64_t>(3), *end = arrays.data<int64_t>(4);
-  long most = 0;
-  for (long e = 0; e < experts; e++) most = std::max<long>(most, end[e] - (e ? end[e - 1] : 0));
-  float* made = spare(PRODUCTS, most * n);
-  for (long e = 0; e < experts; e++) {
-    long first = e ? end[e - 1] : 0, rows = end[e] - first;
-    if (!rows) continue;
-    auto of = [&](long row, float*) { return arrays.data(0) + from[first + row] * k; };
-    Target target{arrays.data(1) + e * n * k, n, made, n, bias ? arrays.data(6) + e * n : nullptr};
-    multiply(rows, k, of, {target}, all <= FEW_ROWS);
-    pool.run(rows, [&](long row) { std::copy_n(made + row * n, n, arrays.data(5) + to[first + row] * n); });
-  }
+  long n = arrays.size(1, 1), k = arrays.size(1, 2);
+  Groups{arrays.data(0), arrays.data(5), arrays.data(6), arrays.data<int64_t>(2), arrays.data<int64_t>(3), arrays.data<int64_t>(4),
+         arrays.size(1, 0), n, k, arrays.elements(2)}
+      .run([&](long e, Target& target) { target.w = arrays.data(1) + e * n * k; });
+  return 0;
+} catch (...) {
+  return -2;
+}
+
+// grouped with words [E, N, K * bits / 32], scales and biases [E, N, K / group] in place of the weight, see Quantized.
+int quantized_grouped(PyObject* x, PyObject* words, PyObject* scales, PyObject* biases, PyObject* bias, PyObject* sources, PyObject* places,
+                      PyObject* ends, PyObject* out, int bits) try {
+  Arrays arrays({x, words, scales, biases, sources, places, ends, out, bias});
+  if (!arrays.held) return -1;
+  Quantized all = quantized_of(arrays, bits), one;
+  long n = arrays.size(1, 1);
+  Groups{arrays.data(0), arrays.data(7), arrays.data(8), arrays.data<int64_t>(4), arrays.data<int64_t>(5), arrays.data<int64_t>(6),
+         arrays.size(1, 0), n, all.depth, arrays.elements(4)}
+      .run([&](long e, Target& target) { one = all.from(e * n), target.quantized = &one; });
   return 0;
 } catch (...) {
   return -2;

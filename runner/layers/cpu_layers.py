@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models import gear, gemma, gemma2, gemma3_text, minimax_m3_vl, muse_glimmer, recurrent_gemma
 from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.rope_utils import Llama3RoPE
-from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from ...kernels import attention, elementwise, grouped_linear, linear, native, rope
 from ...kernels.fused_logprobs import Product
@@ -123,11 +122,29 @@ class FastQuantizedEmbedding(nn.QuantizedEmbedding):
         return run_kernel(self._context.used, "linear", lambda: fast(x, weight), lambda: super(FastQuantizedEmbedding, self).as_linear(x))
 
 
+class FastQuantizedSwitchLinear(QuantizedSwitchLinear):
+    """mlx-lm's ``QuantizedSwitchLinear`` with the rows of each expert multiplied at once."""
+
+    _context: CallContext
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        """x [..., 1, K], indices [...] -> [..., 1, N]."""
+        weight, bias = QuantizedWeight.of(self), self.get("bias")
+        if self.training or weight is None or self.get("global_scale") is not None or not grouped_linear.suits(x, weight, indices, bias):
+            return super().__call__(x, indices, sorted_indices)
+        return run_kernel(
+            self._context.used,
+            "experts",
+            lambda: grouped_linear.on_cpu(x, weight, indices, bias),
+            lambda: super(FastQuantizedSwitchLinear, self).__call__(x, indices, sorted_indices),
+        )
+
+
 class FastScaledEmbedding(FastEmbedding, ScaledEmbedding):
     """``ScaledEmbedding`` with that kernel."""
 
 
-def _rms_norm(original: Any, more: float) -> Any:
+def rms_norm_class(original: Any, more: float) -> Any:
     """Makes a class of an RMS norm that computes in one pass. ``more`` is 1 where its weights are held as their distance from 1."""
 
     class FastRMSNorm(original):
@@ -150,7 +167,7 @@ def _rms_norm(original: Any, more: float) -> Any:
     return FastRMSNorm
 
 
-FastRMSNorm = _rms_norm(nn.RMSNorm, 0.0)
+FastRMSNorm = rms_norm_class(nn.RMSNorm, 0.0)
 
 
 class FastLayerNorm(nn.LayerNorm):
@@ -268,30 +285,3 @@ class FastLlama3RoPE(Llama3RoPE):
         if "_inverse" not in self.__dict__:
             object.__setattr__(self, "_inverse", native.dense(mx.reciprocal(self._freqs)))  # not among the module's parameters
         return self.__dict__["_inverse"]
-
-
-AROUND_ONE: tuple[type, ...] = (
-    gear.GearRMSNorm,
-    gemma.RMSNorm,
-    gemma2.RMSNorm,
-    gemma3_text.RMSNorm,
-    minimax_m3_vl.GemmaRMSNorm,
-    muse_glimmer.CenteredRMSNorm,
-    recurrent_gemma.RMSNorm,
-)
-LAYERS: dict[type, type] = {
-    **{original: _rms_norm(original, 1.0) for original in AROUND_ONE},
-    nn.Linear: FastLinear,
-    SwitchLinear: FastSwitchLinear,
-    nn.Embedding: FastEmbedding,
-    ScaledEmbedding: FastScaledEmbedding,
-    nn.QuantizedLinear: FastQuantizedLinear,
-    nn.QuantizedEmbedding: FastQuantizedEmbedding,
-    nn.RMSNorm: FastRMSNorm,
-    nn.LayerNorm: FastLayerNorm,
-    nn.GELU: FastGELU,
-    CappedAttention: FastCappedAttention,
-    SwigluOAI: FastSwigluOAI,
-    nn.RoPE: FastRoPE,
-    Llama3RoPE: FastLlama3RoPE,
-}

@@ -1,14 +1,61 @@
 """Gives a network's layers our classes, which compute with the CPU kernels, and takes them off again."""
 
 from mlx import nn
+from mlx_lm.models import gear, gemma, gemma2, gemma3_text, minimax_m3_vl, muse_glimmer, recurrent_gemma
+from mlx_lm.models.activations import SwigluOAI
+from mlx_lm.models.rope_utils import Llama3RoPE
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from .call_context import drop_context, share_context
 from .cpu_blocks import BLOCKS, BUILT
-from .cpu_layers import LAYERS
+from .cpu_layers import (
+    FastCappedAttention,
+    FastEmbedding,
+    FastGELU,
+    FastLayerNorm,
+    FastLinear,
+    FastLlama3RoPE,
+    FastQuantizedEmbedding,
+    FastQuantizedLinear,
+    FastQuantizedSwitchLinear,
+    FastRMSNorm,
+    FastRoPE,
+    FastScaledEmbedding,
+    FastSwigluOAI,
+    FastSwitchLinear,
+    rms_norm_class,
+)
 from .cpu_recurrent import CONVOLUTIONS
+from .mended_layers import CappedAttention, ScaledEmbedding
 
+AROUND_ONE: tuple[type, ...] = (
+    gear.GearRMSNorm,
+    gemma.RMSNorm,
+    gemma2.RMSNorm,
+    gemma3_text.RMSNorm,
+    minimax_m3_vl.GemmaRMSNorm,
+    muse_glimmer.CenteredRMSNorm,
+    recurrent_gemma.RMSNorm,
+)
+LAYERS: dict[type, type] = {
+    **{original: rms_norm_class(original, 1.0) for original in AROUND_ONE},
+    nn.Linear: FastLinear,
+    SwitchLinear: FastSwitchLinear,
+    nn.Embedding: FastEmbedding,
+    ScaledEmbedding: FastScaledEmbedding,
+    nn.QuantizedLinear: FastQuantizedLinear,
+    nn.QuantizedEmbedding: FastQuantizedEmbedding,
+    QuantizedSwitchLinear: FastQuantizedSwitchLinear,
+    nn.RMSNorm: FastRMSNorm,
+    nn.LayerNorm: FastLayerNorm,
+    nn.GELU: FastGELU,
+    CappedAttention: FastCappedAttention,
+    SwigluOAI: FastSwigluOAI,
+    nn.RoPE: FastRoPE,
+    Llama3RoPE: FastLlama3RoPE,
+}
 CLASSES = LAYERS | CONVOLUTIONS | BLOCKS
-QUANTIZED = {original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding)}
+QUANTIZED = {original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)}
 
 
 def patch_layers(network: nn.Module) -> None:

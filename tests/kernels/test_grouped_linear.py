@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.kernels import grouped_linear, native
+from mlx_bulk.kernels.quantized import QuantizedWeight
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="it serves the CPU, with g++")
 
@@ -78,3 +79,19 @@ def test_what_does_not_fit_does_not_suit(x: mx.array, weight: mx.array, indices:
 def test_an_expert_that_is_not_there_is_an_error():
     with pytest.raises(IndexError, match="experts 0 to 3 of 3"):
         grouped_linear.on_cpu(mx.zeros((2, 1, 8)), mx.zeros((3, 5, 8)), mx.array([0, 3]))
+
+
+@pytest.mark.parametrize("rows", [1, 9, 90])
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (8, 32), (3, 128)])
+def test_quantized_experts(bits: int, group: int, rows: int):
+    rng = np.random.default_rng(bits)
+    whole = mx.array(rng.normal(0, 1, (5, 37, 256)).astype(np.float32))
+    words, scales, biases = mx.quantize(whole, group, bits)
+    weight = QuantizedWeight(words, scales, biases, bits, group)
+    x, bias = (mx.array(rng.normal(0, 1, shape).astype(np.float32)) for shape in ((rows, 1, 256), (5, 37)))
+    indices = mx.array(rng.integers(0, 5, rows).astype(np.uint32))
+    assert grouped_linear.suits(x, weight, indices, bias)
+    found = np.array(grouped_linear.on_cpu(x, weight, indices, bias))
+    held = mx.dequantize(words, scales, biases, group, bits)
+    for truth in (grouped_linear.on_cpu(x, held, indices, bias), grouped_linear.reference(x, weight, indices, bias)):
+        np.testing.assert_allclose(found, np.array(truth), rtol=0, atol=RTOL * 256 * 4)

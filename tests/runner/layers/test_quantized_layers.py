@@ -27,13 +27,13 @@ def originals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def fits(_: str, layer: Any) -> bool:
+    return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
+
+
 def quantized(kind: str = "llama", bits: int = 4, **settings: Any) -> Any:
     """A tiny network whose matrices are all quantized where their sizes allow."""
     made = network(kind)
-
-    def fits(_: str, layer: Any) -> bool:
-        return hasattr(layer, "to_quantized") and layer.weight.shape[-1] % 32 == 0
-
     nn.quantize(made, 32, bits, class_predicate=fits, **settings)
     return made.eval()
 
@@ -91,6 +91,18 @@ def test_no_product_of_mlx_takes_quantized_weights_at_load(monkeypatch: pytest.M
 
     monkeypatch.setattr(mx, "quantized_matmul", slow)
     assert substitute(made, tiny.VOCABULARY, None) == kernel_models.USED["llama"]
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_quantized_experts(name: str):
+    made, own = tiny.build(name), tiny.build(name)
+    for each in (made, own):
+        nn.quantize(each, 32, 4, class_predicate=fits)
+        each.eval()
+    assert "experts" in substitute(made, tiny.VOCABULARY, None)
+    assert any(type(layer).__name__ == "FastQuantizedSwitchLinear" for layer in made.modules())
+    found, truth = (np.array(each(ids(2, 9))) for each in (made, dequantize_model(own)))
+    np.testing.assert_allclose(found, truth, rtol=0, atol=1e-4 * float(truth.std()))
 
 
 @pytest.mark.parametrize("tied", [False, True])
