@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -134,6 +134,7 @@ class DriverLink:
         self._folder = self._resources.enter_context(tempfile.TemporaryDirectory(prefix="mlx-bulk-worker-", ignore_cleanup_errors=True))
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._worker: _LeaseWorker | None = None
+        self._closed = False
         self._told: str | None = None  # why there was no driver, as the log has it
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="link", daemon=True)
@@ -150,7 +151,11 @@ class DriverLink:
         try:
             # Dask tries for seconds where nobody listens, and does not say why it fails.
             socket.create_connection(split_address(self.address.partition("://")[2]), CONNECT_SECONDS).close()
+            if self._closed:
+                raise OSError("this end is closed")
             asyncio.run_coroutine_threadsafe(self._connect(), self._loop).result()
+        except CancelledError:
+            raise OSError("this end is closed") from None
         except OSError as error:
             if (why := _reason(error)) != self._told:
                 log.info("no driver answers at %s (%s); trying again until one does", self.address, why)
@@ -177,6 +182,7 @@ class DriverLink:
 
     def close(self) -> None:
         """Sends what is still to be sent, for a few seconds at most, and closes the connection for good. ``receive`` then ends."""
+        self._closed = True
         if self._thread.is_alive():
             with suppress(OSError):
                 asyncio.run_coroutine_threadsafe(self._leave(), self._loop).result()
@@ -199,6 +205,10 @@ class DriverLink:
             loop.call_soon(started.set_result, loop)
             with suppress(RuntimeError):
                 loop.run_forever()
+            if left := asyncio.all_tasks(loop):
+                for task in left:
+                    task.cancel()
+                loop.run_until_complete(asyncio.wait(left))
         loop.close()
 
     async def _connect(self) -> None:

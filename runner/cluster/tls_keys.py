@@ -109,8 +109,8 @@ def require_safe_address(address: str, tls: str | None) -> str:
         raise ConfigError(f"{address}: found keys for a connection without encryption; expected tls://{place}, or no --tls")
     if tls is None and not is_loopback(host):
         raise ConfigError(
-            f"{address}: found an address that other machines can reach, and no keys: anyone there could run code here. Make keys with "
-            f"mlx-bulk cluster-keys FOLDER, copy the folder to each machine, and use tls://{place} with --tls FOLDER; or tunnel: "
-            "ssh -R 8786:localhost:PORT WORKER mlx-bulk worker tcp://localhost:8786"
+            f"{address}: found an address that other machines can reach, and no keys: anyone there could send results, or code to workers. "
+            f"Make keys with mlx-bulk cluster-keys FOLDER, copy the folder to each machine, and use tls://{place} with --tls FOLDER; or "
+            "tunnel: ssh -R 8786:localhost:PORT WORKER mlx-bulk worker tcp://localhost:8786"
         )
     return f"{'tls' if tls is not None else 'tcp'}://{place}"

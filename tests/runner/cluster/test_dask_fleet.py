@@ -167,6 +167,36 @@ def test_what_is_no_driver_is_told_as_such(caplog: pytest.LogCaptureFixture) -> 
     assert "what answers there is no driver of mlx-bulk" in line
 
 
+def test_a_link_can_be_closed_while_it_waits_for_a_silent_driver() -> None:
+    """In a process of its own, since Python tells of tasks that were left behind as it ends."""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", _CLOSING], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "this end is closed\n", "")
+
+
+_CLOSING = """
+import socket, threading
+from mlx_bulk.runner.cluster.dask_link import DriverLink
+
+def connect():
+    try:
+        link.connect()
+    except OSError as error:
+        print(error)
+
+silent = socket.create_server(("127.0.0.1", 0))
+link = DriverLink(f"tcp://127.0.0.1:{silent.getsockname()[1]}")
+waits = threading.Thread(target=connect)
+waits.start()
+ends = [silent.accept() for _ in range(2)]
+link.close()
+waits.join()
+for end in (silent, *(connection for connection, _ in ends)):
+    end.close()
+"""
+
+
 def test_a_worker_that_the_driver_refuses_is_told_why_and_does_not_come_back(caplog: pytest.LogCaptureFixture) -> None:
     with fleet() as driver, link(driver.address) as worker:
         worker.send(hello())
