@@ -44,7 +44,16 @@ API = "mlx_bulk"
 ENTRY_POINTS = {"jobs/__main__"}
 MOST_FILES = 14  # of a room, besides __init__ and __main__
 # Rooms whose modules answer before a model is loaded: importing any of them loads no mlx.
-WITHOUT_MLX = ["runner/core/errors", "runner/core/shard_layout", "runner/files", "runner/runs", "jobs/terminal", "jobs/status"]
+WITHOUT_MLX = [
+    "runner/core/errors",
+    "runner/core/shard_layout",
+    "runner/files",
+    "runner/runs",
+    "jobs/terminal",
+    "jobs/status",
+    "jobs/supervision",
+    "jobs/worker",
+]
 
 Module = tuple[str, ...]
 

@@ -125,7 +125,7 @@ def test_a_worker_without_a_driver_leaves_when_it_was_told_to():
     assert said[1:] == ["mlx-bulk: no driver for 0.5 s: this worker leaves"]
 
 
-@pytest.mark.parametrize("address", ["tcp://10.1.2.3:8786", "nonsense"])
+@pytest.mark.parametrize("address", ["tcp://10.1.2.3:8786", pytest.param("nonsense", marks=pytest.mark.slow)])
 def test_an_address_that_is_not_safe_is_refused(address: str):
     process = worker(address)
     said = process.communicate(timeout=PATIENCE)[1]
