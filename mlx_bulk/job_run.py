@@ -15,10 +15,9 @@ from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.jobs.report import report
 from mlx_bulk.jobs.sweep.results_table import sweep_table, write_sweep_table
 from mlx_bulk.jobs.sweep.sweep import CellOutcome, run_sweep, sweep_exit_code
+from mlx_bulk.jobs.worker.session_work import session_work
 from mlx_bulk.runner.core.host_process import HostProcess
-from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
-from mlx_bulk.runner.pipeline.model_work import ModelWork
 from mlx_bulk.runner.pipeline.progress_display import Show
 from mlx_bulk.runner.runs.run_dir import Start
 from mlx_bulk.runner.runs.run_files import needs_report
@@ -74,11 +73,8 @@ def run(
     if isinstance(job, SweepConfig):
         raise ConfigError("job: found sweep; expected generate, score or rollout: mlx_bulk.sweep runs a sweep")
     start = Start(overwrite=overwrite, retry_errors=retry_errors, adopt=as_strings(adopt, "adopt", '["data.path"]'))
-    models = ModelPool()
-    try:
-        summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, ModelWork(models))
-    finally:
-        models.release()
+    with session_work(job.cluster, job.batch.deterministic) as work:
+        summary = session.run_job(job, KINDS[job.job], start, _host(stopped), progress, work)
     if needs_report(summary):
         report.report_at_end(summary.output)
     return summary
@@ -113,11 +109,9 @@ def sweep(
     def write_table(ended: Sequence[CellOutcome]) -> None:
         write_sweep_table(sweep_table(ended), folder)
 
-    models = ModelPool()
-    try:
-        ended = run_sweep(cells(parsed, source), KINDS, folder, start, _host(stopped), progress, write_table, ModelWork(models))
-    finally:
-        models.release()
+    made = cells(parsed, source)
+    with session_work(parsed.cluster, any(cell.config.batch.deterministic for cell in made)) as work:
+        ended = run_sweep(made, KINDS, folder, start, _host(stopped), progress, write_table, work)
     if sweep_exit_code(ended) is not None:
         report.report_at_end(folder)
     return [_result(each) for each in ended]

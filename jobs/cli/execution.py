@@ -14,8 +14,11 @@ from ..terminal.engine_imports import engine_imports
 from .options import ConfigSource
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...configs.cells import Cell
     from ...runner.pipeline.progress_display import Show
+    from ..sweep.sweep import CellOutcome
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,14 +44,14 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     if isinstance(config, SweepConfig):
         return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
     with engine_imports(config.data.reads_hub):
-        from ...runner.models.model_pool import ModelPool
         from ...runner.pipeline import session
-        from ...runner.pipeline.model_work import ModelWork
         from ...runner.runs.run_dir import Start
         from ...runner.runs.run_files import needs_report
         from ..kinds import KINDS
+        from ..worker.session_work import session_work
 
-    summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, ModelWork(ModelPool()))
+    with session_work(config.cluster, config.batch.deterministic) as work:
+        summary = session.run_job(config, KINDS[config.job], Start(**start), host, show, work)
     code = QUARANTINED if summary.errors else 0
     report_folder = summary.output if needs_report(summary) else None
     return RunOutcome(code if summary.complete else None, closing_text(summary, continue_command(start["overwrite"])), report_folder)
@@ -56,23 +59,18 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
 
 def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
     with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells)):
-        from ...runner.models.model_pool import ModelPool
-        from ...runner.pipeline.model_work import ModelWork
         from ...runner.runs.run_dir import Start
         from ..kinds import KINDS
         from ..sweep import sweep
         from ..sweep.results_table import closing_table, sweep_table, write_sweep_table
+        from ..worker.session_work import session_work
 
-    ended = sweep.run_sweep(
-        sweep_cells,
-        KINDS,
-        folder,
-        Start(**start),
-        host,
-        show,
-        lambda ended: write_sweep_table(sweep_table(ended), folder),
-        ModelWork(ModelPool()),
-    )
+    def write_table(ended: "Sequence[CellOutcome]") -> None:
+        write_sweep_table(sweep_table(ended), folder)
+
+    deterministic = any(cell.config.batch.deterministic for cell in sweep_cells)
+    with session_work(sweep_cells[0].config.cluster, deterministic) as work:
+        ended = sweep.run_sweep(sweep_cells, KINDS, folder, Start(**start), host, show, write_table, work)
     code = sweep.sweep_exit_code(ended)
     last_line = sweep.closing_line(ended, folder, continue_command(start["overwrite"]))
     return RunOutcome(code, f"{closing_table(ended)}\n{last_line}", None if code is None else folder)

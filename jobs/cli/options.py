@@ -19,7 +19,7 @@ from ..terminal.console import LEVELS
 Command = Callable[..., None]
 Option = Callable[[Command], Command]
 
-_SHORTHANDS = {"model": "model.path", "data": "data.path", "limit": "data.limit", "output": "output.path"}
+_SHORTHANDS = {"model": "model.path", "data": "data.path", "limit": "data.limit", "output": "output.path", "workers": "cluster.workers"}
 
 run_folder_argument: Option = click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
 json_option: Option = click.option("--json", "as_json", is_flag=True, help="Prints one JSON object in place of text.")
@@ -76,7 +76,7 @@ class ConfigSource:
     """A config and the changes that the command line makes to it.
 
     file: of a command that has no config file, the settings themselves. overrides: the values of ``--set``, as KEY=VALUE. options:
-    values of ``--model``, ``--data``, ``--limit`` and ``--output`` by their config keys.
+    values of ``--model``, ``--data``, ``--limit``, ``--output`` and ``--workers`` by their config keys.
     """
 
     file: Path | Mapping[str, object]
@@ -93,7 +93,7 @@ class ConfigSource:
 def config_source(*shorthands: str, example: str) -> Option:
     """Adds the argument CONFIG, the options of ``shorthands`` and ``--set``; the command takes them as ``source``, a ``ConfigSource``.
 
-    shorthands: of "model", "data", "limit" and "output". example: an override that the help text shows.
+    shorthands: of "model", "data", "limit", "output" and "workers". example: an override that the help text shows.
     """
     help_text = f"Overrides a key, for example {example}. Repeatable."
     parameters: list[Option] = [
@@ -118,5 +118,5 @@ def config_source(*shorthands: str, example: str) -> Option:
 
 
 def _shorthand(name: str) -> Option:
-    kind = int if name == "limit" else str
+    kind = int if name in ("limit", "workers") else str
     return click.option(f"--{name}", type=kind, help=f"Short for --set {_SHORTHANDS[name]}=…")

@@ -56,7 +56,7 @@ class RunOptions:
 
 
 @click.command("run", cls=RepeatableCommand)
-@config_source("model", "data", "limit", "output", example="sampling.n=4")
+@config_source("model", "data", "limit", "output", "workers", example="sampling.n=4")
 @start_options
 @click.option(
     "--supervised/--no-supervised",

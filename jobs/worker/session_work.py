@@ -1,0 +1,65 @@
+"""What does the rows of a run that a config describes: a model in this process, or workers, some of which may be started here."""
+
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from ...configs.cluster import ClusterConfig
+from ...kernels import backend
+from ...runner.cluster.fleet_work import ClusterWork
+from ...runner.cluster.interface import Fleet
+from ...runner.models.model_pool import ModelPool
+from ...runner.pipeline.model_work import ModelWork, SessionWork
+from .local_workers import LocalWorkers
+
+log = logging.getLogger("mlx_bulk")
+
+_LOOPBACK = "127.0.0.1:0"  # any free port, for workers of this machine alone
+
+
+@contextmanager
+def session_work(cluster: ClusterConfig | None, deterministic: bool) -> Generator[SessionWork]:
+    """Surrounds the runs of a command; yields what does their rows. Models stay in memory from run to run, and workers connected.
+
+    deterministic: of a run; each worker started here then has as many threads as this process, since bits depend on them.
+    """
+    if cluster is None:
+        pool = ModelPool()
+        try:
+            yield ModelWork(pool)
+        finally:
+            pool.release()
+        return
+    opened = _OpenCluster(cluster, backend.threads() if deterministic else None)
+    work = ClusterWork(opened.fleet, cluster)
+    try:
+        yield work
+    finally:
+        work.close(dismiss=True)
+        opened.close()
+
+
+class _OpenCluster:
+    """The connections of a cluster, and the workers that were started on this machine."""
+
+    def __init__(self, settings: ClusterConfig, threads: int | None):
+        self._settings, self._threads = settings, threads
+        self._workers: LocalWorkers | None = None
+
+    def fleet(self) -> Fleet:
+        """Listens for workers, and starts those of this machine."""
+        from ...runner.cluster.dask_fleet import DaskFleet
+
+        settings = self._settings
+        fleet = DaskFleet(settings.listen or _LOOPBACK, settings.tls, settings.lost_after)
+        if settings.listen is not None:
+            log.info("workers join with: mlx-bulk worker %s%s", fleet.address, "" if settings.tls is None else " --tls FOLDER")
+        if settings.workers:
+            options = () if settings.tls is None else ("--tls", settings.tls)
+            self._workers = LocalWorkers(settings.workers, fleet.address, settings.wait, self._threads, options)
+        return fleet
+
+    def close(self) -> None:
+        """Waits for the workers of this machine to end."""
+        if self._workers is not None:
+            self._workers.end()
