@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import cast
 
 from ..cluster.description import RunDescription
-from ..cluster.messages import Begun, Figures, FromWorker, Lease, Ready
+from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Ready
 from ..core.host_process import HostProcess
 from ..core.requests import BadRow, Row
 from ..models.device_memory import peak_bytes, shortage_as_error
@@ -77,7 +77,7 @@ class LeaseSession:
         rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
         self._engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, RunPaths(scratch), described.layout, rater)
         self._engine.progress.note_in_flight = process.supervisor.note_in_flight
-        self._sink = LeaseSink(described.run, spec.job.schema, described.layout, tell)
+        self._sink = LeaseSink(described.run, spec.job.schema, described.layout, self._tell_of_leases)
         self._recorded = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
         self._next: Lease | None = None  # it runs alone, and waits for the leases before it
         self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str))
@@ -180,6 +180,12 @@ class LeaseSession:
         while not ended.wait(FIGURES_SECONDS):
             self._sink.push()
             self._tell(self.figures())
+
+    def _tell_of_leases(self, message: FromWorker) -> None:
+        """Sends the counts before the end of a lease, as the run may be over with it."""
+        if isinstance(message, LeaseDone):
+            self._tell(self.figures())
+        self._tell(message)
 
     def figures(self) -> Figures:
         """Returns the engine's counts since the models were loaded."""
