@@ -2,5 +2,5 @@
 
 Knows no job kinds and no command line. Only the files dask_… know the library that carries the messages.
 
-Public: held_leases, messages, interface, dask_fleet, dask_link, tls_keys.
+Public: held_leases, messages, interface, fleet_work, dask_fleet, dask_link, tls_keys.
 """
