@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
+from ...configs.visible import visible
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
@@ -66,7 +67,7 @@ class _LeaseWorker(Worker):
         super().__init__(address, nthreads=1, executor="offload", dashboard=False, **nobody, **options)
         self._inbox, self._lost_after = inbox, lost_after
         self._heard = monotonic()
-        self.refusal: str | None = None  # what the driver found wrong with a message of this worker
+        self.refusal: str | None = None  # what one end found wrong with a message of the other
         for name in _PERIODIC:
             self.periodic_callbacks.pop(name, None)
         self.periodic_callbacks["keep-alive"] = PeriodicCallback(self._look, ALIVE_SECONDS * 1000)
@@ -108,10 +109,10 @@ class _LeaseWorker(Worker):
                 try:
                     self._inbox.put(from_wire(wire))
                 except ValueError as error:
-                    log.warning("the driver sent what this version of mlx-bulk does not know (%s)", error)
+                    self.refusal = f"the driver sent what this worker does not know ({visible(str(error))[:300]})"
                     return False
             case {"op": "mlx-bulk-refused", "found": str(found)}:
-                self.refusal = found
+                self.refusal = f"the driver refused this worker, which sent {visible(found)}"
                 return False
             case {"op": "close" | "close-stream"}:
                 return False
@@ -144,10 +145,7 @@ class DriverLink:
     def connect(self) -> None:
         """Connects to the driver. Raises OSError where none answers, ConfigError where the two do not fit: their keys, or versions."""
         if self._worker is not None and self._worker.refusal is not None:
-            raise ConfigError(
-                f"{self.address}: the driver refused this worker, which sent {self._worker.refusal}; expected the same version of mlx-bulk "
-                "on both machines"
-            )
+            raise ConfigError(f"{self.address}: {self._worker.refusal}; expected the same version of mlx-bulk on both machines")
         try:
             # Dask tries for seconds where nobody listens, and does not say why it fails.
             socket.create_connection(split_address(self.address.partition("://")[2]), CONNECT_SECONDS).close()

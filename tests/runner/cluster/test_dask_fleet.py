@@ -17,7 +17,7 @@ from mlx_bulk.runner.cluster import dask_fleet
 from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
 from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
-from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone
+from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone, to_wire
 
 from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
 
@@ -206,6 +206,18 @@ def test_a_worker_that_the_driver_refuses_is_told_why_and_does_not_come_back(cap
         with pytest.raises(ConfigError, match="the driver refused this worker, which sent Ack, which it may not send"):
             worker.connect()
     assert caplog.messages == ["worker studio-1 sent Ack, which it may not send; its connection is closed"]
+
+
+def test_a_worker_that_does_not_know_a_message_of_the_driver_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_fleet, "to_wire", lambda message: {**to_wire(message), "later": 1})  # pyright: ignore[reportUnknownLambdaType]
+    with fleet() as driver, link(driver.address) as worker:
+        worker.send(hello())
+        next_event(driver, Joined)
+        driver.send("studio-1", Ack("a1", 1))
+        with pytest.raises(EOFError):
+            worker.receive(PATIENCE)
+        with pytest.raises(ConfigError, match=r"the driver sent what this worker does not know \(Ack: found unknown fields later\)"):
+            worker.connect()
 
 
 def test_a_fault_of_the_fleets_own_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
