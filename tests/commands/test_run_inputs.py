@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from mlx_bulk.runner.store import writer
+from mlx_bulk.runner.store import open_journals
 from mlx_bulk.runner.store.arrow_builder import record_bytes
 
 from ..jobs.support.bench import Bench
@@ -74,7 +74,7 @@ def test_the_last_line_of_metrics_counts_rows_that_wait_for_a_slow_disk(bench: B
         sleep(0.05)
         return record_bytes(record)
 
-    monkeypatch.setattr(writer, "record_bytes", slow)
+    monkeypatch.setattr(open_journals, "record_bytes", slow)
     [line] = [json.loads(text) for text in (bench.run().output / "metrics.jsonl").read_text().splitlines()]
     assert (line["rows"], line["errors"]) == (5, 0)
 
