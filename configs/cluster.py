@@ -70,7 +70,9 @@ class ClusterConfig(Section):
     @model_validator(mode="after")
     def _someone_can_join(self) -> Self:
         if self.listen is None and not self.workers:
-            raise contradiction("", "found neither listen nor workers, so no worker can join; set one of them, or remove cluster")
+            raise contradiction(
+                "", "found no listen and no workers, so nobody can join; set one (--workers N starts N here) or remove cluster"
+            )
         if self.listen is None and self.min_workers > self.workers:
             raise contradiction(
                 "min_workers",

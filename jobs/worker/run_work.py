@@ -208,7 +208,7 @@ class RunWork:
             failed = RunFailed(offer.run, type(error).__name__, str(error))
             self._give_up(failed, f"run {offer.run[:8]} cannot go on here: {error}")
             return
-        log.warning("%s: %s", cause, follows)
+        log.info("%s: %s", cause, follows)  # the driver warns of it
         self._tell(EngineDied(offer.run, cause, follows))
         self._engage(offer)
 
@@ -216,7 +216,7 @@ class RunWork:
         """Reports that nothing comes of the run here. The worker stays for the next one."""
         if self._offer is None or message.run != self._offer.run:
             return
-        log.warning("%s", text)
+        log.info("%s", text)  # the driver warns of it
         self._tell(message)
         self._leave_run()
 

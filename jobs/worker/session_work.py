@@ -15,6 +15,7 @@ from .local_workers import LocalWorkers
 log = logging.getLogger("mlx_bulk")
 
 _LOOPBACK = "127.0.0.1:0"  # any free port, for workers of this machine alone
+_ORPHAN_SECONDS = 15.0  # without a driver on such a port: the next one listens on another, so they would wait with a model for nobody
 
 
 @contextmanager
@@ -55,11 +56,18 @@ class _OpenCluster:
         if settings.listen is not None:
             log.info("workers join with: mlx-bulk worker %s%s", fleet.address, "" if settings.tls is None else " --tls FOLDER")
         if settings.workers:
-            options = () if settings.tls is None else ("--tls", settings.tls)
-            self._workers = LocalWorkers(settings.workers, fleet.address, settings.wait, self._threads, options)
+            options = ("--log-level", _log_level(), *(() if settings.tls is None else ("--tls", settings.tls)))
+            wait = min(settings.wait, _ORPHAN_SECONDS) if settings.listen is None else settings.wait
+            self._workers = LocalWorkers(settings.workers, fleet.address, wait, self._threads, options)
         return fleet
 
     def close(self) -> None:
         """Waits for the workers of this machine to end."""
         if self._workers is not None:
             self._workers.end()
+
+
+def _log_level() -> str:
+    """Returns the log level of workers that log to this process's stderr: they leave to it what it says itself."""
+    level = log.getEffectiveLevel()
+    return logging.getLevelName(level if level <= logging.DEBUG else max(level, logging.WARNING)).lower()

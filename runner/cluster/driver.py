@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 
 from ...configs.cluster import ClusterConfig
-from ..core.errors import DataError, ModelError, OutOfRoom
+from ..core.errors import ModelError
 from ..core.outcomes import Failure
 from ..core.progress import Progress
 from ..core.requests import BadRow
@@ -43,13 +43,12 @@ from .messages import (
     RunStopped,
     StopRun,
 )
-from .roster import COUNTS, KnownWorker, Roster
+from .roster import COUNTS, KnownWorker, Roster, error_of
 
 log = logging.getLogger("mlx_bulk")
 
 _WAIT_SECONDS = 0.2  # for an event
 _END_SECONDS = 4.0  # for what workers have finished when the run is to end early
-_ERRORS = {error.__name__: error for error in (DataError, ModelError, OutOfRoom)}  # a worker's, which are raised here
 _BAD_FRAMES = 3  # a worker whose frames are damaged so often is not used any more
 
 
@@ -180,11 +179,11 @@ class Driver:
         self._fleet.send(joined.worker, self._offer)
 
     def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        worker.ready = True
+        worker.ready, facts = True, json.loads(ready.facts)
         if not self._run.noted:
-            self._run.note({**json.loads(ready.facts), "workers": sorted(self._roster.workers)})
+            self._run.note({**facts, "workers": sorted(self._roster.workers)})
         self._progress.doing("waiting for the workers' rows")
-        log.info("%s works on the run", name)
+        log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
 
     def _leave(self, name: str, reason: str) -> None:
         worker = self._roster.workers.get(name)
@@ -205,9 +204,8 @@ class Driver:
 
     def _fail(self, name: str, worker: KnownWorker, failed: RunFailed) -> None:
         """Ends the run for an error of the data, and for any error where no other worker is left; else goes on without this one."""
-        kind = _ERRORS.get(failed.kind, ModelError)
         if failed.kind == "DataError" or not self._roster.others(name, self._fleet.workers()):
-            raise kind(failed.message if failed.kind in _ERRORS else f"{name}: {failed.kind}: {failed.message}")
+            raise error_of(name, failed)
         self._refuse(name, worker, f"cannot go on: {failed.message}")
 
     # ----------------------------------------------------------------------------------------------------- rows

@@ -6,11 +6,14 @@ Sends nothing. Raises an error where no worker can do the run any more.
 from dataclasses import dataclass, field
 
 from ...configs.cluster import ClusterConfig
-from ..core.errors import ModelError, OutOfRoom
+from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
 from .interface import Joined
+from .messages import RunFailed
 
 COUNTS = ("prompt", "prefilled", "padded", "generated", "scored", "steps", "slot_steps")
 """Fields of ``Progress`` that workers count."""
+
+_ERRORS: dict[str, type[BulkError]] = {error.__name__: error for error in (DataError, ModelError, OutOfRoom)}
 
 
 class NoWorkers(OutOfRoom):
@@ -81,3 +84,11 @@ class Roster:
                 f"no worker was there for {self._settings.wait:g} s; what was finished is safe. Start workers, then continue with the "
                 "same command (without --overwrite)"
             )
+
+
+def error_of(worker: str, failed: RunFailed) -> BulkError:
+    """Returns what a run ends with that failed at ``worker``: it names the worker, but for errors of the data, which are everywhere."""
+    if failed.kind == "DataError":
+        return DataError(failed.message)
+    kind = "" if failed.kind in _ERRORS else f"{failed.kind}: "
+    return _ERRORS.get(failed.kind, ModelError)(f"{worker}: {kind}{failed.message}")

@@ -31,6 +31,8 @@ log = logging.getLogger("mlx_bulk")
 
 COMPLETIONS = 32
 SHARE, LEAST_TOKENS = 0.03, 1 << 14  # of the run's tokens, prompts with them; a sample may always have so many
+_UNREAD = "it was never measured, or its file is damaged"
+_WITHOUT_MODEL = "only workers had the model"
 _UNMEASURED = "the process ended while it was measured"
 
 
@@ -88,7 +90,7 @@ def with_kv_difference(statistics: pa.Table, paths: RunPaths, config: JobConfig)
     try:
         values = read_document(paths.kv_difference)
     except (OSError, ValueError):
-        values = asdict(KVDifference(config.batch.kv_bits, reason="it was never measured, or its file is damaged"))
+        values = asdict(KVDifference(config.batch.kv_bits, reason=_UNREAD if config.cluster is None else _WITHOUT_MODEL))
     for name, kind in _TYPES.items():
         column = pa.array([values.get(name), *[None] * (statistics.num_rows - 1)], kind)
         statistics = statistics.append_column(f"kv_{name}", column)

@@ -1,5 +1,6 @@
 """A run over workers writes what a run on one machine writes, whoever dies. Workers are threads here; see ThreadFleet."""
 
+import logging
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -10,7 +11,7 @@ from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Frames, FromWorker, RunOffer, RunRefused
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, RunFailed, RunOffer, RunRefused
 from mlx_bulk.runner.core.errors import DataError, ModelError
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
@@ -139,6 +140,32 @@ def refusing(end: PipeEnd) -> None:
             return
         if isinstance(message, RunOffer):
             end.send(RunRefused(message.run, ("model: the run has 'a', this worker 'b'",)))
+
+
+def test_a_worker_without_the_model_is_named(bench: Bench):
+    fleet = ThreadFleet(lacking, 1)
+    with pytest.raises(ModelError, match=r"^worker-1: model\.path: no folder \./m$"):
+        run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=1)), "cluster")
+    fleet.end(True)
+
+
+def lacking(end: PipeEnd) -> None:
+    """A worker that does not find the model."""
+    while True:
+        try:
+            message = end.receive(1.0)
+        except EOFError:
+            return
+        if isinstance(message, RunOffer):
+            end.send(RunFailed(message.run, "ModelError", "model.path: no folder ./m"))
+
+
+def test_a_worker_at_work_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture):
+    fleet = ThreadFleet(engine, 1)
+    with caplog.at_level(logging.INFO, "mlx_bulk"):
+        run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster")
+    fleet.end(True)
+    assert [line for line in caplog.messages if line.startswith("worker-")] == ["worker-1 works on the run: float32 on cpu"]
 
 
 def test_an_error_of_the_worker_ends_the_run_as_its_own_would(bench: Bench):

@@ -62,7 +62,10 @@ def test_loopback_is_what_this_machine_alone_reaches(host: str, local: bool) -> 
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ("", "cluster: found neither listen nor workers, so no worker can join; set one of them, or remove cluster"),
+        (
+            "",
+            "cluster: found no listen and no workers, so nobody can join; set one (--workers N starts N here) or remove cluster",
+        ),
         ("listen: 8786", "cluster.listen: found 8786; expected host:port such as 127.0.0.1:8786 (port 0 is any free one), or null"),
         ("workers: 1, lost_after: 11", "cluster.lost_after: found 11; expected a number of seconds from 12 to 86400"),
         ("workers: 1, wrkers: 2", "cluster.wrkers: no such key; did you mean cluster.workers?"),
