@@ -66,10 +66,11 @@ def _figures(peer: str, one: dict[str, Any], stage: dict[str, Any]) -> list[str]
     speed, own = one.get("tokens_per_second"), stage["peers"].get("ours", {}).get("tokens_per_second")
     floor = one.get("floor_ms")
     agreed = stage.get("agreement", {}).get(peer, {})
+    step = one.get("step_ms")  # a difference of two times: where they are short and others use the machine, it may be below 0
     return [
         str(one["error"]) if "error" in one else _shown(speed, "{:,.0f}"),
         _shown(None if peer == "ours" or not speed or not own else own / speed, "{:.2f}×"),
-        _shown(one.get("step_ms"), "{:.2f}"),
+        _shown(step if step is None or step > 0 else None, "{:.2f}"),
         _shown(one.get("queued_step_ms", {}).get("device"), "{:.2f}"),
         _shown(one.get("waited"), "{:.0%}"),
         f"{max(floor.values()):.2f} ({max(floor, key=lambda which: floor[which])})" if floor else "",

@@ -85,7 +85,7 @@ def unknown(key: str, valid: Sequence[str], root: type[Section]) -> SettingProbl
     """Returns the problem of a key that does not exist. It suggests the nearest of the ``valid`` keys beside it, or lists them all."""
     prefix, _, name = key.rpartition(".")
     near = nearest(name, valid)
-    elsewhere = [path for path in settings(root) if path.rpartition(".")[2] == name]
+    elsewhere = [path for path in dict.fromkeys([*root.model_fields, *settings(root)]) if path.rpartition(".")[2] == name]
     if near:
         fix = f"did you mean {prefix}.{near}?" if prefix else f"did you mean {near}?"
     elif elsewhere:

@@ -169,7 +169,8 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
     bits = plan.config.batch.kv_bits
     if bits is not None:
-        yield "", f"{plan.limits.token_bytes:,.0f} bytes a cached token, with keys and values in {bits} bits (batch.kv_bits)"
+        after = f", after the first {start:,} of each row" if (start := plan.config.batch.kv_start) else ""
+        yield "", f"{plan.limits.token_bytes:,.0f} bytes a cached token{after}, with keys and values in {bits} bits (batch.kv_bits)"
     if plan.reserved_bytes:
         yield (
             "",

@@ -19,7 +19,7 @@ def kv_closing(statistics: pa.Table) -> str:
     what = f"{count_text(row['kv_tokens'], 'token')} of {count_text(row['kv_completions'], 'completion')}"
     greedy = ""
     if row["kv_greedy_changed"] is not None:
-        greedy = f"; {row['kv_greedy_changed'] / row['kv_greedy_tokens']:.1%} of the greedy choices are others without"
+        greedy = f"; {row['kv_greedy_changed'] / row['kv_greedy_tokens']:.1%} of the greedy choices would be others without"
     return f"{held}: the logprobs of {what}, scored again without, differ by {', '.join(sizes)}{greedy}"
 
 

@@ -44,7 +44,7 @@ def compiler_options() -> Sequence[str]:
     if not wish or wish == GENERIC:
         return _ALL_FMA
     if wish not in UNITS:
-        raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join([*UNITS, GENERIC])}; unset it for the widest units of this processor")
+        raise UnknownUnits(f"{VARIABLE}={wish}: expected {', '.join(UNITS)} or {GENERIC}; unset it for the widest units of this processor")
     return (*_ALL_FMA, *UNITS[wish].options)
 
 

@@ -41,9 +41,17 @@ class RowError(Exception):
 
 
 def first_line(error: BaseException, most: int | None = 200) -> str:
-    """Returns the first line of an error's message, its class where it has none, cut to ``most`` characters (None: whole)."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """Returns the first line of an error's message, its class where it has none, cut to ``most`` characters (None: whole).
+
+    A line that ends with a colon goes on to what it announces; a compiled function's signatures are left out.
+    """
+    line, *others = [text.strip() for text in str(error).strip().splitlines() if text.strip()] or [type(error).__name__]
+    if line.endswith(_SIGNATURES):
+        line = line.removesuffix(_SIGNATURES)
+    elif line.endswith(":") and others:
+        line = f"{line} {others[0]}"
     return line if most is None or len(line) <= most else f"{line[: most - 1]}…"
 
 
+_SIGNATURES = ". The following argument types are supported:"  # nanobind's, before a line for each
 DROP = "drop"  # the stage of groups left out on purpose: these are no errors, though errors/ holds them

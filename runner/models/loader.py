@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...configs.schema import ModelConfig
 from ...configs.visible import visible
 from ...kernels import backend
-from ..core.errors import ModelError, first_line
+from ..core.errors import ModelError
 from ..core.units import size_as_text
 from ..pooling.spec import PoolingSpec
 from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, unread_weights
@@ -140,11 +140,11 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Clas
 def log_quantized(need: int | None, memory: int, slow: bool = True) -> None:
     """Says that quantized weights stay so, where they do; a warning where no kernel of ours serves them. need: see ``whole_bytes``."""
     if need is not None and need > memory:
-        room = f"float32 would take {size_as_text(need)} of {size_as_text(memory)}"
+        room = f"as float32 they would take {size_as_text(need)}, and batch.memory leaves {size_as_text(memory)}"
         if slow:
-            log.warning("quantized weights stay so (%s): matrix products are slow on this CPU", room)
+            log.warning("the weights stay quantized (%s): matrix products are slow on this CPU", room)
         else:
-            log.info("quantized weights stay so (%s)", room)
+            log.info("the weights stay quantized (%s)", room)
 
 
 def _prepared(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None) -> tuple[Any, int | None]:
@@ -224,10 +224,10 @@ def _short(error: Exception | SystemExit, checkpoint: Checkpoint) -> str:
         return shapes
     if named := unread_weights(checkpoint.folder):
         return f"model.safetensors.index.json names {named}; fetch the model anew, all of its files into one folder"
-    lines = str(error).strip().splitlines()
-    shown = 1 + _NAMED if lines and lines[0].rstrip().endswith(":") else 1  # a list of names follows
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    shown = 1 + _NAMED if lines[0].rstrip().endswith(":") else 1  # a list of names follows
     more = len(lines) - shown
-    text = " ".join([first_line(error, None).rstrip(), *lines[1:shown]]).rstrip(",")
+    text = " ".join([lines[0].rstrip(), *lines[1:shown]]).rstrip(",")
     text += f" (and {more} more lines; --log-level debug shows them)" if more > 0 else ""
     if text.startswith(("Expected shape", "Missing ", "Received ")):
         return f"config.json and the weights do not fit each other: {text}; fetch both anew from one place"

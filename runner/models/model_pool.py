@@ -107,5 +107,7 @@ def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:
     sizes = [sum(file.stat().st_size for file in checkpoint.folder.glob("*.safetensors")) for checkpoint in checkpoints]
     if (need := sum(sizes)) > memory:
         listed = " and ".join(f"{checkpoint.folder} {size_as_text(size)}" for checkpoint, size in zip(checkpoints, sizes, strict=True))
+        one = f"of {checkpoints[0].folder} take at least {size_as_text(need)}"
+        weights = one if len(sizes) == 1 else f"take at least {size_as_text(need)} ({listed})"
         cure = "raise batch.memory, or use a smaller or quantized model"
-        raise OutOfRoom(f"the weights take at least {size_as_text(need)} ({listed}), batch.memory leaves {size_as_text(memory)}; {cure}")
+        raise OutOfRoom(f"the weights {weights}, batch.memory leaves {size_as_text(memory)}; {cure}")

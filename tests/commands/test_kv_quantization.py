@@ -83,6 +83,12 @@ def test_a_plan_counts_tokens_in_few_bits(bench: Bench):
     assert bytes_a_token(4) / bytes_a_token(8) == pytest.approx((4 + 2) / (8 + 2))  # a scale and a bias of 32 bits for 32 numbers
 
 
+def test_a_plan_names_the_tokens_that_stay_whole(bench: Bench):
+    config = bench.write_config(batch=QUANTIZED | {"kv_start": 1500})
+    text = CliRunner().invoke(cli, ["plan", str(config)], env={"COLUMNS": "300"}).stdout
+    assert "bytes a cached token, after the first 1,500 of each row, with keys and values in 8 bits" in text
+
+
 def test_the_sample_depends_on_rows_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_difference, "COMPLETIONS", 2)
     keys: list[set[tuple[int, ...]]] = []

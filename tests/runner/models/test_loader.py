@@ -129,8 +129,9 @@ def test_weights_that_are_views_are_copied_once_at_load(tiny: Path, monkeypatch:
         return {name: mx.contiguous(array.T).T if "q_proj" in name else array for name, array in weights.items()}
 
     monkeypatch.setattr("mlx_lm.models.llama.Model.sanitize", turned, raising=False)
-    found = dict(tree_flatten(loaded(tiny).network.parameters()))
-    for name, array in tree_flatten(truth.parameters()):
+    found: dict[str, Any] = dict(tree_flatten(loaded(tiny).network.parameters()))
+    expected: dict[str, Any] = dict(tree_flatten(truth.parameters()))
+    for name, array in expected.items():
         assert native.layout(found[name]).c_contiguous, name
         assert mx.array_equal(found[name], array), name
 
@@ -167,7 +168,7 @@ def test_quantized_weights_stay_so_where_they_do_not(
             logging.getLogger("mlx_bulk").removeHandler(caplog.handler)
     assert any(name.endswith("scales") for name, _ in tree_flatten(model.network.parameters()))
     said = next(record for record in caplog.records if "quantized" in record.message)
-    assert said.message.startswith("quantized weights stay so (float32 would take 1.3 MB of 1.0 kB)")
+    assert said.message.startswith("the weights stay quantized (as float32 they would take 1.3 MB, and batch.memory leaves 1.0 kB)")
     assert (said.levelname, "matrix products are slow" in said.message) == (("INFO", False) if served else ("WARNING", True))
     own = mlx_lm_load(str(folder))[0]
     own.set_dtype(mx.float32)

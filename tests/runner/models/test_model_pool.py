@@ -110,6 +110,8 @@ def test_two_models_that_memory_cannot_hold_are_refused_with_their_sizes(pair: t
     models.get([wanted(pair[0])], size)
     with pytest.raises(OutOfRoom, match=r"the weights take at least .* MB \(.*/a .* MB and .*/b .* MB\), batch.memory leaves"):
         models.get([wanted(pair[0]), wanted(pair[1])], size)
+    with pytest.raises(OutOfRoom, match=r"the weights of .*/b take at least [^(]*B, batch.memory leaves 1.0 kB"):
+        models.get([wanted(pair[1])], 1000)
 
 
 @on_cpu
