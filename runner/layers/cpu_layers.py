@@ -17,7 +17,7 @@ from ...kernels import attention, elementwise, grouped_linear, linear, native, r
 from ...kernels.fused_logprobs import Product
 from ...kernels.quantized import Matrix, QuantizedWeight
 from .call_context import CallContext, ListedProduct
-from .mended_layers import CappedAttention, ScaledEmbedding
+from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
 
 Made = TypeVar("Made")
 VOCABULARY = 8192  # outputs: a projection with so many makes logits, which may stay unread
@@ -142,6 +142,10 @@ class FastQuantizedSwitchLinear(QuantizedSwitchLinear):
 
 class FastScaledEmbedding(FastEmbedding, ScaledEmbedding):
     """``ScaledEmbedding`` with that kernel."""
+
+
+class FastScaledQuantizedEmbedding(FastQuantizedEmbedding, ScaledQuantizedEmbedding):
+    """``ScaledQuantizedEmbedding`` with that kernel."""
 
 
 def rms_norm_class(original: Any, more: float) -> Any:

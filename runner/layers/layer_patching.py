@@ -21,12 +21,13 @@ from .cpu_layers import (
     FastRMSNorm,
     FastRoPE,
     FastScaledEmbedding,
+    FastScaledQuantizedEmbedding,
     FastSwigluOAI,
     FastSwitchLinear,
     rms_norm_class,
 )
 from .cpu_recurrent import CONVOLUTIONS
-from .mended_layers import CappedAttention, ScaledEmbedding
+from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
 
 AROUND_ONE: tuple[type, ...] = (
     gear.GearRMSNorm,
@@ -45,6 +46,7 @@ LAYERS: dict[type, type] = {
     ScaledEmbedding: FastScaledEmbedding,
     nn.QuantizedLinear: FastQuantizedLinear,
     nn.QuantizedEmbedding: FastQuantizedEmbedding,
+    ScaledQuantizedEmbedding: FastScaledQuantizedEmbedding,
     QuantizedSwitchLinear: FastQuantizedSwitchLinear,
     nn.RMSNorm: FastRMSNorm,
     nn.LayerNorm: FastLayerNorm,
@@ -55,7 +57,9 @@ LAYERS: dict[type, type] = {
     Llama3RoPE: FastLlama3RoPE,
 }
 CLASSES = LAYERS | CONVOLUTIONS | BLOCKS
-QUANTIZED = {original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, QuantizedSwitchLinear)}
+QUANTIZED = {
+    original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, ScaledQuantizedEmbedding, QuantizedSwitchLinear)
+}
 
 
 def patch_layers(network: nn.Module) -> None:

@@ -23,6 +23,19 @@ class ScaledEmbedding(nn.Embedding):
         return super().__call__(x) * self.factor
 
 
+class ScaledQuantizedEmbedding(nn.QuantizedEmbedding):
+    """The same of ``nn.QuantizedEmbedding``."""
+
+    factor: float
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [...] -> [..., K]."""
+        return super().__call__(x) * self.factor
+
+
+SCALED: dict[type, type] = {nn.Embedding: ScaledEmbedding, nn.QuantizedEmbedding: ScaledQuantizedEmbedding}
+
+
 class CappedAttention(gemma2.Attention):
     """Gemma 2's attention, which caps its scores; ``mask`` may be a batch's [B, 1, T, L]."""
 
@@ -50,8 +63,8 @@ def mended_alike(network: Any, other: Any) -> None:
 
 def _scale_exactly(body: Gemma3Model) -> None:
     """Makes up for what the rounded root leaves out, in float32."""
-    embedding = body.embed_tokens
-    if type(embedding) is nn.Embedding and embedding.weight.dtype == mx.float32:
+    embedding: Any = body.embed_tokens
+    if type(embedding) in SCALED and embedding(mx.array([0])).dtype == mx.float32:
         root = sqrt(body.args.hidden_size)
         object.__setattr__(embedding, "factor", root / float(mx.array(root, mx.bfloat16).astype(mx.float32)))
-        embedding.__class__ = ScaledEmbedding
+        embedding.__class__ = SCALED[type(embedding)]

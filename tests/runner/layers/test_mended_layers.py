@@ -13,7 +13,7 @@ import pytest
 from mlx import nn
 from mlx_bulk.runner.checks.tiny_twin import twin
 from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
-from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
+from mlx_bulk.runner.layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from mlx_bulk.runner.layers.mended_layers import CappedAttention, ScaledEmbedding, mend_layers
 from mlx_lm.models import gemma2, gemma3_text, llama
 
@@ -43,6 +43,22 @@ def test_vectors_are_scaled_by_the_whole_root_and_the_head_is_not(patched: bool)
     np.testing.assert_allclose(np.array(network.model.embed_tokens.as_linear(mx.ones((1, HIDDEN)))), head, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("patch", [None, patch_quantized_layers, patch_layers])
+def test_quantized_vectors_are_scaled_as_those_that_are_dequantized(patch: Any):
+    network, ids = gemma(), mx.array([[3, 5]])
+    nn.quantize(network, group_size=32, bits=4)
+    embedding: Any = network.model.embed_tokens
+    plain, head = np.array(embedding(ids)), np.array(embedding.as_linear(mx.ones((1, HIDDEN))))
+    mend_layers(network)
+    if patch is not None:
+        patch(network)
+    vectors = np.array(embedding(ids)) * np.float32(ROUNDED)  # as the body goes on
+    np.testing.assert_allclose(vectors, plain.astype(np.float64) * sqrt(HIDDEN), rtol=3e-7)
+    np.testing.assert_allclose(np.array(embedding.as_linear(mx.ones((1, HIDDEN)))), head, rtol=1e-4, atol=1e-5)
+    assert isinstance(embedding, nn.QuantizedEmbedding)
+    assert embedding.parameters().keys() == {"weight", "scales", "biases"}
+
+
 def test_it_is_not_done_twice_and_outlives_the_kernels():
     network = gemma()
     for _ in range(2):
@@ -56,12 +72,16 @@ def test_it_is_not_done_twice_and_outlives_the_kernels():
 
 
 def test_half_precision_and_other_models_stay():
-    half = gemma()
-    half.set_dtype(mx.bfloat16)
+    half, packed = gemma(), gemma()
+    nn.quantize(packed, group_size=32, bits=4)
+    for network in (half, packed):
+        network.set_dtype(mx.bfloat16)
     other = llama.Model(llama.ModelArgs(model_type="llama", rms_norm_eps=1e-5, **SIZES, **HEADS))
     for network in (half, other):
         mend_layers(network)
         assert type(network.model.embed_tokens) is nn.Embedding
+    mend_layers(packed)
+    assert type(packed.model.embed_tokens) is nn.QuantizedEmbedding
 
 
 @pytest.mark.parametrize("patched", [False, True])
