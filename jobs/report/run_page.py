@@ -38,7 +38,7 @@ from .vector_charts import embeddings, vector_cards
 
 log = logging.getLogger("mlx_bulk")
 
-_GROUPS, _KINDS = 30, 12
+_GROUPS, _KINDS, _WORKERS = 30, 12, 8
 Json = dict[str, Any]
 
 
@@ -123,6 +123,9 @@ def work_cards(now: Status) -> Iterator[Card]:
     if now.history.seconds:
         starts = len(now.history.sessions)
         yield Card("Time", duration(now.history.seconds), f"{starts:,} starts" if starts > 1 else "of work, model loaded")
+    if now.workers:
+        rows = [f"{part.worker}: {count_text(part.rows, 'row')}" for part in now.workers[:_WORKERS]]
+        yield Card("Workers", f"{len(now.workers):,}", ", ".join(rows) + (", …" if len(now.workers) > _WORKERS else ""))
 
 
 def _quality(found: RecordPass | None, row: Json | None) -> Iterator[Card]:

@@ -13,14 +13,16 @@ from ...runner.runs.failures import ErrorKind
 from ...runner.runs.history import token_counts
 from ...runner.runs.status import Status
 from ...runner.runs.throughput import duration
+from ...runner.runs.worker_parts import WorkerPart
 from ..evals.figures import figures_closing
 from ..statistics import rollout_table, score_table
 from ..statistics.kv_table import kv_closing
-from ..terminal.tables import count_text, fold, shorten, sparkline
+from ..terminal.tables import align_columns, count_text, fold, shorten, sparkline
 
 _LABEL = 10
 _SPARKS = 40
 _KINDS = 5
+_WORKERS, _WORKER_WIDTH = 20, 40
 _OLD_SECONDS = 90  # three intervals of metrics
 _MEANING = {
     "running": "running",
@@ -40,9 +42,22 @@ def status_as_text(status: Status, width: int) -> str:
         clean = visible(" ".join(text.split()))
         pieces = fold(clean, max(30, width - _LABEL)) if label != "continue" else [clean]
         lines += [f"{head:<{_LABEL}}{piece}" for head, piece in zip([label, *[""] * len(pieces)], pieces, strict=False)]
+    if status.workers:
+        lines += ["", *_workers(status.workers)]
     if statistics := _statistics(status, max(80, width)):
         lines += ["", statistics]
     return "\n".join(lines)
+
+
+def _workers(parts: Sequence[WorkerPart]) -> list[str]:
+    """Returns a table of the workers with the most rows, and a line on the others."""
+    table = [["worker", "rows", "rows/s", "last seen"]]
+    for part in parts[:_WORKERS]:
+        speed = "" if part.rows_per_second is None else f"{part.rows_per_second:,.3g}"
+        table.append([shorten(visible(part.worker), _WORKER_WIDTH), f"{part.rows:,}", speed, _clock(part.seen.timestamp())])
+    left = parts[_WORKERS:]
+    more = [f"{count_text(len(left), 'other')}: {count_text(sum(part.rows for part in left), 'row')}"] if left else []
+    return [*align_columns(table, 1), *more]
 
 
 def _statistics(status: Status, width: int) -> str:
@@ -95,6 +110,10 @@ def status_values(status: Status) -> dict[str, Any]:
         "seconds_left": status.seconds_left,
         "statistics": None if not status.statistics else status.statistics.slice(0, 1).to_pylist()[0],
         "report": str(report) if (report := status.run / "report.html").is_file() else None,
+        "workers": [
+            {"worker": part.worker, "rows": part.rows, "rows_per_second": part.rows_per_second, "last_seen": part.seen.isoformat()}
+            for part in status.workers
+        ],
         "command": _command(status),
         "notes": status.notes,
     }

@@ -20,6 +20,7 @@ from ..store.paths import RunPaths
 from .failures import ErrorKind, error_kinds, refused_policies
 from .history import History, Session, history
 from .run_files import stored_run, stored_statistics
+from .worker_parts import WorkerPart, worker_parts
 
 State = Literal["running", "starting", "complete", "stopped", "failed", "killed", "not begun"]
 
@@ -31,6 +32,7 @@ class Status:
     rows: resolved ones. committed: those of them that are committed. records: committed ones. errors: with those not committed yet.
     refused_policies: those that could not be loaded. seconds_left: by the speed of the last ten minutes. alive: the last sign of life.
     statistics: stats.arrow of a complete run. notes: damaged files, an unfinished retry, an unfinished --overwrite.
+    workers: empty where the run had none.
     """
 
     run: Path
@@ -50,6 +52,7 @@ class Status:
     seconds_left: float | None
     statistics: pa.Table | None = None
     notes: list[str] = field(default_factory=list[str])
+    workers: list[WorkerPart] = field(default_factory=list[WorkerPart])
 
     @property
     def dropped(self) -> int:
@@ -97,6 +100,7 @@ def run_status(run: Path) -> Status:
         _seconds_left(state, None if of is None else of - rows, past),
         stored_statistics(run) if state == "complete" else None,
         notes,
+        worker_parts(paths),
     )
 
 

@@ -1,14 +1,18 @@
 """Tests the text of a status: sparklines, durations, and lines that fit the terminal."""
 
+import json
 from pathlib import Path
 
 import pytest
-from mlx_bulk.jobs.status.text import duration, status_as_text
+from mlx_bulk.jobs.report.page import Card
+from mlx_bulk.jobs.report.run_page import work_cards
+from mlx_bulk.jobs.status.text import duration, status_as_json, status_as_text
 from mlx_bulk.jobs.terminal.tables import sparkline, width_of
+from mlx_bulk.runner.files.checked_lines import append_line
 from mlx_bulk.runner.runs.run_dir import RunDir
 from mlx_bulk.runner.runs.status import run_status
 
-from ..support.run_states import failure, path, point, started, work
+from ..support.run_states import before, failure, path, point, started, work
 
 __all__ = ["path"]
 
@@ -61,3 +65,42 @@ def test_lines_fit_the_terminal_but_for_the_command(path: Path):
     assert sum("long words" in line for line in lines) == 4  # and no more
     assert not [line for line in lines if not line.isprintable()]
     assert [line.endswith(" …") for line in lines if "long words" in line] == [False, False, False, True]
+
+
+def leases(run: RunDir) -> None:
+    for worker, seconds, rows, ago in (("mac-1", 4.0, 40, 10), ("mac-2", 3.0, 30, 9), ("mac-1", 6.0, 20, 6)):
+        append_line(run.workers, {"time": before(ago), "worker": worker, "shard": 0, "rows": rows, "seconds": seconds})
+
+
+def test_workers_are_shown_with_their_pace(path: Path):
+    """The second lease of mac-1 began while it had the first: 60 rows in 8 seconds."""
+    with RunDir.open(path) as run:
+        work(run, range(4))
+        leases(run)
+    status = run_status(path)
+    table = [line.split()[:3] for line in status_as_text(status, 80).splitlines()[-3:]]
+    assert table == [["worker", "rows", "rows/s"], ["mac-1", "60", "7.5"], ["mac-2", "30", "10"]]
+    assert json.loads(status_as_json(status))["workers"] == [
+        {"worker": "mac-1", "rows": 60, "rows_per_second": 7.5, "last_seen": before(6)},
+        {"worker": "mac-2", "rows": 30, "rows_per_second": 10.0, "last_seen": before(9)},
+    ]
+    assert list(work_cards(status))[-1] == Card("Workers", "2", "mac-1: 60 rows, mac-2: 30 rows")
+
+
+def test_workers_beyond_the_first_twenty_are_counted(path: Path):
+    with RunDir.open(path) as run:
+        work(run, range(4))
+        for number in range(23):
+            append_line(run.workers, {"time": before(1), "worker": f"w\x1b{number:02}", "shard": 0, "rows": 2, "seconds": 1.0})
+    lines = status_as_text(run_status(path), 80).splitlines()
+    assert lines[-1] == "3 others: 6 rows"
+    assert not [line for line in lines if not line.isprintable()]
+
+
+def test_a_run_without_workers_shows_no_table(path: Path):
+    with RunDir.open(path) as run:
+        work(run, range(4))
+    status = run_status(path)
+    assert "rows/s" not in status_as_text(status, 80)
+    assert json.loads(status_as_json(status))["workers"] == []
+    assert "Workers" not in [card.heading for card in work_cards(status)]
