@@ -91,8 +91,9 @@ class RunWork:
 
     def take(self, lease: Lease) -> None:
         """Takes a lease; the engine gets it once it is ready."""
-        if self._offer is not None and self.held.take(lease) and self._serving and self._engine is not None:
-            self._engine.send(lease)
+        given = self.held.take(lease) if self._offer is not None else None
+        if given is not None and self._serving and self._engine is not None:
+            self._engine.send(given)
 
     def acknowledge(self, ack: Ack) -> None:
         """Forgets what the driver has."""

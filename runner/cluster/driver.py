@@ -11,6 +11,7 @@ import pickle
 import secrets
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
@@ -97,6 +98,7 @@ class Driver:
 
     def _step(self) -> None:
         """Takes what has happened, and gives rows to workers that have too few."""
+        self._run.writer.require_running()
         self._take_events(_WAIT_SECONDS if not self._looked_up else _WAIT_SECONDS / 10)
         self._roster.require(self._fleet.workers(), monotonic())
         usable = self._roster.usable()
@@ -123,7 +125,6 @@ class Driver:
     def _take(self, event: Event) -> None:
         match event:
             case Joined():
-                self._hellos[event.worker] = event
                 self._join(event)
             case Left():
                 self._hellos.pop(event.worker, None)
@@ -148,7 +149,8 @@ class Driver:
                 self._end_lease(told.worker, message.lease)
             case Figures():
                 worker.count(message.counts)
-                self._count()
+                for count in COUNTS:
+                    setattr(self._progress, count, self._roster.total(count))
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
             case RunRefused():
@@ -172,10 +174,11 @@ class Driver:
     # -------------------------------------------------------------------------------------------------- workers
 
     def _join(self, joined: Joined) -> None:
-        """Offers the run to a worker. One that has leases since before this start goes on with them."""
+        """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
         self._roster.join(joined)
         if joined.hello.run == self._offer.run:
             self._leaser.adopt(joined.worker, joined.hello.leases, monotonic())
+        self._hellos[joined.worker] = Joined(joined.worker, replace(joined.hello, run=None, leases={}))
         self._fleet.send(joined.worker, self._offer)
 
     def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
@@ -236,7 +239,7 @@ class Driver:
             stage = "score" if self._run.config.job != "generate" and self._run.config.job != "rollout" else "generate"
             samples = {sample for position, sample in lost.recorded if position == row.position}
             if not samples:
-                self._run.writer.fail(Failure(row.position, row.key, None, stage, "EngineAborted", message, text))
+                self._landing.fail(Failure(row.position, row.key, None, stage, "EngineAborted", message, text))
             else:
                 raise ModelError(f"row {self._run.layout.row_of(row.position)}: {message}; some of its samples are done")
 
@@ -244,6 +247,7 @@ class Driver:
         """Gives the rows that are left of a late lease to a second worker."""
         late, worker = self._leaser.leases.get(name), self._roster.workers.get(idle)
         if late is None or worker is None or not worker.ready:
+            self._leaser.keep(name)
             return
         resolved = {state.position for state in states if state.resolved}
         left = [row for row in late.given.rows if row.position not in resolved or self._run.config.batch.deterministic]
@@ -265,10 +269,6 @@ class Driver:
             acknowledge()
             if worker.bad_frames >= _BAD_FRAMES:
                 self._refuse(name, worker, f"sent damaged records {worker.bad_frames} times")
-
-    def _count(self) -> None:
-        for name in COUNTS:
-            setattr(self._progress, name, self._roster.total(name))
 
     # ------------------------------------------------------------------------------------------------------- end
 

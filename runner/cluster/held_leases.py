@@ -35,6 +35,7 @@ class _HeldLease:
     needed: dict[int, int] = field(default_factory=dict[int, int])
     pieces: dict[str, Collection[int]] = field(default_factory=dict[str, Collection[int]])
     ended: set[int] = field(default_factory=set[int])  # rows of pieces that the engine has called done
+    behind: set[str] = field(default_factory=set[str])  # other leases that have some of the rows, which the engine does for these
     begun: bool = False
     done: bool = False
 
@@ -113,16 +114,23 @@ class HeldLeases:
         """Forgets the leases, as the driver has ended the run. Frames stay until they are acked."""
         self._leases.clear()
 
-    def take(self, lease: Lease) -> bool:
-        """Takes a lease of the driver. Returns False where it is for another run, or is held already."""
+    def take(self, lease: Lease) -> Lease | None:
+        """Takes a lease of the driver. Returns what the engine is to be given for it.
+
+        That is None where the lease is for another run, or is held already, or the engine does its rows for other leases. A driver
+        that took this worker for gone gives it rows that it has.
+        """
         if lease.run != self.run or lease.lease in self._leases:
-            return False
+            return None
         rows: Rows = {row.position: row for row in pickle.loads(lease.rows)}
-        held = self._leases[lease.lease] = _HeldLease(lease, rows)
+        others = [other for other in self._leases.values() if not other.done and other.rows.keys() & rows.keys()]
+        held = self._leases[lease.lease] = _HeldLease(lease, rows, behind={other.lease.lease for other in others})
         for position, sample in lease.recorded:
             held.recorded.setdefault(position, set()).add(sample)
-        held.pieces[lease.lease] = rows.keys()
-        return True
+        own = [position for position in rows if not any(position in other.rows for other in others)]
+        if not own and others:
+            return None
+        return held.piece(self._name(held, own), own, lease.alone) if others else held.piece(lease.lease, rows.keys(), lease.alone)
 
     def relay(self, message: Begun | Frames | LeaseDone) -> list[FromWorker]:
         """Takes a message of the engine in. Returns what the driver is to be told: in its terms, each lease begun and done once."""
@@ -137,7 +145,7 @@ class HeldLeases:
             told, held.begun = held.begun, True
             return [] if told else [replace(message, lease=held.lease.lease)]
         held.ended.update(held.pieces.pop(message.lease))
-        return [] if held.pieces else [self._end(held)]
+        return [] if held.pieces or held.behind else list(self._end(held))
 
     def acknowledge(self, ack: Ack) -> None:
         """Forgets the frames up to the acked one, and the leases that were done before them."""
@@ -156,11 +164,12 @@ class HeldLeases:
         First come rows that ``orders`` name, each group alone. frozen: leases are not divided, and all their rows are run again,
         so that batches are as they were (deterministic mode).
         """
-        done = [self._end(held) for held in self._leases.values() if not held.done and not held.unfinished]
-        left = {held.lease.lease: held.unfinished for held in self._leases.values() if not held.done}
+        done = [done for held in self._leases.values() if not held.done and not held.unfinished for done in self._end(held)]
+        left = {held.lease.lease: self._own(held) for held in self._leases.values() if not held.done}
         for held in self._leases.values():
             held.pieces.clear()
         if frozen:
+            left = {name: positions for name, positions in left.items() if positions}
             return [self._leases[name].piece(name, list(self._leases[name].rows), self._leases[name].lease.alone) for name in left], done
         again = [piece for group in orders.first_groups for piece in self._apart(group, left)]
         for name, positions in left.items():
@@ -168,6 +177,11 @@ class HeldLeases:
                 held = self._leases[name]
                 again.append(held.piece(self._name(held, positions), positions, held.lease.alone))
         return again, done
+
+    def _own(self, held: _HeldLease) -> list[int]:
+        """Returns the unfinished rows of a lease that no other one has."""
+        others = [self._leases[name].rows for name in held.behind]
+        return [position for position in held.unfinished if not any(position in rows for rows in others)]
 
     def _apart(self, group: Collection[int], left: dict[str, list[int]]) -> Iterator[Lease]:
         """Yields a lease for the rows of a group that are unfinished, one for each lease that has some, and takes them from ``left``."""
@@ -194,11 +208,18 @@ class HeldLeases:
             held.note(frames)
         return numbered
 
-    def _end(self, held: _HeldLease) -> LeaseDone:
+    def _end(self, held: _HeldLease) -> Iterator[LeaseDone]:
+        """Ends a lease, and those that have only waited for it; yields what the driver is told."""
         held.done = True
         done = LeaseDone(held.lease.run, held.lease.lease)
         self._outbox.append(done)
-        return done
+        yield done
+        for other in self._leases.values():
+            if held.lease.lease in other.behind:
+                other.behind.discard(held.lease.lease)
+                other.ended.update(held.rows)
+                if not other.done and not other.behind and not other.pieces:
+                    yield from self._end(other)
 
 
 def _size(frames: Frames) -> int:

@@ -4,12 +4,17 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from ..core.outcomes import Failure
 from ..core.shard_layout import Layout
 from ..store import journal
-from ..store.part_file import errors_schema
+from ..store.arrow_builder import record_batch
+from ..store.part_file import error_record, errors_schema
 from ..store.row_order import positions
+from ..store.shard_ledger import WHOLE
 from ..store.writer import Writer
 from .messages import Frames
+
+_MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 
 
 class Landing:
@@ -33,9 +38,18 @@ class Landing:
             self._require_ours(batch, kind, message.shard)
             found[kind] = pa.concat_batches([found[kind], batch])
         for position, samples in message.admitted:
-            if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or samples < 0:
+            if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or not 0 <= samples <= _MOST_SAMPLES:
                 raise ValueError(f"row {position} is not one of shard {message.shard}")
+        if not self._layout.rows_of(message.shard):
+            raise ValueError(f"the run has no shard {message.shard}")
         self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], landed)
+
+    def fail(self, failure: Failure) -> None:
+        """Has a row quarantined, unless a worker that was taken for gone has finished it meanwhile."""
+        results, errors = self._schemas[journal.RESULTS], self._schemas[journal.ERRORS]
+        record = record_batch(errors, [error_record(results, self._layout, failure)])
+        none = pa.RecordBatch.from_pylist([], schema=results)
+        self._writer.land(self._layout.shard_of(failure.row), [], none, record, lambda: None)
 
     def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
         """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``, once a sample."""
@@ -46,6 +60,9 @@ class Landing:
         own = self._layout.rows_of(shard)
         if not own or any(row not in own for row in rows):
             raise ValueError(f"the frame holds rows that are not of shard {shard}")
+        least = WHOLE if kind == journal.ERRORS else 0
+        if any(not least <= sample <= _MOST_SAMPLES for sample in samples):
+            raise ValueError("the frame holds a sample that no row has")
         if len(set(zip(rows, samples, strict=True))) != len(rows):
             raise ValueError("the frame holds a row and sample twice")
         if "round" in batch.schema.names and set(batch.column("round").to_pylist()) - {shard // max(1, self._layout.shards_a_round)}:

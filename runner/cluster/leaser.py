@@ -10,6 +10,7 @@ Callers pass the time in, and what is recorded of rows that come back. Sends not
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout
@@ -150,6 +151,11 @@ class Leaser:
         second.copied = True
         return second
 
+    def keep(self, name: str) -> None:
+        """Notes that a late lease has no copy after all."""
+        if name in self.leases:
+            self.leases[name].copied = False
+
     def begin(self, name: str) -> None:
         """Notes that the engine of a worker has taken a lease."""
         if name in self.leases:
@@ -160,7 +166,9 @@ class Leaser:
         lease = self.leases.pop(name, None)
         if lease is None:
             return None
-        self._paces.setdefault(lease.worker, _Pace(lease.sent)).add(len(lease.given.rows), now)
+        pace = self._paces.setdefault(lease.worker, _Pace(lease.sent))
+        if lease.given.rows:
+            pace.add(len(lease.given.rows), now)
         return lease.given
 
     def lose(self, worker: str) -> list[RowSet]:
@@ -176,8 +184,6 @@ class Leaser:
             else:
                 other.copied = False
         self._elsewhere = {position: name for position, name in self._elsewhere.items() if name in self.leases}
-        if worker in self._paces:
-            self._paces[worker].since = float("inf")
         return lost
 
     def give_back(self, rows: RowSet, states: Sequence[RecordedRow]) -> list[RowSet]:
@@ -188,8 +194,11 @@ class Leaser:
         resolved = {state.position for state in states if state.resolved}
         if len(resolved) == len(states):
             return []
-        recorded = tuple((state.position, sample) for state in states for sample in state.samples)
-        left = rows.rows if self._whole_shards else [row for row in rows.rows if row.position not in resolved]
+        left = self._without_elsewhere(rows.rows if self._whole_shards else [row for row in rows.rows if row.position not in resolved])
+        if not left:
+            return []
+        places = {row.position for row in left}
+        recorded = tuple((state.position, sample) for state in states if state.position in places for sample in state.samples)
         again = RowSet(rows.shard, left, recorded, rows.losses, rows.alone)
         if again.losses < LOSSES_TOGETHER or self._whole_shards:
             if self._whole_shards and again.losses >= LOSSES_TOGETHER + LOSSES_ALONE:
@@ -209,12 +218,22 @@ class Leaser:
         return []
 
     def adopt(self, worker: str, leases: dict[str, list[int]], now: float) -> None:
-        """Notes the leases that a worker has since before this start. Their rows are given to nobody else while it has them."""
+        """Notes the leases that a worker has since before this start, or since before it was away.
+
+        Their rows are given to nobody else while it has them, as far as nobody has them yet.
+        """
+        if worker in self._paces:
+            self._paces[worker].since = now
         for name, positions in leases.items():
             if positions and name not in self.leases:
                 shard = self._layout.shard_of(positions[0])
                 self.leases[name] = OpenLease(name, worker, RowSet(shard, []), now, begun=True)
                 self._elsewhere.update(dict.fromkeys(positions, name))
+        for rows in self._waiting:
+            rows.rows = self._without_elsewhere(rows.rows)
+            places = {row.position for row in rows.rows}
+            rows.recorded = tuple(place for place in rows.recorded if place[0] in places)
+        self._waiting = deque(rows for rows in self._waiting if rows.rows)
 
     def _needs_nothing(self, position: int) -> bool:
         return self._recorded.failed(position) or self._recorded.resolved(position)
@@ -235,12 +254,15 @@ class Leaser:
         return whole + sorted(self._recorded.samples(position))
 
     def _without_elsewhere(self, rows: list[Row | BadRow]) -> list[Row | BadRow]:
-        """Leaves out the rows that a worker has since before this start; they are kept with its lease."""
-        for row in rows:
-            if (name := self._elsewhere.get(row.position)) in self.leases:
+        """Leaves out the rows that an adopted lease has; they are kept with it. A whole shard is not divided."""
+        names = [self._elsewhere.pop(row.position, None) for row in rows] if self._elsewhere else []
+        if self._whole_shards and (held := [name for name in names if name in self.leases]):
+            names = [held[0]] * len(rows)
+        for row, name in zip(rows, names, strict=False):
+            if name in self.leases:
                 assert name is not None
                 self.leases[name].given.rows.append(row)
-        return [row for row in rows if self._elsewhere.pop(row.position, None) not in self.leases]
+        return [row for row, name in zip_longest(rows, names) if name not in self.leases]
 
     def _size(self, worker: str, workers: int) -> int:
         """Returns how many rows a worker gets: for ``lease_seconds``, and less towards the end, so that all end together."""

@@ -102,6 +102,10 @@ class Writer:
         while not counted.wait(_POLL_SECONDS) and self.running:
             pass
 
+    def require_running(self) -> None:
+        """Raises the error of the writer's thread, if it has failed."""
+        self._raise_failure()
+
     @property
     def running(self) -> bool:
         """False once the writer's thread has failed or been closed."""

@@ -9,13 +9,13 @@ import json
 import logging
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import cast
 
 from ..cluster.description import RunDescription
-from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Ready
+from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Place, Ready
 from ..core.host_process import HostProcess
 from ..core.requests import BadRow, Row
 from ..models.device_memory import peak_bytes, shortage_as_error
@@ -28,7 +28,7 @@ from ..pipeline.run_spec import RunSpec
 from ..policies.policy_engine import sampling_engine
 from ..store.paths import RunPaths
 from ..store.recovery import Recovered
-from .lease_sink import LeaseSink, ledger_of, mark_recorded
+from .lease_sink import LeaseSink, ledger_of
 
 log = logging.getLogger("mlx_bulk")
 
@@ -79,6 +79,7 @@ class LeaseSession:
         self._engine.progress.note_in_flight = process.supervisor.note_in_flight
         self._sink = LeaseSink(described.run, spec.job.schema, described.layout, self._tell_of_leases)
         self._recorded = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
+        self._places: dict[int, dict[int, list[Place]]] = {}  # what is recorded, by shard and position
         self._next: Lease | None = None  # it runs alone, and waits for the leases before it
         self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str))
 
@@ -167,14 +168,24 @@ class LeaseSession:
     def _opened(self, lease: Lease) -> list[Row | BadRow]:
         """Returns the rows of a lease, and notes what of them is recorded."""
         rows = cast("list[Row | BadRow]", pickle.loads(lease.rows))
-        layout, ledgers = self._described.layout, self._recorded.done
-        if lease.shard in ledgers:
-            mark_recorded(ledgers[lease.shard], layout, lease.recorded)
-        else:
-            ledgers[lease.shard] = ledger_of(layout.rows_of(lease.shard), layout, lease.recorded)
+        self._note_recorded(lease, [row.position for row in rows])
         self._sink.expect(lease.lease, lease.shard, [row.position for row in rows], lease.recorded)
         self._tell(Begun(self.run_name, lease.lease))
         return rows
+
+    def _note_recorded(self, lease: Lease, positions: Sequence[int]) -> None:
+        """Notes what is recorded of the lease's rows, in place of what earlier leases told: errors may be done again since."""
+        layout, places = self._described.layout, self._places.setdefault(lease.shard, {})
+        for position in positions:
+            places.pop(position, None)
+        for place in lease.recorded:
+            places.setdefault(place[0], []).append(place)
+        told = [place for each in places.values() for place in each]
+        if told:
+            self._recorded.done[lease.shard] = ledger_of(layout.rows_of(lease.shard), layout, told)
+        else:
+            self._recorded.done.pop(lease.shard, None)
+            del self._places[lease.shard]
 
     def _tell_figures(self, ended: threading.Event) -> None:
         while not ended.wait(FIGURES_SECONDS):

@@ -157,12 +157,6 @@ class LeaseSink:
 def ledger_of(rows: range, layout: Layout, recorded: Sequence[Place]) -> Ledger:
     """Returns the ledger of a shard with the input rows ``rows``, of which ``recorded`` is there already."""
     ledger = Ledger(rows.start, len(rows))
-    mark_recorded(ledger, layout, recorded)
-    return ledger
-
-
-def mark_recorded(ledger: Ledger, layout: Layout, recorded: Sequence[Place]) -> None:
-    """Counts in a shard's ledger what is recorded of its rows."""
     for position, sample in recorded:
         row = layout.row_of(position)
         if not (ledger.has_failed(row) if sample == WHOLE else sample in ledger.samples_of(row)):
@@ -170,3 +164,4 @@ def mark_recorded(ledger: Ledger, layout: Layout, recorded: Sequence[Place]) -> 
                 ledger.add_error(row, None)
             else:
                 ledger.add_result(row, sample)
+    return ledger

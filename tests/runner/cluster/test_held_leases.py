@@ -152,3 +152,38 @@ def test_another_run_forgets_all_and_the_same_run_nothing():
     held.begin("another")
     assert (held.outbox, held.full) == ((), False)
     assert held.relay(frames((2, 0))) == []
+
+
+def test_rows_that_come_again_under_another_name_are_not_given_to_the_engine_twice():
+    """The driver took this worker for gone, and then gave it its own rows again."""
+    held = holding(lease("d-1", [1, 2, 3]))
+    held.relay(frames((1, 0)))
+    again = held.take(lease("d-2", [1, 2, 3, 4]))
+    assert again is not None
+    assert (positions_of(again), again.alone) == ([4], False)
+    assert held.take(lease("d-3", [2, 3])) is None
+    assert held.relay(Begun(RUN, again.lease)) == [Begun(RUN, "d-2")]
+    held.relay(frames((2, 0), (3, 0)))
+    assert held.relay(LeaseDone(RUN, "d-1")) == [LeaseDone(RUN, "d-1")]
+    held.relay(frames((4, 0)))
+    assert held.relay(LeaseDone(RUN, again.lease)) == [LeaseDone(RUN, "d-2"), LeaseDone(RUN, "d-3")]
+    held.acknowledge(Ack(RUN, 3))
+    assert {position for left in held.unfinished.values() for position in left} == set()
+
+
+def test_a_new_engine_gets_rows_once_that_two_leases_have():
+    for frozen in (False, True):
+        held = holding(lease("d-1", [1, 2, 3]))
+        assert held.take(lease("d-2", [1, 2, 3])) is None
+        held.relay(frames((1, 0)))
+        again, done = held.give_again(Orders(), frozen)
+        assert ([positions_of(each) for each in again], done) == ([[1, 2, 3] if frozen else [2, 3]], [])
+        held.relay(frames((2, 0), (3, 0)))
+        assert held.relay(LeaseDone(RUN, again[0].lease)) == [LeaseDone(RUN, "d-1"), LeaseDone(RUN, "d-2")]
+
+
+def test_a_second_lease_of_rows_ends_with_the_first_when_the_engine_died_at_their_end():
+    held = holding(lease("d-1", [1]))
+    held.take(lease("d-2", [1]))
+    held.relay(frames((1, 0)))
+    assert held.give_again(Orders(), frozen=False) == ([], [LeaseDone(RUN, "d-1"), LeaseDone(RUN, "d-2")])

@@ -1,0 +1,72 @@
+"""Frames of a worker that cannot be true are refused before the writer sees them, and a row is given up only while it is open."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from mlx_bulk.runner.cluster.landing import Landing
+from mlx_bulk.runner.cluster.messages import Frame, Frames, Place
+from mlx_bulk.runner.core.outcomes import Failure
+from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED
+from mlx_bulk.runner.store import journal
+from mlx_bulk.runner.store.part_file import errors_schema
+from mlx_bulk.runner.store.paths import RunPaths
+from mlx_bulk.runner.store.writer import Writer
+
+SCHEMA = pa.schema([pa.field("row", pa.int64(), False), pa.field("sample", pa.int32(), False), pa.field("text", pa.string())])
+LAYOUT = Layout(10, 4)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    paths = RunPaths(tmp_path)
+    paths.journal.mkdir()
+    return Writer(paths, "0" * 64, SCHEMA, LAYOUT, NOTHING_RECORDED, 10.0)
+
+
+def frame(row: int, sample: int | None, kind: bytes = journal.RESULTS) -> Frame:
+    schema = SCHEMA if kind == journal.RESULTS else errors_schema(SCHEMA)
+    values: dict[str, Any] = dict.fromkeys(schema.names) | {"row": row, "sample": sample, "text": "a"}
+    texts = {field.name: "a" for field in schema if not field.nullable and pa.types.is_string(field.type)}
+    batch = pa.RecordBatch.from_pylist([{name: {**values, **texts}[name] for name in schema.names}], schema=schema)
+    return Frame(kind.decode(), *journal.frame_content(kind, batch))
+
+
+def frames(shard: int, *content: Frame, admitted: Sequence[Place] = ()) -> Frames:
+    return Frames("run", 1, shard, tuple(admitted), (), content)
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        (frames(3), "no shard 3"),
+        (frames(-1), "no shard -1"),
+        (frames(10**30), "no shard"),
+        (frames(0, frame(0, -1)), "a sample that no row has"),
+        (frames(0, frame(0, -7, journal.ERRORS)), "a sample that no row has"),
+        (frames(0, admitted=[(0, 2**31)]), "row 0"),
+        (frames(0, frame(4, 0)), "not of shard 0"),
+        (frames(0, Frame("X", b"", b"")), "of kind 'X'"),
+    ],
+)
+def test_what_cannot_be_true_is_refused_and_the_run_goes_on(writer: Writer, message: Frames, found: str):
+    landing = Landing(writer, SCHEMA, LAYOUT)
+    with pytest.raises(ValueError, match=found):
+        landing.land(message, lambda: None)
+    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda: None)
+    writer.wait()
+    assert (writer.rows, writer.records, writer.running) == (1, 1, True)
+    writer.close()
+
+
+def test_a_row_that_was_finished_meanwhile_is_not_given_up(writer: Writer):
+    landing = Landing(writer, SCHEMA, LAYOUT)
+    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda: None)
+    for row in (1, 2):
+        landing.fail(Failure(row, str(row), None, "generate", "EngineAborted", "2 workers died", "{}"))
+    writer.wait()
+    assert (writer.rows, writer.records, writer.errors, writer.running) == (2, 1, 1, True)
+    writer.close()
