@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from ...configs.cluster import ClusterConfig
 from ...kernels import backend
 from ...runner.cluster.fleet_work import ClusterWork
-from ...runner.cluster.interface import Fleet
+from ...runner.cluster.interface import ORPHAN_SECONDS, Fleet
 from ...runner.models.model_pool import ModelPool
 from ...runner.pipeline.model_work import ModelWork, SessionWork
 from .local_workers import LocalWorkers
@@ -15,7 +15,6 @@ from .local_workers import LocalWorkers
 log = logging.getLogger("mlx_bulk")
 
 _LOOPBACK = "127.0.0.1:0"  # any free port, for workers of this machine alone
-_ORPHAN_SECONDS = 15.0  # without a driver on such a port: the next one listens on another, so they would wait with a model for nobody
 
 
 @contextmanager
@@ -57,7 +56,7 @@ class _OpenCluster:
             log.info("workers join with: mlx-bulk worker %s%s", fleet.address, "" if settings.tls is None else " --tls FOLDER")
         if settings.workers:
             options = ("--log-level", _log_level(), *(() if settings.tls is None else ("--tls", settings.tls)))
-            wait = min(settings.wait, _ORPHAN_SECONDS) if settings.listen is None else settings.wait
+            wait = min(settings.wait, ORPHAN_SECONDS) if settings.listen is None else settings.wait
             self._workers = LocalWorkers(settings.workers, fleet.address, wait, self._threads, options)
         return fleet
 

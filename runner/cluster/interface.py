@@ -37,6 +37,10 @@ class Told:
 Event = Joined | Left | Told
 
 
+ORPHAN_SECONDS = 15.0
+"""How long a worker that a driver started for itself alone waits for it. The next driver listens elsewhere, and starts its own."""
+
+
 class Fleet(Protocol):
     """The workers of a run, as the driver sees them. All methods are for one thread."""
 

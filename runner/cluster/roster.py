@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...configs.cluster import ClusterConfig
 from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
-from .interface import Joined
+from .interface import ORPHAN_SECONDS, Joined
 from .messages import RunFailed
 
 COUNTS = ("prompt", "prefilled", "padded", "generated", "scored", "steps", "slot_steps")
@@ -71,7 +71,10 @@ class Roster:
         return sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values())
 
     def require(self, connected: list[str], now: float) -> None:
-        """Raises NoWorkers where none could be used for ``cluster.wait`` seconds, ModelError where all that can come were refused."""
+        """Raises NoWorkers where none could be used for ``cluster.wait`` seconds, ModelError where all that can come were refused.
+
+        Where all that can come have come and gone, it waits ``ORPHAN_SECONDS`` at most.
+        """
         if self.others("", connected):
             self._nobody_since = None
             return
@@ -79,9 +82,14 @@ class Roster:
         if self._settings.listen is None and refused and len(refused) >= self._settings.workers:
             raise ModelError("no worker is left that can do the run; the lines above say why each was refused")
         self._nobody_since = now if self._nobody_since is None else self._nobody_since
-        if now - self._nobody_since > self._settings.wait:
+        alone, wait = self._settings.listen is None and len(self.workers) >= self._settings.workers, self._settings.wait
+        if alone and now - self._nobody_since > min(wait, ORPHAN_SECONDS):  # nobody else can come
             raise NoWorkers(
-                f"no worker was there for {self._settings.wait:g} s; what was finished is safe. Start workers, then continue with the "
+                "all workers of this machine have ended; what was finished is safe, and the same command (without --overwrite) continues"
+            )
+        if now - self._nobody_since > wait:
+            raise NoWorkers(
+                f"no worker that can be used was there for {wait:g} s; what was finished is safe. Start workers, then continue with the "
                 "same command (without --overwrite)"
             )
 

@@ -1,0 +1,45 @@
+"""Tests when a run without workers ends, and with which words."""
+
+from typing import Any
+
+import pytest
+from mlx_bulk.configs.cluster import ClusterConfig
+from mlx_bulk.runner.cluster.interface import ORPHAN_SECONDS, Joined
+from mlx_bulk.runner.cluster.messages import Hello
+from mlx_bulk.runner.cluster.roster import NoWorkers, Roster
+
+
+def roster(*joined: str, **settings: Any) -> Roster:
+    """A roster whose workers have joined and gone; the run began at second 0."""
+    made = Roster(ClusterConfig(**settings), 0.0)
+    for name in joined:
+        made.join(Joined(name, Hello(name, "host", {})))
+    made.require(list(joined), 10.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("joined", "settings", "wait"),
+    [
+        (["a", "b"], {"workers": 2}, ORPHAN_SECONDS),
+        (["a", "b"], {"workers": 2, "wait": 5}, 5.0),
+        (["a"], {"workers": 2}, 600.0),  # the other one still starts
+        (["a", "b"], {"workers": 2, "listen": "127.0.0.1:1"}, 600.0),  # others may join
+    ],
+)
+def test_a_run_waits_for_workers_only_as_long_as_any_can_come(joined: list[str], settings: dict[str, Any], wait: float):
+    waits = roster(*joined, **settings)
+    waits.require([], 100.0)
+    waits.require([], 100.0 + wait)
+    with pytest.raises(NoWorkers, match="what was finished is safe") as caught:
+        waits.require([], 100.1 + wait)
+    assert caught.value.exit_code == 75
+    assert ("all workers of this machine have ended" in str(caught.value)) == (len(joined) == 2 and "listen" not in settings)
+
+
+def test_a_worker_that_comes_back_ends_the_wait():
+    waits = roster("a", workers=1)
+    waits.require([], 100.0)
+    waits.require(["a"], 110.0)
+    waits.require([], 120.0)
+    waits.require([], 120.0 + ORPHAN_SECONDS)
