@@ -2,6 +2,7 @@
 
 Gemma 3's embeddings in float32: mlx-lm scales them by the root of their size in bfloat16, transformers in their own precision.
 Gemma 2's attention in a batch: its scores have five axes where heads share keys, and a batch's mask has four.
+GPT-2's table of positions: mlx reads memory behind it for a row that has ended at the last position and stays in its batch.
 """
 
 from math import sqrt
@@ -9,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models import gemma2
+from mlx_lm.models import gemma2, gpt2, gpt_bigcode
 from mlx_lm.models.gemma3_text import Gemma3Model
 
 
@@ -36,6 +37,25 @@ class ScaledQuantizedEmbedding(nn.QuantizedEmbedding):
 SCALED: dict[type, type] = {nn.Embedding: ScaledEmbedding, nn.QuantizedEmbedding: ScaledQuantizedEmbedding}
 
 
+class PositionTable(nn.Embedding):
+    """``nn.Embedding`` of which positions behind the last take the last one's vector."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [...] -> [..., K]."""
+        return super().__call__(mx.minimum(x, self["weight"].shape[0] - 1))
+
+
+class QuantizedPositionTable(nn.QuantizedEmbedding):
+    """The same of ``nn.QuantizedEmbedding``."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """x [...] -> [..., K]."""
+        return super().__call__(mx.minimum(x, self["weight"].shape[0] - 1))
+
+
+TABLES: dict[type, type] = {nn.Embedding: PositionTable, nn.QuantizedEmbedding: QuantizedPositionTable}
+
+
 class CappedAttention(gemma2.Attention):
     """Gemma 2's attention, which caps its scores; ``mask`` may be a batch's [B, 1, T, L]."""
 
@@ -53,6 +73,9 @@ def mend_layers(network: Any) -> None:
             _scale_exactly(layer)
         elif type(layer) is gemma2.Attention:
             layer.__class__ = CappedAttention
+        elif isinstance(layer, gpt2.GPT2Model | gpt_bigcode.GPTBigCodeModel):
+            table: Any = layer.wpe
+            table.__class__ = TABLES.get(type(table), type(table))
 
 
 def mended_alike(network: Any, other: Any) -> None:

@@ -1,7 +1,7 @@
 """Tests what is mended in mlx-lm's layers.
 
 Gemma 3's embeddings are scaled by the root of their size in float32, and by mlx-lm's rounded one in half precision. Gemma 2's attention
-takes the mask of a batch.
+takes the mask of a batch. GPT-2's table of positions has an end.
 """
 
 from math import sqrt
@@ -15,7 +15,7 @@ from mlx_bulk.runner.checks.tiny_twin import twin
 from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
 from mlx_bulk.runner.layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from mlx_bulk.runner.layers.mended_layers import CappedAttention, ScaledEmbedding, mend_layers
-from mlx_lm.models import gemma2, gemma3_text, llama
+from mlx_lm.models import gemma2, gemma3_text, gpt2, gpt_bigcode, llama
 
 from ..support import tiny
 
@@ -106,3 +106,27 @@ def test_gemma_2_takes_a_batch_s_mask(rows: int, patched: bool):
 def test_a_twin_is_mended_where_its_model_is():
     for network, attention in ((tiny.build("gemma2"), CappedAttention), (tiny.as_it_came("gemma2"), gemma2.Attention)):
         assert {type(layer.self_attn) for layer in twin(network, tiny.CONFIGS["gemma2"] | {"model_type": "gemma2"}).layers} == {attention}
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("patch", [None, patch_quantized_layers, patch_layers])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_bigcode"])
+def test_positions_behind_a_table_are_its_last(name: str, patch: Any, quantized: bool):
+    """In a static batch a row that has ended at the last position goes on with the others."""
+    sizes: dict[str, Any] = {"n_embd": 64, "n_head": 4, "n_layer": 1, "n_positions": 16, "layer_norm_epsilon": 1e-5, "vocab_size": 32}
+    if name == "gpt2":
+        network: Any = gpt2.Model(gpt2.ModelArgs(model_type=name, n_ctx=16, **sizes))
+        body = network.model
+    else:
+        network = gpt_bigcode.Model(gpt_bigcode.ModelArgs(model_type=name, n_inner=64, **sizes))
+        body = network.transformer
+    if quantized:
+        nn.quantize(network, group_size=32, bits=8)
+    truth = np.array(body.wpe(mx.arange(16)))
+    for _ in range(2):
+        mend_layers(network)
+    if patch is not None:
+        patch(network)
+    found = np.array(body.wpe(mx.array([[0, 7, 15], [16, 17, 10**6]])))
+    np.testing.assert_array_equal(found, truth[[[0, 7, 15], [15, 15, 15]]])
+    assert np.isfinite(np.array(network(mx.zeros((1, 40), mx.int32)))).all()
