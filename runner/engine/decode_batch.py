@@ -70,8 +70,13 @@ class DecodeBatch:
 
     @property
     def load(self) -> Load:
-        """Returns the rows, and the length that the longest of them can become."""
-        return Load(len(self._order), int(self._slots.reach[self._order].max(initial=0)))
+        """Returns the rows, and the length that the longest of them can become, or has: one that has ended may be longer."""
+        return Load(len(self._order), max(int(self._slots.reach[self._order].max(initial=0)), self._width))
+
+    @property
+    def _width(self) -> int:
+        """Returns the columns of the caches when the next step is sent."""
+        return int((self._slots.prompt + self._slots.sent)[self._order].max(initial=0))
 
     @property
     def rows_under_way(self) -> set[int]:
@@ -106,7 +111,7 @@ class DecodeBatch:
         """Removes the rows that need no further step; those of a static batch leave together."""
         order, slots = self._order, self._slots
         leaving = slots.done[order] | (slots.sent[order] >= slots.limit[order])
-        if not leaving.any() or not may_leave(leaving, static=setup.static, lazily=setup.ahead and not self._at_end(setup)):
+        if not leaving.any() or not may_leave(leaving, static=setup.static, lazily=setup.ahead and not self._outgrown(setup)):
             return
         gone = order[leaving].tolist()
         if self._sent is None:
@@ -121,11 +126,10 @@ class DecodeBatch:
         else:
             self._tokens, self._caches = mx.zeros(0, mx.int32), []
 
-    def _at_end(self, setup: Setup) -> bool:
-        """Returns True when a row has as many tokens as the model has positions: it must take no further step."""
-        rows = (self._slots.row(slot) for slot in self._order)
-        sent = self._slots.sent[self._order]
-        return any(len(row.request.prompt.ids) + n >= setup.positions for row, n in zip(rows, sent.tolist(), strict=True))
+    def _outgrown(self, setup: Setup) -> bool:
+        """Returns True when rows that have ended make the caches wider than any row can become, and larger than their limit."""
+        limits, longest = setup.limits, int(self._slots.reach[self._order].max())
+        return self._width > longest and limits.kv(len(self._order), self._width) > limits.kv_bytes
 
     def step(self, setup: Setup) -> None:
         """Sends the next step of all rows, and reads the one before; where nothing runs ahead, reads the one it has sent."""

@@ -45,7 +45,7 @@ class Setup:
     prefixes for later runs). The device brings ``logit_bytes``, the most that the float32 logits
     read at once may take, and ``ahead``: a decode step is sent before the last one is read. The checks bring ``features``, and ``head``,
     the model split in two (None: not). kv: how cached keys and values are quantized; None: not at all.
-    positions: the most tokens that a row can have, where the model has a table of them. dimensions: of a pooling model's vectors.
+    Of a pooling model: positions, the most tokens that a row can have, where it has a table of them; dimensions of its vectors.
     """
 
     model: Any

@@ -58,15 +58,15 @@ class Active:
 class Slots:
     """Tables of ``rows`` slots; ``top``, ``stats`` and ``tempered`` say which figures are kept for each token.
 
-    ``sent`` [R] steps that a row has taken part in, ``count`` [R] tokens of these that are read, ``limit`` [R]. ``reach`` [R] tokens that
-    a row can have, with its prompt. ``done`` [R] marks rows whose outcome is out. ``special`` [R] marks rows that must be looked at after
-    each token: they have a guide, stop strings, stop ids of their own, or a fault. ``guided`` [R] marks those with a guide; ``follows``
-    [R] those whose draw depends on the tokens before it.
+    ``prompt`` [R] tokens of a row's prompt, ``sent`` [R] steps that it has taken part in, ``count`` [R] tokens of these that are read,
+    ``limit`` [R]. ``reach`` [R] tokens that a row can have, with its prompt. ``done`` [R] marks rows whose outcome is out. ``special``
+    [R] marks rows that must be looked at after each token: they have a guide, stop strings, stop ids of their own, or a fault.
+    ``guided`` [R] marks those with a guide; ``follows`` [R] those whose draw depends on the tokens before it.
     """
 
     def __init__(self, rows: int, top: int, stats: bool, tempered: bool = False):
         self.active: list[Active | None] = [None] * rows
-        self.sent, self.count, self.limit, self.reach = (np.zeros(rows, np.int32) for _ in range(4))
+        self.prompt, self.sent, self.count, self.limit, self.reach = (np.zeros(rows, np.int32) for _ in range(5))
         self.done, self.special, self.guided, self.follows, self.sampled, self._edited = (np.zeros(rows, np.bool_) for _ in range(6))
         self._top, self._stats, self._tempered, self._width = top, stats, tempered, 0
         self._temperature, self._top_p, self._min_p, self._repetition, self._presence, self._frequency = (
@@ -99,7 +99,7 @@ class Slots:
         s = row.sampling
         self.active[slot] = row
         self.sent[slot], self.count[slot], self.limit[slot], self.done[slot] = 0, 0, s.max_tokens, False
-        self.reach[slot] = row.request.reach
+        self.prompt[slot], self.reach[slot] = len(row.request.prompt.ids), row.request.reach
         self.sampled[slot], self._edited[slot] = s.temperature > 0, s.edits
         self.guided[slot] = row.guide is not None
         self.follows[slot] = row.guide is not None or s.penalties or s.dry_multiplier > 0

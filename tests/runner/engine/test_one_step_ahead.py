@@ -15,7 +15,9 @@ from mlx_bulk.runner.core.requests import Request, Sampling
 from mlx_bulk.runner.engine import decode_batch
 from mlx_bulk.runner.engine.decode_batch import DecodeBatch
 from mlx_bulk.runner.engine.setup import Setup
+from mlx_bulk.runner.scheduler.limits import Limits
 
+from ..support.small_memory import Tight
 from ..support.tiny import VOCABULARY, build, prompts_of
 from ..support.tiny_runs import engine_of, outcomes_of, request, setup_of
 
@@ -115,6 +117,19 @@ def test_memory_that_runs_out_in_flight_loses_no_row_and_repeats_none(monkeypatc
     monkeypatch.setattr(decode_batch, "launch", tight)
     found = outcomes_of(replace(setup_of(build("llama")), ahead=True), asked(SAMPLINGS["sampled"]))
     assert [(one.row, figures(one)[0].tolist()) for one in found] == [(one.row, figures(one)[0].tolist()) for one in truth]
+
+
+@pytest.mark.usefixtures("generic")
+@pytest.mark.parametrize("limit", [1760.0, 1e12])
+def test_rows_that_have_ended_do_not_make_the_caches_outgrow_their_limit(limit: float):
+    """A row with a long prompt ends at once. Until others end too it stays, and the caches grow as wide as its prompt and their tokens."""
+    calls: list[int] = []
+    network = Tight(build("llama"), lambda rows, width, cached: bool(calls.append(rows * cached)))
+    setup = replace(setup_of(network, rows=16, tokens=2048, head=None, wanted=LogprobOptions()), ahead=True)
+    rows = [request(i, ids, Sampling(100 if i else 1, 0.0, ignore_eos=True)) for i, ids in enumerate(prompts_of([90] + [2] * 15))]
+    assert len(outcomes_of(replace(setup, limits=Limits(16, 2048, limit, 1.0, 0.0)), rows)) == 16
+    assert 16 * 102 <= max(calls) <= limit  # a row can have 102 tokens
+    assert limit < 1e12 or max(calls) > 16 * 180  # where there is room, caches are not copied for one row
 
 
 class Shallow:
