@@ -1,0 +1,23 @@
+"""A run over workers whose processes are killed, and whose connections are cut, at random: each row once, the bytes of a plain run."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.slow
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "cluster_faults.py"
+KILLS = 6
+
+
+def test_kills_and_cuts_cost_no_row():
+    options = ["--kills", str(KILLS), "--workers", "2", "--rows", "1500", "--every", "1", "--seed", "3", "--deterministic"]
+    done = subprocess.run([sys.executable, str(PROGRAM), *options], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr + done.stdout
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert sum(figures["kills"].values()) == KILLS
+    assert figures["wrong"] == []
