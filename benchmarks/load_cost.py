@@ -5,6 +5,7 @@ takes to read all weights. The embedded demo and a Llama of 135 M parameters, by
 time, of the processor in brackets on the lines before it.
 """
 
+import argparse
 import json
 import os
 import tempfile
@@ -56,6 +57,7 @@ def cost(name: str, path: str) -> dict[str, float]:
 
 def main() -> None:
     """Both models, the small one first."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         shapes.save(Path(folder), shapes.LLAMA_135M)
         found = {"demo": cost("demo", "demo"), "135m": cost("135m", folder)}

@@ -6,6 +6,7 @@ The file has columns ``question`` and ``answer``, as GSM8K has. Plan and run are
 the machine does in one of them and not in the other counts against the plan. Ends with one JSON line.
 """
 
+import argparse
 import json
 import subprocess
 import sys
@@ -53,11 +54,14 @@ def compared(name: str, job: dict[str, Any], data: str, model: str, folder: Path
 
 def main() -> None:
     """Compares all jobs."""
-    data, model = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "demo"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="JSON-lines file.")
+    parser.add_argument("model", nargs="?", default="demo", help="Default: %(default)s.")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [compared(name, job, data, model, Path(folder)) for name, job in JOBS.items()]
+        found = [compared(name, job, args.data, args.model, Path(folder)) for name, job in JOBS.items()]
     worst = {f"worst_{what}_off": max(abs(each[f"{what}_off"]) for each in found) for what in ("seconds", "bytes")}
-    print(json.dumps({"benchmark": "plan_accuracy", "model": model, "jobs": found, **worst}))
+    print(json.dumps({"benchmark": "plan_accuracy", "model": args.model, "jobs": found, **worst}))
 
 
 if __name__ == "__main__":

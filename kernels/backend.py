@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .cpu.numpy_blas import open_adapted, wheel_library
-from .cpu.vector_units import UnknownUnits, compiler_options, generic, limit_blas
+from .cpu.vector_units import GENERIC, VARIABLE, UnknownUnits, compiler_options, generic, limit_blas
 
 log = logging.getLogger("mlx_bulk")
 
@@ -215,6 +215,13 @@ def on_cpu_path() -> bool:
     On the generic path (Metal, CUDA, and a CPU with ``MLX_BULK_CPU=generic``) arrays stay lazy, and decoding runs one step ahead.
     """
     return device_name() == "cpu" and not generic()
+
+
+def cpu_wish() -> str:
+    """Returns ``MLX_BULK_CPU`` and its value where this device heeds it; else an empty text."""
+    wish = os.environ.get(VARIABLE)
+    heeded = wish and device_name() == "cpu" and (wish == GENERIC or compiler_options())
+    return f"{VARIABLE}={wish}" if heeded else ""
 
 
 def memory_bytes() -> int:

@@ -19,8 +19,8 @@ def kv_closing(statistics: pa.Table) -> str:
     what = f"{count_text(row['kv_tokens'], 'token')} of {count_text(row['kv_completions'], 'completion')}"
     greedy = ""
     if row["kv_greedy_changed"] is not None:
-        greedy = f"; {row['kv_greedy_changed'] / row['kv_greedy_tokens']:.1%} of the greedy choices would be others without"
-    return f"{held}: the logprobs of {what}, scored again without, differ by {', '.join(sizes)}{greedy}"
+        greedy = f"; there {row['kv_greedy_changed'] / row['kv_greedy_tokens']:.1%} of the greedy choices are others"
+    return f"{held}: the logprobs of {what}, scored again in full precision, differ by {', '.join(sizes)}{greedy}"
 
 
 def kv_words(statistics: pa.Table) -> str:
@@ -33,7 +33,7 @@ def kv_words(statistics: pa.Table) -> str:
         return f"{held}: what that changed was not measured ({row['kv_reason']})."
     mean, largest = ("infinite" if row[key] is None else f"{row[key]:.1e}" for key in ("kv_abs_mean", "kv_largest"))
     tokens = count_text(row["kv_tokens"], "token")
-    return f"{held}: logprobs differ by {mean} on average, {largest} at most, over {tokens} scored again without."
+    return f"{held}: logprobs differ by {mean} on average, {largest} at most, over {tokens} scored again in full precision."
 
 
 _SIZES = (("mean |Δ|", "kv_abs_mean"), ("max |Δ|", "kv_largest"), ("mean Δ", "kv_mean"), ("std", "kv_std"))

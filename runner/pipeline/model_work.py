@@ -105,7 +105,8 @@ class ModelWork:
     def run(self, run: OpenRun) -> tuple[Progress, bool]:
         """Runs the model over what is left; see ``SessionWork``."""
         config, process = run.config, run.process
-        log.info("%d row%s from %s; BLAS: %s", (n := run.spec.scan.rows), "" if n == 1 else "s", config.data.path, backend.prepare())
+        computing = "; ".join([f"BLAS: {backend.prepare()}", *filter(None, [backend.cpu_wish()])])
+        log.info("%d row%s from %s; %s", (n := run.spec.scan.rows), "" if n == 1 else "s", config.data.path, computing)
         if backend.device_name() == "cpu" and not backend.compiles():
             log.info("no g++ is on the PATH: kernels for this CPU are not compiled, and mlx's own take several times as long. Install it.")
         require_room(run.run_dir.results)  # a volume that stays full costs no model load

@@ -73,7 +73,7 @@ def measure_kv_difference(paths: RunPaths, config: JobConfig, setup: Setup, stop
     if bits is None or not isinstance(config, GenerateConfig) or stopped():
         return
     write_document(paths.kv_difference, asdict(KVDifference(bits, reason=_UNMEASURED)))
-    log.info("keys and values were kept in %d bits: some completions are scored again without, to say what that changed", bits)
+    log.info("keys and values were kept in %d bits: some completions are scored again in full precision, to say what that changed", bits)
     limits = replace(setup.limits, kv_bytes=bits / 32 * setup.limits.kv_bytes)  # they count quantized tokens, and a scorer's are not
     try:
         found = _measured(paths.root, config, replace(setup, kv=None, static=False, limits=limits), bits, stopped)

@@ -23,6 +23,13 @@ def last_line(command: list[str], folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("program", ["load_cost.py", "plan_accuracy.py"])
+def test_help_measures_nothing(program: str, tmp_path: Path):
+    done = subprocess.run([sys.executable, str(BENCHMARKS / program), "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: {program}")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--sampled"]])
 def test_generation_is_raced_and_compared(options: list[str], tmp_path: Path):
     said = last_line([*GENERATE, *options], tmp_path)

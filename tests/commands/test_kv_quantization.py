@@ -56,7 +56,10 @@ def test_a_run_says_by_how_much_quantized_keys_and_values_moved_its_logprobs(ben
     assert [found[name] for name in ("mean", "abs_mean", "largest")] == pytest.approx([0.25] * 3, abs=1e-6)  # float32's rounding
     assert found["std"] == pytest.approx(0, abs=1e-3)  # the root of float64's rounding of squares
     assert statistics(done)["kv_abs_mean"] == found["abs_mean"]
-    words = f"logprobs differ by 2.5e-01 on average, 2.5e-01 at most, over {tokens:,} tokens scored again without."
+    words = f"logprobs differ by 2.5e-01 on average, 2.5e-01 at most, over {tokens:,} tokens scored again in full precision."
+    closing = CliRunner().invoke(cli, ["status", str(done.output)]).stdout
+    assert "tokens of 5 completions, scored again in full precision, differ by mean |Δ| 2.5e-01" in closing
+    assert f"; there {5 / tokens:.1%} of the greedy choices are others" in closing
     assert f"Keys and values were kept in 8 bits: {words}" in run_page(done.output).banner
 
 

@@ -92,6 +92,20 @@ def test_other_processors_get_no_option_of_x86(monkeypatch: pytest.MonkeyPatch):
     assert vector_units.compiler_options() == ()
 
 
+def test_a_run_can_say_what_the_variable_asks_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backend, "device_name", lambda: "cpu")
+    monkeypatch.delenv("MLX_BULK_CPU", raising=False)
+    assert backend.cpu_wish() == ""
+    monkeypatch.setenv("MLX_BULK_CPU", "generic")
+    assert backend.cpu_wish() == "MLX_BULK_CPU=generic"
+    monkeypatch.setattr(backend, "device_name", lambda: "metal")
+    assert backend.cpu_wish() == ""
+    monkeypatch.setattr(backend, "device_name", lambda: "cpu")
+    monkeypatch.setenv("MLX_BULK_CPU", "avx2")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")  # which has no such units
+    assert backend.cpu_wish() == ""
+
+
 GENERIC_CODE = """
 from mlx_bulk.kernels import backend
 backend.load_mlx()
