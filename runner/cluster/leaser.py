@@ -22,6 +22,7 @@ IN_FLIGHT = 2  # leases of a worker: while one ends, the next fills the batch
 FIRST_ROWS = 64  # of a worker whose pace is not known
 LOSSES_TOGETHER = 2  # rows whose workers have gone so often are taken apart
 LOSSES_ALONE = 2  # a row that runs alone is given up after so many more
+LEAST_LATE = 2.0  # seconds; a copy of what is done sooner costs more than it brings
 SLOW = 1.5  # a lease is late after so many times the time that its rows should take
 _WEIGHT = 0.5  # of the newest measurement of a worker's pace
 
@@ -273,6 +274,8 @@ class Leaser:
     def _is_late(self, lease: OpenLease, idle: str, now: float) -> bool:
         """Returns True when the lease takes longer than it should, or ``idle`` would be done with all of it long before its worker."""
         pace, idle_pace, rows, passed = self.pace(lease.worker), self.pace(idle), len(lease.given.rows), now - lease.sent
+        if passed < LEAST_LATE:
+            return False
         if pace is None:
             return idle_pace is not None and passed > SLOW * rows / idle_pace
         expected = IN_FLIGHT * rows / pace

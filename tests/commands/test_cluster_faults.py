@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from itertools import count
 from queue import Queue
 from time import monotonic
 from typing import Any
@@ -23,7 +22,7 @@ from mlx_bulk.runner.runs.summary import Summary
 from mlx_bulk.runner.store.writer import Writer
 
 from ..jobs.support.bench import Bench, Record
-from ..runner.support.thread_fleet import PipeEnd, ThreadFleet
+from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
 from .test_cluster_run import SETTINGS, engine, parts, records, run
 
 ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(40)]
@@ -39,12 +38,6 @@ def patient() -> HostProcess:
         return False
 
     return HostProcess(stopped=stopped)
-
-
-def early(bench: Bench) -> HostProcess:
-    """A process that is to end soon after the first record."""
-    asked = count(1)
-    return HostProcess(stopped=lambda: any(bench.root.glob("cluster/journal/*")) and next(asked) > 3)
 
 
 def start(bench: Bench, work: SessionWork, output: str, begin: Start, **sections: Any) -> Summary:
@@ -85,8 +78,9 @@ def test_a_worker_does_a_row_again_that_an_earlier_lease_called_recorded(bench: 
 
 def test_what_a_worker_had_when_it_came_is_nothing_to_the_next_run(bench: Bench):
     """Two starts in one process: the worker told its leases before the first one."""
-    first = ThreadFleet(engine, 1)
-    assert not run(bench, ClusterWork(lambda: first, ClusterConfig(**SETTINGS)), "cluster", early(bench)).complete
+    early = StopEarly()
+    first = ThreadFleet(engine, 1, early.watch)
+    assert not run(bench, ClusterWork(lambda: first, ClusterConfig(**SETTINGS)), "cluster", HostProcess(early.stopped)).complete
     first.end(True)
     (digest,) = {message.run for _, message in first.sent if isinstance(message, RunOffer)}
 
@@ -95,9 +89,11 @@ def test_what_a_worker_had_when_it_came_is_nothing_to_the_next_run(bench: Bench)
             end.send(LeaseDone(digest, lease))
         engine(end)
 
-    fleet = ThreadFleet(serve, 1, hello=Hello("worker-1", "here", {}, digest, {"before-1": [20, 21], "before-2": [30]}))
+    early = StopEarly(1)
+    fleet = ThreadFleet(serve, 1, early.watch, hello=Hello("worker-1", "here", {}, digest, {"before-1": [20, 21], "before-2": [30]}))
     work = ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS))
-    assert not run(bench, work, "cluster", early(bench)).complete
+    assert not run(bench, work, "cluster", HostProcess(early.stopped)).complete
+    early.go_on()
     over = run(bench, work, "cluster", patient())
     fleet.end(True)
     assert over.complete

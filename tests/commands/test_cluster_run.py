@@ -23,7 +23,7 @@ from mlx_bulk.runner.store.results import read_results
 from mlx_bulk.runner.worker.engine_service import serve_engine
 
 from ..jobs.support.bench import Bench, Record
-from ..runner.support.thread_fleet import PipeEnd, ThreadFleet
+from ..runner.support.thread_fleet import PipeEnd, StopEarly, ThreadFleet
 
 ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(40)]
 SETTINGS: dict[str, Any] = {"workers": 2, "lease_seconds": 0.05}
@@ -111,11 +111,13 @@ def test_damaged_frames_are_done_again(bench: Bench):
 
 def test_a_driver_that_is_started_again_goes_on(bench: Bench):
     """The first session is stopped after some rows. The second one has the rest done, each row once."""
-    fleet = ThreadFleet(engine, 1)
-    asked = count(1)
+    early = StopEarly()
+    fleet = ThreadFleet(engine, 1, early.watch)
     work = ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS))
-    first = run(bench, work, "cluster", HostProcess(stopped=lambda: any(bench.root.glob("cluster/journal/*")) and next(asked) > 3))
+    first = run(bench, work, "cluster", HostProcess(stopped=early.stopped))
     assert not first.complete
+    assert first.rows
+    early.go_on()
     second = run(bench, work, "cluster")
     fleet.end(True)
     run(bench, ModelWork(ModelPool()), "plain")

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
-from mlx_bulk.runner.cluster.messages import FromWorker, Hello, Message, ToWorker, from_wire, to_wire
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Hello, Message, ToWorker, from_wire, to_wire
 
 Serve = Callable[["PipeEnd"], None]
 
@@ -46,6 +46,28 @@ class PipeEnd:
         if message is None:
             raise EOFError
         return message
+
+
+class StopEarly:
+    """Ends a driver after some frames: ``watch`` loses all that come after them, so that the run cannot be complete."""
+
+    def __init__(self, frames: int = 2):
+        self._left = frames
+
+    def stopped(self) -> bool:
+        """Returns True once the driver is to end."""
+        return self._left <= 0
+
+    def watch(self, worker: str, message: FromWorker) -> bool:
+        """For ``ThreadFleet``."""
+        if not isinstance(message, Frames):
+            return True
+        self._left -= 1
+        return self._left >= 0
+
+    def go_on(self) -> None:
+        """Loses nothing more, and lets the driver run."""
+        self._left = 1 << 30
 
 
 class ThreadFleet:
