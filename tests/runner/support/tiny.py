@@ -89,8 +89,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": _BASE | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
 }
 # At 3 gemma2's logits spread by 6, and a row four times in one call of mlx-lm differs by 1.5e-4 from once. qwen3_next's states carry a
-# rounding on from token to token, until it is 2e-4; mamba's are 1.07e-4 with a BLAS of AVX2 in one thread.
-SCALES = {"gemma2": 1.5, "qwen3_next": 1.9, "mamba": 2.6}
+# rounding on from token to token, until it is 2e-4. So do mamba's: kernels and BLAS that round in other ways lie 1e-4 apart at 3, and
+# 4e-4 at 2.6.
+SCALES = {"gemma2": 1.5, "qwen3_next": 1.9, "mamba": 1.9}
 PADDED = ("llama", "qwen3", "gemma2", "gemma3_text", "qwen3_moe", "mixtral", "gpt_oss", "mamba2", "lfm2", "qwen3_next")
 JOINED = ("mamba",)  # mlx-lm's `mamba` feeds pads to its state
 EXACT = ("mamba",)  # what is wrong with pads
