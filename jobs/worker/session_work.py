@@ -1,16 +1,19 @@
-"""What does the rows of a run that a config describes: a model in this process, or workers, some of which may be started here."""
+"""What does the rows of a run that a config describes: a model in this process, or workers, some of which may be started here.
+
+What loads mlx is imported by the first run, as all of this room starts at once.
+"""
 
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ...configs.cluster import ClusterConfig
-from ...kernels import backend
-from ...runner.cluster.fleet_work import ClusterWork
 from ...runner.cluster.interface import ORPHAN_SECONDS, Fleet
-from ...runner.models.model_pool import ModelPool
-from ...runner.pipeline.model_work import ModelWork, SessionWork
 from .local_workers import LocalWorkers
+
+if TYPE_CHECKING:
+    from ...runner.pipeline.model_work import SessionWork
 
 log = logging.getLogger("mlx_bulk")
 
@@ -18,11 +21,16 @@ _LOOPBACK = "127.0.0.1:0"  # any free port, for workers of this machine alone
 
 
 @contextmanager
-def session_work(cluster: ClusterConfig | None, deterministic: bool) -> Generator[SessionWork]:
+def session_work(cluster: ClusterConfig | None, deterministic: bool) -> "Generator[SessionWork]":
     """Surrounds the runs of a command; yields what does their rows. Models stay in memory from run to run, and workers connected.
 
     deterministic: of a run; each worker started here then has as many threads as this process, since bits depend on them.
     """
+    from ...kernels import backend
+    from ...runner.cluster.fleet_work import ClusterWork
+    from ...runner.models.model_pool import ModelPool
+    from ...runner.pipeline.model_work import ModelWork
+
     if cluster is None:
         pool = ModelPool()
         try:

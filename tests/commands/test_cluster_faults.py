@@ -125,6 +125,7 @@ EMBEDDED: dict[str, Any] = {"job": "embed", "embed": {"pooling": "mean"}, "promp
 SAMPLED: dict[str, Any] = {"data": {"limit": 30}, "sampling": {"n": 2, "max_tokens": 3, "temperature": 1.0}, "on_error": "quarantine"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sections", [SCORED, EMBEDDED, SAMPLED], ids=["score", "embed", "samples"])
 def test_other_jobs_have_the_records_of_a_plain_run(bench: Bench, sections: dict[str, Any]):
     plain = start(bench, ModelWork(ModelPool()), "plain", Start(), **sections)

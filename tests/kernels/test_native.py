@@ -32,6 +32,7 @@ def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.suffix for path in (tmp_path / "mlx-bulk" / "kernels").iterdir()] == [".so"]
 
 
+@pytest.mark.slow
 def test_a_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
@@ -60,6 +61,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_an_empty_library_file_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native.library() is not None

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.jobs.worker import session_work
+from mlx_bulk.runner.cluster import fleet_work
 
 pytest.importorskip("distributed")
 from mlx_bulk.runner.cluster import dask_fleet
@@ -48,7 +49,7 @@ STARTED: list[Started] = []
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_work, "LocalWorkers", Started)
-    monkeypatch.setattr(session_work, "ClusterWork", OpensAtOnce)
+    monkeypatch.setattr(fleet_work, "ClusterWork", OpensAtOnce)
     monkeypatch.setattr(dask_fleet, "DaskFleet", Listens)
 
 

@@ -92,12 +92,12 @@ without_fault = functools.cache(shown)
 @pytest.mark.parametrize(
     ("name", "module", "function", "fault", "way"),
     [
-        ("Qwen3-Next-80B-A3B", qwen3_next, "create_attention_mask", in_decode, "exact"),
+        pytest.param("Qwen3-Next-80B-A3B", qwen3_next, "create_attention_mask", in_decode, "exact", marks=pytest.mark.slow),
         ("gemma-3-27b", gemma3_text, "create_attention_mask", in_decode, "exact"),
         ("gemma-3-27b", gemma3_text, "create_attention_mask", beyond_the_window, "exact"),
-        ("gemma-3-27b", gemma3_text, "create_attention_mask", of_sliding_layers, "exact"),
-        ("gemma-3-27b", gemma3_text, "create_attention_mask", of_full_layers, "exact"),
-        ("Qwen3-Next-80B-A3B", qwen3_next, "create_ssm_mask", no_mask, "joined"),
+        pytest.param("gemma-3-27b", gemma3_text, "create_attention_mask", of_sliding_layers, "exact", marks=pytest.mark.slow),
+        pytest.param("gemma-3-27b", gemma3_text, "create_attention_mask", of_full_layers, "exact", marks=pytest.mark.slow),
+        pytest.param("Qwen3-Next-80B-A3B", qwen3_next, "create_ssm_mask", no_mask, "joined", marks=pytest.mark.slow),
         ("mamba2-780m", mamba2, "create_ssm_mask", no_mask, "joined"),
     ],
 )

@@ -177,7 +177,7 @@ def test_caches_of_a_half_done_prefill_stay_within_the_budget_beside_those_that_
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("moment", ["prefill", "decode"])
-@pytest.mark.parametrize("number", [2, 5])
+@pytest.mark.parametrize("number", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_memory_that_runs_out_in_the_middle_of_a_prefill_loses_no_row_and_repeats_none(moment: str, number: int, shared: bool):
     """The ``number``-th call of a kind, counted between the calls of a prefill beside rows that decode."""
     calls: list[int] = []
