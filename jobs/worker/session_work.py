@@ -48,18 +48,18 @@ def session_work(cluster: ClusterConfig | None, deterministic: bool) -> "Generat
 
 
 class _OpenCluster:
-    """The connections of a cluster, and the workers that were started on this machine."""
+    """The connections of a cluster, and the workers that were started on this machine. Raises ConfigError without the extra cluster."""
 
     def __init__(self, settings: ClusterConfig, threads: int | None):
-        self._settings, self._threads = settings, threads
+        from ...runner.cluster.dask_fleet import DaskFleet  # what is missing for it is said before a run directory is made
+
+        self._settings, self._threads, self._listen = settings, threads, DaskFleet
         self._workers: LocalWorkers | None = None
 
     def fleet(self) -> Fleet:
         """Listens for workers, and starts those of this machine."""
-        from ...runner.cluster.dask_fleet import DaskFleet
-
         settings = self._settings
-        fleet = DaskFleet(settings.listen or _LOOPBACK, settings.tls, settings.lost_after)
+        fleet = self._listen(settings.listen or _LOOPBACK, settings.tls, settings.lost_after)
         if settings.listen is not None:
             log.info("workers join with: mlx-bulk worker %s%s", fleet.address, "" if settings.tls is None else " --tls FOLDER")
         if settings.workers:

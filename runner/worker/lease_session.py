@@ -16,6 +16,7 @@ from typing import cast
 
 from ..cluster.description import RunDescription
 from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Place, Ready
+from ..cluster.roster import COUNTS
 from ..core.host_process import HostProcess
 from ..core.requests import BadRow, Row
 from ..models.device_memory import peak_bytes, shortage_as_error
@@ -34,7 +35,6 @@ log = logging.getLogger("mlx_bulk")
 
 FIGURES_SECONDS = 2.0  # between two messages with the engine's counts; what is finished is sent then, too
 _POLL_SECONDS = 0.1
-_COUNTS = ("prompt", "prefilled", "padded", "generated", "scored", "steps", "slot_steps")
 _CURE = "lower batch.memory, batch.rows or batch.tokens"
 
 
@@ -201,7 +201,7 @@ class LeaseSession:
     def figures(self) -> Figures:
         """Returns the engine's counts since the models were loaded."""
         progress = self._engine.progress
-        counts = {name: getattr(progress, name) for name in _COUNTS}
+        counts = {name: getattr(progress, name) for name in COUNTS}
         return Figures(self.run_name, {**counts, "peak_memory_bytes": peak_bytes()}, progress.activity.now)
 
 

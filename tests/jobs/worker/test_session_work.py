@@ -1,6 +1,7 @@
 """Tests which workers a config starts on the driver's own machine, and with which options."""
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,3 +76,11 @@ def test_workers_log_what_the_driver_does_not_say_itself(level: str, passed: str
         assert started().level == passed
     finally:
         log.setLevel(before)
+
+
+def test_without_the_extra_nothing_is_begun(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, dask_fleet.__name__)
+    monkeypatch.delattr("mlx_bulk.runner.cluster.dask_fleet")
+    monkeypatch.setitem(sys.modules, "mlx_bulk.runner.cluster.dask_comms", None)
+    with pytest.raises(ImportError), session_work.session_work(ClusterConfig(workers=2), deterministic=False):
+        pytest.fail("a run could have begun")
