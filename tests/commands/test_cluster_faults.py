@@ -28,6 +28,8 @@ from .test_cluster_run import SETTINGS, engine, parts, records, run
 ROWS: list[Record] = [{"q": "word " * (1 + row % 7)} for row in range(40)]
 HANGING = 60.0  # seconds of a run of less than one
 
+pytestmark = pytest.mark.slow
+
 
 def patient() -> HostProcess:
     """A process that fails where the run does not end."""
@@ -125,7 +127,6 @@ EMBEDDED: dict[str, Any] = {"job": "embed", "embed": {"pooling": "mean"}, "promp
 SAMPLED: dict[str, Any] = {"data": {"limit": 30}, "sampling": {"n": 2, "max_tokens": 3, "temperature": 1.0}, "on_error": "quarantine"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sections", [SCORED, EMBEDDED, SAMPLED], ids=["score", "embed", "samples"])
 def test_other_jobs_have_the_records_of_a_plain_run(bench: Bench, sections: dict[str, Any]):
     plain = start(bench, ModelWork(ModelPool()), "plain", Start(), **sections)

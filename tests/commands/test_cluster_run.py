@@ -178,6 +178,7 @@ def test_an_error_of_the_worker_ends_the_run_as_its_own_would(bench: Bench):
     fleet.end(True)
 
 
+@pytest.mark.slow
 def test_rollouts_come_in_whole_groups_and_name_their_policy(bench: Bench):
     sections: dict[str, Any] = {
         "job": "rollout",

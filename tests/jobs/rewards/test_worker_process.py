@@ -116,9 +116,9 @@ def test_closing_does_not_wait_and_leaves_no_process(tmp_path: Path):
 @pytest.mark.parametrize(
     "hangs",
     [
-        "while True: pass",
+        pytest.param("while True: pass", marks=pytest.mark.slow),
         "re.match(r'(a+)+$', 'a' * 40 + 'b')",  # holds the interpreter's lock: no other thread of the process runs
-        "subprocess.Popen(['sleep', '600'], pass_fds=[end]); sys.exit()",
+        pytest.param("subprocess.Popen(['sleep', '600'], pass_fds=[end]); sys.exit()", marks=pytest.mark.slow),
     ],
 )
 def test_a_hanging_function_ends_with_the_run(tmp_path: Path, hangs: str):

@@ -66,6 +66,7 @@ def sessions(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "sessions.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_step_that_takes_for_ever_does_not_hold_up_the_end(bench: Bench):
     with blocked(bench.write_config(rows=ROWS, **JOB), grace=signals.GRACE_SECONDS) as child:
         code, said, seconds = child.ended(signal.SIGTERM)

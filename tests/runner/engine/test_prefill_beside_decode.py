@@ -95,7 +95,7 @@ def test_where_no_row_decodes_calls_are_as_large_as_ever():
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        *(pytest.param(name, "padded", marks=() if name in ("llama", "gemma3_text", "lfm2") else pytest.mark.slow) for name in PADDED),
+        *(pytest.param(name, "padded", marks=() if name in ("llama", "lfm2") else pytest.mark.slow) for name in PADDED),
         *((name, "joined") for name in JOINED),
     ],
 )
