@@ -12,7 +12,7 @@ from ..terminal.console import one_line_errors
 def cluster_keys(folder: Path) -> None:
     """Makes the keys of a cluster in FOLDER: ca.pem, node.pem, node.key. Copy it to each machine that is to share runs."""
     with one_line_errors():
-        from ...runner.cluster.tls_keys import make_keys
+        from ...runner.network.tls_keys import make_keys
 
         make_keys(folder)
     click.echo(f"Keys for ten years are in {folder}. Copy the folder to each machine: whoever has it may run code on all of them.")

@@ -40,7 +40,7 @@ def worker(address: str, tls: str | None, stay: bool, wait: float | None, name: 
         from ..worker.light_imports import without_numpy
 
         with without_numpy():
-            from ...runner.cluster.dask_link import DriverLink
+            from ...runner.network.dask_link import DriverLink
         from ..worker.agent import Agent, Signalled, Stay
         from ..worker.engine_process import EngineProcess
         from ..worker.introduction import first_hello

@@ -51,7 +51,7 @@ class _OpenCluster:
     """The connections of a cluster, and the workers that were started on this machine. Raises ConfigError without the extra cluster."""
 
     def __init__(self, settings: ClusterConfig, threads: int | None):
-        from ...runner.cluster.dask_fleet import DaskFleet  # what is missing for it is said before a run directory is made
+        from ...runner.network.dask_fleet import DaskFleet  # what is missing for it is said before a run directory is made
 
         self._settings, self._threads, self._listen = settings, threads, DaskFleet
         self._workers: LocalWorkers | None = None

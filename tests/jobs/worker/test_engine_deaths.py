@@ -26,9 +26,9 @@ from ...runner.pipeline.test_progress_display import heard
 from ..support.bench import Bench, Record, table_of
 
 pytest.importorskip("distributed")
-from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
-from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
+from mlx_bulk.runner.network.dask_fleet import DaskFleet
+from mlx_bulk.runner.network.dask_link import DriverLink
 
 PATIENCE = 60.0  # seconds after which a test that waits has failed
 ENGINE = [sys.executable, "-P", "-m", "mlx_bulk.jobs", "worker-engine"]

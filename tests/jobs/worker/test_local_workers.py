@@ -15,8 +15,8 @@ from mlx_bulk.jobs.worker.agent import NO_DRIVER
 from mlx_bulk.jobs.worker.local_workers import THREADS, LocalWorkers, worker_environment
 
 distributed = pytest.importorskip("distributed")
-from mlx_bulk.runner.cluster.dask_fleet import DaskFleet  # noqa: E402
 from mlx_bulk.runner.cluster.interface import Joined  # noqa: E402
+from mlx_bulk.runner.network.dask_fleet import DaskFleet  # noqa: E402
 
 PATIENCE = 60.0  # seconds after which a test that waits has failed
 IDLE_BYTES = 64 << 20  # of a worker that waits: Python, Dask's connections, and little more

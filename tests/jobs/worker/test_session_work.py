@@ -11,7 +11,7 @@ from mlx_bulk.jobs.worker import session_work
 from mlx_bulk.runner.cluster import fleet_work
 
 pytest.importorskip("distributed")
-from mlx_bulk.runner.cluster import dask_fleet
+from mlx_bulk.runner.network import dask_fleet
 
 ADDRESS = "tcp://127.0.0.1:8786"
 
@@ -80,7 +80,7 @@ def test_workers_log_what_the_driver_does_not_say_itself(level: str, passed: str
 
 def test_without_the_extra_nothing_is_begun(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, dask_fleet.__name__)
-    monkeypatch.delattr("mlx_bulk.runner.cluster.dask_fleet")
-    monkeypatch.setitem(sys.modules, "mlx_bulk.runner.cluster.dask_comms", None)
+    monkeypatch.delattr("mlx_bulk.runner.network.dask_fleet")
+    monkeypatch.setitem(sys.modules, "mlx_bulk.runner.network.dask_comms", None)
     with pytest.raises(ImportError), session_work.session_work(ClusterConfig(workers=2), deterministic=False):
         pytest.fail("a run could have begun")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Joined
 from mlx_bulk.runner.cluster.messages import Ack
-from mlx_bulk.runner.cluster.tls_keys import FILES, make_keys, require_safe_address
+from mlx_bulk.runner.network.dask_link import DriverLink
+from mlx_bulk.runner.network.tls_keys import FILES, make_keys, require_safe_address
 
 from .dask_ends import PATIENCE, fleet, hello, link, next_event
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from distributed.protocol.core import dumps
-from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
-from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
 from mlx_bulk.runner.cluster.messages import Frame, Frames, Hello
+from mlx_bulk.runner.network.dask_fleet import DaskFleet
+from mlx_bulk.runner.network.dask_link import DriverLink
 
 Kind = TypeVar("Kind", Joined, Left, Told)
 PATIENCE = 20.0  # seconds; nothing here takes as long

@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.cluster import dask_fleet, dask_link
 from mlx_bulk.runner.cluster.interface import Joined, Left
 from mlx_bulk.runner.cluster.messages import to_wire
+from mlx_bulk.runner.network import dask_fleet, dask_link
 
 from .dask_ends import HANDSHAKE, PATIENCE, REGISTER, connection, fleet, hello, link, next_event, packed
 
 # Two workers; all packets of the first one's connection are dropped without a word, later they are not.
 _CUT = """
 import json, subprocess, time
-from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
-from mlx_bulk.runner.cluster.dask_link import DriverLink
+from mlx_bulk.runner.network.dask_fleet import DaskFleet
+from mlx_bulk.runner.network.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Joined, Left, Told
 from mlx_bulk.runner.cluster.messages import Ack, Hello, LeaseDone
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
+from ..cluster.messages import Message, from_wire, to_wire
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
@@ -33,7 +34,6 @@ from .dask_comms import (
     dask_settings,
     security,
 )
-from .messages import Message, from_wire, to_wire
 from .tls_keys import require_safe_address
 
 log = logging.getLogger("mlx_bulk")

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 from mlx_bulk.configs.errors import ConfigError
-from mlx_bulk.runner.cluster import dask_fleet
-from mlx_bulk.runner.cluster.dask_fleet import DaskFleet
-from mlx_bulk.runner.cluster.dask_link import DriverLink
 from mlx_bulk.runner.cluster.interface import Event, Joined, Left, Told
 from mlx_bulk.runner.cluster.messages import Ack, Dismiss, Lease, LeaseDone, to_wire
+from mlx_bulk.runner.network import dask_fleet
+from mlx_bulk.runner.network.dask_fleet import DaskFleet
+from mlx_bulk.runner.network.dask_link import DriverLink
 
 from .dask_ends import PATIENCE, fleet, frames, hello, link, next_event
 
@@ -177,7 +177,7 @@ def test_a_link_can_be_closed_while_it_waits_for_a_silent_driver() -> None:
 
 _CLOSING = """
 import socket, threading
-from mlx_bulk.runner.cluster.dask_link import DriverLink
+from mlx_bulk.runner.network.dask_link import DriverLink
 
 def connect():
     try:
@@ -245,7 +245,7 @@ def test_dismissed_workers_are_told_before_the_connection_ends() -> None:
 
 _WORKER = """
 import sys
-from mlx_bulk.runner.cluster.dask_link import DriverLink
+from mlx_bulk.runner.network.dask_link import DriverLink
 from mlx_bulk.runner.cluster.messages import Hello, RunFailed
 import psutil
 link = DriverLink(sys.argv[1])

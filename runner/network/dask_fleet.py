@@ -17,6 +17,8 @@ from typing import Any
 from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
+from ..cluster.interface import Event, Joined, Left, Told
+from ..cluster.messages import Ack, Dismiss, Hello, Lease, RunOffer, StopRun, ToWorker, from_wire, to_wire
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
@@ -28,8 +30,6 @@ from .dask_comms import (
     security,
 )
 from .dask_scheduler import LeaseScheduler, LineEnded, MessageRefused, WorkerLine
-from .interface import Event, Joined, Left, Told
-from .messages import Ack, Dismiss, Hello, Lease, RunOffer, StopRun, ToWorker, from_wire, to_wire
 from .tls_keys import require_safe_address
 
 log = logging.getLogger("mlx_bulk")
