@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from .arrays import Ids
 from .guide import Guidance
+from .images import PromptImage
 
 
 @dataclass(slots=True, frozen=True)
@@ -42,11 +43,15 @@ class BadRow:
 
 @dataclass(slots=True, frozen=True)
 class Prompt:
-    """A rendered prompt: its text, its token ids [T], and the code point at which each token starts [T]."""
+    """A rendered prompt: its text, its token ids [T], and the code point at which each token starts [T].
+
+    images: the pictures that its ids stand for, in their order. They live as long as the prompt.
+    """
 
     text: str
     ids: Ids
     offsets: Ids
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -184,7 +189,7 @@ class Passage:
     """Tokens, some of which are scored, each given all tokens before it.
 
     ids: [T]. positions: [N], ascending and at least 1: the indices of the ids that are scored. Ids before the first position are
-    context; ids after the last have no effect.
+    context; ids after the last have no effect. No position is that of a picture's token.
     """
 
     ids: Ids
@@ -195,13 +200,14 @@ class Passage:
 class ScoreRequest:
     """One row's request to the scorer: passages, which may share a prefix (several choices after one prompt).
 
-    There are no passages where there is nothing to score (an empty document).
+    There are no passages where there is nothing to score (an empty document). images: the pictures that the passages' ids stand for.
     """
 
     row: int
     passages: tuple[Passage, ...]
     samples: tuple[int, ...] = (0,)
     truncated: bool = False  # the text was cut to fit the context
+    images: tuple[PromptImage, ...] = ()
 
     @property
     def reach(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...kernels.sampling import logit_memory
+from ..core.images import ImageTable
 from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
@@ -45,6 +46,7 @@ class Setup:
     prefixes for later runs). The device brings ``logit_bytes``, the most that the float32 logits
     read at once may take, and ``ahead``: a decode step is sent before the last one is read. The checks bring ``features``, and ``head``,
     the model split in two (None: not). kv: how cached keys and values are quantized; None: not at all.
+    images: the pictures of the prompts in memory; None for a model that reads text alone.
     Of a pooling model: positions, the most tokens that a row can have, where it has a table of them; dimensions of its vectors.
     """
 
@@ -63,6 +65,7 @@ class Setup:
     positions: int = sys.maxsize
     dimensions: int = 0
     kv: KVQuantization | None = None
+    images: ImageTable | None = None
 
     def with_features(self, **features: bool) -> "Setup":
         """Returns the setup with some of its ``BatchFeatures`` changed, by their names."""

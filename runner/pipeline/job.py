@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ...configs.schema import JobConfig
+from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.requests import BadRow, Request, Row, TokenInput
@@ -44,7 +45,8 @@ class Parts:
     longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
     reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
     model's ``model_type``. eos: the token ids that end a completion. checkpoint: where the model lies. census: what the requests of
-    a Batch file ask for. reward_models: those of the config's rewards, in their order.
+    a Batch file ask for. reward_models: those of the config's rewards, in their order. images: gives pictures their ids; None for a model
+    that reads text alone.
     """
 
     config: JobConfig
@@ -59,6 +61,7 @@ class Parts:
     checkpoint: Checkpoint
     census: RequestCensus = field(default_factory=RequestCensus)
     reward_models: tuple[RewardModel, ...] = ()
+    images: ImageTable | None = None
 
 
 class Kind(Protocol):
