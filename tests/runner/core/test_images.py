@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
 from mlx_bulk.runner.core.errors import OutOfRoom
 from mlx_bulk.runner.core.images import FIRST_IMAGE_ID, ImageTable, PromptImage
 
