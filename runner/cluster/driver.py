@@ -17,10 +17,7 @@ from time import monotonic
 
 from ...configs.cluster import ClusterConfig
 from ..core.errors import ModelError
-from ..core.outcomes import Failure
 from ..core.progress import Progress
-from ..core.requests import BadRow
-from ..data.type_inference import json_text
 from ..pipeline.model_work import OpenRun
 from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
@@ -44,6 +41,7 @@ from .messages import (
     RunStopped,
     StopRun,
 )
+from .quarantine import Quarantine
 from .roster import COUNTS, KnownWorker, Roster, error_of
 
 log = logging.getLogger("mlx_bulk")
@@ -61,6 +59,7 @@ class Driver:
         self._described = RunDescription.of(run)
         self._offer = RunOffer(self._described.run, self._described.packed())
         self._landing = Landing(run.writer, run.spec.job.schema, run.layout)
+        self._quarantine = Quarantine(run, self._landing)
         self._leaser = Leaser(
             run.rows(),
             run.layout,
@@ -75,7 +74,7 @@ class Driver:
         self._progress = Progress()
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what the writer's thread asks this one to do
         self._looked_up = 0  # sets of rows whose records are being looked up
-        self._began = False
+        self._began = self._ending = False
 
     def run(self) -> tuple[Progress, bool]:
         """Does what is left of the run; see ``SessionWork``."""
@@ -206,9 +205,16 @@ class Driver:
             self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
 
     def _fail(self, name: str, worker: KnownWorker, failed: RunFailed) -> None:
-        """Ends the run for an error of the data, and for any error where no other worker is left; else goes on without this one."""
-        if failed.kind == "DataError" or not self._roster.others(name, self._fleet.workers()):
-            raise error_of(name, failed)
+        """Ends the run for an error of the data, and for any error where no other worker can come; else goes on without this one."""
+        error = error_of(name, failed)
+        self._run.writer.wait()
+        if self._ending or self._run.writer.rows >= self._run.layout.total:
+            log.warning("%s; the run has ended without it", error)
+            worker.stopped = True
+            return
+        if failed.kind == "DataError" or self._roster.is_last(name):
+            raise error
+        worker.failed = error
         self._refuse(name, worker, f"cannot go on: {failed.message}")
 
     # ----------------------------------------------------------------------------------------------------- rows
@@ -227,21 +233,15 @@ class Driver:
         self._run.writer.look_up(rows.positions, lambda states: self._done.put(lambda: answer(states)))
 
     def _give_back(self, rows: RowSet, states: list[RecordedRow]) -> None:
+        if self._ending:
+            return
         for lost in self._leaser.give_back(rows, states):
             if self._run.config.batch.deterministic:
                 raise ModelError(
                     f"{lost.losses} workers have died with shard {lost.shard}; batch.deterministic does not take a batch apart to find "
                     "the row that does it. Finished rows are safe"
                 )
-            row = lost.rows[0]
-            text = row.text if isinstance(row, BadRow) else json_text(row.columns)
-            message = f"{lost.losses} workers died while they had this row, the last ones with no other"
-            stage = "score" if self._run.config.job != "generate" and self._run.config.job != "rollout" else "generate"
-            samples = {sample for position, sample in lost.recorded if position == row.position}
-            if not samples:
-                self._landing.fail(Failure(row.position, row.key, None, stage, "EngineAborted", message, text))
-            else:
-                raise ModelError(f"row {self._run.layout.row_of(row.position)}: {message}; some of its samples are done")
+            self._quarantine.take_fatal(lost, f"{lost.losses} workers died while they had this row, the last ones with no other")
 
     def _copy(self, name: str, idle: str, states: list[RecordedRow]) -> None:
         """Gives the rows that are left of a late lease to a second worker."""
@@ -274,6 +274,7 @@ class Driver:
 
     def _end(self) -> None:
         """Has the workers end what they still do, and takes what they have finished."""
+        self._ending = True
         working = [name for name in self._fleet.workers() if (worker := self._roster.workers.get(name)) is not None and not worker.refused]
         asked = [name for name in working if self._leaser.of(name) or self._run.process.stopped()]
         for name in asked:

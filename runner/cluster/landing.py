@@ -1,6 +1,6 @@
 """Checks the frames that workers send, and hands their records to the writer. Nothing that a worker sends is trusted before that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -12,7 +12,7 @@ from ..store.part_file import error_record, errors_schema
 from ..store.row_order import positions
 from ..store.shard_ledger import WHOLE
 from ..store.writer import Writer
-from .messages import Frames
+from .messages import Frames, Place
 
 _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 
@@ -44,12 +44,12 @@ class Landing:
             raise ValueError(f"the run has no shard {message.shard}")
         self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], landed)
 
-    def fail(self, failure: Failure) -> None:
-        """Has a row quarantined, unless a worker that was taken for gone has finished it meanwhile."""
+    def fail(self, shard: int, admitted: Sequence[Place], failures: Sequence[Failure]) -> None:
+        """Has rows of a shard quarantined, but for what a worker that was taken for gone has finished meanwhile."""
         results, errors = self._schemas[journal.RESULTS], self._schemas[journal.ERRORS]
-        record = record_batch(errors, [error_record(results, self._layout, failure)])
+        found = record_batch(errors, [error_record(results, self._layout, failure) for failure in failures])
         none = pa.RecordBatch.from_pylist([], schema=results)
-        self._writer.land(self._layout.shard_of(failure.row), [], none, record, lambda: None)
+        self._writer.land(shard, admitted, none, found, lambda: None)
 
     def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
         """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``, once a sample."""

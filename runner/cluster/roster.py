@@ -26,7 +26,8 @@ class NoWorkers(OutOfRoom):
 class KnownWorker:
     """A worker that has joined. ready: its models are loaded. refused: it is not used any more. stopped: it has ended its work.
 
-    counts: of its engine; before: the sums of its earlier engines. bad_frames: how many were damaged.
+    counts: of its engine; before: the sums of its earlier engines. bad_frames: how many were damaged. failed: the error for which it
+    is refused, where it told one.
     """
 
     joined: Joined
@@ -34,6 +35,7 @@ class KnownWorker:
     refused: bool = False
     stopped: bool = False
     bad_frames: int = 0
+    failed: BulkError | None = None
     counts: dict[str, int] = field(default_factory=dict[str, int])
     before: dict[str, int] = field(default_factory=dict[str, int])
 
@@ -66,6 +68,11 @@ class Roster:
         """Returns the workers of ``connected`` that are not refused, without ``but``."""
         return [name for name in connected if name != but and not (name in self.workers and self.workers[name].refused)]
 
+    def is_last(self, worker: str) -> bool:
+        """Returns True when no other worker can ever do the run: nobody can join, and all others are refused."""
+        refused = [name for name, each in self.workers.items() if each.refused and name != worker]
+        return self._settings.listen is None and len(refused) + 1 >= self._settings.workers
+
     def total(self, count: str) -> int:
         """Returns one of ``COUNTS``, summed over all workers."""
         return sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values())
@@ -80,7 +87,8 @@ class Roster:
             return
         refused = [name for name, worker in self.workers.items() if worker.refused]
         if self._settings.listen is None and refused and len(refused) >= self._settings.workers:
-            raise ModelError("no worker is left that can do the run; the lines above say why each was refused")
+            failed = [error for name in refused if (error := self.workers[name].failed) is not None]
+            raise failed[0] if failed else ModelError("no worker is left that can do the run; the lines above say why each was refused")
         self._nobody_since = now if self._nobody_since is None else self._nobody_since
         alone, wait = self._settings.listen is None and len(self.workers) >= self._settings.workers, self._settings.wait
         if alone and now - self._nobody_since > min(wait, ORPHAN_SECONDS):  # nobody else can come
@@ -88,9 +96,10 @@ class Roster:
                 "all workers of this machine have ended; what was finished is safe, and the same command (without --overwrite) continues"
             )
         if now - self._nobody_since > wait:
+            named = "; ".join(str(error) for each in self.workers.values() if (error := each.failed) is not None)
             raise NoWorkers(
-                f"no worker that can be used was there for {wait:g} s; what was finished is safe. Start workers, then continue with the "
-                "same command (without --overwrite)"
+                f"no worker that can be used was there for {wait:g} s{f' ({named})' if named else ''}; what was finished is safe. Start "
+                "workers, then continue with the same command (without --overwrite)"
             )
 
 

@@ -128,9 +128,7 @@ class Recorder:
 
     def _fail(self, failure: Failure) -> None:
         if self._fail_fast and failure.stage != DROP:
-            row = self._recorded.layout.row_of(failure.row)
-            where = f"row {row}" + (f" (key {visible(failure.key)})" if failure.key not in (None, str(row)) else "")
-            raise DataError(f"on_error: fail, and {where} failed at {failure.stage}: {visible(failure.message)}")
+            raise first_failure(failure, self._recorded.layout.row_of(failure.row))
         self._sink.fail(failure)
 
     def _take(self, outcome: Outcome) -> _ExpectedRequest | None:
@@ -140,6 +138,12 @@ class Recorder:
         if expected is not None:
             expected.left -= 1
         return expected
+
+
+def first_failure(failure: Failure, row: int) -> DataError:
+    """Returns what a run with ``on_error: fail`` ends with. row: its number in the input."""
+    where = f"row {row}" + (f" (key {visible(failure.key)})" if failure.key not in (None, str(row)) else "")
+    return DataError(f"on_error: fail, and {where} failed at {failure.stage}: {visible(failure.message)}")
 
 
 def _with_row(failure: Failure, row: Row) -> Failure:

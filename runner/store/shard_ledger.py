@@ -4,12 +4,14 @@ A sample is resolved once it is a result or an error. A row is resolved once all
 and positions only; the journal holds the records.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.arrays import Ints
+from ..core.shard_layout import Layout
 
 WHOLE = -1  # in place of a sample: the row as a whole
 
@@ -154,3 +156,16 @@ class Ledger:
         if len(at) and (int(at.min()) < 0 or int(at.max()) >= self._rows):
             raise ValueError(f"rows {int(rows.min())} to {int(rows.max())} are not all of a shard of {self._rows} from {self._first} on")
         return at
+
+
+def ledger_of(rows: range, layout: Layout, recorded: Sequence[tuple[int, int]]) -> Ledger:
+    """Returns the ledger of a shard with the input rows ``rows``. recorded: position and sample (or WHOLE) of what is there already."""
+    ledger = Ledger(rows.start, len(rows))
+    for position, sample in recorded:
+        row = layout.row_of(position)
+        if not (ledger.has_failed(row) if sample == WHOLE else sample in ledger.samples_of(row)):
+            if sample == WHOLE:
+                ledger.add_error(row, None)
+            else:
+                ledger.add_result(row, sample)
+    return ledger

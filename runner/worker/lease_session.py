@@ -29,7 +29,8 @@ from ..pipeline.run_spec import RunSpec
 from ..policies.policy_engine import sampling_engine
 from ..store.paths import RunPaths
 from ..store.recovery import Recovered
-from .lease_sink import LeaseSink, ledger_of
+from ..store.shard_ledger import ledger_of
+from .lease_sink import LeaseSink
 
 log = logging.getLogger("mlx_bulk")
 

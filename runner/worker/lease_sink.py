@@ -16,7 +16,7 @@ from ..core.shard_layout import Layout
 from ..store import journal
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import error_record, errors_schema, record_place
-from ..store.shard_ledger import WHOLE, Ledger
+from ..store.shard_ledger import WHOLE, Ledger, ledger_of
 
 _FRAME_RECORDS, _FRAME_BYTES = 256, 4 << 20
 
@@ -152,16 +152,3 @@ class LeaseSink:
                 frames.append(Frame(kind.decode(), payload, checksum))
         self._number += 1
         self._tell(Frames(self._run, self._number, shard, tuple(held.admitted), tuple(held.resolved), tuple(frames)))
-
-
-def ledger_of(rows: range, layout: Layout, recorded: Sequence[Place]) -> Ledger:
-    """Returns the ledger of a shard with the input rows ``rows``, of which ``recorded`` is there already."""
-    ledger = Ledger(rows.start, len(rows))
-    for position, sample in recorded:
-        row = layout.row_of(position)
-        if not (ledger.has_failed(row) if sample == WHOLE else sample in ledger.samples_of(row)):
-            if sample == WHOLE:
-                ledger.add_error(row, None)
-            else:
-                ledger.add_result(row, sample)
-    return ledger

@@ -66,7 +66,7 @@ def test_a_row_that_was_finished_meanwhile_is_not_given_up(writer: Writer):
     landing = Landing(writer, SCHEMA, LAYOUT)
     landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda: None)
     for row in (1, 2):
-        landing.fail(Failure(row, str(row), None, "generate", "EngineAborted", "2 workers died", "{}"))
+        landing.fail(0, [], [Failure(row, str(row), None, "generate", "EngineAborted", "2 workers died", "{}")])
     writer.wait()
     assert (writer.rows, writer.records, writer.errors, writer.running) == (2, 1, 1, True)
     writer.close()
