@@ -8,6 +8,7 @@ import ctypes
 import logging
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -57,14 +58,26 @@ _ENTRIES: dict[str, list[Any]] = {
 }
 
 
+_ahead: list[Future[tuple[Path, ExitStack]]] = []
+
+
+def compile_ahead() -> None:
+    """Begins to compile in a thread, where that was not done before, so that the caller can import and read in the meantime."""
+    if _serves() and not _ahead:
+        compiler = ThreadPoolExecutor(1, "compile kernels")
+        _ahead.append(compiler.submit(_compiled))
+        compiler.shutdown(wait=False)
+
+
 @cache
 def library() -> Any:
     """Returns the compiled library, with as many threads as the BLAS, or None where it cannot serve. The first call compiles."""
-    if not backend.on_cpu_path() or not backend.compiles():
+    if not _serves():
         return None
     try:
-        with ExitStack() as opening:
-            found = ctypes.PyDLL(str(shared_library(_sources(), _command(), backend.cache_folder("kernels"), opening)))
+        path, opening = _ahead.pop().result() if _ahead else _compiled()
+        with opening:
+            found = ctypes.PyDLL(str(path))
     except (OSError, subprocess.CalledProcessError) as error:
         said = compiler_message(error)
         log.warning("the kernels for this CPU cannot be compiled or opened, mlx's own are used, which are slower: %s", said)
@@ -77,6 +90,17 @@ def library() -> Any:
     found.lie.argtypes = [_MAYBE, _MAYBE, _INT]
     found.start(max(1, backend.threads()))
     return found
+
+
+def _serves() -> bool:
+    return backend.on_cpu_path() and backend.compiles()
+
+
+def _compiled() -> tuple[Path, ExitStack]:
+    """Returns the library's file, and what removes it where it cannot be kept. Raises as ``shared_library``."""
+    with ExitStack() as opening:
+        path = shared_library(_sources(), _command(), backend.cache_folder("kernels"), opening)
+        return path, opening.pop_all()
 
 
 def _checked(code: int, *_: object) -> int:

@@ -43,7 +43,7 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
     config = load_config(source.file, source.overrides, source.options)
     if isinstance(config, SweepConfig):
         return _run_sweep(cells(config, str(source.file)), Path(config.output.path), start, host, show)
-    with engine_imports(config.data.reads_hub):
+    with engine_imports(config.data.reads_hub, kernels=config.cluster is None):
         from ...runner.pipeline import session
         from ...runner.runs.run_dir import Start
         from ...runner.runs.run_files import needs_report
@@ -58,7 +58,8 @@ def run_config(source: ConfigSource, start: dict[str, Any], host: HostProcess, s
 
 
 def _run_sweep(sweep_cells: "list[Cell]", folder: Path, start: dict[str, Any], host: HostProcess, show: "Show") -> RunOutcome:
-    with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells)):
+    local = sweep_cells[0].config.cluster is None
+    with engine_imports(any(cell.config.data.reads_hub for cell in sweep_cells), kernels=local):
         from ...runner.runs.run_dir import Start
         from ..kinds import KINDS
         from ..sweep import sweep

@@ -70,7 +70,7 @@ def worker_engine(descriptor: int, name: str | None, log_level: str, quiet: bool
 
     set_log(log_level, quiet, name)
     with one_line_errors():
-        with engine_imports():
+        with engine_imports(kernels=True):
             from ...runner.worker.engine_service import serve_engine
             from ..kinds import KINDS
 

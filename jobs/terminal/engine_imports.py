@@ -20,25 +20,34 @@ def own_process() -> None:
 
 
 @contextmanager
-def engine_imports(reads_hub: bool = True) -> Generator[None]:
+def engine_imports(reads_hub: bool = True, kernels: bool = False) -> Generator[None]:
     """Prepares the engine, and lets the block import what it needs of it.
 
-    Without ``reads_hub`` pandas is left out too: only ``datasets``, which reads datasets of the hub, has tables of it. The garbage
-    collector waits, and then never looks at what was imported: a million objects that stay, at which it would look again and again.
+    With ``kernels`` the CPU kernels are compiled meanwhile, where this machine has none yet: a model will be loaded here. Without
+    ``reads_hub`` pandas is left out too: only ``datasets``, which reads datasets of the hub, has tables of it. The garbage collector
+    waits, and then never looks at what was imported: a million objects that stay, at which it would look again and again.
     """
     if not _own.is_set():
-        prepare_engine()
+        _prepare(kernels)
         yield
         return
     gc.disable()
     try:
-        prepare_engine()
+        _prepare(kernels)
         if not reads_hub:
             _leave_out_pandas()
         yield
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _prepare(kernels: bool) -> None:
+    prepare_engine()
+    if kernels:
+        from ...kernels.native import compile_ahead
+
+        compile_ahead()
 
 
 def prepare_engine() -> None:

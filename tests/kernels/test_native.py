@@ -32,6 +32,20 @@ def test_is_compiled_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [path.suffix for path in (tmp_path / "mlx-bulk" / "kernels").iterdir()] == [".so"]
 
 
+def test_what_is_compiled_ahead_is_not_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "library.cpp")
+    native.SOURCE.write_text("this is not C++")
+    with caplog.at_level(logging.INFO, "mlx_bulk"):
+        native.compile_ahead()
+        native.compile_ahead()
+        assert native.library() is None
+    compiling, refused = caplog.messages
+    assert compiling == "compiling kernels for this CPU, once: some seconds"
+    assert refused.startswith("the kernels for this CPU cannot be compiled or opened")
+    assert list((tmp_path / "mlx-bulk" / "kernels").iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
