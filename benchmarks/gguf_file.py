@@ -1,4 +1,4 @@
-"""A Llama checkpoint as a GGUF file in float32, for llama.cpp. Knows that one architecture."""
+"""A Llama checkpoint as a GGUF file, for llama.cpp: in float32, or its matrices in few bits. Knows that one architecture."""
 
 import json
 from pathlib import Path
@@ -15,14 +15,19 @@ NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
 }
+GROUP = 32  # numbers that share a scale; rows of another length stay in float32
 
 
-def write(folder: Path) -> Path:
-    """Writes ``model.gguf`` into the checkpoint's folder, unless it is there; its path."""
+def write(folder: Path, bits: int | None = None) -> Path:
+    """Writes ``model.gguf`` into the checkpoint's folder, unless it is there; its path.
+
+    bits: of its matrices, 4 (Q4_0) or 8 (Q8_0); None for float32.
+    """
     import gguf
     from safetensors.numpy import load_file
 
-    path = folder / "model.gguf"
+    kind = gguf.GGMLQuantizationType["F32" if bits is None else f"Q{bits}_0"]
+    path = folder / ("model.gguf" if bits is None else f"model-{bits}.gguf")
     if path.exists():
         return path
     shape = json.loads((folder / "config.json").read_text())
@@ -40,7 +45,11 @@ def write(folder: Path) -> Path:
     _add_vocabulary(writer, folder, shape["vocab_size"])
     for name, array in load_file(folder / "model.safetensors").items():
         turned = heads if name.endswith("q_proj.weight") else kv_heads if name.endswith("k_proj.weight") else 0
-        writer.add_tensor(_name(name), _pairs(array, turned) if turned else array)
+        paired = _pairs(array, turned) if turned else array
+        if bits is None or paired.ndim == 1 or paired.shape[-1] % GROUP:
+            writer.add_tensor(_name(name), paired)
+        else:
+            writer.add_tensor(_name(name), gguf.quantize(paired, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

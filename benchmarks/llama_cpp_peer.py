@@ -1,7 +1,8 @@
 """llama.cpp as a peer, through llama-cpp-python's low-level calls: many sequences a batch on the same float32 weights.
 
 Its cache is in float32 too and its attention plain; ``half``: as it is set by default, a cache in float16 and flash attention, whose
-logprobs are some thousandths off. One cache for all sequences or one each is tried on a piece of the work, and the faster one taken.
+logprobs are some thousandths off. ``bits``: its weights are Q4_0 or Q8_0, and it rounds each product's inputs to 8 bits then. One cache
+for all sequences or one each is tried on a piece of the work, and the faster one taken.
 """
 
 import logging
@@ -26,14 +27,15 @@ Item = tuple[int, int, int, bool]  # token, position, sequence, whether its logi
 class Context:
     """A model and its cache: ``cells`` tokens a sequence, ``sequences`` of them."""
 
-    def __init__(self, folder: Path, sequences: int, cells: int, unified: bool, half: bool):
+    def __init__(self, folder: Path, sequences: int, cells: int, unified: bool, half: bool, bits: int | None = None):
         import llama_cpp
 
         logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it takes warnings for errors
         self._lib: Any = llama_cpp
         self._lib.llama_backend_init()
         tiers.check_llama(self._lib.llama_print_system_info().decode())
-        model = self._lib.llama_model_load_from_file(str(gguf_file.write(folder)).encode(), self._lib.llama_model_default_params())
+        file = gguf_file.write(folder, bits)
+        model = self._lib.llama_model_load_from_file(str(file).encode(), self._lib.llama_model_default_params())
         asked: Any = self._lib.llama_context_default_params()
         asked.n_ctx, asked.n_seq_max = sequences * cells, sequences
         asked.n_batch, asked.n_ubatch = BATCH, MICRO_BATCH
@@ -72,12 +74,12 @@ class Context:
         self._lib.llama_model_free(self._model)
 
 
-def generate(folder: Path, work: Completing, half: bool = False) -> Callable[[], dict[str, Any]]:
+def generate(folder: Path, work: Completing, half: bool = False, bits: int | None = None) -> Callable[[], dict[str, Any]]:
     """``work.rows`` prompts at once, fed together and decoded together; greedy, with NumPy's logprobs."""
     cells = max(map(len, work.prompts)) + work.new
 
     def build(unified: bool) -> tuple[Context, Callable[[Completing], dict[str, Any]]]:
-        context = Context(folder, min(work.rows, len(work.prompts)), cells, unified, half)
+        context = Context(folder, min(work.rows, len(work.prompts)), cells, unified, half, bits)
         return context, lambda piece: _completed(context, piece)
 
     run = _faster(build, work.first(work.rows, 8))
@@ -144,14 +146,14 @@ def _drawn(logits: NDArray[np.float32], work: Completing, draws: list[np.random.
     return order[np.arange(len(sums)), np.minimum(at, kept)]
 
 
-def score(folder: Path, rows: list[Ids], half: bool = False) -> Callable[[], list[float]]:
+def score(folder: Path, rows: list[Ids], half: bool = False, bits: int | None = None) -> Callable[[], list[float]]:
     """Sorted by length, all that fit one call; each text's summed logprob."""
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     sequences = min(len(rows), 32)
     cells = max(BATCH // sequences, *map(len, rows))
 
     def build(unified: bool) -> tuple[Context, Callable[[list[int]], list[float]]]:
-        context = Context(folder, sequences, cells, unified, half)
+        context = Context(folder, sequences, cells, unified, half, bits)
         return context, lambda piece: _sums(context, piece, rows, sequences)
 
     run = _faster(build, order[::4])

@@ -3,10 +3,12 @@
     python benchmarks/quantized_speed.py --data gsm8k_test.jsonl
     python benchmarks/quantized_speed.py --shape 1b --bits 4 --prompts 32 --new 16 --rounds 1
 
-First single products in turns in one process, with mlx's own ``quantized_matmul`` too: it is too slow to run a model beside. Then two
-processes in turns: greedy completions of ``--prompts`` prompts of GSM8K's lengths, ``--rows`` at once, and as many questions with
-their answers scored. The checkpoint is quantized as mlx-lm does, in groups of 64 with scales of float16. Outputs are compared. The last
-line is JSON: ``ratio`` holds packed to float32, and ``peak_mb`` the memory of each process.
+First single products in turns in one process, with mlx's own ``quantized_matmul`` too: it is too slow to run a model beside. Then processes
+in turns: greedy completions of ``--prompts`` prompts of GSM8K's lengths, ``--rows`` at once, and as many questions with their answers
+scored. The checkpoint is quantized as mlx-lm does, in groups of 64 with scales of float16. Outputs are compared. Where llama.cpp is
+installed, it does the same work on the same random weights in its own 4 or 8 bits (Q4_0, Q8_0: groups of 32, and inputs of products rounded
+to 8 bits): another rounding, so that its outputs are not compared. The last line is JSON: ``ratio`` holds packed to each peer, ``peak_mb``
+the memory of each process.
 """
 
 import json
@@ -26,13 +28,16 @@ from turns import compare, race, serve
 
 GROUP = 64
 WORKS = ("generate", "score")
-PEERS = ["packed", "float32"]
+PEERS = ["packed", "float32", "llama_cpp"]
 PRODUCT = (2048, 2048)  # outputs and inputs of the single products
+WHOLE = "float32"  # folder of the same weights before they are quantized, for llama.cpp
 SLOW_ROWS = 32  # mlx's own product gets no more
 
 
 def build(peer: str, folder: Path) -> Callable[[], Any]:
-    """The peer's work, ready: with too little memory for float32, or with plenty."""
+    """The peer's work, ready: with too little memory for float32, or with plenty; or llama.cpp's."""
+    if peer == "llama_cpp":
+        return _build_llama(folder)
     import ours
     import shapes
 
@@ -40,6 +45,15 @@ def build(peer: str, folder: Path) -> Callable[[], Any]:
     if (folder / "work").read_text() == "generate":
         return ours.generate(folder, Completing.load(folder))
     return ours.score(folder, Texts.load(folder).joined)
+
+
+def _build_llama(folder: Path) -> Callable[[], Any]:
+    import llama_cpp_peer
+
+    bits = int((folder / "bits").read_text())
+    if (folder / "work").read_text() == "generate":
+        return llama_cpp_peer.generate(folder / WHOLE, Completing.load(folder), bits=bits)
+    return llama_cpp_peer.score(folder / WHOLE, Texts.load(folder).joined, bits=bits)
 
 
 def products(bits: int, seconds: float = 0.3) -> dict[str, dict[str, float]]:
@@ -71,24 +85,27 @@ def products(bits: int, seconds: float = 0.3) -> dict[str, dict[str, float]]:
 
 
 def measured(work: str, bits: int, shape: dict[str, Any], asked: Texts, completing: Completing, rounds: int) -> dict[str, Any]:
-    """Both ways in turns. Raises DisagreementError where they differ."""
+    """All in turns. Raises DisagreementError where our two ways differ."""
     import shapes
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shapes.save(folder, shape, bits)
+        (folder / WHOLE).mkdir()
+        shapes.save(folder / WHOLE, shape)
         (folder / "work").write_text(work)
+        (folder / "bits").write_text(str(bits))
         asked.save(folder)
         completing.save(folder)
         results = race(__file__, PEERS, folder, rounds)
-    own, other = (results[peer].pop("found") for peer in PEERS)
+    own, other, *_ = (its.pop("found") for its in results.values())
     if work == "generate":
         agreed: Any = agreement.greedy("float32", own, other)
         tokens = len(completing.prompts) * completing.new
     else:
         agreed = agreement.sums("float32", own, other)
         tokens = sum(len(row) - 1 for row in asked.joined)
-    return {"ratio": compare(results, dict.fromkeys(PEERS, tokens))["float32"], "agreement": agreed, **results}
+    return {"ratio": compare(results, dict.fromkeys(results, tokens)), "agreement": agreed, **results}
 
 
 def main() -> None:
@@ -112,10 +129,14 @@ def main() -> None:
     print()
     table(
         {
-            name: [run["ratio"], *(run[peer][figure] for figure in ("tokens_per_second", "peak_mb") for peer in PEERS), run["agreement"]]
+            name: [
+                *(run["ratio"].get(peer) for peer in PEERS[1:]),
+                *(run.get(peer, {}).get(figure) for figure in ("tokens_per_second", "peak_mb") for peer in PEERS),
+                run["agreement"],
+            ]
             for name, run in runs.items()
         },
-        ["packed to float32", "tok/s packed", "float32", "MB packed", "float32", "agrees"],
+        ["to float32", "to llama.cpp", "tok/s packed", "float32", "llama.cpp", "MB packed", "float32", "llama.cpp", "agrees"],
     )
     said = {"shape": args.shape, "prompts": args.prompts, "new": args.new, "rows": args.rows, "lengths": asked.source}
     print(json.dumps({"benchmark": "quantized_speed", **said, "products": alone, "runs": runs, **about()}))
