@@ -16,6 +16,8 @@ from . import attention, elementwise, linear, native, rope
 from .attention import Mask
 from .quantized import Matrix, QuantizedPlace, QuantizedWeight
 
+Angles = tuple[NDArray[np.float32], NDArray[np.float32]]  # cosines and sines [B, T, R / 2] of each token, dense
+
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -78,11 +80,19 @@ class Constants:
 
 
 def reference(
-    x: mx.array, w: Weights, c: Constants, keys: mx.array, values: mx.array, offset: int | mx.array, mask: Mask = None
+    x: mx.array,
+    w: Weights,
+    c: Constants,
+    keys: mx.array,
+    values: mx.array,
+    offset: int | mx.array,
+    mask: Mask = None,
+    angles: Angles | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Computes a block in mlx's ops, the specification. x [B, T, d] from position ``offset`` on; cached keys and values [B, K, L, D].
 
-    Returns the block's output [B, T, d], and keys and values [B, K, L + T, D]. ``mask``: see ``attention.reference``.
+    Returns the block's output [B, T, d], and keys and values [B, K, L + T, D]. ``mask``: see ``attention.reference``. ``angles``: by which
+    queries and keys turn, in place of those from ``offset`` on.
     """
     b, t, _ = x.shape
 
@@ -91,6 +101,8 @@ def reference(
 
     def turned(y: mx.array, norm: mx.array | None, eps: float) -> mx.array:
         y = y if norm is None else elementwise.reference_rms_norm(y, norm, eps)
+        if angles is not None:
+            return rope.turned(y, *(mx.array(each)[:, None] for each in angles), c.neighbours)
         return rope.reference(y, w.frequencies, offset, c.position_scale, c.neighbours)
 
     normed = elementwise.reference_rms_norm(x, w.norm, c.eps)
@@ -132,13 +144,19 @@ class Block:
         call.scale, call.position_scale, call.neighbours = c.scale, c.position_scale, c.neighbours
 
     def __call__(
-        self, x: mx.array, rooms: Rooms, starts: NDArray[np.int64], mask: Mask = None, real: NDArray[np.int64] | None = None
+        self,
+        x: mx.array,
+        rooms: Rooms,
+        starts: NDArray[np.int64],
+        mask: Mask = None,
+        real: NDArray[np.int64] | None = None,
+        angles: Angles | None = None,
     ) -> mx.array:
         """Computes ``reference``'s output now, and writes the T positions' keys and values after those that ``rooms`` hold.
 
         ``real`` [B]: how many of a row's T columns are computed, None for all; the output of the others is 0. ``starts`` [1] or [B]: the
-        first position of each row. A mask that is an array has four axes, and then all rows hold equally many positions; else it is
-        "causal" or None. Raises Traced before anything is written.
+        position of each row's first column, by which queries and keys turn where there are no ``angles``. A mask that is an array has
+        four axes, and then all rows hold equally many positions; else it is "causal" or None. Raises Traced before anything is written.
         """
         kind, seen = attention.kind_of(mask)
         x = native.dense(x)
@@ -154,6 +172,7 @@ class Block:
         call.keys, call.values = rooms.keys.ctypes.data, rooms.values.ctypes.data
         call.rooms, call.used = rooms.sizes.ctypes.data, rooms.used.ctypes.data
         call.real = None if real is None else real.ctypes.data
+        call.cosines, call.sines = (None, None) if angles is None else (each.ctypes.data for each in angles)
         call.b, call.t = x.shape[:2]
         before = rooms.used
         if rooms.fronts is not None:
@@ -172,7 +191,7 @@ _PROJECTIONS = ("q", "k", "v", "o", "gate", "up", "down")
 
 class _Call(ctypes.Structure):  # decoder_block.h's Block
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "mask", "keys", "values")),
+        *((name, ctypes.c_void_p) for name in ("x", *_WEIGHTS, "starts", "cosines", "sines", "mask", "keys", "values")),
         *((name, ctypes.c_void_p) for name in ("front_keys", "front_values", "quantized", "out")),
         *((name, ctypes.c_void_p) for name in ("rooms", "used", "real", "fronts", "front_rooms")),
         *((name, ctypes.c_int64) for name in ("b", "t", "d", "heads", "kv", "width", "hidden", "half", "count", "longest")),

@@ -30,13 +30,17 @@ def reference(x: mx.array, frequencies: mx.array, offset: int | mx.array, scale:
     The first 2 · len(frequencies) of D are rotated, the others stay. Pairs are (i, i + half), or with ``neighbours`` (2i, 2i + 1).
     ``scale`` multiplies positions.
     """
-    half = len(frequencies)
     starts = mx.array(offset).reshape(-1, 1, 1, 1)
     angles = (starts + mx.arange(x.shape[2]).reshape(1, 1, -1, 1)) * scale * frequencies
-    c, s = mx.cos(angles), mx.sin(angles)
+    return turned(x, mx.cos(angles), mx.sin(angles), neighbours)
+
+
+def turned(x: mx.array, cosines: mx.array, sines: mx.array, neighbours: bool = False) -> mx.array:
+    """Rotates x [B, H, T, D] by given angles, whose cosines and sines are [1 or B, 1, T, R / 2], as ``reference`` does."""
+    half = cosines.shape[-1]
     a, b = (x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]) if neighbours else (x[..., :half], x[..., half : 2 * half])
-    turned = [a * c - b * s, a * s + b * c]
-    whole = mx.stack(turned, axis=-1).reshape(*x.shape[:-1], -1) if neighbours else mx.concatenate(turned, axis=-1)
+    pair = [a * cosines - b * sines, a * sines + b * cosines]
+    whole = mx.stack(pair, axis=-1).reshape(*x.shape[:-1], -1) if neighbours else mx.concatenate(pair, axis=-1)
     return mx.concatenate([whole, x[..., 2 * half :]], axis=-1)
 
 

@@ -22,6 +22,7 @@ struct Block {
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *q_norm, *k_norm;  // null where there is none
   const float* frequencies;  // [half], radians a position
   const int64_t* starts;     // [1] or [B]
+  const float *cosines, *sines;  // [B, T, half] in place of those of the starts; null where those serve
   const char* mask;
   float *const *keys, *const *values;               // each row's [kv, its room, width]
   // Each row's shared prefix, [kv, its room, width]; null where there is none.
@@ -37,7 +38,8 @@ struct Block {
   float eps, second_eps, q_eps, k_eps, scale, position_scale;
   int32_t kind, neighbours;
 
-  void run(const Angles& angles) const {
+  // angles: of the starts; null where cosines and sines are given.
+  void run(const Angles* angles) const {
     constexpr long AT_ONCE = 192;  // rows at a time: they stay in the cache from one product to the next
     std::vector<int64_t> from(b + 1);
     for (long row = 0; row < b; row++) from[row + 1] = from[row] + (real ? real[row] : t);
@@ -82,7 +84,7 @@ struct Block {
   }
 
   // Computes some tokens' queries, keys and values; keys and values go to the caches.
-  void project(const float* tokens, long first, long rows, float* queries, const std::vector<int64_t>& from, const Angles& angles) const {
+  void project(const float* tokens, long first, long rows, float* queries, const std::vector<int64_t>& from, const Angles* angles) const {
     long inner = heads * width, inner_kv = kv * width;
     float *new_keys = spare(NEW_KEYS, rows * inner_kv), *new_values = spare(NEW_VALUES, rows * inner_kv);
     auto normed = [&](long row, float* room) {
@@ -94,18 +96,18 @@ struct Block {
                                {v, inner_kv, new_values, inner_kv, v_bias, nullptr, of(V)}}, few());
     pool.run(rows, [&](long i) {
       long row = std::upper_bound(from.begin(), from.end(), first + i) - from.begin() - 1, at = first + i - from[row];
-      long angle = ((count > 1 ? row * t : 0) + at) * half;
-      const float *cosines = angles.cosines.data() + angle, *sines = angles.sines.data() + angle;
+      long angle = ((angles && count == 1 ? 0 : row * t) + at) * half;
+      const float *c = (angles ? angles->cosines.data() : cosines) + angle, *s = (angles ? angles->sines.data() : sines) + angle;
       for (long head = 0; head < heads; head++) {
         float* of = queries + (first + i) * inner + head * width;
         if (q_norm) norm_row(of, q_norm, width, q_eps, of);
-        rotate_row(of, cosines, sines, half, width, neighbours, of);
+        rotate_row(of, c, s, half, width, neighbours, of);
       }
       for (long head = 0; head < kv; head++) {
         float *key = new_keys + i * inner_kv + head * width, *value = new_values + i * inner_kv + head * width;
         if (k_norm) norm_row(key, k_norm, width, k_eps, key);
         long place = (head * rooms[row] + used[row] + at) * width;
-        rotate_row(key, cosines, sines, half, width, neighbours, keys[row] + place);
+        rotate_row(key, c, s, half, width, neighbours, keys[row] + place);
         std::copy(value, value + width, values[row] + place);
       }
     });

@@ -338,7 +338,8 @@ int short_convolution(PyObject* x, PyObject* weight, PyObject* bias, PyObject* y
 int block(const Block* block) try {
   Free free;
   std::lock_guard<std::mutex> guard(angles_lock);
-  block->run(angles_of(block->frequencies, block->half, block->starts, block->count, block->t, block->position_scale));
+  if (block->cosines) return block->run(nullptr), 0;
+  block->run(&angles_of(block->frequencies, block->half, block->starts, block->count, block->t, block->position_scale));
   return 0;
 } catch (...) {
   return -2;

@@ -15,6 +15,7 @@ from mlx import nn
 from numpy.typing import NDArray
 
 from ...kernels.fused_logprobs import Product
+from ..caches.call_positions import CallPositions
 
 CONTEXT = "_context"  # where a network and each layer of ours keep it: not among a module's parameters
 
@@ -36,6 +37,7 @@ class CallContext:
     ``listed``: layers list their products here and compute none.
     ``whole_blocks``: a decoder block is one kernel call; else its layers compute one by one, as in an adapted block.
     ``used``: names of the kernels that have computed something since it was cleared.
+    ``positions``: of the call's tokens, for a network whose rows can hold pictures. None: the caches know them.
     """
 
     lengths: NDArray[np.int64] | None = None
@@ -43,6 +45,7 @@ class CallContext:
     listed: list[ListedProduct] | None = None
     whole_blocks: bool = True
     used: set[str] = field(default_factory=set[str])
+    positions: CallPositions | None = None
 
     def __deepcopy__(self, memo: Any) -> "CallContext":
         """A copied network has calls of its own."""
@@ -89,6 +92,8 @@ def share_context(model: nn.Module, layers: list[nn.Module]) -> None:
 
 
 def drop_context(model: nn.Module, layers: list[nn.Module]) -> None:
-    """Takes it from them."""
-    for module in (model, *layers):
-        module.__dict__.pop(CONTEXT, None)
+    """Takes it from ``layers``, and from the model if no other layer has it."""
+    for layer in layers:
+        layer.__dict__.pop(CONTEXT, None)
+    if not any(CONTEXT in layer.__dict__ for layer in model.modules() if layer is not model):
+        model.__dict__.pop(CONTEXT, None)

@@ -20,19 +20,21 @@ from numpy.typing import NDArray
 
 from ...kernels import attention, native
 from ...kernels import rope as rotation
-from ...kernels.decoder_block import Block, Constants, Fronts, Rooms, Weights
+from ...kernels.decoder_block import Angles, Block, Constants, Fronts, Rooms, Weights
 from ...kernels.quantized import Matrix, QuantizedWeight
 from ...kernels.quantized import suits as suits_quantized
-from .cache_stand_ins import BothWays, PrefixView
+from ..caches.cache_stand_ins import BothWays, PrefixView
+from ..caches.ragged_kv_cache import RaggedKVCache
 from .call_context import CallContext, context_of
 from .cpu_layers import FastLinear, FastLlama3RoPE, FastQuantizedLinear, FastRMSNorm, FastRoPE, run_kernel
-from .ragged_kv_cache import RaggedKVCache
+from .sectioned_rope import FastSectionedRope
 
 PROJECTIONS = {"q": "self_attn", "k": "self_attn", "v": "self_attn", "o": "self_attn", "gate": "mlp", "up": "mlp", "down": "mlp"}
 CACHES = (NoneType, KVCache, PrefixView, RaggedKVCache)  # that the kernel can serve
 BUILT = "_built"  # where a layer keeps its BuiltBlock
 
 Lengths = NDArray[np.int64] | None  # tokens of each row in a call; pads follow
+Turns = tuple[NDArray[np.int64], Angles | None] | None  # a call's first positions, and angles if its rows hold pictures; None: by caches
 
 
 @dataclass(slots=True)
@@ -124,7 +126,7 @@ def _build(layer: Any, weights: dict[str, Any]) -> Block | None:
     shapes |= {f"{name}_bias": shapes[name][:1] for name in PROJECTIONS}
     if any(weight.shape != shapes[name] for name, weight in weights.items()):
         return None
-    if type(rope) is FastRoPE:
+    if type(rope) in (FastRoPE, FastSectionedRope):
         dims, scale = rope.dims, rope.scale
         frequencies = rotation.frequencies(dims, rope.base) if dims % 2 == 0 else None
     elif type(rope) is FastLlama3RoPE:
@@ -178,12 +180,26 @@ def _room(shape: tuple[int, ...], held: mx.array | None, used: int, coming: int)
     return made
 
 
+def _turns(layer: Any, context: CallContext) -> Turns:
+    rope, positions = layer["self_attn"]["rope"], context.positions
+    if positions is None or type(rope) is not FastSectionedRope:
+        return None
+    return positions.starts, None if positions.sections is None else rope.angles(positions)
+
+
 def _run_plain(
-    block: Block, x: mx.array, mask: attention.Mask, cache: KVCache, written: WeakKeyDictionary[KVCache, WrittenCache], lengths: Lengths
+    block: Block,
+    x: mx.array,
+    mask: attention.Mask,
+    cache: KVCache,
+    written: WeakKeyDictionary[KVCache, WrittenCache],
+    lengths: Lengths,
+    turns: Turns,
 ) -> mx.array:
     native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     held = _hold(cache, written.get(cache), block, *x.shape[:2])
-    out = block(x, held.rooms, held.rooms.used[:1], mask, lengths)
+    starts, angles = turns or (held.rooms.used[:1], None)
+    out = block(x, held.rooms, starts, mask, lengths, angles)
     held.used += x.shape[1]
     held.rooms.used += x.shape[1]
     cache.offset = held.used
@@ -191,7 +207,7 @@ def _run_plain(
     return out
 
 
-def _run_unkept(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None, lengths: Lengths) -> mx.array:
+def _run_unkept(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixView | None, lengths: Lengths, turns: Turns) -> mx.array:
     """Runs a call whose keys and values are not kept, on top of nothing or of a prefix that all its rows share."""
     native.evaluate_arrays(x, *([mask] if isinstance(mask, mx.array) else []))
     b, t, _ = x.shape
@@ -202,15 +218,16 @@ def _run_unkept(block: Block, x: mx.array, mask: attention.Mask, cache: PrefixVi
         held = [native.view(native.dense(array)) for array in (cache.base.keys, cache.base.values)]
         of_all = (held[0].ctypes.data, held[1].ctypes.data, held[0].shape[2], cache.offset)
         fronts = Fronts(*(np.full(b, n, np.int64) for n in of_all))
-    starts = np.array([0 if cache is None else cache.offset], np.int64)
-    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, lengths)
+    starts, angles = turns or (np.array([0 if cache is None else cache.offset], np.int64), None)
+    return block(x, Rooms(at[0], at[1], np.full(b, t, np.int64), np.zeros(b, np.int64), fronts), starts, mask, lengths, angles)
 
 
-def _run_rows(block: Block, x: mx.array, cache: RaggedKVCache) -> mx.array:
+def _run_rows(block: Block, x: mx.array, cache: RaggedKVCache, turns: Turns) -> mx.array:
     """Runs a call on a cache whose rows have their own lengths: each position sees its own row up to itself. Pads come last."""
     native.evaluate_arrays(x)
     t = x.shape[1]
-    out = block(x, cache.rooms(t, block.kv, block.width), cache.lengths, None if t == 1 else "causal", cache.real(t))
+    starts, angles = turns or (cache.lengths, None)
+    out = block(x, cache.rooms(t, block.kv, block.width), starts, None if t == 1 else "causal", cache.real(t), angles)
     cache.advance(t)
     return out
 
@@ -238,13 +255,15 @@ def _fast(original: Any) -> Any:
                 return slow()
             if block is None:
                 return slow()
+            turns = _turns(self, context)
             if type(held) is RaggedKVCache:
-                return run_kernel(context.used, "block", lambda: _run_rows(block, x, held), slow)
+                return run_kernel(context.used, "block", lambda: _run_rows(block, x, held, turns), slow)
             if not _suits(block, x, mask, held):
                 return slow()
+            lengths = context.lengths
             if type(held) is KVCache:
-                return run_kernel(context.used, "block", lambda: _run_plain(block, x, mask, held, _written(self), context.lengths), slow)
-            return run_kernel(context.used, "block", lambda: _run_unkept(block, x, mask, held, context.lengths), slow)
+                return run_kernel(context.used, "block", lambda: _run_plain(block, x, mask, held, _written(self), lengths, turns), slow)
+            return run_kernel(context.used, "block", lambda: _run_unkept(block, x, mask, held, lengths, turns), slow)
 
     return FastBlock
 
@@ -256,7 +275,7 @@ BLOCKS: dict[type, type] = {
 
 def serves(layer: Any) -> bool:
     """Returns True when the kernel serves a layer's calls, so that its batches can use a ragged cache."""
-    return type(layer) in BLOCKS.values() and context_of(layer).whole_blocks and not layer.training and _block(layer) is not None
+    return isinstance(layer, tuple(BLOCKS.values())) and context_of(layer).whole_blocks and not layer.training and _block(layer) is not None
 
 
 def row_cache(caches: Sequence[KVCache]) -> RaggedKVCache:

@@ -16,12 +16,14 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import ArraysCache, BatchKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from ...kernels.backend import device_name
+from ..caches.cache_stand_ins import PrefixView
+from ..caches.ragged_kv_cache import STEP, RaggedKVCache
+from ..caches.row_positions import RowPositions
 from ..core.kv_quantization import KVQuantization
 from ..quantized_kv.quantized_attention import install
 from ..quantized_kv.quantized_caches import BatchQuantizedKVCache, PlainQuantizedKVCache
-from .cache_stand_ins import PrefixView
 from .cpu_blocks import row_cache, serves
-from .ragged_kv_cache import STEP, RaggedKVCache
+from .sectioned_rope import has_positions
 
 
 class Cache(Protocol):
@@ -52,8 +54,14 @@ Caches = list[Cache]
 def make_caches(model: Any, rows: int, padded: bool, kv: KVQuantization | None = None) -> Caches:
     """Makes empty caches for ``rows`` rows, one per layer. Raises AttributeError where a layer's cache cannot be padded.
 
-    kv: how they quantize keys and values. Caches of sliding windows and recurrent states stay as they are.
+    kv: how they quantize keys and values. Caches of sliding windows and recurrent states stay as they are. A network that turns by
+    sections has the rows' positions as the last of them.
     """
+    positions = cast(Caches, [RowPositions(rows)] if has_positions(model) else [])
+    return _layer_caches(model, rows, padded, kv) + positions
+
+
+def _layer_caches(model: Any, rows: int, padded: bool, kv: KVQuantization | None) -> Caches:
     plain = make_prompt_cache(model)
     if kv is not None:
         install()
@@ -75,7 +83,9 @@ def _quantizing(cache: Any, kv: KVQuantization) -> Any:
 
 def read_only_views(base: Caches | None) -> Caches | None:
     """Returns cache arguments for a call whose keys and values are not kept: None, or views of ``base``, a cache of one row."""
-    return None if base is None else cast(Caches, [PrefixView(cache) for cache in cast(list[KVCache], base)])
+    if base is None:
+        return None
+    return cast(Caches, [copy.deepcopy(one) if isinstance(one, RowPositions) else PrefixView(one) for one in cast(list[Any], base)])
 
 
 def needs_no_caches(model: Any) -> bool:
@@ -143,8 +153,8 @@ def join_caches(parts: list[Caches]) -> Caches:
 def merge_caches(model: Any, rows: list[Caches]) -> Caches:
     """Makes padded caches from copies of plain caches of one row each, of any lengths."""
     layers: list[tuple[Any, ...]] = list(zip(*rows, strict=True))
-    if _ragged(model, list(rows[0])):
-        return [row_cache(own) for own in layers]
+    if _ragged(model, [cache for cache in rows[0] if not isinstance(cache, RowPositions)]):
+        return [type(own[0]).merge(own) if isinstance(own[0], RowPositions) else row_cache(own) for own in layers]
     return _with_small_steps([type(own[0]).merge(list(own)) for own in layers])
 
 
@@ -161,6 +171,10 @@ def select(caches: Caches, rows: list[int], of: int, padded: bool) -> None:
 
 
 def _select_plain(cache: Any, index: mx.array, of: int) -> None:
+    if isinstance(cache, RowPositions):
+        cache.filter(index)
+        return
+
     def pick(leaf: Any) -> Any:
         return leaf[index] if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == of else leaf
 
@@ -191,22 +205,25 @@ def widen_caches(caches: Caches, rows: int) -> Caches:
         return mx.broadcast_to(leaf, (rows, *leaf.shape[1:])) if isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == 1 else leaf
 
     twins = copy.deepcopy(caches)
-    for cache in twins:
-        _change(cache, repeat)
+    for cache in cast(list[Any], twins):
+        if isinstance(cache, RowPositions):
+            cache.repeat(rows)
+        else:
+            _change(cache, repeat)
     return twins
 
 
 def trimmable(caches: Caches, tokens: int) -> bool:
     """Returns True when plain caches can take in so many tokens more and give them back, without forgetting any for them."""
     return all(
-        type(cache) is KVCache or (type(cache) is RotatingKVCache and cache.offset + tokens < cache.max_size)
+        type(cache) in (KVCache, RowPositions) or (type(cache) is RotatingKVCache and cache.offset + tokens < cache.max_size)
         for cache in cast(list[Any], caches)
     )
 
 
 def trim(caches: Caches, tokens: int) -> None:
     """Drops the newest ``tokens`` of each row from ``trimmable`` plain caches."""
-    for cache in cast(list[KVCache | RotatingKVCache], caches):
+    for cache in cast(list[KVCache | RotatingKVCache | RowPositions], caches):
         cache.trim(tokens)
 
 

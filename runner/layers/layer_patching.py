@@ -28,6 +28,7 @@ from .cpu_layers import (
 )
 from .cpu_recurrent import CONVOLUTIONS
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
+from .sectioned_rope import FastSectionedRope, SectionedRope
 
 AROUND_ONE: tuple[type, ...] = (
     gear.GearRMSNorm,
@@ -54,9 +55,11 @@ LAYERS: dict[type, type] = {
     CappedAttention: FastCappedAttention,
     SwigluOAI: FastSwigluOAI,
     nn.RoPE: FastRoPE,
+    SectionedRope: FastSectionedRope,
     Llama3RoPE: FastLlama3RoPE,
 }
 CLASSES = LAYERS | CONVOLUTIONS | BLOCKS
+WITH_CONTEXT: set[type] = {SectionedRope}  # need the context of the network's calls on any device
 QUANTIZED = {
     original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, ScaledQuantizedEmbedding, QuantizedSwitchLinear)
 }
@@ -80,9 +83,10 @@ def _patch(network: nn.Module, classes: dict[type, type]) -> None:
 
 def unpatch_layers(network: nn.Module) -> None:
     """Gives the layers their own classes again, and frees what the kernels hold of their weights."""
-    drop_context(network, _ours(network))
-    for layer in _change(network, {ours: original for original, ours in CLASSES.items()}):
+    changed = _change(network, {ours: original for original, ours in CLASSES.items()})
+    for layer in changed:
         layer.__dict__.pop(BUILT, None)
+    drop_context(network, [layer for layer in changed if type(layer) not in WITH_CONTEXT])
 
 
 def is_patched(network: nn.Module) -> bool:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...kernels.fused_logprobs import Product
+from ..caches.row_positions import RowPositions
 from .call_context import context_of
 from .kv_cache import Caches, set_call_lengths
 from .lm_head import Head
@@ -46,6 +47,8 @@ class Network:
         """
         context = context_of(self.model)
         try:
+            if caches is not None and isinstance(caches[-1], RowPositions):
+                context.positions, caches = caches[-1].take(None, *tokens.shape, lengths), caches[:-1]
             if lengths is not None:
                 width = tokens.shape[1]
                 if caches is not None:
@@ -57,7 +60,7 @@ class Network:
             states = self.model(tokens, cache=caches) if self.head is None else self.head.states(tokens, caches)
             return states if read == "states" else None
         finally:
-            context.lengths, context.reads_logits = None, False
+            context.lengths, context.reads_logits, context.positions = None, False, None
 
     def logits(self, states: mx.array) -> mx.array:
         """Returns logits [N, V] of hidden states [N, H], all of which will be read."""

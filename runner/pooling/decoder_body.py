@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+from ..caches.cache_stand_ins import BothWays
 from ..core.errors import ModelError
-from ..layers.cache_stand_ins import BothWays
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from .both_ways import reads_both_ways, require_attention, window_of

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_bulk.kernels import rope
 from mlx_bulk.kernels.attention import Mask
-from mlx_bulk.kernels.decoder_block import Block, Constants, Rooms, Weights
+from mlx_bulk.kernels.decoder_block import Angles, Block, Constants, Rooms, Weights
 from numpy.typing import NDArray
 
 HELD = 123.0  # in the rooms behind what is used
@@ -62,14 +62,16 @@ def case(s: Shape, offset: int | mx.array | None = None) -> Case:
     return Case(weights, constants, x, cached[0], cached[1], s.used if offset is None else offset)
 
 
-def called(c: Case, mask: Mask = None, spare: int = 3) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+def called(
+    c: Case, mask: Mask = None, spare: int = 3, angles: Angles | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
     """Its output, and the rooms for keys and values as it leaves them."""
     (rows, kv, used, width), t = c.keys.shape, c.x.shape[1]
     arrays = [np.full((rows, kv, used + t + spare, width), HELD, np.float32) for _ in range(2)]
     for array, held in zip(arrays, (c.keys, c.values), strict=True):
         array[:, :, :used] = np.array(held)
     starts = np.array(c.offset, np.int64).reshape(-1)
-    out = Block(c.weights, c.constants)(c.x, rooms_of(arrays[0], arrays[1], used), starts, mask)
+    out = Block(c.weights, c.constants)(c.x, rooms_of(arrays[0], arrays[1], used), starts, mask, None, angles)
     return np.array(out), arrays[0], arrays[1]
 
 

@@ -58,6 +58,18 @@ def test_more_positions_than_are_projected_at_once(rows: int, t: int):
     check(case(shape, mx.arange(rows) * 3), "causal")
 
 
+@pytest.mark.parametrize(("rows", "t", "neighbours"), [(1, 193, False), (3, 150, False), (3, 7, True), (40, 1, False)])
+def test_given_angles_turn_each_token_of_each_row_by_its_own(rows: int, t: int, neighbours: bool):
+    c = case(Shape(rows=rows, t=t, used=4, normed=True, neighbours=neighbours))
+    by = np.random.default_rng(1).uniform(0, 7, (rows, t, 8)).astype(np.float32)
+    angles = np.cos(by), np.sin(by)
+    truth = [np.array(x) for x in decoder_block.reference(c.x, c.weights, c.constants, c.keys, c.values, 0, "causal", angles)]
+    out, keys, _ = called(c, "causal", angles=angles)
+    np.testing.assert_allclose(out, truth[0], rtol=0, atol=ATOL)
+    np.testing.assert_allclose(keys[:, :, 4 : 4 + t], truth[1][:, :, 4:], rtol=0, atol=ATOL)
+    assert np.abs(out - called(c, "causal")[0]).max() > 1e-2
+
+
 @pytest.mark.parametrize("name", [field.name for field in fields(Weights) if field.name != "frequencies"])
 def test_each_array_enters(name: str):
     """An array that the kernel ignores would not show where it is small."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mlx_bulk.runner.layers.cache_stand_ins import BothWays
+from mlx_bulk.runner.caches.cache_stand_ins import BothWays
 
 LENGTHS = [7, 3, 5]
 

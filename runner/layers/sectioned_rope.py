@@ -1,0 +1,115 @@
+"""Rotary embeddings whose numbers turn by three positions: time, height and width (M-RoPE; Qwen2-VL, Wang et al. 2024).
+
+Which number of a head turns by which of them the config says: in three sections one after the other (Qwen2-VL), or taking turns
+(Qwen3-VL). Where a call holds no picture all three are equal, and this is plain RoPE.
+
+    [2, 3, 3]           t t h h h w w w
+    [3, 3, 2] in turns  t h w t h w t h
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from numpy.typing import NDArray
+
+from ...kernels import rope
+from ...kernels.decoder_block import Angles
+from ..caches.call_positions import CallPositions
+from .call_context import CallContext, share_context
+from .cpu_layers import FastRoPE
+
+POSITIONS = "_row_positions"  # a mark on a network whose caches hold its rows' positions: not among a module's parameters
+TAKING_TURNS = ("qwen3",)  # model types that begin so take turns even if their config does not say it
+
+
+@dataclass(slots=True, frozen=True)
+class Sections:
+    """How many numbers of a head's half turn by time, height and width. ``turns``: they alternate."""
+
+    counts: tuple[int, int, int]
+    turns: bool = False
+
+    @property
+    def axes(self) -> NDArray[np.intp]:
+        """Returns by which position each number of half a head turns, [R / 2]: 0 time, 1 height, 2 width."""
+        if not self.turns:
+            return np.repeat(np.arange(3), self.counts)
+        axes = np.zeros(sum(self.counts), np.intp)
+        for axis in (1, 2):
+            axes[axis : 3 * self.counts[axis] : 3] = axis
+        return axes
+
+
+def sections_of(config: dict[str, Any]) -> Sections | None:
+    """Returns the sections that a checkpoint's config asks for; None where its model has one position a token.
+
+    They stand in ``rope_scaling`` (hub, transformers 4) or ``rope_parameters`` (transformers 5), of the text's config or of the whole.
+    """
+    for part in (config.get("text_config"), config):
+        for name in ("rope_parameters", "rope_scaling"):
+            scaling = part.get(name) if isinstance(part, dict) else None
+            if isinstance(scaling, dict) and isinstance(counts := scaling.get("mrope_section"), list) and len(counts) == 3:
+                turns = bool(scaling.get("mrope_interleaved")) or str(config.get("model_type")).startswith(TAKING_TURNS)
+                return Sections((int(counts[0]), int(counts[1]), int(counts[2])), turns)
+    return None
+
+
+class SectionedRope(nn.RoPE):
+    """``nn.RoPE`` that turns by the positions of the network's call, where that names some."""
+
+    _context: CallContext
+    axes: NDArray[np.intp]  # set by ``turn_by_sections``; not among a module's parameters
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        """x [B, H, T, D] -> the same shape. offset: for a call that names no positions."""
+        positions = self._context.positions
+        if positions is None:
+            return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
+        if positions.sections is None:
+            return super().__call__(x, positions.offset)  # pyright: ignore[reportArgumentType]
+        cosines, sines = (mx.array(each)[:, None].astype(x.dtype) for each in self.angles(positions))
+        return rope.turned(x, cosines, sines, self.traditional)
+
+    def angles(self, positions: CallPositions) -> Angles:
+        """Returns the cosines and sines [B, T, R / 2] of a call with pictures."""
+        return positions.angles(rope.frequencies(self.dims, self.base), self.axes, self.scale)
+
+
+class FastSectionedRope(SectionedRope, FastRoPE):
+    """``SectionedRope`` with ``FastRoPE``'s kernel where all three positions are equal."""
+
+
+def turn_by_sections(network: Any, sections: Sections) -> None:
+    """Makes a network's rotary embeddings turn by three positions; its caches then hold those of the rows (``RowPositions``).
+
+    Raises ValueError where the sections do not fit the embeddings, or these are of another kind than ``nn.RoPE``.
+    """
+    axes, layers = sections.axes, list[Any]()
+    for name, layer in network.named_modules():
+        if name.rpartition(".")[2] != "rope":
+            continue
+        if type(layer) not in SECTIONED or layer.dims != 2 * len(axes):
+            raise ValueError(f"{name} ({type(layer).__name__}) cannot turn by the sections {list(sections.counts)} of the config")
+        layer.__class__ = SECTIONED[type(layer)]
+        object.__setattr__(layer, "axes", axes)
+        layers.append(layer)
+    if not layers:
+        raise ValueError("the network has no rotary embeddings")
+    share_context(network, layers)
+    object.__setattr__(network, POSITIONS, True)
+
+
+def has_positions(network: Any) -> bool:
+    """Returns True for a network that turns by sections."""
+    return getattr(network, POSITIONS, False)
+
+
+SECTIONED: dict[type, type] = {
+    nn.RoPE: SectionedRope,
+    FastRoPE: FastSectionedRope,
+    SectionedRope: SectionedRope,
+    FastSectionedRope: FastSectionedRope,
+}
