@@ -65,6 +65,17 @@ def join_scores(parts: list[Scores]) -> Scores:
     return Scores(*(None if values[0] is None else np.concatenate(values) for values in together))  # pyright: ignore[reportArgumentType]
 
 
+def spread_scores(scores: Scores, places: NDArray[np.intp], length: int) -> Scores:
+    """Returns ``scores`` at ``places`` [N] of ``length`` tokens. The others have NaN, and 0 where numbers are whole."""
+
+    def spread(values: NDArray[np.generic]) -> NDArray[np.generic]:
+        wide = np.full((length, *values.shape[1:]), np.nan if values.dtype.kind == "f" else 0, values.dtype)
+        wide[places] = values
+        return wide
+
+    return Scores(*(None if (part := getattr(scores, name)) is None else spread(part) for name in Scores.__slots__))  # pyright: ignore[reportArgumentType]
+
+
 def reference(
     logits: mx.array, targets: mx.array, top: int, stats: bool, greedy: bool = False
 ) -> tuple[mx.array, mx.array | None, mx.array | None, mx.array | None, mx.array | None, mx.array | None]:

@@ -94,8 +94,10 @@ def _error(failure: Failure | None) -> RecordError | None:
     return None if failure is None else RecordError(failure.stage, failure.error, failure.message)
 
 
-def _after_first(values: NDArray[Any] | None, fill: float) -> Any:
-    """Returns [T, …] with ``fill`` for the first token, before which nothing stands, from [T - 1, …]."""
+def _after_first(values: NDArray[Any] | Masked | None, fill: float) -> Any:
+    """Returns [T, …] with ``fill`` for the first token, before which nothing stands, and for pictures' tokens, from [T - 1, …]."""
+    if isinstance(values, Masked):
+        return _filled(values, fill, values.values.dtype)
     return None if values is None else np.concatenate([np.full((1, *values.shape[1:]), fill, values.dtype), values])
 
 

@@ -1,11 +1,16 @@
 """The columns of a completion's record, as far as a config fills them."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ...configs.schema import GenerateConfig
-from ...runner.store.arrow_builder import LEADING_NULL
+from ...runner.core.arrays import Ids
+from ...runner.core.images import FIRST_IMAGE_ID
+from ...runner.store.arrow_builder import LEADING_NULL, Masked
 
 FLOATS, INTS = pa.list_(pa.float32()), pa.list_(pa.int32())
 TOOL_CALLS = pa.list_(pa.struct([("id", pa.string()), ("name", pa.string()), ("arguments", pa.large_string())]))
@@ -48,6 +53,15 @@ def completion_fields(config: GenerateConfig, kept: pa.StructType | None, differ
     fields += [("cumulative_logprob", pa.float64()), ("seed", pa.uint64())]
     echo = [("prompt_logprobs", FLOATS), *_figures("prompt_", logprobs.top, logprobs.stats)] if logprobs.prompt else []
     return [*(pa.field(*f) for f in fields), *(pa.field(*f, metadata=LEADING_NULL) for f in echo)]
+
+
+def echoed(ids: Ids, figures: NDArray[Any] | None) -> NDArray[Any] | Masked | None:
+    """Returns figures [T - 1, …] of a prompt's tokens after the first, for a column of the echo: null at a picture's tokens. ids: [T]."""
+    words = ids < FIRST_IMAGE_ID
+    if figures is None or words.all():
+        return figures
+    there = np.concatenate([[False], words[1:]])
+    return Masked(figures[there[1:]], there)
 
 
 def _parts(config: GenerateConfig, parts: AnswerColumns) -> list[tuple[str, pa.DataType]]:

@@ -31,7 +31,7 @@ from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
 from ..statistics.kv_table import kv_closing
 from .completion_answers import CompletionAnswers
-from .completion_columns import completion_fields
+from .completion_columns import completion_fields, echoed
 from .grammar_check import require_grammar
 from .openai_rows import OpenAIRows
 from .prompt_encoding import encode_prompt, require_chat_template, require_shown_tools, require_top, require_vocabulary
@@ -253,7 +253,7 @@ class GenerateJob:
             values["input"] = row.columns
         for name in scores.__slots__:
             values[name] = getattr(scores, name)
-            values[f"prompt_{name}"] = getattr(outcome.echo, name) if outcome.echo is not None else None
+            values[f"prompt_{name}"] = echoed(prompt.ids, getattr(outcome.echo, name)) if outcome.echo is not None else None
         return values
 
     def completion(self, request: Request, outcome: Generated, offsets: Ids) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ...kernels.sampling.draw import Launched, launch
 from ..core.guide import Guide
+from ..core.images import FIRST_IMAGE_ID
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.progress import Progress
 from ..layers.kv_cache import Caches, select
@@ -54,6 +55,7 @@ class DecodeBatch:
         self._eos, self._progress = np.array(sorted(eos), np.int32), progress
         self._order: NDArray[np.intp] = np.zeros(0, np.intp)  # slots, in the order of the batch's rows
         self._tokens = mx.zeros(0, mx.int32)  # the newest token of each of these rows
+        self._ends_in_picture = False  # one of them is a picture's: the prompt that it ends has just joined
         self._caches: Caches = []
         self._sent: _Sent | None = None
         self._left: list[int] = []  # slots of rows that have left, which the step under way still holds
@@ -103,7 +105,9 @@ class DecodeBatch:
         slots = self._slots.free[: len(rows)]
         for slot, row in zip(slots, rows, strict=True):
             self._slots.enter(slot, row)
-        prompt_ends = mx.array(np.array([row.request.prompt.ids[-1] for row in rows], np.int32))
+        ends = np.array([row.request.prompt.ids[-1] for row in rows], np.int32)
+        self._ends_in_picture = self._ends_in_picture or bool((ends >= FIRST_IMAGE_ID).any())
+        prompt_ends = mx.array(ends)
         self._tokens = mx.concatenate([self._tokens, prompt_ends]) if len(self._order) else prompt_ends
         self._order = np.concatenate([self._order, np.array(slots, np.intp)])
 
@@ -146,7 +150,9 @@ class DecodeBatch:
     def _send(self, setup: Setup, before: _Sent | None) -> _Sent | None:
         """Sends a step. Returns ``before`` if it is still unread."""
         slots, order, wanted = self._slots, self._order, setup.wanted
-        logits, passed = setup.network(self._tokens[:, None], self._caches)[:, -1], None
+        tokens = self._tokens[:, None]
+        logits, passed = setup.network(np.array(tokens) if self._ends_in_picture else tokens, self._caches)[:, -1], None
+        self._ends_in_picture = False
         load = self.load
         if setup.ahead and setup.limits.kv(load.rows, load.longest) > COPIED_BYTES:
             passed = logits[0, 0] + 0  # not a view: that would hold all logits

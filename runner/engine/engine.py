@@ -17,6 +17,7 @@ import numpy as np
 
 from ...kernels.logprobs import Scores
 from ..core.errors import first_line
+from ..core.images import FIRST_IMAGE_ID
 from ..core.outcomes import Failure, Outcome
 from ..core.progress import Progress
 from ..core.requests import Request, Sample, Sampling
@@ -166,11 +167,12 @@ class Engine(FixedWeights):
 
     def _active(self, request: Request, sample: Sample, echo: Scores | None) -> Active:
         sampling = request.work.sampling
-        seen = np.unique(request.prompt.ids) if sampling.repetition_penalty != 1.0 else request.prompt.ids[:0]
+        words = request.prompt.ids < FIRST_IMAGE_ID
+        seen = np.unique(request.prompt.ids[words]) if sampling.repetition_penalty != 1.0 else request.prompt.ids[:0]
         stopper = self._stopper(sampling) if sampling.stop else None
         fault = None
-        if echo is not None and np.isnan(echo.logprobs).any():
-            fault = f"the model's logits for prompt token {int(np.isnan(echo.logprobs).argmax()) + 1} are NaN or all -inf"
+        if echo is not None and (bad := np.isnan(echo.logprobs) & words[1:]).any():
+            fault = f"the model's logits for prompt token {int(bad.argmax()) + 1} are NaN or all -inf"
         guide = request.work.guidance.start() if request.work.guidance is not None else None
         return Active(request, sample, echo, np.random.Philox(key=sample.seed), stopper, guide, seen, fault)
 

@@ -20,7 +20,7 @@ def kept_logprobs(setup: Setup, prompt: Ids, completion: Ids, kept: Sequence[Ids
     caches, at, logprobs = make_caches(setup.model, 1, padded=False, kv=setup.kv), 0, list[float]()
     while at < len(ids) - 1:
         n = call_tokens(setup, 1, len(ids) - 1 - at)
-        states = setup.network(mx.array(ids[None, at : at + n]), caches, read="states")[0]
+        states = setup.network(ids[None, at : at + n], caches, read="states")[0]
         evaluate_caches(caches)
         positions = np.arange(max(first, at), at + n)
         parts = max(1, -(-len(positions) // setup.logit_rows))

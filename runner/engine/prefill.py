@@ -188,7 +188,7 @@ def _run(
     for n in call_widths(setup, len(rows), tokens.shape[1]):
         yield n * len(rows)
         mx.eval(sent)  # one call at a time: its arrays are large
-        columns, lengths = mx.array(tokens[:, at : at + n]), [len(row) - at for row in rows]
+        columns, lengths = tokens[:, at : at + n], [len(row) - at for row in rows]
         if echo:
             states = setup.network(columns, caches, lengths=lengths, read="states")
             _score_call(setup, states, at, rows, echoes)

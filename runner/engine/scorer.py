@@ -236,7 +236,7 @@ class Scorer(FixedWeights):
 
     def _states(self, batch: list[Segment], tokens: NDArray[np.int32], at: int, n: int, caches: BatchCaches) -> list[mx.array]:
         """Runs the columns from ``at`` to ``at + n`` of ``tokens`` [B, T]; returns each model's hidden states [B, n, H]."""
-        columns, lengths = mx.array(tokens[:, at : at + n]), [len(segment) - at for segment in batch]
+        columns, lengths = tokens[:, at : at + n], [len(segment) - at for segment in batch]
         pairs = zip(self._models, caches.by_model, strict=True)
         return [model.network(columns, own, lengths=lengths, read="states") for model, own in pairs]
 

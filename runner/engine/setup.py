@@ -74,7 +74,7 @@ class Setup:
     @property
     def network(self) -> Network:
         """Returns the model as it is called."""
-        return Network(self.model, self.head)
+        return Network(self.model, self.head, self.images)
 
     def split_anew(self) -> "Setup":
         """Returns the setup with the model split again, as adapters may have replaced its head since the last split."""

@@ -19,6 +19,7 @@ from ...kernels.sampling.logits_processors import Edits
 from ...kernels.sampling.parameters import Parameters
 from ...kernels.sampling.top_choices import TopChoices
 from ..core.guide import Guide
+from ..core.images import FIRST_IMAGE_ID
 from ..core.requests import Request, Sample, Sampling
 
 DRAWS = 64  # uniforms drawn ahead for a row
@@ -110,7 +111,8 @@ class Slots:
         self._frequency[slot] = s.frequency_penalty
         if s.dry_multiplier > 0:
             rule = DryRule(s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_range, row.request.work.breakers)
-            row.repetition = Repetition(rule, row.request.prompt.ids)
+            ids = row.request.prompt.ids
+            row.repetition = Repetition(rule, ids[ids < FIRST_IMAGE_ID])
 
     def leave(self, slot: int) -> None:
         """Frees a slot."""

@@ -1,4 +1,4 @@
-"""Tells our CPU layers about the current call of their network, and takes their reports about it.
+"""Tells our layers about the current call of their network, and takes their reports about it.
 
 mlx-lm's modules pass no arguments of ours on to the layers inside them. So all layers of ours in one network share one
 ``CallContext``: ``Network`` fills it in before a call and empties it afterwards. A network without our layers needs none.
@@ -7,7 +7,7 @@ mlx-lm's modules pass no arguments of ours on to the layers inside them. So all 
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from ...kernels.fused_logprobs import Product
 from ..caches.call_positions import CallPositions
+from ..core.images import ImagePart
 
 CONTEXT = "_context"  # where a network and each layer of ours keep it: not among a module's parameters
+READER = "_image_reader"  # where a network keeps its ``ImageReader``
 
 
 @dataclass(slots=True, frozen=True)
@@ -28,6 +30,27 @@ class ListedProduct:
     product: Product
 
 
+@dataclass(slots=True, frozen=True)
+class PlacedFeatures:
+    """Features of pictures, and their places in a call's tokens [B, T].
+
+    indices: [N], places in the flat tokens. embeddings: [N, H], what stands there in place of a token's embedding. deepstack: for each of
+    the first layers [N, H], what is added to its hidden states there (Qwen3-VL); empty for other models.
+    """
+
+    indices: NDArray[np.int64]
+    embeddings: mx.array
+    deepstack: tuple[mx.array, ...] = ()
+
+
+class ImageReader(Protocol):
+    """What makes features of pictures for one network."""
+
+    def placed(self, parts: list[ImagePart]) -> PlacedFeatures:
+        """Returns the features of a call's pictures. Raises DataError where a picture cannot be read any more."""
+        ...
+
+
 @dataclass(slots=True)
 class CallContext:
     """One network's current call. Outside of a call everything is as in a call by a stranger to this package.
@@ -36,6 +59,7 @@ class CallContext:
     ``reads_logits``: all logits of the call will be read, so the LM head's kernel computes them at once.
     ``listed``: layers list their products here and compute none.
     ``whole_blocks``: a decoder block is one kernel call; else its layers compute one by one, as in an adapted block.
+    ``pictures``: the features that stand in the call's tokens; None where there are no pictures.
     ``used``: names of the kernels that have computed something since it was cleared.
     ``positions``: of the call's tokens, for a network whose rows can hold pictures. None: the caches know them.
     """
@@ -44,6 +68,7 @@ class CallContext:
     reads_logits: bool = False
     listed: list[ListedProduct] | None = None
     whole_blocks: bool = True
+    pictures: PlacedFeatures | None = None
     used: set[str] = field(default_factory=set[str])
     positions: CallPositions | None = None
 
@@ -92,8 +117,13 @@ def share_context(model: nn.Module, layers: list[nn.Module]) -> None:
 
 
 def drop_context(model: nn.Module, layers: list[nn.Module]) -> None:
-    """Takes it from ``layers``, and from the model if no other layer has it."""
+    """Takes it from ``layers``, and from the model if no other layer has it and it reads no pictures."""
     for layer in layers:
         layer.__dict__.pop(CONTEXT, None)
-    if not any(CONTEXT in layer.__dict__ for layer in model.modules() if layer is not model):
+    if not reads_pictures(model) and not any(CONTEXT in layer.__dict__ for layer in model.modules() if layer is not model):
         model.__dict__.pop(CONTEXT, None)
+
+
+def reads_pictures(model: Any) -> bool:
+    """Returns whether something makes features of pictures for ``model``."""
+    return getattr(model, READER, None) is not None

@@ -140,6 +140,12 @@ class _Gate:
         return states
 
 
+def body_of(network: nn.Module) -> nn.Module | None:
+    """Returns a network's body, which makes hidden states of tokens; None where no child has a body's name."""
+    path = _body(network)
+    return None if path is None else _at(network, path)
+
+
 def _body(network: nn.Module) -> tuple[str, ...] | None:
     """Returns the path of children that leads to the body, or None."""
     inner = network.get(TEXT)

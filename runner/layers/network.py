@@ -1,7 +1,8 @@
 """A network as we call it: one object whose call names its tokens, caches, row lengths, and what the caller will read.
 
 Everything above the layers calls a model through ``Network``: the engine, the scorer and the checks. It hands the call's
-arguments to our CPU layers, and splits the network in body and head where the caller reads hidden states.
+arguments to our layers, and splits the network in body and head where the caller reads hidden states. Ids of pictures become the
+tokenizer's own placeholder, and their features go to the layer that puts them over the placeholder's embedding.
 """
 
 from typing import Any, Literal, overload
@@ -11,34 +12,48 @@ import numpy as np
 
 from ...kernels.fused_logprobs import Product
 from ..caches.row_positions import RowPositions
-from .call_context import context_of
+from ..core.arrays import Ids
+from ..core.images import ImageTable
+from .call_context import READER, ImageReader, PlacedFeatures, context_of
 from .kv_cache import Caches, set_call_lengths
 from .lm_head import Head
 
 
 class Network:
-    """A model of mlx-lm's, and its ``head`` if it can be split. Without a head its states are its logits."""
+    """A model of mlx-lm's, and its ``head`` if it can be split. Without a head its states are its logits.
 
-    def __init__(self, model: Any, head: Head | None = None):
-        self.model, self.head = model, head
+    images: the pictures that tokens may stand for; None where there are none.
+    """
+
+    def __init__(self, model: Any, head: Head | None = None, images: ImageTable | None = None):
+        self.model, self.head, self.images = model, head, images
 
     @overload
     def __call__(
-        self, tokens: mx.array, caches: Caches | None, *, lengths: list[int] | None = None, read: Literal["logits", "states"] = "logits"
+        self,
+        tokens: mx.array | Ids,
+        caches: Caches | None,
+        *,
+        lengths: list[int] | None = None,
+        read: Literal["logits", "states"] = "logits",
     ) -> mx.array: ...
 
     @overload
-    def __call__(self, tokens: mx.array, caches: Caches | None, *, lengths: list[int] | None = None, read: Literal["nothing"]) -> None: ...
+    def __call__(
+        self, tokens: mx.array | Ids, caches: Caches | None, *, lengths: list[int] | None = None, read: Literal["nothing"]
+    ) -> None: ...
 
     def __call__(
         self,
-        tokens: mx.array,
+        tokens: mx.array | Ids,
         caches: Caches | None,
         *,
         lengths: list[int] | None = None,
         read: Literal["logits", "states", "nothing"] = "logits",
     ) -> mx.array | None:
         """Runs ``tokens`` [B, T] on top of what ``caches`` hold, which take them in; None: on top of nothing.
+
+        In an array of NumPy's ids of pictures are looked up; one of mlx's, a decode step's, holds none.
 
         ``lengths`` [B]: how many of the columns from here on are tokens of each row; pads follow. It may be more than T, or
         less than none, where a row's tokens come in several calls. None: all columns are tokens.
@@ -47,8 +62,11 @@ class Network:
         """
         context = context_of(self.model)
         try:
+            ids = tokens if isinstance(tokens, np.ndarray) else None
             if caches is not None and isinstance(caches[-1], RowPositions):
-                context.positions, caches = caches[-1].take(None, *tokens.shape, lengths), caches[:-1]
+                context.positions, caches = caches[-1].take(ids, *tokens.shape, lengths, self.images), caches[:-1]
+            if ids is not None:
+                context.pictures, tokens = self._pictures(ids), self._plain(ids)
             if lengths is not None:
                 width = tokens.shape[1]
                 if caches is not None:
@@ -60,7 +78,19 @@ class Network:
             states = self.model(tokens, cache=caches) if self.head is None else self.head.states(tokens, caches)
             return states if read == "states" else None
         finally:
-            context.lengths, context.reads_logits, context.positions = None, False, None
+            context.lengths, context.reads_logits, context.positions, context.pictures = None, False, None, None
+
+    def _pictures(self, tokens: Ids) -> PlacedFeatures | None:
+        """Returns the features of the pictures in a call; None without any."""
+        if self.images is None or not (parts := self.images.images_in(tokens)):
+            return None
+        reader: ImageReader | None = getattr(self.model, READER, None)
+        assert reader is not None, "ids of pictures went to a network that reads text alone"
+        return reader.placed(parts)
+
+    def _plain(self, tokens: Ids) -> mx.array:
+        """Returns the call's tokens as the model knows them."""
+        return mx.array(tokens if self.images is None else self.images.plain(tokens))
 
     def logits(self, states: mx.array) -> mx.array:
         """Returns logits [N, V] of hidden states [N, H], all of which will be read."""

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from ...kernels import divergence, logprobs
 from ...kernels.divergence import Divergence, diverge
 from ...kernels.logprobs import Scores
+from ..core.images import FIRST_IMAGE_ID
 from ..core.logprob_options import LogprobOptions
-from .logit_scores import score_logits, score_product
+from .logit_scores import no_scores, score_logits, score_product
 from .network import Network
 
 TILES = 32  # rows that a processor with tiles multiplies at a time: fewer cost as much
@@ -28,8 +29,14 @@ def read_scores(
 
     With a second network and its states, also the divergence of the first from it, over the ids that both have. Logits of twice ``rows``
     positions are in memory: the next are computed while these are reduced. There are none where a kernel reduces the product as it
-    multiplies. A position with several targets goes through the head once. No other place makes logits of states.
+    multiplies. A position with several targets goes through the head once. No other place makes logits of states. An echo's targets may
+    be ids of pictures: their figures are NaN, or 0 where they are whole numbers.
     """
+    words = np.flatnonzero(targets < FIRST_IMAGE_ID)
+    if len(words) < len(targets):
+        assert len(networks) == 1, "ids of pictures are no targets of a comparison"
+        of_words = read_scores(networks, states, at[words], targets[words], rows, wanted)[0] if len(words) else no_scores(wanted)
+        return logprobs.spread_scores(of_words, words, len(targets)), None
     pairs, back = np.unique(at.astype(np.int64) << 32 | targets, return_inverse=True)
     at, targets = (pairs >> 32).astype(np.intp), (pairs & 0xFFFFFFFF).astype(np.int32)
     if len(networks) == 1 and (fused := _fused_scores(networks[0], states[0], at, targets, wanted)) is not None:

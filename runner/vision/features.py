@@ -1,0 +1,84 @@
+"""Features of pictures, made once and kept by digest, as many as fit a number of bytes. The longest unused go first.
+
+A picture's features are the same bits alone and beside others, so each is made in a call of its own. What a call of the network needs
+stays until that call is done, whatever the bound.
+"""
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+import numpy as np
+
+from ..core.images import ImagePart, PromptImage
+from ..layers.call_context import PlacedFeatures
+
+
+@dataclass(slots=True, frozen=True)
+class ImageFeatures:
+    """What a tower makes of one picture: embeddings [tokens, H], and for each of the first layers what is added there [tokens, H]."""
+
+    embeddings: mx.array
+    deepstack: tuple[mx.array, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(array.nbytes for array in (self.embeddings, *self.deepstack))
+
+
+class FeatureMaker(Protocol):
+    """A tower."""
+
+    def features(self, image: PromptImage) -> ImageFeatures:
+        """Returns a picture's features, computed. Raises DataError where the picture cannot be read any more."""
+        ...
+
+
+class FeatureCache:
+    """Features of ``tower``, of which at most ``most_bytes`` are kept between calls.
+
+    calls: how often the tower has been called. Belongs to the model's thread.
+    """
+
+    def __init__(self, tower: FeatureMaker, most_bytes: int = sys.maxsize):
+        self.tower, self.most_bytes, self.calls = tower, most_bytes, 0
+        self._kept: OrderedDict[str, ImageFeatures] = OrderedDict()
+        self._bytes = 0
+
+    def placed(self, parts: list[ImagePart]) -> PlacedFeatures:
+        """Returns the features of a call's pictures. Raises DataError where a picture cannot be read any more."""
+        found = [self._of(part.image) for part in parts]  # holds them all, whatever is dropped from the cache meanwhile
+        offsets = [mx.array(part.offsets) for part in parts]
+        indices = np.concatenate([part.indices for part in parts])
+        embeddings = mx.concatenate([each.embeddings[at] for each, at in zip(found, offsets, strict=True)])
+        layers = range(len(found[0].deepstack))
+        deepstack = tuple(mx.concatenate([each.deepstack[i][at] for each, at in zip(found, offsets, strict=True)]) for i in layers)
+        return PlacedFeatures(indices, embeddings, deepstack)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of what is kept."""
+        return self._bytes
+
+    def clear(self) -> None:
+        """Drops all features: the tower has other weights now."""
+        self._kept.clear()
+        self._bytes = 0
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "FeatureCache":
+        """A copied network reads pictures with the same tower: adapters and policies do not change it."""
+        return self
+
+    def _of(self, image: PromptImage) -> ImageFeatures:
+        features = self._kept.pop(image.digest, None)
+        if features is None:
+            self.calls += 1
+            features = self.tower.features(image)
+            self._bytes += features.nbytes
+        self._kept[image.digest] = features
+        while self._kept and self._bytes > self.most_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return features

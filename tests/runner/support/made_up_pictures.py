@@ -1,0 +1,51 @@
+"""Pictures without pixels, a tower that makes random features of them, and a network's slow truth on rows that hold them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_bulk.runner.core.images import ImageTable, PromptImage
+from mlx_bulk.runner.core.requests import Generate, Prompt, Request, Sample, Sampling
+from mlx_bulk.runner.vision.features import ImageFeatures
+
+PLACEHOLDER = 9
+
+
+class NoiseTower:
+    """Makes features [tokens, width] of a picture's digest, and notes the digests."""
+
+    def __init__(self, width: int = 64, scale: float = 1.0):
+        self.width, self.scale, self.seen = width, scale, list[str]()
+
+    def features(self, image: PromptImage) -> ImageFeatures:
+        self.seen.append(image.digest)
+        noise = np.random.default_rng(sum(image.digest.encode())).standard_normal((image.tokens, self.width))
+        return ImageFeatures(mx.array((self.scale * noise).astype(np.float32)))
+
+
+def picture(table: ImageTable, digest: str, tokens: int) -> PromptImage:
+    return table.register(digest, tokens, (1, 1, tokens), dict)
+
+
+def picture_ids(*parts: Sequence[int] | PromptImage) -> list[int]:
+    """Token ids of texts and pictures, one after another."""
+    return [int(i) for part in parts for i in (part.ids if isinstance(part, PromptImage) else part)]
+
+
+def picture_request(row: int, parts: Sequence[Sequence[int] | PromptImage], sampling: Sampling, samples: int = 1) -> Request:
+    ids = np.array(picture_ids(*parts), np.int32)
+    images = tuple(part for part in parts if isinstance(part, PromptImage))
+    return Request(row, Prompt("", ids, np.zeros_like(ids), images), Generate(sampling, tuple(Sample(i, i) for i in range(samples))))
+
+
+def true_logprobs(network: Any, table: ImageTable, tower: NoiseTower, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Log-softmax [T, V] of one row by itself: the whole row's embeddings are made here, and given to mlx-lm's model in one call."""
+    row = np.array(ids, np.int32)
+    body = network.model
+    embedded = np.array(body["embed_tokens"](mx.array(table.plain(row))))
+    for part in table.images_in(row):
+        embedded[part.indices] = np.array(tower.features(part.image).embeddings)[part.offsets]
+    logits = np.array(network(mx.array(table.plain(row))[None], input_embeddings=mx.array(embedded)[None])[0]).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
