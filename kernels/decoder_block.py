@@ -102,7 +102,7 @@ def reference(
     def turned(y: mx.array, norm: mx.array | None, eps: float) -> mx.array:
         y = y if norm is None else elementwise.reference_rms_norm(y, norm, eps)
         if angles is not None:
-            return rope.turned(y, *(mx.array(each)[:, None] for each in angles), c.neighbours)
+            return rope.turned(y, mx.array(angles[0])[:, None], mx.array(angles[1])[:, None], c.neighbours)
         return rope.reference(y, w.frequencies, offset, c.position_scale, c.neighbours)
 
     normed = elementwise.reference_rms_norm(x, w.norm, c.eps)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
+from ..caches.image_blocks import uncut
 from ..core.arrays import Floats, Ids
 from ..layers.kv_cache import evaluate_caches, make_caches
 from .prefill import call_tokens
@@ -19,7 +20,7 @@ def kept_logprobs(setup: Setup, prompt: Ids, completion: Ids, kept: Sequence[Ids
     ids, first = np.concatenate([prompt, completion]), len(prompt) - 1
     caches, at, logprobs = make_caches(setup.model, 1, padded=False, kv=setup.kv), 0, list[float]()
     while at < len(ids) - 1:
-        n = call_tokens(setup, 1, len(ids) - 1 - at)
+        n = uncut(setup.model, ids[None, at:-1], call_tokens(setup, 1, len(ids) - 1 - at))
         states = setup.network(ids[None, at : at + n], caches, read="states")[0]
         evaluate_caches(caches)
         positions = np.arange(max(first, at), at + n)

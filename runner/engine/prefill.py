@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...kernels.logprobs import Scores, join_scores
+from ..caches.image_blocks import uncut
 from ..core.requests import Request, Sample
 from ..layers.kv_cache import (
     Caches,
@@ -184,8 +185,9 @@ def _run(
     """
     echo, last_state = setup.wanted.echo, None
     echoes = _prefix_echoes(setup, rows) if echo else []
-    at, sent = 0, mx.zeros(0)
-    for n in call_widths(setup, len(rows), tokens.shape[1]):
+    at, sent, width = 0, mx.zeros(0), tokens.shape[1]
+    while at < width:
+        n = uncut(setup.model, tokens[:, at:], call_tokens(setup, len(rows), width - at))
         yield n * len(rows)
         mx.eval(sent)  # one call at a time: its arrays are large
         columns, lengths = tokens[:, at : at + n], [len(row) - at for row in rows]
@@ -227,7 +229,7 @@ def _prefix_echoes(setup: Setup, rows: list[_PrefillRow]) -> list[list[Scores]]:
 
 
 def call_widths(setup: Setup, rows: int, width: int) -> Iterator[int]:
-    """Yields the tokens a row of each call that prefills ``rows`` rows of ``width`` tokens."""
+    """Yields the tokens a row of each call that prefills ``rows`` rows of ``width`` tokens, as far as no picture moves its end."""
     while width > 0:
         n = call_tokens(setup, rows, width)
         yield n

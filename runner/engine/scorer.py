@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ...kernels.divergence import Divergence
 from ...kernels.logprobs import Scores
+from ..caches.image_blocks import uncut
 from ..core.errors import first_line
 from ..core.outcomes import Failure, Outcome
 from ..core.progress import Progress
@@ -221,6 +222,7 @@ class Scorer(FixedWeights):
         at = 0
         while at < width and not window.stopped():
             n = min(call_tokens(model, rows, width - at) for model in self._models)
+            n = max(uncut(model.model, tokens[:, at:], n) for model in self._models)
             states = self._states(batch, tokens, at, n, caches)
             if self._static:  # row by row: the shapes in which a row's logits are computed must not depend on the other rows
                 for row, segment in enumerate(batch):

@@ -5,18 +5,20 @@ arguments to our layers, and splits the network in body and head where the calle
 tokenizer's own placeholder, and their features go to the layer that puts them over the placeholder's embedding.
 """
 
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import mlx.core as mx
 import numpy as np
 
 from ...kernels.fused_logprobs import Product
+from ..caches.image_blocks import ImageBlocks, attends_in_blocks, seen_ahead
 from ..caches.row_positions import RowPositions
 from ..core.arrays import Ids
-from ..core.images import ImageTable
+from ..core.images import ImagePart, ImageTable
 from .call_context import READER, ImageReader, PlacedFeatures, context_of
-from .kv_cache import Caches, set_call_lengths
+from .kv_cache import Caches, make_caches, set_call_lengths
 from .lm_head import Head
+from .sectioned_rope import has_positions
 
 
 class Network:
@@ -63,10 +65,16 @@ class Network:
         context = context_of(self.model)
         try:
             ids = tokens if isinstance(tokens, np.ndarray) else None
-            if caches is not None and isinstance(caches[-1], RowPositions):
-                context.positions, caches = caches[-1].take(ids, *tokens.shape, lengths, self.images), caches[:-1]
+            parts = [] if ids is None or self.images is None else self.images.images_in(ids)
             if ids is not None:
-                context.pictures, tokens = self._pictures(ids), self._plain(ids)
+                tokens = self._plain(ids)
+            if parts:
+                context.pictures = self._placed(parts)
+            positions, caches = self._positions(tokens.shape[0], caches, pictures=bool(parts))
+            if positions is not None:
+                context.positions = positions.take(ids, tokens.shape[0], tokens.shape[1], lengths, self.images)
+            if parts and attends_in_blocks(self.model):
+                caches = self._blocks(parts, (tokens.shape[0], tokens.shape[1]), caches)
             if lengths is not None:
                 width = tokens.shape[1]
                 if caches is not None:
@@ -80,13 +88,22 @@ class Network:
         finally:
             context.lengths, context.reads_logits, context.positions, context.pictures = None, False, None, None
 
-    def _pictures(self, tokens: Ids) -> PlacedFeatures | None:
-        """Returns the features of the pictures in a call; None without any."""
-        if self.images is None or not (parts := self.images.images_in(tokens)):
-            return None
+    def _placed(self, parts: list[ImagePart]) -> PlacedFeatures:
+        """Returns the features of the pictures in a call."""
         reader: ImageReader | None = getattr(self.model, READER, None)
         assert reader is not None, "ids of pictures went to a network that reads text alone"
         return reader.placed(parts)
+
+    def _positions(self, rows: int, caches: Caches | None, pictures: bool) -> tuple[RowPositions | None, Caches | None]:
+        """Returns the positions at which the rows of a call go on, None where the caches know them, and the layers' caches."""
+        if caches is not None and isinstance(last := cast(Any, caches[-1]), RowPositions):
+            return last, caches[:-1]
+        return RowPositions(rows) if pictures and has_positions(self.model) else None, caches
+
+    def _blocks(self, parts: list[ImagePart], shape: tuple[int, int], caches: Caches | None) -> Caches:
+        """Returns the layers' caches as those of a call whose pictures see themselves both ways."""
+        ahead = mx.array(seen_ahead(parts, shape))[:, None]
+        return cast(Caches, [ImageBlocks(cache, ahead) for cache in caches or make_caches(self.model, shape[0], padded=False)])
 
     def _plain(self, tokens: Ids) -> mx.array:
         """Returns the call's tokens as the model knows them."""
