@@ -27,6 +27,7 @@ from .cpu_layers import (
     rms_norm_class,
 )
 from .cpu_recurrent import CONVOLUTIONS
+from .deepstack import FAST_STACKED, STACKED
 from .mended_layers import CappedAttention, ScaledEmbedding, ScaledQuantizedEmbedding
 from .sectioned_rope import FastSectionedRope, SectionedRope
 
@@ -58,8 +59,8 @@ LAYERS: dict[type, type] = {
     SectionedRope: FastSectionedRope,
     Llama3RoPE: FastLlama3RoPE,
 }
-CLASSES = LAYERS | CONVOLUTIONS | BLOCKS
-WITH_CONTEXT: set[type] = {SectionedRope}  # need the context of the network's calls on any device
+CLASSES = LAYERS | CONVOLUTIONS | BLOCKS | FAST_STACKED
+WITH_CONTEXT: set[type] = {SectionedRope, *STACKED.values()}  # need the context of the network's calls on any device
 QUANTIZED = {
     original: LAYERS[original] for original in (nn.QuantizedLinear, nn.QuantizedEmbedding, ScaledQuantizedEmbedding, QuantizedSwitchLinear)
 }

@@ -34,7 +34,8 @@ def specified(ids: Sequence[int], window: int | None) -> NDArray[np.bool_]:
 
 
 def ahead(ids: NDArray[np.integer]) -> mx.array:
-    return mx.array(seen_ahead(TABLE.images_in(ids), ids.shape))[:, None]
+    seen: Any = seen_ahead(TABLE.images_in(ids), (ids.shape[0], ids.shape[1]))
+    return mx.array(seen)[:, None]
 
 
 def filled(cache: Any, rows: int, n: int) -> None:
