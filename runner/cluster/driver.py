@@ -25,7 +25,7 @@ from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
 from .interface import Event, Fleet, Joined, Left, Told
 from .landing import Landing
-from .leaser import Leaser, RowSet
+from .leaser import Leaser
 from .messages import (
     Ack,
     Begun,
@@ -43,6 +43,7 @@ from .messages import (
 )
 from .quarantine import Quarantine
 from .roster import COUNTS, KnownWorker, Roster, error_of
+from .row_set import RowSet
 
 log = logging.getLogger("mlx_bulk")
 
@@ -104,13 +105,16 @@ class Driver:
         if not self._began and len(usable) < self._settings.min_workers:
             return
         self._began = self._began or bool(usable)
-        for name in usable:
-            while (lease := self._leaser.give(name, len(usable), monotonic())) is not None:
+        wanting = usable
+        while wanting:
+            given = [(name, lease) for name in wanting if (lease := self._leaser.give(name, usable, monotonic())) is not None]
+            for name, lease in given:
                 self._send(name, lease.name, lease.given)
-        for name in usable:
-            if (late := self._leaser.late(name, monotonic())) is not None:
-                late.copied = True
-                self._look_up(late.given, lambda states, late=late, name=name: self._copy(late.name, name, states))
+            wanting = [name for name, _ in given]
+        for name in usable if not self._looked_up else ():
+            if (late := self._leaser.late(name, usable, monotonic())) is not None:
+                lease, rows = late
+                self._look_up(rows, lambda states, lease=lease.name, rows=rows, name=name: self._copy(lease, rows, name, states))
 
     def _take_events(self, wait: float) -> None:
         for event in self._fleet.events(wait):
@@ -182,6 +186,8 @@ class Driver:
 
     def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
         worker.ready, facts = True, json.loads(ready.facts)
+        if isinstance(rows := facts.get("batch", {}).get("rows"), int):
+            self._leaser.equip(name, max(1, (rows >> facts.get("halved", 0)) // (self._run.spec.job.samples or 1)))
         if not self._run.noted:
             self._run.note({**facts, "workers": sorted(self._roster.workers)})
         self._progress.doing("waiting for the workers' rows")
@@ -194,14 +200,14 @@ class Driver:
         if worker.ready:
             log.warning("%s has left: %s; its rows go to others", name, reason)
         worker.ready = False
-        for rows in self._leaser.lose(name):
+        for rows in self._leaser.lose(name, monotonic()):
             self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
 
     def _refuse(self, name: str, worker: KnownWorker, why: str) -> None:
         """Uses a worker no more, and gives its rows to others."""
         log.warning("%s is not used: it %s", name, why)
         worker.refused = True
-        for rows in self._leaser.lose(name):
+        for rows in self._leaser.lose(name, monotonic()):
             self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
 
     def _fail(self, name: str, worker: KnownWorker, failed: RunFailed) -> None:
@@ -220,7 +226,7 @@ class Driver:
     # ----------------------------------------------------------------------------------------------------- rows
 
     def _send(self, worker: str, name: str, rows: RowSet) -> None:
-        self._fleet.send(worker, Lease(self._offer.run, name, rows.shard, _packed(rows), rows.recorded, rows.alone))
+        self._fleet.send(worker, Lease(self._offer.run, name, rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone))
 
     def _look_up(self, rows: RowSet, told: Callable[[list[RecordedRow]], None]) -> None:
         """Calls ``told`` in this thread with what is recorded of the rows, after all that has come of them."""
@@ -243,18 +249,16 @@ class Driver:
                 )
             self._quarantine.take_fatal(lost, f"{lost.losses} workers died while they had this row, the last ones with no other")
 
-    def _copy(self, name: str, idle: str, states: list[RecordedRow]) -> None:
-        """Gives the rows that are left of a late lease to a second worker."""
-        late, worker = self._leaser.leases.get(name), self._roster.workers.get(idle)
-        if late is None or worker is None or not worker.ready:
-            self._leaser.keep(name)
-            return
+    def _copy(self, lease: str, rows: RowSet, idle: str, states: list[RecordedRow]) -> None:
+        """Gives what is left of rows of a late lease to a second worker."""
+        worker, whole = self._roster.workers.get(idle), self._run.config.batch.deterministic
         resolved = {state.position for state in states if state.resolved}
-        left = [row for row in late.given.rows if row.position not in resolved or self._run.config.batch.deterministic]
-        if not left or len(resolved) == len(states):
+        left = [row for row in rows.rows if row.position not in resolved or whole]
+        if lease not in self._leaser.leases or worker is None or not worker.ready or len(resolved) == len(states):
+            self._leaser.keep(lease, rows)
             return
         recorded = tuple((state.position, sample) for state in states for sample in state.samples)
-        copy = self._leaser.copy(late, idle, RowSet(late.given.shard, left, recorded), monotonic())
+        copy = self._leaser.copy(RowSet(rows.shard, left, recorded), idle, monotonic())
         self._send(idle, copy.name, copy.given)
 
     def _land(self, name: str, worker: KnownWorker, frames: Frames) -> None:
@@ -263,6 +267,7 @@ class Driver:
 
         try:
             self._landing.land(frames, lambda: self._done.put(acknowledge))
+            self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
         except ValueError as error:
             worker.bad_frames += 1
             log.warning("%s sent records that are damaged (%s); they are done again", name, error)
@@ -292,7 +297,3 @@ class Driver:
         while not saved.wait(0.05) and writer.running:
             pass
         return not writer.broken
-
-
-def _packed(rows: RowSet) -> bytes:
-    return pickle.dumps(rows.rows)

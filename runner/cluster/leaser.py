@@ -1,14 +1,14 @@
 """Decides which rows go to which worker: the next rows of the input, rows that were lost, or rows that a slow worker holds.
 
     rows of the input ─┐
-    rows given back ───┼─► leases, as many rows as a worker does in ``lease_seconds``; all of one shard
+    rows given back ───┼─► leases, all rows of one in one shard; ``lease_sizes.py`` says how many
     rows of a slow one ┘
 
 Callers pass the time in, and what is recorded of rows that come back. Sends nothing, and knows no records.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -16,57 +16,14 @@ from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import WHOLE, RecordedRow
+from .lease_sizes import Outlook, WorkerLoad, WorkerPace
 from .messages import Place
+from .open_lease import OpenLease
+from .row_set import RowSet
 
-IN_FLIGHT = 2  # leases of a worker: while one ends, the next fills the batch
-FIRST_ROWS = 64  # of a worker whose pace is not known
+FIRST_ROOM = 64  # rows that an engine may have at once which has not told it
 LOSSES_TOGETHER = 2  # rows whose workers have gone so often are taken apart
 LOSSES_ALONE = 2  # a row that runs alone is given up after so many more
-LEAST_LATE = 2.0  # seconds; a copy of what is done sooner costs more than it brings
-SLOW = 1.5  # a lease is late after so many times the time that its rows should take
-_WEIGHT = 0.5  # of the newest measurement of a worker's pace
-
-
-@dataclass(slots=True)
-class RowSet:
-    """Rows of one shard that wait for a worker. losses: how many workers have gone while they worked on them."""
-
-    shard: int
-    rows: list[Row | BadRow]
-    recorded: tuple[Place, ...] = ()
-    losses: int = 0
-    alone: bool = False
-
-    @property
-    def positions(self) -> list[int]:
-        """The rows' positions."""
-        return [row.position for row in self.rows]
-
-
-@dataclass(slots=True)
-class OpenLease:
-    """Rows that a worker has. sent: when (seconds of any clock); begun: its engine has taken them; copied: another has them, too."""
-
-    name: str
-    worker: str
-    given: RowSet
-    sent: float
-    begun: bool = False
-    copied: bool = False
-
-
-@dataclass(slots=True)
-class _Pace:
-    """How fast a worker goes. since: when its last lease was done, or its first one sent."""
-
-    since: float
-    rows_a_second: float | None = None
-
-    def add(self, rows: int, now: float) -> None:
-        measured = rows / max(now - self.since, 1e-3)
-        before = self.rows_a_second
-        self.rows_a_second = measured if before is None else _WEIGHT * measured + (1 - _WEIGHT) * before
-        self.since = now
 
 
 @dataclass(slots=True)
@@ -115,7 +72,8 @@ class Leaser:
         self._waiting: deque[RowSet] = deque()
         self._session, self._number = session, 0
         self._left, self._lease_seconds, self._speculate = left, lease_seconds, speculate
-        self._paces: dict[str, _Pace] = {}
+        self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
+        self._paces: dict[str, WorkerPace] = {}
         self._elsewhere: dict[int, str] = {}  # rows that a worker has since before this start, by position: its lease
 
     @property
@@ -125,65 +83,103 @@ class Leaser:
 
     def of(self, worker: str) -> list[OpenLease]:
         """Returns the worker's leases, the oldest first."""
-        return [lease for lease in self.leases.values() if lease.worker == worker]
+        return list(self._held.get(worker, {}).values())
 
-    def pace(self, worker: str) -> float | None:
-        """Returns the rows a second that the worker does; None before its first lease is done."""
-        return self._paces[worker].rows_a_second if worker in self._paces else None
+    def pace(self, worker: str, now: float) -> float | None:
+        """Returns the rows a second that the worker does; None before its first rows are finished."""
+        return self._paces[worker].rows_a_second(now) if worker in self._paces else None
 
-    def give(self, worker: str, workers: int, now: float) -> OpenLease | None:
-        """Returns a new lease for a worker, of which there are ``workers``; None where it has enough, or nothing waits."""
-        if len(self.of(worker)) >= IN_FLIGHT:
+    def equip(self, worker: str, room: int) -> None:
+        """Notes how many rows the worker's engine has at once."""
+        self._pace_of(worker).room = room
+
+    def give(self, worker: str, workers: Sequence[str], now: float) -> OpenLease | None:
+        """Returns a new lease for one of ``workers``, which are all that can be given rows; None where it has enough, or nothing waits."""
+        load = self._load(worker, now)
+        if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
             return None
-        rows = self._next_rows(worker, workers)
+        waiting = max(1, self._left + sum(len(rows.rows) for rows in self._waiting))
+        outlook = Outlook(waiting, [self._load(each, now) for each in workers], self._lease_seconds)
+        if self._whole_shards:
+            size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
+        else:
+            size = outlook.size(load)
+        rows = self._next_rows(size) if size else None
         return None if rows is None else self._open(worker, rows, now)
 
-    def late(self, idle: str, now: float) -> OpenLease | None:
-        """Returns the lease of another worker that ``idle``, which has nothing to do, is to have, too; None where all are in time."""
+    def late(self, idle: str, workers: Sequence[str], now: float) -> tuple[OpenLease, RowSet] | None:
+        """Returns rows that ``idle``, which has nothing to do, is to have, too, and the lease of another worker that they are in.
+
+        None where all are in time. The rows count as copied from now on, see ``keep``.
+        """
         if not self._speculate or not self.exhausted or self.of(idle):
             return None
-        late = [each for each in self.leases.values() if not each.copied and each.worker != idle and self._is_late(each, idle, now)]
-        return min(late, key=lambda each: each.sent, default=None)
+        outlook = Outlook(0, [self._load(each, now) for each in workers], self._lease_seconds)
+        best: tuple[int, OpenLease] | None = None
+        for worker in self._held:
+            open_rows = [lease for lease in self.of(worker) if lease.left.keys() - lease.copied and lease.given.rows]
+            if worker == idle or not open_rows:
+                continue
+            newest = open_rows[-1]
+            least = len(newest.given.rows) if self._whole_shards else 0
+            size = outlook.rescue(self._load(worker, now, copied=False), self._load(idle, now), now - newest.sent, least)
+            if size and (best is None or size > best[0]):
+                best = size, newest
+        if best is None:
+            return None
+        size, lease = best
+        rows = lease.given.rows if self._whole_shards else [row for row in lease.given.rows if self._is_open(lease, row.position)][-size:]
+        lease.copied.update(row.position for row in rows)
+        return (lease, lease.given.part(rows)) if rows else None
 
-    def copy(self, lease: OpenLease, idle: str, rows: RowSet, now: float) -> OpenLease:
-        """Opens a second lease for ``idle`` of what is left of ``lease``, which is ``rows``."""
-        lease.copied = True
+    def copy(self, rows: RowSet, idle: str, now: float) -> OpenLease:
+        """Opens a second lease, for ``idle``, of what is left of rows that are late."""
         second = self._open(idle, rows, now)
-        second.copied = True
+        second.copied.update(rows.positions)
         return second
 
-    def keep(self, name: str) -> None:
-        """Notes that a late lease has no copy after all."""
+    def keep(self, name: str, rows: RowSet) -> None:
+        """Notes that rows of a late lease have no copy after all."""
         if name in self.leases:
-            self.leases[name].copied = False
+            self.leases[name].copied.difference_update(rows.positions)
 
     def begin(self, name: str) -> None:
         """Notes that the engine of a worker has taken a lease."""
         if name in self.leases:
             self.leases[name].begun = True
 
+    def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
+        """Notes what a worker has sent: how many records each row has in all, and records that are there."""
+        finished = sum(lease.note(admitted, resolved) for lease in self.of(worker))
+        if finished:
+            self._pace_of(worker).add(finished, now)
+        for lease in self.leases.values() if self.exhausted else ():
+            if lease.copied and lease.worker != worker:
+                lease.note(admitted, resolved)
+
     def end(self, name: str, now: float) -> RowSet | None:
         """Forgets a lease that is done, and returns its rows; None for one that is not known."""
-        lease = self.leases.pop(name, None)
+        lease = self.leases.get(name)
         if lease is None:
             return None
-        pace = self._paces.setdefault(lease.worker, _Pace(lease.sent))
-        if lease.given.rows:
-            pace.add(len(lease.given.rows), now)
+        if left := lease.left.keys() & set(lease.given.positions):
+            self._pace_of(lease.worker).add(len(left), now)
+        self._close(lease, now)
         return lease.given
 
-    def lose(self, worker: str) -> list[RowSet]:
+    def lose(self, worker: str, now: float) -> list[RowSet]:
         """Forgets the leases of a worker that has gone, and returns their rows, without those that another worker has, too."""
         lost: list[RowSet] = []
         for lease in self.of(worker):
-            del self.leases[lease.name]
+            self._close(lease, now)
             lease.given.losses += lease.begun
-            mine = set(lease.given.positions)
-            other = next((each for each in self.leases.values() if lease.copied and mine & set(each.given.positions)), None)
-            if other is None:
-                lost.append(lease.given)
-            else:
-                other.copied = False
+            kept: set[int] = set()
+            for other in self.leases.values() if lease.copied else ():
+                if also := other.left.keys() & lease.copied & other.copied:
+                    other.copied -= also
+                    kept |= also
+            if rows := [row for row in lease.given.rows if row.position not in kept]:
+                lost.append(lease.given.part(rows))
         self._elsewhere = {position: name for position, name in self._elsewhere.items() if name in self.leases}
         return lost
 
@@ -223,12 +219,10 @@ class Leaser:
 
         Their rows are given to nobody else while it has them, as far as nobody has them yet.
         """
-        if worker in self._paces:
-            self._paces[worker].since = now
         for name, positions in leases.items():
             if positions and name not in self.leases:
                 shard = self._layout.shard_of(positions[0])
-                self.leases[name] = OpenLease(name, worker, RowSet(shard, []), now, begun=True)
+                self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
                 self._elsewhere.update(dict.fromkeys(positions, name))
         for rows in self._waiting:
             rows.rows = self._without_elsewhere(rows.rows)
@@ -239,10 +233,15 @@ class Leaser:
     def _needs_nothing(self, position: int) -> bool:
         return self._recorded.failed(position) or self._recorded.resolved(position)
 
-    def _next_rows(self, worker: str, workers: int) -> RowSet | None:
+    def _next_rows(self, most: int) -> RowSet | None:
+        """Takes up to ``most`` rows; of rows that run alone all, and of a whole shard, too."""
         if self._waiting:
-            return self._waiting.popleft()
-        while taken := self._input.take(self._layout, None if self._whole_shards else self._size(worker, workers)):
+            first = self._waiting.popleft()
+            if len(first.rows) <= most or first.alone or self._whole_shards:
+                return first
+            self._waiting.appendleft(first.part(first.rows[most:]))
+            return first.part(first.rows[:most])
+        while taken := self._input.take(self._layout, None if self._whole_shards else most):
             self._left -= len(taken)
             rows = self._without_elsewhere(taken)
             if rows:
@@ -265,27 +264,30 @@ class Leaser:
                 self.leases[name].given.rows.append(row)
         return [row for row, name in zip_longest(rows, names) if name not in self.leases]
 
-    def _size(self, worker: str, workers: int) -> int:
-        """Returns how many rows a worker gets: for ``lease_seconds``, and less towards the end, so that all end together."""
-        pace = self.pace(worker)
-        wanted = FIRST_ROWS if pace is None else round(pace * self._lease_seconds)
-        return max(1, min(wanted, -(-max(1, self._left) // (2 * workers))))
+    def _is_open(self, lease: OpenLease, position: int) -> bool:
+        """Returns True for a row that is not finished, and that no second worker has."""
+        return position in lease.left and position not in lease.copied
 
-    def _is_late(self, lease: OpenLease, idle: str, now: float) -> bool:
-        """Returns True when the lease takes longer than it should, or ``idle`` would be done with all of it long before its worker."""
-        pace, idle_pace, rows, passed = self.pace(lease.worker), self.pace(idle), len(lease.given.rows), now - lease.sent
-        if passed < LEAST_LATE:
-            return False
-        if pace is None:
-            return idle_pace is not None and passed > SLOW * rows / idle_pace
-        expected = IN_FLIGHT * rows / pace
-        return passed > SLOW * expected or (idle_pace is not None and expected - passed > SLOW * rows / idle_pace)
+    def _pace_of(self, worker: str) -> WorkerPace:
+        return self._paces.setdefault(worker, WorkerPace(self._lease_seconds, FIRST_ROOM))
+
+    def _load(self, worker: str, now: float, copied: bool = True) -> WorkerLoad:
+        """Returns what a worker has to do. copied: also those rows that another one has."""
+        leases, pace = self.of(worker), self._pace_of(worker)
+        rows = sum(len(lease.left) if copied else len(lease.left.keys() - lease.copied) for lease in leases)
+        return WorkerLoad(pace.rows_a_second(now), rows, len(leases), pace.room)
 
     def _open(self, worker: str, rows: RowSet, now: float) -> OpenLease:
         self._number += 1
-        lease = OpenLease(f"{self._session}-{self._number}", worker, rows, now)
-        self.leases[lease.name] = lease
-        pace = self._paces.setdefault(worker, _Pace(now))
-        if not [each for each in self.of(worker) if each is not lease]:
-            pace.since = now  # it had nothing to do until now
+        lease = OpenLease(f"{self._session}-{self._number}", worker, rows, now, left=dict.fromkeys(rows.positions))
+        self._hold(lease, now)
         return lease
+
+    def _hold(self, lease: OpenLease, now: float) -> None:
+        self.leases[lease.name] = self._held.setdefault(lease.worker, {})[lease.name] = lease
+        self._pace_of(lease.worker).begin(now)
+
+    def _close(self, lease: OpenLease, now: float) -> None:
+        del self.leases[lease.name], self._held[lease.worker][lease.name]
+        if not self._held[lease.worker]:
+            self._pace_of(lease.worker).pause(now)

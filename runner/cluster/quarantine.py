@@ -10,7 +10,7 @@ from ..pipeline.row_requests import NOTHING_RECORDED, Admit, RecordedRows, RowRe
 from ..pipeline.systematic_failure import every_request
 from ..store.shard_ledger import ledger_of
 from .landing import Landing
-from .leaser import RowSet
+from .row_set import RowSet
 
 
 class Quarantine:

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable
 
-from mlx_bulk.runner.cluster.leaser import IN_FLIGHT, Leaser, OpenLease, RowSet
+from mlx_bulk.runner.cluster.lease_sizes import FIRST_LEASES
+from mlx_bulk.runner.cluster.leaser import Leaser
+from mlx_bulk.runner.cluster.open_lease import OpenLease
+from mlx_bulk.runner.cluster.row_set import RowSet
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
 from mlx_bulk.runner.pipeline.row_requests import RecordedRows
@@ -16,15 +19,26 @@ def rows_of(positions: Iterable[int]) -> list[Row]:
     return [Row(position, str(position), {}) for position in positions]
 
 
-def leaser(rows: int = 1000, done: dict[int, Ledger] | None = None, *, whole_shards: bool = False, speculate: bool = True) -> Leaser:
+def leaser(
+    rows: int = 1000, done: dict[int, Ledger] | None = None, *, whole_shards: bool = False, speculate: bool = True, room: int = 64
+) -> Leaser:
     recorded = RecordedRows(Recovered(frozenset(), done or {}, {}, {}, {}, 0, 0, 0), LAYOUT)
     given = iter(rows_of(range(rows)))
-    return Leaser(given, LAYOUT, recorded, session="s", left=rows, lease_seconds=10, whole_shards=whole_shards, speculate=speculate)
+    made = Leaser(given, LAYOUT, recorded, session="s", left=rows, lease_seconds=10, whole_shards=whole_shards, speculate=speculate)
+    for worker in ("slow", "fast"):
+        made.equip(worker, room)
+    return made
 
 
 def given(lease: OpenLease | None) -> OpenLease:
     assert lease is not None
     return lease
+
+
+def late(desk: Leaser, idle: str, workers: list[str], now: float) -> tuple[OpenLease, RowSet]:
+    found = desk.late(idle, workers, now)
+    assert found is not None
+    return found
 
 
 def nothing(rows: RowSet) -> list[RecordedRow]:
@@ -33,11 +47,11 @@ def nothing(rows: RowSet) -> list[RecordedRow]:
 
 def test_a_worker_gets_two_leases_and_rows_for_ten_seconds():
     desk = leaser()
-    first, second = given(desk.give("a", 1, 0.0)), given(desk.give("a", 1, 0.0))
+    first, second = given(desk.give("a", ["a"], 0.0)), given(desk.give("a", ["a"], 0.0))
     assert (first.given.positions, second.given.positions) == (list(range(64)), list(range(64, 100)))  # the shard ends there
-    assert desk.give("a", 1, 0.0) is None
+    assert desk.give("a", ["a"], 0.0) is None
     desk.end(first.name, 16.0)  # 4 rows a second
-    assert len(given(desk.give("a", 1, 16.0)).given.rows) == 40
+    assert len(given(desk.give("a", ["a"], 16.0)).given.rows) == 40
 
 
 def test_leases_become_small_towards_the_end():
@@ -45,13 +59,13 @@ def test_leases_become_small_towards_the_end():
     sizes: list[int] = []
     for turn in range(30):
         for worker in ("a", "b"):
-            while (lease := desk.give(worker, 2, float(turn))) is not None:
+            while (lease := desk.give(worker, ["a", "b"], float(turn))) is not None:
                 sizes.append(len(lease.given.rows))
         for open_lease in list(desk.leases.values()):
             desk.end(open_lease.name, turn + 0.5)
     assert sum(sizes) == 100
     assert sizes[0] == 25
-    assert sizes[-1] == 1
+    assert sizes[0] > sizes[2] > sizes[-1]
     assert desk.exhausted
 
 
@@ -59,22 +73,22 @@ def test_what_is_recorded_is_left_out_or_told():
     ledger = Ledger(0, 100)
     ledger.add_error(3, None)
     ledger.add_result(4, 1)
-    lease = given(leaser(8, {0: ledger}).give("a", 1, 0.0))
+    lease = given(leaser(8, {0: ledger}).give("a", ["a"], 0.0))
     assert lease.given.positions == [0, 1, 2, 4]
     assert lease.given.recorded == ((4, 1),)
-    whole = given(leaser(8, {0: ledger}, whole_shards=True).give("a", 1, 0.0))
+    whole = given(leaser(8, {0: ledger}, whole_shards=True).give("a", ["a"], 0.0))
     assert whole.given.positions == list(range(8))
     assert whole.given.recorded == ((3, WHOLE), (4, 1))
 
 
 def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
     desk = leaser()
-    first = given(desk.give("a", 2, 0.0))
+    first = given(desk.give("a", ["a", "another"], 0.0))
     desk.begin(first.name)
-    (lost,) = desk.lose("a")
+    (lost,) = desk.lose("a", 0.0)
     states = [RecordedRow(position, position < 60, (0,) if position == 60 else ()) for position in lost.positions]
     assert desk.give_back(lost, states) == []
-    again = given(desk.give("b", 2, 1.0))
+    again = given(desk.give("b", ["b", "another"], 1.0))
     assert again.given.positions == [60, 61, 62, 63]
     assert (again.given.recorded, again.given.losses, again.given.alone) == (((60, 0),), 1, False)
     assert desk.give_back(lost, [RecordedRow(position, True) for position in lost.positions]) == []
@@ -82,8 +96,8 @@ def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
 
 def test_only_a_lease_that_had_begun_counts_the_loss():
     desk = leaser()
-    given(desk.give("a", 1, 0.0))
-    (lost,) = desk.lose("a")
+    given(desk.give("a", ["a"], 0.0))
+    (lost,) = desk.lose("a", 0.0)
     assert lost.losses == 0
 
 
@@ -93,12 +107,12 @@ def test_the_row_that_ends_its_workers_is_found_and_given_up():
     for number in range(100):
         worker = f"worker {number}"
         ended = False
-        while not ended and (lease := desk.give(worker, 1, float(number))) is not None:
+        while not ended and (lease := desk.give(worker, [worker], float(number))) is not None:
             desk.begin(lease.name)
             if 37 in lease.given.positions:
                 losses += 1
                 ended = True
-                (lost,) = desk.lose(worker)
+                (lost,) = desk.lose(worker, 0.0)
                 gone = desk.give_back(lost, nothing(lost))
                 if gone:
                     assert [each.positions for each in gone] == [[37]]
@@ -112,38 +126,64 @@ def test_the_row_that_ends_its_workers_is_found_and_given_up():
     assert losses <= 6 + 4  # log2 of the rows, twice together, twice alone
 
 
-def test_a_late_lease_has_a_copy_and_the_first_to_end_counts():
-    desk, now = leaser(20), 0.0
-    slow = given(desk.give("slow", 2, now))
-    fast = given(desk.give("fast", 2, now))
+def all_given(desk: Leaser, workers: list[str], now: float) -> dict[str, list[OpenLease]]:
+    """Gives out all rows at once; only the last lease of each worker, which is returned, stays open."""
+    last: dict[str, list[OpenLease]] = {worker: [] for worker in workers}
     while not desk.exhausted:
-        now += len(fast.given.rows)  # a row a second
+        for worker in workers:
+            for lease in last[worker]:
+                desk.end(lease.name, now)
+            last[worker] = [lease for _ in range(2) if (lease := desk.give(worker, workers, now)) is not None]
+            now += 1
+    return last
+
+
+def test_an_idle_worker_has_the_last_rows_of_a_slow_one_too_as_far_as_it_is_done_with_them_sooner():
+    desk, both = leaser(80, room=8), ["slow", "fast"]
+    slow = given(desk.give("slow", both, 0.0))
+    desk.note("slow", [(0, 1)], [(0, 0)], 4.0)  # a row in 4 seconds
+    now = 4.0
+    while (fast := desk.give("fast", ["fast"], now)) is not None:
+        assert desk.late("fast", both, now) is None  # it has work
+        now += len(fast.given.rows) / 2  # two rows a second
         desk.end(fast.name, now)
-        fast = given(desk.give("fast", 2, now))
-    assert desk.late("fast", now) is None  # it has work
-    desk.end(fast.name, now + 1)
-    rows = len(slow.given.rows)
-    assert desk.late("fast", 1.4 * rows) is None  # within what is usual
-    late = given(desk.late("fast", 1.6 * rows))
-    assert late is slow
-    copy = desk.copy(late, "fast", RowSet(0, late.given.rows), 30.0)
-    assert desk.late("third", 40.0) is None
-    assert desk.end(copy.name, 31.0) is not None
-    assert desk.lose("slow") == [slow.given]
+    assert desk.exhausted
+    lease, rows = late(desk, "fast", both, now)
+    assert lease is slow
+    assert rows.positions == slow.given.positions[-len(rows.rows) :]
+    copy = desk.copy(rows, "fast", now)
+    desk.note("fast", [(position, 1) for position in rows.positions], [(position, 0) for position in rows.positions], now + 2)
+    assert not slow.left.keys() & set(rows.positions)  # whoever was first
+    assert desk.end(copy.name, now + 2) is rows
+
+
+def test_a_worker_that_tells_nothing_any_more_is_taken_for_slow():
+    desk = leaser(64)
+    last = all_given(desk, ["a", "b"], 0.0)
+    for lease in last["b"]:
+        desk.end(lease.name, 40.0)
+    left = [position for lease in last["a"] for position in lease.given.positions]
+    _, rows = late(desk, "b", ["a", "b"], 200.0)
+    assert set(rows.positions) <= set(left)
 
 
 def test_rows_of_a_worker_that_left_stay_with_the_one_that_has_a_copy():
-    desk = leaser(2)
-    slow = given(desk.give("slow", 1, 0.0))
-    desk.copy(slow, "fast", RowSet(0, slow.given.rows), 1.0)
-    assert desk.lose("slow") == []
-    assert [lost.positions for lost in desk.lose("fast")] == [slow.given.positions]
+    desk = leaser(20)
+    last = all_given(desk, ["slow", "fast"], 0.0)
+    for lease in last["fast"]:
+        desk.end(lease.name, 40.0)
+    held = [position for lease in last["slow"] for position in lease.given.positions]
+    _, rows = late(desk, "fast", ["slow", "fast"], 200.0)
+    desk.copy(rows, "fast", 200.0)
+    lost = [position for each in desk.lose("slow", 201.0) for position in each.positions]
+    assert sorted(lost + rows.positions) == held
+    assert [each.positions for each in desk.lose("fast", 202.0)] == [rows.positions]
 
 
 def test_rows_that_a_worker_has_since_before_go_to_nobody_else():
     desk = leaser(10)
     desk.adopt("old", {"before-3": [0, 1, 2]}, 0.0)
-    new = given(desk.give("new", 2, 0.0))
+    new = given(desk.give("new", ["new", "another"], 0.0))
     assert new.given.positions[0] == 3
     rows = desk.end("before-3", 5.0)
     assert rows is not None
@@ -153,14 +193,14 @@ def test_rows_that_a_worker_has_since_before_go_to_nobody_else():
 def test_rows_of_an_adopted_lease_come_back_when_its_worker_goes():
     desk = leaser(10)
     desk.adopt("old", {"before-3": [0, 1, 9]}, 0.0)
-    lease = given(desk.give("new", 1, 0.0))
-    (lost,) = desk.lose("old")
+    lease = given(desk.give("new", ["new"], 0.0))
+    (lost,) = desk.lose("old", 0.0)
     desk.give_back(lost, nothing(lost))
     seen = set(lease.given.positions)
-    while (lease := desk.give("new", 1, 1.0)) is not None:
+    while (lease := desk.give("new", ["new"], 1.0)) is not None:
         seen |= set(lease.given.positions)
         desk.end(lease.name, 2.0)
-        assert len(desk.of("new")) <= IN_FLIGHT
+        assert len(desk.of("new")) <= FIRST_LEASES
     assert seen == set(range(10))
 
 
@@ -169,64 +209,64 @@ def test_a_lease_without_rows_says_nothing_of_a_workers_pace():
     desk = leaser(10)
     desk.adopt("old", {"before-3": [0, 1]}, 0.0)
     desk.end("before-3", 1.0)
-    assert desk.pace("old") is None
-    while desk.give("other", 2, 2.0) is not None:
+    assert desk.pace("old", 1.0) is None
+    while desk.give("other", ["other"], 2.0) is not None:
         pass
-    assert desk.late("old", 100.0) is None  # nobody's pace is known
+    assert desk.late("old", ["old", "other"], 100.0) is None  # nobody's pace is known
 
 
 def test_a_worker_that_comes_back_is_as_fast_as_before():
     desk = leaser(400)
-    first = given(desk.give("a", 1, 0.0))
+    first = given(desk.give("a", ["a"], 0.0))
     desk.end(first.name, 64.0)  # a row a second
-    second = given(desk.give("a", 1, 64.0))
-    (lost,) = desk.lose("a")
+    second = given(desk.give("a", ["a"], 64.0))
+    (lost,) = desk.lose("a", 64.0)
     assert desk.give_back(lost, nothing(lost)) == []
     desk.adopt("a", {second.name: second.given.positions}, 70.0)
-    desk.give("a", 1, 70.0)
+    desk.give("a", ["a"], 70.0)
     desk.end(second.name, 70.0 + len(second.given.rows))
-    assert desk.pace("a") == 1.0
+    assert desk.pace("a", 70.0 + len(second.given.rows)) == 1.0
 
 
 def test_a_worker_that_comes_back_has_its_rows_back_as_far_as_they_wait():
     desk = leaser(10)
-    first = given(desk.give("a", 1, 0.0))
+    first = given(desk.give("a", ["a"], 0.0))
     desk.begin(first.name)
-    (lost,) = desk.lose("a")
+    (lost,) = desk.lose("a", 0.0)
     assert desk.give_back(lost, nothing(lost)) == []
     desk.adopt("a", {first.name: first.given.positions[2:]}, 1.0)
-    others = given(desk.give("b", 2, 1.0))
+    others = given(desk.give("b", ["b", "another"], 1.0))
     assert others.given.positions == [0, 1]
-    assert given(desk.give("b", 2, 1.0)).given.positions[0] == 5  # the next of the input
-    (again,) = desk.lose("a")
+    assert given(desk.give("b", ["b", "another"], 1.0)).given.positions[0] == 5  # the next of the input
+    (again,) = desk.lose("a", 0.0)
     assert again.positions == [2, 3, 4]
 
 
 def test_rows_that_come_back_after_their_worker_did_stay_with_it():
     """What is recorded of them was still being looked up when the worker was there again."""
     desk = leaser(10)
-    first = given(desk.give("a", 1, 0.0))
-    (lost,) = desk.lose("a")
+    first = given(desk.give("a", ["a"], 0.0))
+    (lost,) = desk.lose("a", 0.0)
     desk.adopt("a", {first.name: first.given.positions}, 1.0)
     assert desk.give_back(lost, nothing(lost)) == []
-    assert given(desk.give("b", 2, 1.0)).given.positions[0] == 5
-    assert [rows.positions for rows in desk.lose("a")] == [[0, 1, 2, 3, 4]]
+    assert given(desk.give("b", ["b", "another"], 1.0)).given.positions[0] == 5
+    assert [rows.positions for rows in desk.lose("a", 0.0)] == [[0, 1, 2, 3, 4]]
 
 
 def test_a_shard_that_a_worker_has_since_before_is_never_divided():
     """Deterministic: the worker says which rows are unfinished; where it goes, the shard is run again with all its rows."""
     desk = leaser(300, whole_shards=True)
     desk.adopt("old", {"before-3": [140, 150]}, 0.0)
-    assert [given(desk.give("new", 2, 0.0)).given.shard for _ in range(2)] == [0, 2]
-    (lost,) = desk.lose("old")
+    assert [given(desk.give("new", ["new"], 0.0)).given.shard for _ in range(2)] == [0, 2]
+    (lost,) = desk.lose("old", 0.0)
     assert lost.positions == list(range(100, 200))
 
 
-def test_a_late_lease_whose_copy_was_not_given_may_be_copied_later():
+def test_late_rows_whose_copy_was_not_given_may_be_copied_later():
     desk = leaser(2)
-    slow = given(desk.give("slow", 1, 0.0))
-    desk.end(given(desk.give("fast", 1, 0.0)).name, 0.1)
-    assert desk.late("fast", 50.0) is slow
-    slow.copied = True
-    desk.keep(slow.name)
-    assert desk.late("fast", 50.0) is slow
+    slow = given(desk.give("slow", ["slow", "fast"], 0.0))
+    desk.end(given(desk.give("fast", ["fast"], 0.0)).name, 0.1)
+    _, rows = late(desk, "fast", ["fast"], 50.0)
+    assert desk.late("fast", ["fast"], 50.0) is None
+    desk.keep(slow.name, rows)
+    assert late(desk, "fast", ["fast"], 50.0) == (slow, rows)

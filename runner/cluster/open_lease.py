@@ -1,0 +1,45 @@
+"""Rows that a worker has, as far as it has told of them. Reads no clock."""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ..store.shard_ledger import WHOLE
+from .messages import Place
+from .row_set import RowSet
+
+
+@dataclass(slots=True)
+class OpenLease:
+    """Rows that a worker has. sent: when (seconds of any clock); begun: its engine has taken them.
+
+    left: positions of rows that are not finished, with the number of records to come; None before the worker has told it. copied:
+    positions of rows that a second worker has, too.
+    """
+
+    name: str
+    worker: str
+    given: RowSet
+    sent: float
+    begun: bool = False
+    left: dict[int, int | None] = field(default_factory=dict[int, int | None])
+    copied: set[int] = field(default_factory=set[int])
+
+    def note(self, admitted: Collection[Place], resolved: Collection[Place]) -> int:
+        """Notes what a worker has sent of these rows: how many records each has in all, and those that are there. Returns how many rows
+        are finished with it."""
+        before, recorded = len(self.left), Counter(position for position, _ in self.given.recorded)
+        for position, samples in admitted:
+            if position in self.left:
+                self._expect(position, samples - recorded[position])
+        for position, sample in resolved:
+            if position in self.left:
+                to_come = self.left[position]
+                self._expect(position, 0 if sample == WHOLE or to_come is None else to_come - 1)
+        return before - len(self.left)
+
+    def _expect(self, position: int, records: int) -> None:
+        if records > 0:
+            self.left[position] = records
+        else:
+            del self.left[position]
