@@ -18,6 +18,8 @@ from time import monotonic
 from ...configs.cluster import ClusterConfig
 from ..core.errors import ModelError
 from ..core.progress import Progress
+from ..leasing.leaser import Leaser
+from ..leasing.row_set import RowSet
 from ..pipeline.model_work import OpenRun
 from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
@@ -25,7 +27,6 @@ from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
 from .interface import Event, Fleet, Joined, Left, Told
 from .landing import Landing
-from .leaser import Leaser
 from .messages import (
     Ack,
     Begun,
@@ -43,7 +44,6 @@ from .messages import (
 )
 from .quarantine import Quarantine
 from .roster import COUNTS, KnownWorker, Roster, error_of
-from .row_set import RowSet
 
 log = logging.getLogger("mlx_bulk")
 

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from ..core.outcomes import Failure
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, Place
 from ..store import journal
 from ..store.arrow_builder import record_batch
 from ..store.part_file import error_record, errors_schema
 from ..store.row_order import positions
 from ..store.shard_ledger import WHOLE
 from ..store.writer import Writer
-from .messages import Frames, Place
+from .messages import Frames
 
 _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 

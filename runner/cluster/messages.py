@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-Place = tuple[int, int]  # a row's position, and a sample of it or WHOLE (see shard_ledger)
+from ..core.shard_layout import Place
 
 
 @dataclass(slots=True, frozen=True)

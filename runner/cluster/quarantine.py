@@ -4,13 +4,13 @@ from dataclasses import replace
 
 from ..core.outcomes import Failure
 from ..core.requests import BadRow, Row
+from ..leasing.row_set import RowSet
 from ..pipeline.model_work import OpenRun
 from ..pipeline.recorder import first_failure
 from ..pipeline.row_requests import NOTHING_RECORDED, Admit, RecordedRows, RowRequests
 from ..pipeline.systematic_failure import every_request
 from ..store.shard_ledger import ledger_of
 from .landing import Landing
-from .row_set import RowSet
 
 
 class Quarantine:

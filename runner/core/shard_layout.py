@@ -9,6 +9,8 @@ from typing import Any, Self
 
 WINDOW_ROWS = 4096
 
+Place = tuple[int, int]  # a row's position, and a sample of it or WHOLE (see shard_ledger)
+
 
 @dataclass(slots=True, frozen=True)
 class Layout:

@@ -15,10 +15,11 @@ from queue import Empty, SimpleQueue
 from typing import cast
 
 from ..cluster.description import RunDescription
-from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Place, Ready
+from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Ready
 from ..cluster.roster import COUNTS
 from ..core.host_process import HostProcess
 from ..core.requests import BadRow, Row
+from ..core.shard_layout import Place
 from ..models.device_memory import peak_bytes, shortage_as_error
 from ..models.model_pool import ModelPool
 from ..pipeline.io_threads import IOThreads, SessionInput, SessionRules

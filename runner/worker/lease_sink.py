@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..cluster.messages import Frame, Frames, FromWorker, LeaseDone, Place
+from ..cluster.messages import Frame, Frames, FromWorker, LeaseDone
 from ..core.outcomes import Failure
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, Place
 from ..store import journal
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import error_record, errors_schema, record_place

@@ -8,11 +8,11 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mlx_bulk.runner.cluster.lease_sizes import REPORT_SECONDS
-from mlx_bulk.runner.cluster.leaser import Leaser
-from mlx_bulk.runner.cluster.open_lease import OpenLease
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.leasing.lease_sizes import REPORT_SECONDS
+from mlx_bulk.runner.leasing.leaser import Leaser
+from mlx_bulk.runner.leasing.open_lease import OpenLease
 from mlx_bulk.runner.pipeline.row_requests import RecordedRows
 from mlx_bulk.runner.store.recovery import Recovered
 

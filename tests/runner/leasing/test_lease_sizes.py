@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from mlx_bulk.runner.cluster.lease_sizes import Outlook, WorkerLoad, WorkerPace
+from mlx_bulk.runner.leasing.lease_sizes import Outlook, WorkerLoad, WorkerPace
 
 from ..support.simulated_workers import SimulatedWorker, Simulation
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ..core.requests import BadRow, Row
-from ..core.shard_layout import Layout
+from ..core.shard_layout import Layout, Place
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import WHOLE, RecordedRow
 from .lease_sizes import Outlook, WorkerLoad, WorkerPace
-from .messages import Place
 from .open_lease import OpenLease
 from .row_set import RowSet
 

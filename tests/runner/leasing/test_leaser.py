@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from mlx_bulk.runner.cluster.lease_sizes import FIRST_LEASES
-from mlx_bulk.runner.cluster.leaser import Leaser
-from mlx_bulk.runner.cluster.open_lease import OpenLease
-from mlx_bulk.runner.cluster.row_set import RowSet
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout
+from mlx_bulk.runner.leasing.lease_sizes import FIRST_LEASES
+from mlx_bulk.runner.leasing.leaser import Leaser
+from mlx_bulk.runner.leasing.open_lease import OpenLease
+from mlx_bulk.runner.leasing.row_set import RowSet
 from mlx_bulk.runner.pipeline.row_requests import RecordedRows
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import WHOLE, Ledger, RecordedRow

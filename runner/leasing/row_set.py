@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.requests import BadRow, Row
-from .messages import Place
+from ..core.shard_layout import Place
 
 
 @dataclass(slots=True)

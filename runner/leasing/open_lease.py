@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from ..core.shard_layout import Place
 from ..store.shard_ledger import WHOLE
-from .messages import Place
 from .row_set import RowSet
 
 
