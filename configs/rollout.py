@@ -116,14 +116,6 @@ class RolloutConfig(GenerateConfig):
     policy: PolicyConfig = Field(default=PolicyConfig(), description="The policy that samples, and how it changes.")
     rounds: Annotated[Count, FREE] = Field(default=1, description="Passes over the rows; raising it later extends the run.")
 
-    @model_validator(mode="after")
-    def _workers_have_one_policy(self) -> Self:
-        if self.cluster is not None and self.policy.watch is not None:
-            raise contradiction(
-                "policy.watch", "expected null, since workers take no new policies during a run yet; remove it, or remove cluster"
-            )
-        return self
-
     @property
     def loaded(self) -> ModelConfig:
         """The model with the policy's adapter, if that is fixed."""

@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-from ...runner.cluster.messages import Ack, Dismiss, FromWorker, Hello, Lease, Message, RunOffer, StopRun
+from ...runner.cluster.messages import Ack, Dismiss, FromWorker, Hello, Lease, Message, NewestPolicy, NoParcel, Piece, RunOffer, StopRun
 from .driver_line import DriverEnd, DriverFound, DriverLine, DriverLost, DriverRefused, DriverSaid
 from .engine_process import EngineEnded, EngineSaid
 from .run_work import RunWork, Starter
@@ -95,6 +95,7 @@ class Agent:
         self._tell(replace(self._hello, run=self._work.run, leases=held.unfinished))
         for message in held.outbox:
             self._tell(message)
+        self._work.ask_again()
 
     def _obey(self, message: Message) -> None:
         match message:
@@ -103,6 +104,8 @@ class Agent:
                 self._work.begin(message)
             case Lease():
                 self._work.take(message)
+            case Piece() | NoParcel() | NewestPolicy():
+                self._work.hand_on(message)
             case Ack():
                 self._work.acknowledge(message)
             case StopRun():

@@ -22,6 +22,12 @@ from ...runner.cluster.messages import (
     Lease,
     LeaseDone,
     Message,
+    NewestPolicy,
+    NoParcel,
+    Piece,
+    PieceWanted,
+    PolicyLoaded,
+    PolicyRefused,
     Ready,
     RunFailed,
     RunOffer,
@@ -51,6 +57,8 @@ class RunWork:
         self._offer: RunOffer | None = None  # of the run that the engine is at
         self._ready: Ready | None = None  # its first answer to it
         self._serving = False  # the engine takes leases
+        self._asked: PieceWanted | None = None  # by the engine, and not answered
+        self._newest: NewestPolicy | None = None
         self._stopping: str | None = None  # a run that the driver has ended and the engine has not
         self._ending = False
         self._suspects = Suspects()
@@ -94,6 +102,22 @@ class RunWork:
         given = self.held.take(lease) if self._offer is not None else None
         if given is not None and self._serving and self._engine is not None:
             self._engine.send(given)
+
+    def hand_on(self, message: Piece | NoParcel | NewestPolicy) -> None:
+        """Hands the engine what is for it alone."""
+        if self._offer is None or message.run != self._offer.run:
+            return
+        if isinstance(message, NewestPolicy):
+            self._newest = message  # for engines that come later, too
+        else:
+            self._asked = None
+        if self._engine is not None:
+            self._engine.send(message)
+
+    def ask_again(self) -> None:
+        """Asks again for what the engine waits for: a connection has gone, and the answer perhaps with it."""
+        if self._asked is not None:
+            self._tell(self._asked)
 
     def acknowledge(self, ack: Ack) -> None:
         """Forgets what the driver has."""
@@ -148,7 +172,7 @@ class RunWork:
         if self._engine is None:
             self._ordered = self._suspects.suspect_groups.keys() | self._suspects.fatal_rows.keys() | self._suspects.batch_halvings.keys()
             self._engine = self._start(self._suspects, self._inbox)
-        self._serving, self._heard = False, monotonic()
+        self._serving, self._heard, self._asked = False, monotonic(), None
         self._engine.send(offer)
 
     def _pass_on(self, message: Message) -> None:
@@ -167,7 +191,13 @@ class RunWork:
             case RunStopped(run):
                 if run == self._stopping:
                     self._end_stopping()
-            case Figures():
+            case PieceWanted():
+                self._asked = message
+                self._tell(message)
+            case PolicyRefused():
+                self.held.drop_policy(message.policy)
+                self._tell(message)
+            case Figures() | PolicyLoaded():
                 self._tell(message)
             case _:
                 log.debug("the engine sent a message that is not an engine's: %s", type(message).__name__)
@@ -181,6 +211,8 @@ class RunWork:
             self._ready = ready
             log.info("run %s: ready%s", ready.run[:8], _model_of(ready))
             self._tell(ready)
+        if self._newest is not None:
+            self._engine.send(self._newest)
         groups, fatal = self._suspects.suspect_groups.get(ready.run, []), self._suspects.fatal_rows.get(ready.run, {})
         again, done = self.held.give_again(Orders(suspect_groups=tuple(groups), fatal_rows=fatal), self._suspects.frozen)
         for message in done:
@@ -228,7 +260,7 @@ class RunWork:
 
     def _leave_run(self) -> None:
         self.held.stop()
-        self._offer, self._ready, self._serving = None, None, False
+        self._offer, self._ready, self._serving, self._asked, self._newest = None, None, False, None, None
 
 
 def _model_of(ready: Ready) -> str:

@@ -14,6 +14,7 @@ from ...configs.schema import JobConfig
 from ..core.shard_layout import Layout
 from ..data.scan_result import Scan
 from ..pipeline.model_work import OpenRun
+from .messages import RunOffer
 
 _ELSEWHERE = {"cluster", "output"}  # sections of the config that say nothing to a worker
 
@@ -40,11 +41,11 @@ class RunDescription:
         """Returns the config; ``output``: the folder that takes the place of the run's."""
         return ROW_JOBS[self.config["job"]].model_validate({**self.config, "output": {"path": output}})
 
-    def packed(self) -> bytes:
-        """Returns the bytes that ``unpacked`` reads."""
-        return pickle.dumps(self)
+    def offer(self) -> RunOffer:
+        """Returns the message that offers the run to a worker."""
+        return RunOffer(self.run, pickle.dumps(self))
 
     @classmethod
-    def unpacked(cls, packed: bytes) -> Self:
+    def of_offer(cls, offer: RunOffer) -> Self:
         """Reads what the driver has sent."""
-        return cast("Self", pickle.loads(packed))
+        return cast("Self", pickle.loads(offer.description))

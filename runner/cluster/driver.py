@@ -9,14 +9,12 @@ import json
 import logging
 import pickle
 import secrets
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 
 from ...configs.cluster import ClusterConfig
-from ..core.errors import ModelError
 from ..core.progress import Progress
 from ..leasing.leaser import Leaser
 from ..leasing.row_set import RowSet
@@ -25,8 +23,9 @@ from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
-from .interface import Event, Fleet, Joined, Left, Told
+from .interface import Fleet, Joined, Left, Told
 from .landing import Landing
+from .lease_policies import LeasePolicies
 from .messages import (
     Ack,
     Begun,
@@ -35,15 +34,17 @@ from .messages import (
     Frames,
     Lease,
     LeaseDone,
+    PieceWanted,
+    PolicyLoaded,
+    PolicyRefused,
     Ready,
     RunFailed,
-    RunOffer,
     RunRefused,
     RunStopped,
     StopRun,
 )
 from .quarantine import Quarantine
-from .roster import COUNTS, KnownWorker, Roster, error_of
+from .roster import KnownWorker, Roster, error_of
 
 log = logging.getLogger("mlx_bulk")
 
@@ -57,9 +58,9 @@ class Driver:
 
     def __init__(self, fleet: Fleet, hellos: dict[str, Joined], settings: ClusterConfig, run: OpenRun):
         self._fleet, self._hellos, self._settings, self._run = fleet, hellos, settings, run
-        self._described = RunDescription.of(run)
-        self._offer = RunOffer(self._described.run, self._described.packed())
-        self._landing = Landing(run.writer, run.spec.job.schema, run.layout)
+        self._offer = RunDescription.of(run).offer()
+        self._policies = LeasePolicies(run, self._offer.run, fleet)
+        self._landing = Landing(run.writer, run.spec.job.schema, run.layout, self._policies.require_named)
         self._quarantine = Quarantine(run, self._landing)
         self._leaser = Leaser(
             run.rows(),
@@ -82,10 +83,10 @@ class Driver:
         run = self._run
         self._progress.report_to(run.heartbeat.activity, lambda rows: None)
         self._progress.doing("waiting for workers")
-        run.flush = self._flush
+        run.flush = self._landing.flush
         for joined in list(self._hellos.values()):
             self._join(joined)
-        with Watch(self._progress, lambda: run.counts(None), run.run_dir.add_metrics, run.show):
+        with Watch(self._progress, lambda: run.counts(self._policies.version), run.run_dir.add_metrics, run.show):
             try:
                 while run.writer.rows < run.layout.total and not run.process.stopped():
                     self._step()
@@ -105,6 +106,7 @@ class Driver:
         if not self._began and len(usable) < self._settings.min_workers:
             return
         self._began = self._began or bool(usable)
+        self._policies.look(usable)
         wanting = usable
         while wanting:
             given = [(name, lease) for name in wanting if (lease := self._leaser.give(name, usable, monotonic())) is not None]
@@ -118,22 +120,19 @@ class Driver:
 
     def _take_events(self, wait: float) -> None:
         for event in self._fleet.events(wait):
-            self._take(event)
+            match event:
+                case Joined():
+                    self._join(event)
+                case Left():
+                    self._hellos.pop(event.worker, None)
+                    self._leave(event.worker, event.reason)
+                case Told():
+                    self._hear(event)
         while True:
             try:
                 self._done.get_nowait()()
             except Empty:
                 return
-
-    def _take(self, event: Event) -> None:
-        match event:
-            case Joined():
-                self._join(event)
-            case Left():
-                self._hellos.pop(event.worker, None)
-                self._leave(event.worker, event.reason)
-            case Told():
-                self._hear(event)
 
     def _hear(self, told: Told) -> None:
         worker, message = self._roster.workers.get(told.worker), told.message
@@ -150,10 +149,13 @@ class Driver:
                 self._land(told.worker, worker, message)
             case LeaseDone():
                 self._end_lease(told.worker, message.lease)
+            case PieceWanted() | PolicyLoaded():
+                self._policies.hear(told.worker, message)
+            case PolicyRefused():
+                self._refuse_policy(told.worker, worker, message)
             case Figures():
                 worker.count(message.counts)
-                for count in COUNTS:
-                    setattr(self._progress, count, self._roster.total(count))
+                self._roster.sum_into(self._progress)
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
             case RunRefused():
@@ -191,6 +193,7 @@ class Driver:
         if not self._run.noted:
             self._run.note({**facts, "workers": sorted(self._roster.workers)})
         self._progress.doing("waiting for the workers' rows")
+        self._policies.tell_newest(name)
         log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
 
     def _leave(self, name: str, reason: str) -> None:
@@ -200,15 +203,21 @@ class Driver:
         if worker.ready:
             log.warning("%s has left: %s; its rows go to others", name, reason)
         worker.ready = False
-        for rows in self._leaser.lose(name, monotonic()):
-            self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+        self._policies.forget(name)
+        self._give_back_all(self._leaser.lose(name, monotonic()))
 
     def _refuse(self, name: str, worker: KnownWorker, why: str) -> None:
         """Uses a worker no more, and gives its rows to others."""
         log.warning("%s is not used: it %s", name, why)
         worker.refused = True
-        for rows in self._leaser.lose(name, monotonic()):
-            self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+        self._give_back_all(self._leaser.lose(name, monotonic()))
+
+    def _refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
+        """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""
+        named = [lease for lease in self._leaser.of(name) if self._policies.of(lease.given.shard) == refused.policy]
+        self._give_back_all(self._leaser.take_back(named, monotonic()))
+        if not self._policies.refuse(refused.policy, refused.reason):
+            self._refuse(name, worker, f"cannot load policy {refused.policy}: {refused.reason}")
 
     def _fail(self, name: str, worker: KnownWorker, failed: RunFailed) -> None:
         """Ends the run for an error of the data, and for any error where no other worker can come; else goes on without this one."""
@@ -226,7 +235,8 @@ class Driver:
     # ----------------------------------------------------------------------------------------------------- rows
 
     def _send(self, worker: str, name: str, rows: RowSet) -> None:
-        self._fleet.send(worker, Lease(self._offer.run, name, rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone))
+        told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, self._policies.of(rows.shard))
+        self._fleet.send(worker, Lease(self._offer.run, name, *told))
 
     def _look_up(self, rows: RowSet, told: Callable[[list[RecordedRow]], None]) -> None:
         """Calls ``told`` in this thread with what is recorded of the rows, after all that has come of them."""
@@ -238,16 +248,15 @@ class Driver:
 
         self._run.writer.look_up(rows.positions, lambda states: self._done.put(lambda: answer(states)))
 
+    def _give_back_all(self, lost: list[RowSet]) -> None:
+        for rows in lost:
+            self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+
     def _give_back(self, rows: RowSet, states: list[RecordedRow]) -> None:
         if self._ending:
             return
         for lost in self._leaser.give_back(rows, states):
-            if self._run.config.batch.deterministic:
-                raise ModelError(
-                    f"{lost.losses} workers have died with shard {lost.shard}; batch.deterministic does not take a batch apart to find "
-                    "the row that does it. Finished rows are safe"
-                )
-            self._quarantine.take_fatal(lost, f"{lost.losses} workers died while they had this row, the last ones with no other")
+            self._quarantine.take_lost(lost)
 
     def _copy(self, lease: str, rows: RowSet, idle: str, states: list[RecordedRow]) -> None:
         """Gives what is left of rows of a late lease to a second worker."""
@@ -289,11 +298,3 @@ class Driver:
             self._take_events(_WAIT_SECONDS / 10)
         self._run.writer.wait()
         self._take_events(0.0)
-
-    def _flush(self) -> bool:
-        """Saves what has come; for any thread."""
-        saved, writer = threading.Event(), self._run.writer
-        writer.flush(saved.set)
-        while not saved.wait(0.05) and writer.running:
-            pass
-        return not writer.broken

@@ -114,6 +114,10 @@ class HeldLeases:
         """Forgets the leases, as the driver has ended the run. Frames stay until they are acked."""
         self._leases.clear()
 
+    def drop_policy(self, policy: str) -> None:
+        """Forgets the leases of a policy that the engine cannot load: none of their rows was begun."""
+        self._leases = {name: held for name, held in self._leases.items() if held.lease.policy != policy}
+
     def take(self, lease: Lease) -> Lease | None:
         """Takes a lease of the driver. Returns what the engine is to be given for it.
 

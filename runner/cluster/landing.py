@@ -1,5 +1,6 @@
 """Checks the frames that workers send, and hands their records to the writer. Nothing that a worker sends is trusted before that."""
 
+import threading
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -18,10 +19,19 @@ _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 
 
 class Landing:
-    """The way of frames into the run directory. schema: of the run's results."""
+    """The way of frames into the run directory. schema: of the run's results.
 
-    def __init__(self, writer: Writer, schema: pa.Schema, layout: Layout):
-        self._writer, self._layout = writer, layout
+    require: raises ValueError for results of a shard, of the right rows and columns, that must not be written all the same.
+    """
+
+    def __init__(
+        self,
+        writer: Writer,
+        schema: pa.Schema,
+        layout: Layout,
+        require: Callable[[int, pa.RecordBatch], None] = lambda shard, results: None,
+    ):
+        self._writer, self._layout, self._require = writer, layout, require
         self._schemas = {journal.RESULTS: schema, journal.ERRORS: errors_schema(schema)}
 
     def land(self, message: Frames, landed: Callable[[], None]) -> None:
@@ -42,6 +52,7 @@ class Landing:
                 raise ValueError(f"row {position} is not one of shard {message.shard}")
         if not self._layout.rows_of(message.shard):
             raise ValueError(f"the run has no shard {message.shard}")
+        self._require(message.shard, found[journal.RESULTS])
         self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], landed)
 
     def fail(self, shard: int, admitted: Sequence[Place], failures: Sequence[Failure]) -> None:
@@ -50,6 +61,14 @@ class Landing:
         found = record_batch(errors, [error_record(results, self._layout, failure) for failure in failures])
         none = pa.RecordBatch.from_pylist([], schema=results)
         self._writer.land(shard, admitted, none, found, lambda: None)
+
+    def flush(self) -> bool:
+        """Saves what has come; returns True on success. For any thread."""
+        saved, writer = threading.Event(), self._writer
+        writer.flush(saved.set)
+        while not saved.wait(0.05) and writer.running:
+            pass
+        return not writer.broken
 
     def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
         """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``, once a sample."""

@@ -24,7 +24,8 @@ class RunOffer:
 class Lease:
     """Rows for a worker to do. rows: a pickled list of ``Row`` and ``BadRow`` in order. recorded: what of them is recorded already.
 
-    shard: all its rows lie in it. alone: the engine runs nothing else beside these rows.
+    shard: all its rows lie in it. alone: the engine runs nothing else beside these rows. policy: the name of the policy that samples
+    all of them, for a run whose policy may change.
     """
 
     run: str
@@ -33,6 +34,38 @@ class Lease:
     rows: bytes
     recorded: tuple[Place, ...] = ()
     alone: bool = False
+    policy: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """A part of a parcel: files for a worker, one behind the other as one row of bytes.
+
+    files: their names and sizes. offset: of ``content`` in the row. checksum: sha256 of ``content``.
+    """
+
+    run: str
+    parcel: str
+    files: tuple[tuple[str, int], ...]
+    offset: int
+    content: bytes
+    checksum: bytes
+
+
+@dataclass(slots=True, frozen=True)
+class NoParcel:
+    """Answers a worker that wants a parcel which the driver does not have, or has no more."""
+
+    run: str
+    parcel: str
+
+
+@dataclass(slots=True, frozen=True)
+class NewestPolicy:
+    """The trainer's newest step, by which a group's staleness counts."""
+
+    run: str
+    version: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -145,6 +178,32 @@ class EngineDied:
 
 
 @dataclass(slots=True, frozen=True)
+class PieceWanted:
+    """Asks for the part of a parcel that begins at ``offset``. With the parcel's size it says that nothing more is wanted."""
+
+    run: str
+    parcel: str
+    offset: int
+
+
+@dataclass(slots=True, frozen=True)
+class PolicyLoaded:
+    """The worker samples with the policy of this name from here on."""
+
+    run: str
+    policy: str
+
+
+@dataclass(slots=True, frozen=True)
+class PolicyRefused:
+    """The worker cannot load the policy of this name. It has dropped all leases that name it, and none of their rows was begun."""
+
+    run: str
+    policy: str
+    reason: str
+
+
+@dataclass(slots=True, frozen=True)
 class RunFailed:
     """The worker cannot go on with the run. kind: the error's class; message: as a user would read it."""
 
@@ -160,8 +219,22 @@ class RunStopped:
     run: str
 
 
-ToWorker = RunOffer | Lease | Ack | StopRun | Dismiss
-FromWorker = Hello | Ready | RunRefused | Begun | Frames | LeaseDone | Figures | EngineDied | RunFailed | RunStopped
+ToWorker = RunOffer | Lease | Piece | NoParcel | NewestPolicy | Ack | StopRun | Dismiss
+FromWorker = (
+    Hello
+    | Ready
+    | RunRefused
+    | Begun
+    | Frames
+    | LeaseDone
+    | PieceWanted
+    | PolicyLoaded
+    | PolicyRefused
+    | Figures
+    | EngineDied
+    | RunFailed
+    | RunStopped
+)
 Message = ToWorker | FromWorker
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*get_args(ToWorker), *get_args(FromWorker))}

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ..core.errors import ModelError
 from ..core.outcomes import Failure
 from ..core.requests import BadRow, Row
 from ..leasing.row_set import RowSet
@@ -18,6 +19,15 @@ class Quarantine:
 
     def __init__(self, run: OpenRun, landing: Landing):
         self._run, self._landing = run, landing
+
+    def take_lost(self, rows: RowSet) -> None:
+        """Takes rows that workers have died with. Raises ModelError where batches are not taken apart."""
+        if self._run.config.batch.deterministic:
+            raise ModelError(
+                f"{rows.losses} workers have died with shard {rows.shard}; batch.deterministic does not take a batch apart to find "
+                "the row that does it. Finished rows are safe"
+            )
+        self.take_fatal(rows, f"{rows.losses} workers died while they had this row, the last ones with no other")
 
     def take_fatal(self, rows: RowSet, why: str) -> None:
         """Takes rows that are not run any more. Samples that are recorded stay; the others fail."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...configs.cluster import ClusterConfig
 from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
+from ..core.progress import Progress
 from .interface import ORPHAN_SECONDS, Joined
 from .messages import RunFailed
 
@@ -73,9 +74,10 @@ class Roster:
         refused = [name for name, each in self.workers.items() if each.refused and name != worker]
         return self._settings.listen is None and len(refused) + 1 >= self._settings.workers
 
-    def total(self, count: str) -> int:
-        """Returns one of ``COUNTS``, summed over all workers."""
-        return sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values())
+    def sum_into(self, progress: Progress) -> None:
+        """Sets the ``COUNTS`` of ``progress`` to the sums over all workers."""
+        for count in COUNTS:
+            setattr(progress, count, sum(each.counts.get(count, 0) + each.before.get(count, 0) for each in self.workers.values()))
 
     def require(self, connected: list[str], now: float) -> None:
         """Raises NoWorkers where none could be used for ``cluster.wait`` seconds, ModelError where all that can come were refused.

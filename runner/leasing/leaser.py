@@ -168,10 +168,16 @@ class Leaser:
 
     def lose(self, worker: str, now: float) -> list[RowSet]:
         """Forgets the leases of a worker that has gone, and returns their rows, without those that another worker has, too."""
-        lost: list[RowSet] = []
-        for lease in self.of(worker):
-            self._close(lease, now)
+        leases = self.of(worker)
+        for lease in leases:
             lease.given.losses += lease.begun
+        return self.take_back(leases, now)
+
+    def take_back(self, leases: list[OpenLease], now: float) -> list[RowSet]:
+        """Forgets leases whose worker does not do them; else as ``lose``. Nobody died of the rows."""
+        lost: list[RowSet] = []
+        for lease in leases:
+            self._close(lease, now)
             kept: set[int] = set()
             for other in self.leases.values() if lease.copied else ():
                 if also := other.left.keys() & lease.copied & other.copied:

@@ -18,7 +18,7 @@ from ...configs.cluster import split_address
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ..cluster.interface import Event, Joined, Left, Told
-from ..cluster.messages import Ack, Dismiss, Hello, Lease, RunOffer, StopRun, ToWorker, from_wire, to_wire
+from ..cluster.messages import Dismiss, Hello, ToWorker, from_wire, to_wire
 from .dask_comms import (
     ALIVE,
     ALIVE_SECONDS,
@@ -193,7 +193,7 @@ class DaskFleet:
             self._join(line, message)
         elif line.worker is None:
             raise MessageRefused(f"{type(message).__name__} before Hello")
-        elif isinstance(message, Hello | RunOffer | Lease | Ack | StopRun | Dismiss):
+        elif isinstance(message, Hello | ToWorker):
             raise MessageRefused(f"{type(message).__name__}, which it may not send")
         elif self._lines.get(line.worker) is line:
             self._tell(Told(line.worker, message), line, size)

@@ -130,10 +130,14 @@ class PolicyEngine:
 
     def _change_policy(self) -> None:
         assert self._current is not None, "a window is held"
-        if (name := self._unit_policy(self._current)) is None:
-            self.updater.load_newest()
-        else:
-            self.updater.load_kept(name)
+        try:
+            if (name := self._unit_policy(self._current)) is None:
+                self.updater.load_newest()
+            else:
+                self.updater.load_kept(name)
+        except BaseException:
+            self._held = self._current = None  # the window is not run
+            raise
 
     def _with_policy(self, outcome: Outcome, stopped: Callable[[], bool]) -> Iterator[Outcome]:
         """Yields the outcome with its policy; with a reference or reward models, those of full batches once they are done with them."""
@@ -253,9 +257,14 @@ def policy_engine_of(
     layout: Layout,
     rater: RewardRater | None = None,
     unit_policy: Callable[[int], str | None] = lambda unit: None,
+    unit: Callable[[int], int] | None = None,
 ) -> PolicyEngine:
-    """Returns the engine that samples under the policies of ``updater``. ``rater``, ``unit_policy``: see ``PolicyEngine``."""
-    unit = layout.round_of if config.policy.update == "round" else layout.shard_of
+    """Returns the engine that samples under the policies of ``updater``. Others: see ``PolicyEngine``.
+
+    unit: None for the shards or rounds of ``layout``, as ``config`` says.
+    """
+    if unit is None:
+        unit = layout.round_of if config.policy.update == "round" else layout.shard_of
     scores = None
     if updater.live and setup.adapters is not None:
         setup = replace(setup, limits=_beside_weights(setup.limits, setup.adapters.nbytes))

@@ -38,6 +38,28 @@ class PolicySource(Protocol):
         ...
 
 
+def offer_stamp(offer: Offer) -> tuple[object, ...]:
+    """Identifies an offer by its files: after the trainer has mended them, the offer is tried again."""
+    try:
+        files = [(path.name, at.st_size, at.st_mtime_ns) for path in sorted(offer.folder.iterdir()) if (at := path.stat())]
+    except OSError:
+        files = []
+    return offer.version, str(offer.folder), *files
+
+
+def warn_of_older(offers: list[Offer], version: int) -> bool:
+    """Warns where all ``offers`` are older than the policy ``version``, which samples. Returns True where it did."""
+    newest = max((offer.version for offer in offers), default=version)
+    if newest < version:
+        log.warning(
+            "policy.watch: the newest step there is %d, older than policy %d, which samples; it is not taken. "
+            "For policies of another training choose another --output",
+            newest,
+            version,
+        )
+    return newest < version
+
+
 @dataclass(slots=True)
 class FolderSource:
     """The complete policies in ``folder``. Their folders' names end in the trainer's step, as step_000012 does."""

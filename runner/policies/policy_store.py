@@ -29,7 +29,8 @@ log = logging.getLogger("mlx_bulk")
 
 POLICY = "policy.json"
 EVENTS = "events.jsonl"
-TAKEN = "taken"
+TAKEN, SENT = "taken", "sent"  # a policy is loaded; it goes to workers, which may refuse it
+BEGUN = "begun"  # a shard or a round is, under a policy
 
 _NAME = re.compile(r"(\d+)-[0-9a-f]{12}")
 _ADAPTER, _FULL = (CONFIG, TENSORS), ("*.safetensors", "config.json")
@@ -53,6 +54,23 @@ class PolicyStore:
         with self._making() as folder:
             self._settle(folder, policy, "base", None, "none")
         return policy
+
+    def keep_first(self, adapter: Path | None) -> Policy:
+        """Keeps the policy that a run begins with as version 0: the base model with ``adapter``, which stays. Returns it."""
+        if adapter is None:
+            return self.keep_base()
+        with self.keeping(Offer(0, adapter)) as (policy, _):
+            pass
+        return policy
+
+    def warn_of_first(self) -> None:
+        """Warns where other policies have sampled in a run that goes on with its first one."""
+        if newest := self.newest_loaded():
+            log.warning(
+                "policy.watch is null: the model itself samples from here on, though policy %d has sampled in this run; "
+                "to go on with policies, put their folder into policy.watch",
+                newest,
+            )
 
     @contextmanager
     def keeping(self, offer: Offer) -> Generator[tuple[Policy, Path]]:
@@ -101,8 +119,31 @@ class PolicyStore:
 
     def newest_loaded(self) -> int:
         """Returns the newest version that was on the network in this run, whether its files are there or not."""
-        versions = [int(line["version"]) for line in read_lines(self.root / EVENTS) if line["event"] == TAKEN]
-        return max([0, *versions, *(int(name.split("-")[0]) for name in self.names())])
+        untried = self.noted(SENT).keys() - self.noted(TAKEN).keys()
+        names = {*self.names(), *self.noted(TAKEN)} - untried
+        return max([0, *(int(name.split("-")[0]) for name in names)])
+
+    def require_no_step_back(self, version: int) -> None:
+        """Raises ModelError where a newer policy than ``version``, the newest that can be loaded, was on the network in this run."""
+        if version < (newest := self.newest_loaded()):
+            raise ModelError(
+                f"{self.root}: policy {newest} has sampled in this run and cannot be loaded any more; the newest that can be is "
+                f"{version}, and a run does not go back. Restore the folder {newest}-…, or put a complete step of {newest} or "
+                "above into policy.watch; then run the same command again"
+            )
+
+    def begun(self) -> dict[int, str]:
+        """Returns ``Policy.name`` of the policy of each unit (a shard, or a round) that was begun on workers."""
+        return {int(line["unit"]): str(line["policy"]) for line in read_lines(self.root / EVENTS) if line["event"] == BEGUN}
+
+    def noted(self, event: str) -> dict[str, dict[str, Any]]:
+        """Returns the lines of an event (``TAKEN``, ``SENT``) by ``Policy.name``, the last one of each."""
+        lines = [line for line in read_lines(self.root / EVENTS) if line["event"] == event]
+        return {f"{line['version']}-{str(line['sha'])[:12]}": line for line in lines}
+
+    def drop(self, name: str) -> None:
+        """Removes a kept policy that has sampled nothing."""
+        shutil.rmtree(self.root / name, ignore_errors=True)
 
     def policy(self, name: str) -> Policy:
         """Returns the policy that is kept as ``name`` (``Policy.name``), and checks its files.

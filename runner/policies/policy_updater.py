@@ -6,11 +6,10 @@ A policy is kept in the run directory before it samples anything; one that canno
 import logging
 from pathlib import Path
 
-from ..core.errors import ModelError
 from ..core.units import size_as_text
 from ..models.adapters import AdapterRefused, Adapters, replaces_weights
 from ..runs.failures import REFUSED
-from .policy_source import Offer, PolicySource
+from .policy_source import Offer, PolicySource, offer_stamp, warn_of_older
 from .policy_store import TAKEN, PolicyStore, put_policy_on
 
 log = logging.getLogger("mlx_bulk")
@@ -31,20 +30,12 @@ class PolicyUpdater:
         self._refused_files: set[tuple[object, ...]] = set()
         self._warned_older = False
         self.refused = 0
-        if fixed is None:
-            self.policy = store.keep_base()
-        else:
-            with store.keeping(Offer(0, fixed)) as (self.policy, _):
-                pass
-        if source is None and (newest := store.newest_loaded()):
-            log.warning(
-                "policy.watch is null: the model itself samples from here on, though policy %d has sampled in this run; "
-                "to go on with policies, put their folder into policy.watch",
-                newest,
-            )
+        self.policy = store.keep_first(fixed)
+        if source is None:
+            store.warn_of_first()
         if source is not None:  # a trainer that removes old steps does not take the run back to an older one
             self._load_first([*source.offers(), *store.kept()])
-            self._require_no_step_back()
+            store.require_no_step_back(self.policy.version)
             self._offers(source)
 
     @property
@@ -71,7 +62,7 @@ class PolicyUpdater:
         if policy.adapter is not None:
             self.require_room(policy.adapter)
         put_policy_on(self._adapters, policy)
-        log.info("policy %d samples what is left of the round that it began, in place of policy %d", policy.version, self.policy.version)
+        log.info("policy %d samples on in the rows that it began, in place of policy %d", policy.version, self.policy.version)
         self.policy = policy
 
     def newest_version(self) -> int:
@@ -97,27 +88,10 @@ class PolicyUpdater:
             self.policy = policy
             return
 
-    def _require_no_step_back(self) -> None:
-        newest = self._store.newest_loaded()
-        if self.policy.version < newest:
-            raise ModelError(
-                f"{self._store.root}: policy {newest} has sampled in this run and cannot be loaded any more; the newest that can be is "
-                f"{self.policy.version}, and a run does not go back. Restore the folder {newest}-…, or put a complete step of {newest} or "
-                "above into policy.watch; then run the same command again"
-            )
-
     def _offers(self, source: PolicySource) -> list[Offer]:
         """Returns the source's offers. Warns once if all of them are older than the present policy."""
         offers = source.offers()
-        newest = max((offer.version for offer in offers), default=self.policy.version)
-        if newest < self.policy.version and not self._warned_older:
-            self._warned_older = True
-            log.warning(
-                "policy.watch: the newest step there is %d, older than policy %d, which samples; it is not taken. "
-                "For policies of another training choose another --output",
-                newest,
-                self.policy.version,
-            )
+        self._warned_older = self._warned_older or warn_of_older(offers, self.policy.version)
         return offers
 
     def require_room(self, folder: Path) -> None:
@@ -128,20 +102,11 @@ class PolicyUpdater:
             raise AdapterRefused(f"{folder}: full weights take {need} beside the base's, more than half of the room for KV caches; {cure}")
 
     def _newer(self, offer: Offer) -> bool:
-        return offer.version > self.policy.version and _stamp(offer) not in self._refused_files
+        return offer.version > self.policy.version and offer_stamp(offer) not in self._refused_files
 
     def _refuse(self, offer: Offer, reason: str) -> None:
         reason = reason.split(": ", 1)[-1]
-        self._refused_files.add(_stamp(offer))
+        self._refused_files.add(offer_stamp(offer))
         self.refused += 1
         log.warning("%s: is refused: %s; policy %d goes on", offer.folder, reason, self.policy.version)
         self._store.note(REFUSED, {"version": offer.version, "source": str(offer.folder), "reason": reason})
-
-
-def _stamp(offer: Offer) -> tuple[object, ...]:
-    """Identifies an offer by its files: after the trainer has mended them, the offer is tried again."""
-    try:
-        files = [(path.name, at.st_size, at.st_mtime_ns) for path in sorted(offer.folder.iterdir()) if (at := path.stat())]
-    except OSError:
-        files = []
-    return offer.version, str(offer.folder), *files

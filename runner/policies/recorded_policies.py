@@ -3,15 +3,14 @@
 Reads only files whose bytes recovery has checked. Does not know networks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
-from ..core.policy import Policy
 from ..core.shard_layout import Layout
 from ..store import journal
-from ..store.commit_log import read_commits
+from ..store.commit_log import Commit, read_commits
 from ..store.part_file import read_part
 from ..store.paths import RunPaths
 from ..store.results import read_results
@@ -22,20 +21,25 @@ def policy_at_start_of(run: RunPaths, layout: Layout, around: int) -> str | None
 
     That is the policy of the round's last record, in the order of shards, committed or in a journal.
     """
-    for batch in _last_records(run, layout, around):
-        if batch.num_rows:
-            last = batch.select(["policy_version", "policy_sha"]).slice(batch.num_rows - 1).to_pylist()[0]
-            return Policy(last["policy_version"], last["policy_sha"], None).name
-    return None
+    shards = range(around * layout.shards_a_round, (around + 1) * layout.shards_a_round)
+    return next((name for _, name in last_policies(run, reversed(shards))), None)
 
 
-def _last_records(run: RunPaths, layout: Layout, around: int) -> Iterator[pa.RecordBatch]:
+def last_policies(run: RunPaths, shards: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Yields each of the shards that has records, with ``Policy.name`` of the policy of its last one. Raises OSError."""
     commits = read_commits(run).commits
-    for shard in reversed(range(around * layout.shards_a_round, (around + 1) * layout.shards_a_round)):
-        if run.journal_of(shard).exists() and (content := journal.peek(run.journal_of(shard))[0]) is not None:
-            yield from reversed(content.results)
-        if (commit := commits.get(shard)) is not None and commit.records:
-            yield from reversed(list(read_part(run.results_part(shard, commit.generation))))
+    for shard in shards:
+        for batch in _last_records(run, shard, commits.get(shard)):
+            if batch.num_rows:
+                yield shard, policy_names(batch.slice(batch.num_rows - 1))[0]
+                break
+
+
+def _last_records(run: RunPaths, shard: int, commit: Commit | None) -> Iterator[pa.RecordBatch]:
+    if run.journal_of(shard).exists() and (content := journal.peek(run.journal_of(shard))[0]) is not None:
+        yield from reversed(content.results)
+    if commit is not None and commit.records:
+        yield from reversed(list(read_part(run.results_part(shard, commit.generation))))
 
 
 def policies_in_records(run: Path) -> list[str]:

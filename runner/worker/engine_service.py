@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 from ...configs.errors import BulkError
 from ..cluster.description import RunDescription
 from ..cluster.interface import Connection
-from ..cluster.messages import Dismiss, Lease, RunFailed, RunOffer, RunRefused, RunStopped, StopRun
+from ..cluster.messages import Dismiss, Lease, NewestPolicy, NoParcel, Piece, RunFailed, RunOffer, RunRefused, RunStopped, StopRun
 from ..core.errors import first_line
 from ..core.host_process import HostProcess
 from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind
 from .lease_session import DifferentResults, LeaseSession
+from .parcel_shelf import ParcelShelf
 
 log = logging.getLogger("mlx_bulk")
 
@@ -42,6 +43,7 @@ class _Service:
         self._offered: RunOffer | None = None  # the run that is loaded, or is to be loaded next
         self._early: list[Lease] = []  # leases of a run whose models are not loaded yet
         self._session: LeaseSession | None = None
+        self._shelf: ParcelShelf | None = None  # of the run whose models are loaded, or are being loaded
 
     def run(self) -> None:
         reading = threading.Thread(target=self._read, name="messages", daemon=True)
@@ -60,6 +62,10 @@ class _Service:
                         self._offer(message)
                     case Lease():
                         self._lease(message)
+                    case Piece() | NoParcel():
+                        self._hand_over(message)
+                    case NewestPolicy():
+                        self._note_newest(message)
                     case StopRun():
                         self._stop(message)
                     case Dismiss():
@@ -91,9 +97,17 @@ class _Service:
         with self._lock:
             session = self._session
             if session is not None and session.run_name == lease.run and not session.stopping.is_set():
-                session.leases.put(lease)
+                session.take(lease)
             elif self._offered is not None and self._offered.run == lease.run:
                 self._early.append(lease)
+
+    def _hand_over(self, message: Piece | NoParcel) -> None:
+        if (shelf := self._shelf) is not None and shelf.run == message.run:
+            shelf.take(message)
+
+    def _note_newest(self, newest: NewestPolicy) -> None:
+        if (session := self._session) is not None and session.run_name == newest.run:
+            session.note_newest(newest.version)
 
     def _stop(self, stop: StopRun) -> None:
         with self._lock:
@@ -107,9 +121,10 @@ class _Service:
         if self._offered is not offer:  # stopped, or another was offered meanwhile
             self._connection.send(RunStopped(offer.run))
             return
+        shelf = self._shelf = ParcelShelf(offer.run, scratch / "parcels", self._connection.send)
         try:
             session = LeaseSession(
-                RunDescription.unpacked(offer.description), self._kinds, self._pool, scratch, self._process, self._connection.send
+                RunDescription.of_offer(offer), self._kinds, self._pool, shelf, scratch, self._process, self._connection.send
             )
         except DifferentResults as difference:
             self._connection.send(RunRefused(offer.run, difference.reasons))
@@ -122,7 +137,7 @@ class _Service:
                 session.stopping.set()
             self._session = session
             for lease in self._early:
-                session.leases.put(lease)
+                session.take(lease)
             self._early = []
         self._connection.send(session.ready)
         try:

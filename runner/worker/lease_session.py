@@ -9,29 +9,35 @@ import json
 import logging
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import cast
 
+from ...configs.rollout import RolloutConfig
 from ..cluster.description import RunDescription
-from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, Ready
+from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, PolicyLoaded, PolicyRefused, Ready
 from ..cluster.roster import COUNTS
 from ..core.host_process import HostProcess
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Place
+from ..engine.interface import EngineInterface
 from ..models.device_memory import peak_bytes, shortage_as_error
 from ..models.model_pool import ModelPool
 from ..pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from ..pipeline.job import Kind
-from ..pipeline.loading import load_models, rater_of
+from ..pipeline.loading import LoadedModels, load_models, rater_of
 from ..pipeline.model_work import batch_of
 from ..pipeline.run_spec import RunSpec
-from ..policies.policy_engine import sampling_engine
+from ..policies.policy_engine import full_weights_fit, policy_engine_of, sampling_engine
+from ..policies.policy_store import PolicyStore
 from ..store.paths import RunPaths
 from ..store.recovery import Recovered
 from ..store.shard_ledger import ledger_of
 from .lease_sink import LeaseSink
+from .parcel_shelf import ParcelShelf
+from .sent_policies import PolicyNotLoaded, SentPolicies
 
 log = logging.getLogger("mlx_bulk")
 
@@ -61,11 +67,15 @@ class LeaseSession:
         described: RunDescription,
         kinds: Mapping[str, Kind],
         pool: ModelPool,
+        shelf: ParcelShelf,
         scratch: Path,
         process: HostProcess,
         tell: Callable[[FromWorker], None],
     ):
-        self.leases: SimpleQueue[Lease] = SimpleQueue()
+        self._shelf = shelf
+        self._leases: SimpleQueue[Lease] = SimpleQueue()
+        self._open: dict[str, Lease] = {}
+        self._again: deque[Lease] = deque()  # were read ahead when a policy was refused
         self.stopping = threading.Event()
         self._described, self._process, self._tell = described, process, tell
         config = self._config = described.parsed(str(scratch))
@@ -77,18 +87,36 @@ class LeaseSession:
             models = models.halved(halved)
         self._static, self._check = models.setup.static, models.row_check()
         rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
-        self._engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, RunPaths(scratch), described.layout, rater)
+        self._policies = self._policies_of(models, shelf)
+        self._engine: EngineInterface
+        if self._policies is None or not isinstance(config, RolloutConfig):
+            self._engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, RunPaths(scratch), described.layout, rater)
+        else:
+            names, numbers = self._policies.name_of, self._policy_number
+            self._engine = policy_engine_of(self._policies, spec.job.engine, *setups, config, described.layout, rater, names, numbers)
         self._engine.progress.note_in_flight = process.supervisor.note_in_flight
         self._sink = LeaseSink(described.run, spec.job.schema, described.layout, self._tell_of_leases)
         self._recorded = Recovered(frozenset(), {}, {}, {}, {}, 0, 0, 0)
         self._places: dict[int, dict[int, list[Place]]] = {}  # what is recorded, by shard and position
         self._next: Lease | None = None  # it runs alone, and waits for the leases before it
+        self._refused: dict[str, str] = {}  # policies that cannot be loaded here, with the reason
         self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str))
 
     @property
     def run_name(self) -> str:
         """The run's digest."""
         return self._described.run
+
+    def take(self, lease: Lease) -> None:
+        """Takes a lease, and asks for its policy. For any thread."""
+        if lease.policy is not None:
+            self._shelf.want(lease.policy)
+        self._leases.put(lease)
+
+    def note_newest(self, version: int) -> None:
+        """Notes the trainer's newest finished step. For any thread."""
+        if self._policies is not None:
+            self._policies.note_newest(version)
 
     def run(self) -> None:
         """Does leases until ``stopping`` is set. All that is finished has been sent when it returns. Raises BulkError."""
@@ -107,6 +135,19 @@ class LeaseSession:
             self._sink.push()
             process.supervisor.note_in_flight(())
 
+    def _policies_of(self, models: LoadedModels, shelf: ParcelShelf) -> SentPolicies | None:
+        """Returns the policies that the driver names in leases; None for a run with one policy, or none."""
+        config, adapters = self._config, models.setup.adapters
+        if not isinstance(config, RolloutConfig) or config.policy.watch is None or adapters is None:
+            return None
+        store = PolicyStore(shelf.root, adapters.weights())
+        loaded = lambda name: self._tell(PolicyLoaded(self.run_name, name))  # noqa: E731
+        return SentPolicies(adapters, store, full_weights_fit(models.setup), shelf, loaded, self._stopped)
+
+    def _policy_number(self, position: int) -> int:
+        assert self._policies is not None, "the run has policies that change"
+        return self._policies.number_of(self._described.layout.shard_of(position))
+
     def _stopped(self) -> bool:
         return self.stopping.is_set() or self._process.stopped()
 
@@ -116,11 +157,8 @@ class LeaseSession:
             lease, self._next = self._next, None
             return lease
         while not self._stopped():
-            try:
-                return self.leases.get(timeout=_POLL_SECONDS) if wait else self.leases.get_nowait()
-            except Empty:
-                if not wait:
-                    return None
+            if (lease := self._wait_for_lease(_POLL_SECONDS if wait else 0)) is not None or not wait:
+                return lease
         return None
 
     def _run_leases(self, first: Lease) -> None:
@@ -134,16 +172,31 @@ class LeaseSession:
             fail_fast=self._config.on_error == "fail",
             fatal=self._orders.fatal_rows,
         )
-        threads = IOThreads(session, rules, self._sink)
+        threads = IOThreads(session, rules, self._sink, self._engine.newest_version)
+        refusal: PolicyNotLoaded | None = None
         try:
             for outcome in self._engine.run(threads.next_window, threads.stopped):
                 threads.put(outcome)
+        except PolicyNotLoaded as error:  # nothing was in flight
+            refusal = error
         except BaseException:
             threads.abandon()
             raise
         finally:
             done.set()
             threads.close()
+        if refusal is not None:
+            self._refuse(refusal)
+
+    def _refuse(self, refusal: PolicyNotLoaded) -> None:
+        """Gives up the leases of a policy that cannot be loaded here. Others that were read ahead are run again."""
+        self._refused[refusal.name] = refusal.reason
+        for lease in list(self._open.values()):
+            self._sink.forget(lease.lease)
+            if lease.policy != refusal.name:
+                self._again.append(lease)
+        self._open.clear()
+        self._tell(PolicyRefused(self.run_name, refusal.name, refusal.reason))
 
     def _windows(self, lease: Lease, done: threading.Event) -> Iterator[list[Row | BadRow]]:
         """Yields the rows of one lease after another. Runs in the reading thread."""
@@ -155,22 +208,32 @@ class LeaseSession:
             while following is None:
                 if done.is_set() or self._stopped():
                     return
-                following = self._wait_for_lease()
+                following = self._wait_for_lease(_POLL_SECONDS)
             if following.alone:
                 self._next = following
                 return
             lease = following
 
-    def _wait_for_lease(self) -> Lease | None:
-        try:
-            return self.leases.get(timeout=_POLL_SECONDS)
-        except Empty:
-            return None
+    def _wait_for_lease(self, seconds: float) -> Lease | None:
+        """Returns the next lease whose policy can be loaded here, as far as is known; None where ``seconds`` bring none."""
+        if self._again:
+            return self._again.popleft()
+        while True:
+            try:
+                lease = self._leases.get(timeout=seconds)
+            except Empty:
+                return None
+            if lease.policy is None or (reason := self._refused.get(lease.policy)) is None:
+                return lease
+            self._tell(PolicyRefused(self.run_name, lease.policy, reason))
 
     def _opened(self, lease: Lease) -> list[Row | BadRow]:
         """Returns the rows of a lease, and notes what of them is recorded."""
         rows = cast("list[Row | BadRow]", pickle.loads(lease.rows))
         self._note_recorded(lease, [row.position for row in rows])
+        if self._policies is not None and lease.policy is not None:
+            self._policies.assign(lease.shard, lease.policy)
+        self._open[lease.lease] = lease
         self._sink.expect(lease.lease, lease.shard, [row.position for row in rows], lease.recorded)
         self._tell(Begun(self.run_name, lease.lease))
         return rows
@@ -197,6 +260,7 @@ class LeaseSession:
     def _tell_of_leases(self, message: FromWorker) -> None:
         """Sends the counts before the end of a lease, as the run may be over with it."""
         if isinstance(message, LeaseDone):
+            self._open.pop(message.lease, None)
             self._tell(self.figures())
         self._tell(message)
 

@@ -113,10 +113,10 @@ class LeaseSink:
             for shard in list(self._held):
                 self._send(shard)
 
-    def forget(self) -> None:
-        """Forgets the leases that are not done; rows of theirs that still come are sent all the same."""
+    def forget(self, lease: str) -> None:
+        """Forgets a lease that is not done; rows of it that are finished are sent all the same."""
         with self._lock:
-            self._leases.clear()
+            self._leases = {position: opened for position, opened in self._leases.items() if opened.lease != lease}
 
     def _of(self, position: int) -> _HeldRecords:
         return self._held.setdefault(self._layout.shard_of(position), _HeldRecords())

@@ -26,6 +26,9 @@ from mlx_bulk.runner.cluster.messages import (
     Lease,
     LeaseDone,
     Message,
+    NewestPolicy,
+    Piece,
+    PieceWanted,
     Place,
     Ready,
     RunFailed,
@@ -371,3 +374,34 @@ def test_a_new_start_of_a_run_tries_its_fatal_rows_again():
     assert len(simulation.engines) == engines + 1
     assert not simulation.engines[-2].alive
     assert simulation.engines[-1].orders["fatal_rows"] == {}
+
+
+def test_what_the_engine_wants_is_asked_for_again_on_a_new_connection_until_it_comes():
+    simulation = Simulation()
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    simulation.online = False
+    simulation.engines[-1].say(wanted := PieceWanted(RUN, "3-aa", 0))
+    simulation.reconnect()
+    simulation.work.ask_again()
+    assert simulation.told[-1] == wanted
+    simulation.work.hand_on(piece := Piece(RUN, "3-aa", (("a", 1),), 0, b"x", b""))
+    assert simulation.engines[-1].got.pop() == piece
+    simulation.work.ask_again()
+    assert simulation.told.count(wanted) == 1
+
+
+def test_a_new_engine_hears_of_the_newest_policy_and_asks_for_itself():
+    simulation = Simulation(killers=frozenset({1}))
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    simulation.work.hand_on(newest := NewestPolicy(RUN, 7))
+    simulation.engines[-1].say(PieceWanted(RUN, "3-aa", 0))
+    simulation.engines[-1].got.clear()
+    simulation.work.take(lease("d-1", [1, 2]))
+    assert simulation.engines[-1].step()  # it dies
+    assert simulation.engines[-1].step()  # the next one is ready
+    assert simulation.engines[-1].got[0] == newest
+    told = len(simulation.told)
+    simulation.work.ask_again()
+    assert len(simulation.told) == told

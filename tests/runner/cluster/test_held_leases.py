@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterable
+from dataclasses import replace
 
 from mlx_bulk.runner.cluster.held_leases import HeldLeases
 from mlx_bulk.runner.cluster.messages import Ack, Begun, Frame, Frames, Lease, LeaseDone, Place
@@ -187,3 +188,11 @@ def test_a_second_lease_of_rows_ends_with_the_first_when_the_engine_died_at_thei
     held.take(lease("d-2", [1]))
     held.relay(frames((1, 0)))
     assert held.give_again(Orders(), frozen=False) == ([], [LeaseDone(RUN, "d-1"), LeaseDone(RUN, "d-2")])
+
+
+def test_leases_of_a_policy_that_cannot_be_loaded_are_forgotten():
+    held = holding(replace(lease("d-1", [1, 2]), policy="3-aa"), replace(lease("d-2", [3]), policy="2-bb"))
+    held.drop_policy("3-aa")
+    assert held.unfinished == {"d-2": [3]}
+    again, _ = held.give_again(Orders(), False)
+    assert [(each.lease, each.policy) for each in again] == [("d-2", "2-bb")]

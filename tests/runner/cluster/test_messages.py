@@ -1,7 +1,20 @@
 """Messages between driver and workers survive the way there, and a wrong one is refused."""
 
 import pytest
-from mlx_bulk.runner.cluster.messages import Ack, Figures, Frame, Frames, Hello, Lease, Message, RunFailed, from_wire, to_wire
+from mlx_bulk.runner.cluster.messages import (
+    Ack,
+    Figures,
+    Frame,
+    Frames,
+    Hello,
+    Lease,
+    Message,
+    Piece,
+    PolicyRefused,
+    RunFailed,
+    from_wire,
+    to_wire,
+)
 
 
 def plain(value: object) -> object:
@@ -15,6 +28,9 @@ def plain(value: object) -> object:
     "message",
     [
         Lease("ab", "1-2", 3, b"rows", ((4, 0), (5, -1)), True),
+        Lease("ab", "1-2", 3, b"rows", policy="3-aa"),
+        Piece("ab", "3-aa", (("a.json", 3), ("b", 0)), 1, b"\x00\xff", b"sum"),
+        PolicyRefused("ab", "3-aa", "no such layer"),
         Ack("ab", 7),
         Hello("studio-12-ab", "studio", {"device": "cpu", "memory": 12, "load": 0.5, "gpu": None}, "ab", {"1-2": [4, 5]}),
         Frames("ab", 1, 0, ((4, 2),), ((4, 0), (4, 1)), (Frame("R", b"\x00\xff", b"sum"),)),

@@ -118,6 +118,10 @@ class ThreadFleet:
         end.put(None)
         self._events.put(Left(worker, "killed"))
 
+    def tell(self, worker: str, message: FromWorker) -> None:
+        """Has the driver hear a message in a worker's name."""
+        self._events.put(Told(worker, message))
+
     def workers(self) -> list[str]:
         return list(self._ends)
 

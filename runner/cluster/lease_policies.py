@@ -1,0 +1,99 @@
+"""The policies of a rollout run over workers: which one a lease names, its files on the way to workers, what workers say of it.
+
+``PolicyDesk`` decides. Does not know leases' rows.
+"""
+
+from pathlib import Path
+from time import monotonic
+
+import pyarrow as pa
+
+from ...configs.rollout import RolloutConfig
+from ..models.checkpoint import checkpoint_fingerprints
+from ..pipeline.model_work import OpenRun
+from ..policies.policy_desk import PolicyDesk
+from ..policies.policy_source import FolderSource
+from ..policies.policy_store import PolicyStore
+from ..policies.recorded_policies import policy_names
+from .interface import Fleet
+from .messages import NewestPolicy, PieceWanted, PolicyLoaded
+from .parcels import Parcel, PieceDesk
+
+_LOOK_SECONDS = 1.0  # between looks for the trainer's newest step
+
+
+class LeasePolicies:
+    """The policies of ``run``, whose digest is ``name``. Keeps the first one. All methods are for the driver's thread.
+
+    Raises ModelError where a policy of the run cannot be read, OSError where one cannot be kept.
+    """
+
+    def __init__(self, run: OpenRun, name: str, fleet: Fleet):
+        self._name, self._fleet = name, fleet
+        self._desk = _desk_of(run)
+        self._pieces = PieceDesk(name, self._parcel, fleet.send)
+        self._newest, self._looked = 0, 0.0
+
+    @property
+    def version(self) -> int | None:
+        """The version of the newest policy that samples; None for a run without policies that change."""
+        return None if self._desk is None else self._desk.sampling
+
+    def of(self, shard: int) -> str | None:
+        """Returns the name of the policy that samples a shard; None where there is but one."""
+        return None if self._desk is None else self._desk.of(shard)
+
+    def require_named(self, shard: int, results: pa.RecordBatch) -> None:
+        """Notes the policy of results of a shard. Raises ValueError where it is another one than their lease named."""
+        if self._desk is None or not results.num_rows:
+            return
+        name = self._desk.of(shard)
+        if others := {*policy_names(results)} - {name}:
+            raise ValueError(f"policy {others.pop()} has sampled them, and shard {shard} is for {name}")
+        self._desk.note_loaded(name)
+
+    def hear(self, worker: str, message: PieceWanted | PolicyLoaded) -> None:
+        """Sends a worker what it wants, or notes what it has loaded."""
+        if isinstance(message, PieceWanted):
+            self._pieces.answer(worker, message)
+        elif self._desk is not None:
+            self._desk.note_loaded(message.policy)
+
+    def forget(self, worker: str) -> None:
+        """Forgets what a worker wants, which has left."""
+        self._pieces.forget(worker)
+
+    def refuse(self, name: str, reason: str) -> bool:
+        """Notes that a worker cannot load a policy. Returns False where others can."""
+        return self._desk is None or self._desk.refuse(name, reason)
+
+    def tell_newest(self, worker: str) -> None:
+        """Tells a worker the trainer's newest step."""
+        if self._desk is not None:
+            self._fleet.send(worker, NewestPolicy(self._name, self._desk.newest_version()))
+
+    def look(self, workers: list[str]) -> None:
+        """Looks for the trainer's newest step now and then, and tells all workers of a new one."""
+        if self._desk is None or monotonic() < self._looked + _LOOK_SECONDS:
+            return
+        self._looked, before, self._newest = monotonic(), self._newest, self._desk.newest_version()
+        for worker in workers if self._newest != before else ():
+            self.tell_newest(worker)
+
+    def _parcel(self, name: str) -> Parcel | None:
+        folder = None if self._desk is None else self._desk.folder(name)
+        return None if folder is None else Parcel.of_folder(folder)
+
+
+def _desk_of(run: OpenRun) -> PolicyDesk | None:
+    """Returns what decides on the policies of a run; None where there is one policy, which is kept, or none."""
+    config = run.config
+    if not isinstance(config, RolloutConfig):
+        return None
+    store = PolicyStore(run.run_dir.policies, checkpoint_fingerprints(run.spec.checkpoint)["model.weights"])
+    if config.policy.watch is None:
+        store.keep_first(run.spec.checkpoint.adapter)
+        store.warn_of_first()
+        return None
+    source = FolderSource(Path(config.policy.watch))
+    return PolicyDesk(run.run_dir, store, source, run.layout, config.policy.update == "round", run.recovered.done.keys())
