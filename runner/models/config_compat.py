@@ -14,19 +14,38 @@ LAYER_THETA = {
     "full_attention": ("rope_theta",),
     "sliding_attention": ("rope_local_base_freq", "rope_local_theta"),
 }
+LEAVE_OUT = ("llava", "idefics3", "smolvlm")  # vision models whose text config may say little
+OUTER = ("tie_word_embeddings",)  # of a vision model as a whole, and of its text
 
 
 def mlx_lm_settings(config: Config) -> Config:
     """Returns the entries to add to ``config`` so that old and new names agree. Values under an old name stay."""
     added = _old_names(config)
     inner = config.get("text_config")
-    if isinstance(inner, dict) and (names := _old_names(inner)):
-        added["text_config"] = inner | names
+    if isinstance(inner, dict):
+        text = _with_defaults(inner) if config.get("model_type") in LEAVE_OUT else inner
+        names = _old_names(text) | {name: config[name] for name in OUTER if config.get(name) is not None and name not in inner}
+        if names or text is not inner:
+            added["text_config"] = text | names
+        if config.get("vocab_size") is None and "vocab_size" in inner:
+            added["vocab_size"] = inner["vocab_size"]  # Gemma 3's: mlx-lm puts its own number over the text's
     return added
+
+
+def _with_defaults(text: Config) -> Config:
+    """Returns a text model's config with what transformers takes where it says nothing: hub configs of vision models leave most out."""
+    from transformers import CONFIG_MAPPING
+
+    kind = text.get("model_type", "llama")
+    if kind not in CONFIG_MAPPING:
+        return text
+    return {name: value for name, value in CONFIG_MAPPING[kind]().to_dict().items() if value is not None} | {"model_type": kind} | text
 
 
 def _old_names(config: Config) -> Config:
     added: Config = {} if "num_local_experts" not in config else {"num_experts": config["num_local_experts"]}
+    if "_sliding_window_pattern" in config:
+        added["sliding_window_pattern"] = config["_sliding_window_pattern"]
     if "conv_L_cache" in config and "hidden_size" in config:
         added["block_dim"] = config["hidden_size"]
     rope = config.get("rope_parameters")

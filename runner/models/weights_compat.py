@@ -6,6 +6,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.utils import _get_classes  # pyright: ignore[reportPrivateUsage] - what load_model itself takes
 
+from ..vision.text_networks import vision_text_classes
+
 Weights = dict[str, mx.array]
 
 _EXPERTS = ("gate_up_proj", "down_proj")
@@ -13,7 +15,7 @@ _EXPERTS = ("gate_up_proj", "down_proj")
 
 def mlx_lm_classes(config: dict[str, Any]) -> tuple[Callable[[Any], Any], Any]:
     """Returns what mlx-lm's ``load_model`` makes a network and its arguments of; the network reads weights by ``mlx_lm_weights`` first."""
-    network_class, arguments_class = _get_classes(config)
+    network_class, arguments_class = vision_text_classes(config) or _get_classes(config)
 
     def network_of(arguments: Any) -> Any:
         network = network_class(arguments)

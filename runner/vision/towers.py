@@ -1,0 +1,195 @@
+"""mlx-vlm's tower and projector of a checkpoint, without its language model: one picture's pixels in, its features out.
+
+The features come from mlx-vlm's own ``get_input_embeddings``, called on a row that is one picture's placeholders: what it returns for
+them is what stands in the place of their embeddings, whatever the architecture. In the place of its language model is a stand-in
+whose embeddings are zeros.
+"""
+
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
+from numpy.typing import NDArray
+
+from ...configs.errors import ConfigError
+from ...configs.visible import visible
+from ..core.errors import ModelError, first_line
+from ..core.images import PromptImage
+from .features import ImageFeatures
+from .text_networks import text_weights
+
+Config = dict[str, Any]
+Weights = dict[str, mx.array]
+
+PLACEHOLDERS = ("image_token_id", "image_token_index")  # under which configs keep the placeholder's id
+OUTER = ("mm_tokens_per_image",)  # what mlx-vlm looks for in the text's config
+TEXTS = ("language_model.", "lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")
+INSTALL = 'rows with pictures need mlx-vlm; install it: pip install "mlx-bulk[vision]"'
+
+
+class TextStandIn(nn.Module):
+    """Stands where mlx-vlm's model keeps its language model: embeddings are zeros [B, T, width], and there are no positions."""
+
+    def __init__(self, width: int, dtype: mx.Dtype):
+        super().__init__()
+        self._width, self._dtype = width, dtype
+        self.layers: list[nn.Module] = []
+
+    @property
+    def model(self) -> "TextStandIn":
+        """Returns itself: some models ask for the embedding of the language model's body."""
+        return self
+
+    def embed_tokens(self, ids: mx.array) -> mx.array:
+        """ids [B, T] -> zeros [B, T, width]."""
+        return mx.zeros((*ids.shape, self._width), self._dtype)
+
+    def get_rope_index(self, *args: Any, **kwargs: Any) -> tuple[None, None]:
+        """Returns no positions: those of rows are kept beside their caches."""
+        return None, None
+
+
+class Tower:
+    """One checkpoint's tower and projector. Its parameters are those of ``model`` alone.
+
+    model: mlx-vlm's, with a stand-in for the language model. placeholder: the id that stands where a feature goes.
+    """
+
+    def __init__(self, model: Any, placeholder: int):
+        self.model, self.placeholder = model, placeholder
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the weights."""
+        return sum(array.nbytes for _, array in _parameters(self.model))
+
+    def features(self, image: PromptImage) -> ImageFeatures:
+        """Returns a picture's features, computed. Raises DataError where the picture cannot be read, ModelError where they do not fit."""
+        inputs = {name: _array(value) for name, value in image.inputs().items()}
+        ids = mx.full((1, image.tokens), self.placeholder, mx.int32)
+        inputs["mask"] = mx.ones(ids.shape, mx.int32)
+        try:
+            made = self.model.get_input_embeddings(ids, inputs.pop("pixel_values"), **inputs)
+        except (ValueError, IndexError) as error:
+            raise ModelError(f"the vision tower fails on a picture of {image.tokens} tokens: {first_line(error)}") from error
+        embeddings = made.inputs_embeds[0]
+        deepstack = tuple(made.deepstack_visual_embeds or ())
+        mx.eval(embeddings, *deepstack)
+        if embeddings.shape[0] != image.tokens or any(layer.shape != embeddings.shape for layer in deepstack):
+            raise ModelError(f"the vision tower made features of shape {embeddings.shape} for a picture of {image.tokens} tokens")
+        return ImageFeatures(embeddings, deepstack)
+
+
+def placeholder_of(config: Config) -> int | None:
+    """Returns the id of the token that stands where a picture's feature goes; None for a model that reads text alone."""
+    found = next((config[name] for name in PLACEHOLDERS if isinstance(config.get(name), int)), None)
+    return found if isinstance(config.get("vision_config"), dict) else None
+
+
+def open_tower(folder: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
+    """Opens the tower of a checkpoint; its weights are not read yet. config: with mlx-lm's names (``config_compat``).
+
+    dtype: to cast weights to, None for their own. Raises ConfigError without mlx-vlm, ModelError where mlx-vlm does not know the model
+    or config and weights do not fit.
+    """
+    try:
+        from mlx_vlm.utils import get_model_and_args, load_model_weights
+    except ImportError as error:
+        raise ConfigError(f"{INSTALL} ({first_line(error)})") from error
+    kind, placeholder = config.get("model_type"), placeholder_of(config)
+    if placeholder is None:
+        raise ModelError(
+            f"model.path: {folder} ({visible(str(kind))}) reads no pictures: its config.json names no vision_config and image token"
+        )
+    try:
+        settings = _settings(config)
+        family, _ = get_model_and_args(config=settings, model_path=folder)
+        model = _without_text(family, settings, dtype or mx.float32)
+        weights = _tower_weights(folder, family, model)
+        load_model_weights(model, settings, weights, folder, lazy=True)
+    except Exception as error:  # a model file may fail in any way
+        raise ModelError(
+            f"model.path: the vision tower of {folder} ({visible(str(kind))}) cannot be loaded by mlx-vlm: {first_line(error)}"
+        ) from error
+    if dtype is not None:
+        model.set_dtype(dtype)
+    model.eval()
+    return Tower(model, placeholder)
+
+
+def _settings(config: Config) -> Config:
+    """Returns a config as mlx-vlm reads it, whichever transformers has saved it."""
+    vision, text = dict(config["vision_config"]), dict(config.get("text_config") or config)
+    kind = str(config["model_type"])
+    vision.setdefault("model_type", kind)
+    text |= {name: config[name] for name in OUTER if name in config and name not in text}
+    rope = text.get("rope_parameters") or {}
+    if text.get("rope_scaling") is None and "mrope_section" in rope:  # what ``mlx_lm_settings`` leaves out, as nothing is scaled
+        text["rope_scaling"] = {"type": "mrope", **{name: value for name, value in rope.items() if name != "rope_theta"}}
+    together = (
+        {name: value for name, value in text.items() if name not in ("model_type", "architectures")} if kind.startswith("qwen2") else {}
+    )
+    # Gemma 3 divides features by the root of this size, which hub configs do not have; its own default is another model's.
+    together["hidden_size"] = text["hidden_size"]
+    return {**together, **config, "hidden_size": text["hidden_size"], "text_config": text, "vision_config": vision}
+
+
+def _without_text(family: Any, settings: Config, dtype: mx.Dtype) -> Any:
+    """Makes mlx-vlm's model with a stand-in for its language model. Nothing of the latter was ever computed."""
+    from mlx_vlm.utils import update_module_configs
+
+    config = family.ModelConfig.from_dict(settings)
+    config = update_module_configs(config, family, settings, ["text", "vision", "perceiver", "projector", "audio"])
+    config.hidden_size = settings["hidden_size"]
+    try:
+        model = family.Model(config)
+    except ValueError:  # the tower's own model type, which transformers 5 writes: qwen2_vl_vision for qwen2_vl
+        config.vision_config.model_type = settings["model_type"]
+        model = family.Model(config)
+    model.language_model = TextStandIn(settings["hidden_size"], dtype)
+    return model
+
+
+def _tower_weights(folder: Path, family: Any, model: Any) -> Weights:
+    """Reads a folder's weights, lazily; returns those of the tower under mlx-vlm's names. Some more may be left: those of the text."""
+    every: Weights = {}
+    for file in sorted(folder.glob("model*.safetensors")):
+        every |= cast(Weights, mx.load(str(file)))
+    of_text = {id(array) for array in text_weights(every).values()}
+    weights = {name: array for name, array in every.items() if id(array) not in of_text}
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    if hasattr(family.VisionModel, "sanitize"):
+        weights = family.VisionModel(model.config.vision_config).sanitize(weights)
+    expected = {name for name, _ in _parameters(model)}
+    return {_known_as(name, expected): array for name, array in weights.items() if not name.startswith(TEXTS)}
+
+
+def _known_as(name: str, expected: set[str]) -> str:
+    """Returns the name that mlx-vlm expects: transformers 5 leaves one part of it out (``vision_model`` in CLIP's and SigLIP's)."""
+    module = name.rpartition(".")[0]
+    if name in expected or any(other.startswith(f"{module}.") for other in expected):
+        return name
+    first, _, rest = name.partition(".")
+    longer = [
+        other
+        for other in expected
+        if other.startswith(f"{first}.") and other.endswith(f".{rest}") and other.count(".") == name.count(".") + 1
+    ]
+    if longer:
+        return longer[0]
+    scaled = f"{rest.rpartition('.')[0]}."  # scales and biases of quantized weights stand beside them
+    longer = [other for other in expected if other.startswith(f"{first}.") and f".{scaled}" in other]
+    return f"{longer[0].rpartition('.')[0]}.{name.rpartition('.')[2]}" if longer else name
+
+
+def _parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
+    return cast(list[tuple[str, mx.array]], tree_flatten(model.parameters()))
+
+
+def _array(value: NDArray[np.generic]) -> mx.array:
+    """Returns a processor's array as mlx's: whole numbers in 32 bits, as its functions of indices take them."""
+    return mx.array(value.astype(np.int32) if value.dtype.kind in "iu" else value)
