@@ -20,6 +20,7 @@ from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, 
 from .config_compat import mlx_lm_settings
 
 if TYPE_CHECKING:
+    from ..vision.features import FeatureCache
     from .adapters import Adapters
 
 log = logging.getLogger("mlx_bulk")
@@ -34,7 +35,7 @@ class LanguageModel:
 
     substitutes: the functions of it that our kernels compute. quantized: whether matrices are held quantized. adapters: puts other
     weights on it; None for an ``outline``. pooling: what becomes of its hidden states, for a model whose ``network`` is a
-    ``PoolingNetwork``.
+    ``PoolingNetwork``. features: keeps those of pictures; None for a model that was loaded to read text alone.
     """
 
     network: Any
@@ -46,12 +47,15 @@ class LanguageModel:
     quantized: bool = False
     adapters: "Adapters | None" = None
     pooling: PoolingSpec | None = None
+    features: "FeatureCache | None" = None
 
 
-def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> LanguageModel:
+def load_model(
+    config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False
+) -> LanguageModel:
     """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes, else kept.
 
-    classes: what mlx-lm makes the network of, None for a language model with its head.
+    classes: what mlx-lm makes the network of, None for a language model with its head. pictures: it is to read pictures too.
 
     Raises ModelError where the checkpoint or its adapter cannot be loaded.
     """
@@ -69,8 +73,11 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
 
     with refusing(checkpoint, next_token=classes is None):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
+        features = _features(network, config, checkpoint) if pictures else None
         mx.eval(network.parameters())
         make_dense(network)
+        if features is not None:
+            features.tower.make_ready()
         patch_quantized_layers(network)
         vocabulary = _vocabulary(network)
     # Before anything is put on: the bits by which the base is known again are those of the kernels that stay.
@@ -85,8 +92,9 @@ def load_model(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes
     log_quantized(need, memory, slow=native.library() is None)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
-    held = sum(a.nbytes for a in arrays)
-    return LanguageModel(network, checkpoint, vocabulary, "/".join(sorted(floats)), held, substitutes, has_scales(network), adapters)
+    held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
+    dtype, quantized = "/".join(sorted(floats)), has_scales(network)
+    return LanguageModel(network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters, features=features)
 
 
 def make_dense(network: Any) -> None:
@@ -105,7 +113,9 @@ def make_dense(network: Any) -> None:
             network.load_weights([(name, dense)], strict=False)
 
 
-def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> LanguageModel:
+def outline(
+    config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False
+) -> LanguageModel:
     """Returns the model as ``load_model`` would, without its weights: they have names, shapes and types, but no values.
 
     Nothing may be computed with it. Raises ModelError as ``load_model`` does.
@@ -115,12 +125,16 @@ def outline(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: C
 
     with refusing(checkpoint, next_token=classes is None):
         network, _ = _prepared(config, checkpoint, memory, classes)
+        features = _features(network, config, checkpoint) if pictures else None
         vocabulary = _vocabulary(network)
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    return LanguageModel(network, checkpoint, vocabulary, config.dtype, sum(a.nbytes for a in arrays), quantized=has_scales(network))
+    held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
+    return LanguageModel(network, checkpoint, vocabulary, config.dtype, held, quantized=has_scales(network), features=features)
 
 
-def size(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None) -> tuple[int, bool | None]:
+def size(
+    config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False
+) -> tuple[int, bool | None]:
     """Returns the bytes of the weights as ``load_model`` would hold them, and whether it would dequantize them.
 
     The second is None for weights that are not quantized. Reads names and shapes alone. Raises ModelError as ``load_model`` does.
@@ -131,10 +145,23 @@ def size(config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Clas
     with refusing(checkpoint, next_token=classes is None):
         network = _opened(config, checkpoint, classes)
         need = whole_bytes(network)
+        tower = _tower_bytes(_features(network, config, checkpoint)) if pictures else 0
     if need is not None and need <= memory:
-        return need, True
+        return need + tower, True
     arrays: list[Any] = [a for _, a in tree_flatten(network.parameters())]
-    return sum(a.nbytes for a in arrays), None if need is None else False
+    return sum(a.nbytes for a in arrays) + tower, None if need is None else False
+
+
+def _features(network: Any, config: ModelConfig, checkpoint: Checkpoint) -> "FeatureCache":
+    """Makes ``network`` read pictures; the tower's weights are not read yet."""
+    from ..vision.picture_reader import read_pictures
+
+    settings = checkpoint.config | mlx_lm_settings(checkpoint.config)
+    return read_pictures(network, checkpoint.folder, settings, dtype_of(config.dtype))
+
+
+def _tower_bytes(features: "FeatureCache | None") -> int:
+    return 0 if features is None else features.tower.nbytes
 
 
 def log_quantized(need: int | None, memory: int, slow: bool = True) -> None:

@@ -17,15 +17,19 @@ from .checkpoint import Checkpoint
 from .loader import LanguageModel, load_model, outline, size
 from .pooling_loader import load_pooling_model, outline_pooling_model, pooling_size
 
-Key = tuple[str, str, str, bool, bool | None, PoolingSpec | None]
+Key = tuple[str, str, str, bool, bool | None, PoolingSpec | None, bool]
 
 
 class ModelChoice(NamedTuple):
-    """A model to load. pooling: what becomes of its hidden states; None for a model that gives logits of the next token."""
+    """A model to load.
+
+    pooling: what becomes of its hidden states; None for a model that gives logits of the next token. pictures: it is to read pictures.
+    """
 
     config: ModelConfig
     checkpoint: Checkpoint
     pooling: PoolingSpec | None = None
+    pictures: bool = False
 
 
 @dataclass(slots=True)
@@ -82,25 +86,25 @@ def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
 def outlined(choice: ModelChoice, room: int) -> LanguageModel:
     """Returns a model without its weights, see ``loader.outline``."""
     if choice.pooling is None:
-        return outline(choice.config, choice.checkpoint, room)
+        return outline(choice.config, choice.checkpoint, room, pictures=choice.pictures)
     return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _load(choice: ModelChoice, room: int) -> LanguageModel:
     if choice.pooling is None:
-        return load_model(choice.config, choice.checkpoint, room)
+        return load_model(choice.config, choice.checkpoint, room, pictures=choice.pictures)
     return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _size(choice: ModelChoice, room: int) -> tuple[int, bool | None]:
     if choice.pooling is None:
-        return size(choice.config, choice.checkpoint, room)
+        return size(choice.config, choice.checkpoint, room, pictures=choice.pictures)
     return pooling_size(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _key(wanted: ModelChoice, whole: bool | None) -> Key:
-    config, checkpoint, pooling = wanted
-    return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole, pooling
+    config, checkpoint, pooling, pictures = wanted
+    return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole, pooling, pictures
 
 
 def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:

@@ -32,6 +32,15 @@ class ImageFeatures:
 class FeatureMaker(Protocol):
     """A tower."""
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the weights."""
+        ...
+
+    def make_ready(self) -> None:
+        """Reads the weights, and puts in the CPU's kernels."""
+        ...
+
     def features(self, image: PromptImage) -> ImageFeatures:
         """Returns a picture's features, computed. Raises DataError where the picture cannot be read any more."""
         ...

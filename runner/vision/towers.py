@@ -66,6 +66,10 @@ class Tower:
         """The bytes of the weights."""
         return sum(array.nbytes for _, array in _parameters(self.model))
 
+    def make_ready(self) -> None:
+        """Reads the weights, and puts in the CPU's kernels."""
+        mx.eval(self.model.parameters())
+
     def features(self, image: PromptImage) -> ImageFeatures:
         """Returns a picture's features, computed. Raises DataError where the picture cannot be read, ModelError where they do not fit."""
         inputs = {name: _array(value) for name, value in image.inputs().items()}
@@ -192,4 +196,5 @@ def _parameters(model: nn.Module) -> list[tuple[str, mx.array]]:
 
 def _array(value: NDArray[np.generic]) -> mx.array:
     """Returns a processor's array as mlx's: whole numbers in 32 bits, as its functions of indices take them."""
-    return mx.array(value.astype(np.int32) if value.dtype.kind in "iu" else value)
+    numbers: NDArray[Any] = value.astype(np.int32) if value.dtype.kind in "iu" else value
+    return mx.array(numbers)

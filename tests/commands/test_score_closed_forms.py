@@ -150,7 +150,7 @@ class Scale(nn.Module):
         return logits
 
 
-def load_scale(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
+def load_scale(config: ModelConfig, checkpoint: Checkpoint, memory: int, **how: bool) -> LanguageModel:
     return LanguageModel(Scale(), checkpoint, VOCABULARY, "float32", 4 * VOCABULARY)
 
 

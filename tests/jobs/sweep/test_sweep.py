@@ -28,9 +28,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = model_pool.load_model
 
-    def counted(config: Any, checkpoint: Any, memory: int) -> Any:
+    def counted(config: Any, checkpoint: Any, memory: int, **how: bool) -> Any:
         seen.append(f"{Path(config.path).name} {config.dtype}")
-        return real(config, checkpoint, memory)
+        return real(config, checkpoint, memory, **how)
 
     monkeypatch.setattr(model_pool, "load_model", counted)
     return seen

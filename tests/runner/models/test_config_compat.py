@@ -136,3 +136,14 @@ def test_a_checkpoint_of_transformers_gives_its_logits(tmp_path: Path, name: str
     assert expected.std() > 0.1
     # float32 on both sides: only the order of sums differs
     np.testing.assert_allclose(np.array(network(mx.array([ids]))[0]), expected, rtol=0, atol=1e-4)
+
+
+def test_a_vision_models_text_config_is_filled_up_and_told_what_stands_outside():
+    hub = {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}, "tie_word_embeddings": False}
+    text = mlx_lm_settings(hub)["text_config"]
+    assert (text["hidden_size"], text["vocab_size"], text["rope_theta"], text["tie_word_embeddings"]) == (4096, 32064, 10000.0, False)
+    gemma = {"model_type": "gemma3", "text_config": {"vocab_size": 300, "_sliding_window_pattern": 4}}
+    assert mlx_lm_settings(gemma) == {
+        "vocab_size": 300,
+        "text_config": {"vocab_size": 300, "_sliding_window_pattern": 4, "sliding_window_pattern": 4},
+    }

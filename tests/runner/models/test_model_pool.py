@@ -44,9 +44,9 @@ def test_what_is_not_needed_is_dropped_before_anything_is_loaded(pair: tuple[Pat
     budgets: list[int] = []
     load = model_pool.load_model
 
-    def counting(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> model_pool.LanguageModel:
+    def counting(config: ModelConfig, checkpoint: Checkpoint, memory: int, **how: Any) -> model_pool.LanguageModel:
         budgets.append(memory)
-        return load(config, checkpoint, memory)
+        return load(config, checkpoint, memory, **how)
 
     monkeypatch.setattr(model_pool, "load_model", counting)
     models = ModelPool()

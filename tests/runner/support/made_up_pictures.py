@@ -18,6 +18,13 @@ class NoiseTower:
     def __init__(self, width: int = 64, scale: float = 1.0):
         self.width, self.scale, self.seen = width, scale, list[str]()
 
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def make_ready(self) -> None:
+        """It has no weights."""
+
     def features(self, image: PromptImage) -> ImageFeatures:
         self.seen.append(image.digest)
         noise = np.random.default_rng(sum(image.digest.encode())).standard_normal((image.tokens, self.width))

@@ -1,0 +1,41 @@
+"""Makes a text network read pictures as its checkpoint's model does: features, positions in sections, DeepStack, blocks seen both ways."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...configs.visible import visible
+from ..caches.image_blocks import attend_in_blocks
+from ..core.errors import ModelError
+from ..layers.deepstack import add_deepstack
+from ..layers.sectioned_rope import sections_of, turn_by_sections
+from .features import FeatureCache
+from .image_embedding import read_pictures_with
+from .towers import open_tower
+
+
+def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> FeatureCache:
+    """Gives ``network`` the tower of its checkpoint; returns what keeps its features. The tower's weights are not read yet.
+
+    config: with mlx-lm's names. dtype: see ``open_tower``. Raises ConfigError without mlx-vlm, ModelError where the network cannot read
+    pictures.
+    """
+    kept = FeatureCache(open_tower(folder, config, dtype))
+    try:
+        if (sections := sections_of(config)) is not None:
+            turn_by_sections(network, sections)
+        if levels := len(config["vision_config"].get("deepstack_visual_indexes") or ()):
+            add_deepstack(network, levels)
+    except ValueError as error:
+        raise ModelError(f"model.path: {folder} ({visible(str(config.get('model_type')))}) cannot read pictures: {error}") from error
+    if sees_pictures_both_ways(config):
+        attend_in_blocks(network)
+    read_pictures_with(network, kept)
+    return kept
+
+
+def sees_pictures_both_ways(config: dict[str, Any]) -> bool:
+    """Returns whether a picture's tokens see each other in both directions: Gemma 3's do, and those of models whose config says so."""
+    text = config.get("text_config") or {}
+    return config.get("model_type") == "gemma3" or text.get("use_bidirectional_attention") == "vision"
