@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .fields import FREE, Columns, CountOrNull, Delimiter, Inputs, NameOrNull, Section, contradiction
+from .fields import FREE, Columns, Count, CountOrNull, Delimiter, Flag, Inputs, NameOrNull, Section, contradiction
 
 
 class DataConfig(Section):
@@ -31,6 +31,10 @@ class DataConfig(Section):
     keep: Columns = Field(default="all", description="Input columns copied into the record's input struct: all, none, or a list of names.")
     limit: Annotated[CountOrNull, FREE] = Field(default=None, description="Read only so many rows; raising it later extends the run.")
 
+    fetch: Annotated[Flag, FREE] = Field(default=False, description="Pictures that rows name by http(s) are fetched; false refuses them.")
+    max_image_pixels: Annotated[Count, FREE] = Field(
+        default=89_478_485, description="Most pixels of a picture, width times height; a row with a larger one is refused."
+    )
     unknown_fields: Annotated[Literal["refuse", "ignore"], FREE] = Field(
         default="refuse", description="Of a Batch file (format openai): a request with a field that nobody knows is refused, or answered."
     )

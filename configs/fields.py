@@ -139,6 +139,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2), Expected("a number from -2 to 2 (
 AtLeastZero = Annotated[float, Field(ge=0, le=100), Expected("a number from 0 to 100 (0 is off)")]
 AtLeastOne = Annotated[float, Field(ge=1, le=100), Expected("a number from 1 to 100")]
 Seconds = Annotated[float, Field(ge=0), Expected("a number of seconds of at least 0")]
+Gigabytes = Annotated[float, Field(ge=0), Expected("a number of GB of at least 0")]
 GigabytesOrNull = Annotated[Annotated[float, Field(gt=0)] | None, Expected("a number of GB above 0, or null")]
 FailOrShare = Annotated[
     Literal["fail"] | Annotated[float, Field(gt=0, lt=1)] | None, Expected("null, fail, or a share of groups above 0 and below 1")

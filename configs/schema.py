@@ -21,6 +21,7 @@ from .fields import (
     Expected,
     Flag,
     FolderOrNull,
+    Gigabytes,
     JsonMapping,
     Name,
     NameOrNull,
@@ -65,6 +66,9 @@ class PromptConfig(Section):
     user: NameOrNull = Field(default=None, description="Jinja template of a user turn, wrapped in the model's chat template.")
     system: TextOrNull = Field(default=None, description="Jinja template of the system turn before user.")
     prefill: TextOrNull = Field(default=None, description="Jinja template of the start of the assistant's turn.")
+    images: Annotated[NameOrNull, FROZEN_IF_SET] = Field(
+        default=None, description="Column with a row's pictures: a path, bytes, a data URL, an Image of datasets, or a list of these."
+    )
     chat_template: NameOrNull = Field(
         default=None, description="Chat template: a path, or the template itself (anything with {{ or {%); null is the tokenizer's own."
     )
@@ -136,6 +140,9 @@ class BatchConfig(Section):
     )
     memory: Annotated[Share, FREE] = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
     rows_per_shard: Count = Field(default=1024, description="Input rows in one result file; frozen at the run's start.")
+    image_memory: Annotated[Gigabytes, FREE] = Field(
+        default=1.0, description="GB for features of pictures that rows share, so that a picture is not read by the model again for each row."
+    )
     prefix_cache: Annotated[FolderOrNull, FREE] = Field(
         default=None,
         description="Folder that keeps KV of prefixes that prompts share, for other generate runs with the model; 8 GiB at most.",

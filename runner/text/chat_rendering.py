@@ -62,6 +62,16 @@ def _arguments_as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [as_text(call) for call in calls]} if isinstance(calls, list) else message
 
 
+def with_arguments(call: Any) -> Any:
+    """Returns a call with its arguments as a mapping where they are JSON text of one, as OpenAI writes them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
+        with suppress(ValueError, RecursionError):
+            if isinstance(arguments := json.loads(text), dict):
+                return {**call, "function": {**function, "arguments": arguments}}
+    return call
+
+
 def _tried(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool) -> tuple[str, list[Span]]:
     try:
         found = _bounded(template, messages, variables, marks, SECONDS)

@@ -19,12 +19,14 @@ from ...configs.errors import ConfigError
 from ...configs.schema import PromptConfig
 from ..core.errors import DataError, RowError
 from ..data.column_paths import lookup, missing_column, require_column
+from .chat_rendering import with_arguments
 from .jinja_sandbox import render
 from .metered_sandbox import MeteredEnvironment
 from .render_costs import Unsure, start_budget
 from .render_process import RenderRefused, TooMuch, render_apart
 from .template_columns import ROW, columns_in_row, spelling_of_column, spelling_of_known
 
+TEXT_PARTS, PICTURE_PARTS = ("text", "input_text", "output_text"), ("image", "image_url", "input_image")
 Columns = dict[str, Any]
 Message = dict[str, Any]
 
@@ -55,17 +57,18 @@ Rendered = Text | Chat
 AnyPrompt = Rendered | PromptIds
 
 
-def compile_prompt(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], Rendered]:
+def compile_prompt(prompt: PromptConfig, columns: Collection[str], pictures: bool = False) -> Callable[[Columns], Rendered]:
     """Returns a function from a row's columns to its prompt. That function raises RowError (stage "template").
 
-    columns: the names that the pre-scan found. They are empty if no row could be read, and then names are not checked. Raises
-    ConfigError for a template that can't be parsed, DataError for one that names a column no row has.
+    columns: the names that the pre-scan found. They are empty if no row could be read, and then names are not checked. pictures: see
+    ``read_messages``. Raises ConfigError for a template that can't be parsed, DataError for one that names a column no row has.
     """
+    require_column(columns if prompt.images else [], prompt.images or "", "prompt.images")
     if prompt.text is not None:
         text = compile_template(prompt.text, "prompt.text", columns)
         return lambda row: Text(text(row))
     prefill = None if prompt.prefill is None else compile_template(prompt.prefill, "prompt.prefill", columns)
-    turns = _compile_turns(prompt, columns)
+    turns = _compile_turns(prompt, columns, pictures)
     return lambda row: Chat(turns(row), prefill and prefill(row))
 
 
@@ -147,11 +150,11 @@ def _is_expression(template: nodes.Template) -> bool:
     return len(body) == 1 and isinstance(body[0], nodes.Output) and [isinstance(x, nodes.TemplateData) for x in body[0].nodes] == [False]
 
 
-def read_messages(row: Columns, path: str) -> list[Message]:
+def read_messages(row: Columns, path: str, pictures: bool = False) -> list[Message]:
     """Returns the chat messages at ``path`` in the row: a list of {role, content}, or JSON text of one.
 
-    Text parts are joined into one string. Arguments of tool calls that are JSON text become mappings. Other keys pass through, and null
-    ones are dropped. Raises RowError.
+    Text parts are joined into one string; with ``pictures`` a content that holds some stays a list. Arguments of tool calls that are
+    JSON text become mappings. Other keys pass through, and null ones are dropped. Raises RowError.
     """
     messages = lookup(row, path)
     if messages is None:
@@ -166,28 +169,30 @@ def read_messages(row: Columns, path: str) -> list[Message]:
         raise RowError(
             "template", f"the column {path!r} holds {_shown(messages)}; a list of {{role, content}} with at least one is expected"
         )
-    return [_message(message, f"{path}[{index}]") for index, message in enumerate(messages)]
+    return [_message(message, f"{path}[{index}]", pictures) for index, message in enumerate(messages)]
 
 
-def _compile_turns(prompt: PromptConfig, columns: Collection[str]) -> Callable[[Columns], list[Message]]:
+def _compile_turns(prompt: PromptConfig, columns: Collection[str], pictures: bool) -> Callable[[Columns], list[Message]]:
     if prompt.messages is not None:
         path = prompt.messages
         require_column(columns, path, "prompt.messages")
-        return lambda row: read_messages(row, path)
+        return lambda row: read_messages(row, path, pictures)
     parts = [("system", prompt.system), ("user", prompt.user)]
     turns = [(role, compile_template(part, f"prompt.{role}", columns)) for role, part in parts if part is not None]
     return lambda row: [{"role": role, "content": render(row)} for role, render in turns]
 
 
-def _message(message: object, where: str) -> Message:
+def _message(message: object, where: str, pictures: bool) -> Message:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise RowError("template", f"{where} is {_shown(message)}; {{role, content}} is expected, with the role as a string")
     kept = {name: value for name, value in message.items() if value is not None}
     if isinstance(calls := kept.get("tool_calls"), list):
-        kept["tool_calls"] = [_with_arguments(call) for call in calls]
+        kept["tool_calls"] = [with_arguments(call) for call in calls]
     content = message.get("content")
     if isinstance(content, list):
-        kept["content"] = "".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+        parts = [_part(part, f"{where}.content[{index}]", pictures) for index, part in enumerate(content)]
+        texts = [part["text"] for part in parts if part["type"] == "text"]
+        kept["content"] = "".join(texts) if len(texts) == len(parts) else parts
     elif content is None and kept.get("tool_calls"):
         kept["content"] = None
     elif not isinstance(content, str):
@@ -195,20 +200,15 @@ def _message(message: object, where: str) -> Message:
     return kept
 
 
-def _with_arguments(call: Any) -> Any:
-    """Returns a call with its arguments as a mapping where they are JSON text of one, as OpenAI writes them."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if isinstance(function, dict) and isinstance(text := function.get("arguments"), str):
-        with suppress(ValueError, RecursionError):
-            if isinstance(arguments := json.loads(text), dict):
-                return {**call, "function": {**function, "arguments": arguments}}
-    return call
-
-
-def _part(part: object, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    raise RowError("template", f"{where} is {_shown(part)}; only parts {{type: text, text: …}} can be used")
+def _part(part: object, where: str, pictures: bool) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(part, dict) and kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if isinstance(part, dict) and kind in PICTURE_PARTS:
+        if pictures:
+            return {name: value for name, value in part.items() if value is not None}
+        raise RowError("image", f"{where} is a picture, and only text is read here; pictures take a vision model")
+    raise RowError("template", f"{where} is {_shown(part)}; a part {{type: text, text: …}} is expected, or one of a picture")
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,103 @@
+"""Messages whose contents are lists of parts, as OpenAI and transformers write them: their pictures, and messages for a chat template.
+
+A part is ``{type: text, text}``, ``{type: image_url, image_url: {url}}``, ``{type: input_image, image_url}`` or ``{type: image}``, which
+holds its picture under image, url, path or bytes. One that holds none stands for the next picture of ``prompt.images``. Reads no pictures.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.errors import RowError
+from .sources import picture_error
+
+Message = dict[str, Any]
+
+_HOLDS = ("image_url", "image", "url", "path", "bytes")  # of a part with a picture: the keys under which that may be
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPicture:
+    """What a row says a picture is, and where it says so."""
+
+    value: object
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class PictureChat:
+    """Messages for a chat template, in which ``{type: image}`` stands for each of the ``pictures``, in their order."""
+
+    messages: list[Message]
+    pictures: tuple[NamedPicture, ...]
+
+
+def listed_pictures(value: object, where: str) -> list[NamedPicture]:
+    """Returns the pictures of a column: none of null, one of a single value, and those of a list."""
+    if value is None:
+        return []
+    if isinstance(value, list | tuple):
+        return [NamedPicture(each, f"{where}[{index}]") for index, each in enumerate(value)]
+    return [NamedPicture(value, where)]
+
+
+def chat_pictures(messages: Sequence[Message], where: str, images: Sequence[NamedPicture]) -> PictureChat:
+    """Returns messages with their pictures. where: the name of the messages' column. images: those of ``prompt.images``.
+
+    Where no part of the messages stands for ``images``, they go before the text of the first message of the user. Raises RowError where
+    there are more of them than parts, or fewer.
+    """
+    waiting = iter(images)
+    holes = [part for message in messages for part in _picture_parts(message) if _picture(part) is None]
+    if holes and len(holes) != len(images):
+        raise _uneven(where, len(holes), len(images))
+    if images and not holes:
+        messages = _put_first(messages, len(images))
+    pictures: list[NamedPicture] = []
+    made: list[Message] = []
+    for number, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list):
+            made.append(message)
+            continue
+        parts: list[dict[str, Any]] = []
+        for index, part in enumerate(content):
+            if part["type"] == "text":
+                parts.append(part)
+                continue
+            own = _picture(part)
+            pictures.append(next(waiting) if own is None else NamedPicture(own, f"{where}[{number}].content[{index}]"))
+            parts.append({"type": "image"})
+        made.append({**message, "content": parts})
+    return PictureChat(made, tuple(pictures))
+
+
+def _picture_parts(message: Message) -> Iterator[dict[str, Any]]:
+    content = message.get("content")
+    return (part for part in content if part["type"] != "text") if isinstance(content, list) else iter(())
+
+
+def _picture(part: dict[str, Any]) -> object:
+    """Returns the picture that a part holds; None where it stands for one of ``prompt.images``."""
+    if isinstance(source := part.get("source"), dict):  # as Anthropic writes them
+        data, kind = source.get("data"), source.get("media_type") or "image/png"
+        return f"data:{kind};base64,{data}" if isinstance(data, str) else source.get("url")
+    if isinstance(text := part.get("base64"), str):
+        return f"data:image/png;base64,{text}"
+    return next((part[name] for name in _HOLDS if part.get(name) is not None), None)
+
+
+def _put_first(messages: Sequence[Message], count: int) -> list[Message]:
+    made = list(messages)
+    index = next((index for index, message in enumerate(made) if message.get("role") == "user"), None)
+    if index is None:
+        raise picture_error(f"the row has {count} pictures and no message of the user to put them into; give one")
+    content = made[index].get("content")
+    text = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    made[index] = {**made[index], "content": [{"type": "image"}] * count + text}
+    return made
+
+
+def _uneven(where: str, holes: int, images: int) -> RowError:
+    parts = f"{holes} part{'s' * (holes != 1)} of the type image without a picture of {'its' if holes == 1 else 'their'} own"
+    return picture_error(f"{where} has {parts}, and prompt.images gives {images} picture{'s' * (images != 1)}; expected one for each part")

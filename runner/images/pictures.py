@@ -1,0 +1,105 @@
+"""Decodes a picture's bytes as RGB, as a viewer shows it: turned as its camera says, first frame, on white where it is transparent.
+
+Needs Pillow. Refuses what is no picture, is cut off, or is larger than it may be, before its pixels take memory.
+"""
+
+import re
+import warnings
+from functools import cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...configs.errors import ConfigError
+from ..core.errors import RowError, first_line
+from .sources import picture_error
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# What viewers show. Others that Pillow knows are left out: some of them run programs (EPS), or are documents.
+FORMATS = ("JPEG", "MPO", "PNG", "GIF", "WEBP", "AVIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "ICO", "TGA")
+_WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")  # gray of 16 bits, which Pillow would cut at 255
+_WHITE = (255, 255, 255)
+
+
+def read_picture(data: bytes, name: str, most_pixels: int) -> "Image":
+    """Returns a picture as RGB. name: what messages call it. most_pixels: width times height. Raises RowError."""
+    images = pillow()
+    if images.MAX_IMAGE_PIXELS is not None and images.MAX_IMAGE_PIXELS < most_pixels:
+        images.MAX_IMAGE_PIXELS = most_pixels  # Pillow's own limit, beyond which it refuses to open a file
+    try:
+        image = images.open(BytesIO(data), formats=FORMATS)
+    except images.DecompressionBombError as error:
+        raise _too_large(name, "".join(re.findall(r"\d{6,}", str(error))[:1]), most_pixels) from None
+    except images.UnidentifiedImageError:
+        raise picture_error(f"{name}: {_found(data)}; expected a picture: {', '.join(FORMATS)}") from None
+    except Exception as error:  # decoders raise what they like on damaged headers
+        raise _damaged(name, error) from None
+    width, height = image.size
+    if width * height > most_pixels:
+        raise _too_large(name, f"{width * height}", most_pixels)
+    try:
+        image.load()
+        return _rgb(_turned(image), name)
+    except RowError:
+        raise
+    except Exception as error:  # a file that is cut off or damaged
+        raise _damaged(name, error) from None
+
+
+@cache
+def pillow() -> Any:
+    """Returns Pillow's module of images. Raises ConfigError where it is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError('pictures need Pillow, which is not installed; pip install "mlx-bulk[vision]"') from None
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata, and of sizes that are checked here
+    return Image
+
+
+def _turned(image: "Image") -> "Image":
+    """Returns the picture upright: a camera notes how it was held."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged notes say nothing, as in viewers
+        return image
+
+
+def _rgb(image: "Image", name: str) -> "Image":
+    images = pillow()
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in _WIDE:
+        values = np.asarray(image)
+        high = values.astype(np.int64) >> 8 if values.size and values.max() > 255 else values
+        return images.fromarray(high.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise picture_error(f"{name}: the pixels are floating point numbers without a known range; save it with 8 or 16 bits a channel")
+    if image.has_transparency_data:
+        whole = image.convert("RGBA")
+        on_white = images.new("RGB", whole.size, _WHITE)
+        on_white.paste(whole, mask=whole.getchannel("A"))
+        return on_white
+    return image.convert("RGB")
+
+
+def _too_large(name: str, size: str, most: int) -> RowError:
+    found = f"the picture has {int(size):,} pixels" if size else "the picture has far more pixels"
+    return picture_error(f"{name}: {found}; expected at most {most:,} in all (data.max_image_pixels); make it smaller, or raise that")
+
+
+def _damaged(name: str, error: Exception) -> RowError:
+    return picture_error(f"{name}: the picture is damaged or cut off: {first_line(error)}; save it anew")
+
+
+def _found(data: bytes) -> str:
+    """Says what bytes are that are no picture, where that shows."""
+    head = data[:64].lstrip()
+    if head[:1] == b"<" or head[:1] == b"{":
+        return "found text" + (" (SVG is no picture of pixels: convert it to PNG)" if b"svg" in data[:1000].lower() else "")
+    return "found a PDF" if head.startswith(b"%PDF") else f"found {len(data):,} bytes that are no picture"

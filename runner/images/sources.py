@@ -1,0 +1,175 @@
+"""Finds a picture's bytes: in the row itself, in a file below the input's folder, in a data URL, or, where that is allowed, on the web.
+
+Knows nothing of what the bytes show. Bytes are read when they are asked for, and nothing of them is kept.
+"""
+
+import binascii
+import re
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from ...configs.visible import visible
+from ..core.errors import RowError, first_line
+
+STAGE = "image"  # the stage of a row whose picture cannot be used
+MOST_BYTES = 256 << 20  # of one picture's file, still compressed
+FETCH_SECONDS = 30
+
+_DATA = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),(.*)", re.DOTALL | re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)  # of two letters at least: C:\ is a path
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSource:
+    """Where a picture's bytes are. name: for messages. read: returns the bytes, or raises RowError. path: the file, where it is one."""
+
+    name: str
+    read: Callable[[], bytes]
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSources:
+    """Finds the pictures that rows name.
+
+    folders: those that paths may lead into, with what lies below them. A relative path begins at the row's own folder. fetch: pictures
+    on the web may be read.
+    """
+
+    folders: tuple[Path, ...]
+    fetch: bool
+
+    def source(self, value: object, where: str, beside: Path) -> PictureSource:
+        """Returns the source that a row's ``value`` names.
+
+        value: a path, a data URL or an address as text; bytes; or a mapping with ``bytes`` and ``path`` (an Image of datasets) or ``url``.
+        where: the value's place in the row, for messages. beside: the folder of the file that the row was read from. Raises RowError.
+        """
+        if isinstance(value, bytes | bytearray | memoryview):
+            return _bytes_source(bytes(value), where)
+        if isinstance(value, Mapping):
+            return self._of_mapping(value, where, beside)
+        if not isinstance(value, str):
+            raise picture_error(f"{where}: found {_kind(value)}; expected a picture: a path, bytes, a data URL, or {{bytes, path}}")
+        if not value.strip():
+            raise picture_error(f"{where}: the path is empty; expected the path of a picture")
+        if value[:5].lower() == "data:":
+            return PictureSource(f"{where} (a data URL)", lambda: data_url_bytes(value, where))
+        if value[:7].lower() in ("http://", "https:/"):
+            return self._on_the_web(value, where)
+        if value[:7].lower() == "file://":
+            return self._in_folder(unquote(urlsplit(value).path), where, beside)
+        if scheme := _SCHEME.match(value):
+            raise picture_error(f"{where}: found an address of the kind {visible(scheme[0])}; expected a path, a data URL, or http(s)")
+        return self._in_folder(value, where, beside)
+
+    def _of_mapping(self, value: Mapping[str, Any], where: str, beside: Path) -> PictureSource:
+        if value.get("bytes") is not None:
+            return self.source(value["bytes"], f"{where}.bytes", beside)
+        for name in ("path", "url"):
+            if value.get(name) is not None:
+                return self.source(value[name], f"{where}.{name}", beside)
+        names = ", ".join(visible(str(name)) for name in value) or "no keys"
+        raise picture_error(f"{where}: found a mapping with {names}; expected one with bytes, path or url that is not null")
+
+    def _in_folder(self, path: str, where: str, beside: Path) -> PictureSource:
+        """Returns the source of a file. Raises RowError for one outside of the folders, also where a link leads out of them."""
+        if "\0" in path:
+            raise picture_error(f"{where}: the path holds a NUL character; expected the path of a picture")
+        named = beside / path
+        shown = f"{where}: {visible(path)}"
+        try:
+            place = named.resolve()
+            inside = any(place.is_relative_to(folder) for folder in self.folders)
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, or a name that is too long
+            raise picture_error(f"{shown} is no path that can be followed: {first_line(error)}") from None
+        if not inside:
+            folders = " or ".join(visible(str(folder)) for folder in self.folders) or "no folder"
+            link = " (a link leads there)" if ".." not in Path(path).parts and not Path(path).is_absolute() else ""
+            raise picture_error(f"{shown} lies outside of the input's folder{link}; expected a picture below {folders}: copy it there")
+        return PictureSource(shown, lambda: _file_bytes(place, shown), place)
+
+    def _on_the_web(self, url: str, where: str) -> PictureSource:
+        shown = f"{where}: {visible(url[:200])}"
+        if not self.fetch:
+            raise picture_error(f"{shown} is on the web, which is not read; set data.fetch: true, or download it and give its path")
+        return PictureSource(shown, lambda: _fetched(url, shown))
+
+
+def picture_error(message: str) -> RowError:
+    """Returns the error of a row whose picture cannot be used."""
+    return RowError(STAGE, message, "PictureError")
+
+
+def data_url_bytes(url: str, where: str) -> bytes:
+    """Returns the bytes of a data URL. Raises RowError where it is none, or is not base64."""
+    found = _DATA.fullmatch(url)
+    if found is None:
+        raise picture_error(f"{where}: found {visible(url[:60])}…; expected a data URL such as data:image/png;base64,iVBORw0…")
+    kind, parameters, body = found[1].strip().lower(), found[2].lower().split(";"), found[3]
+    if kind and not kind.startswith("image/") and kind != "application/octet-stream":
+        raise picture_error(f"{where}: the data URL holds {visible(kind)}; expected a picture, such as data:image/png;base64,…")
+    if len(body) > MOST_BYTES * 4 // 3 + 4:
+        raise picture_error(f"{where}: the data URL has {len(body) >> 20:,} MiB; expected at most {MOST_BYTES >> 20} MiB of picture")
+    if "base64" not in (parameter.strip() for parameter in parameters):
+        return unquote_to_bytes(body)
+    try:
+        text = re.sub(r"\s+", "", unquote(body) if "%" in body else body).translate(_URL_SAFE)
+        return b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise picture_error(f"{where}: the data URL is not base64: {first_line(error)}; encode the picture's bytes anew") from None
+
+
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def _bytes_source(data: bytes, where: str) -> PictureSource:
+    def read() -> bytes:
+        if not data:
+            raise picture_error(f"{where}: there are no bytes; expected those of a picture")
+        return data
+
+    return PictureSource(where, read)
+
+
+def _file_bytes(place: Path, shown: str) -> bytes:
+    try:
+        if not place.is_file():
+            found = "a folder" if place.is_dir() else "no regular file" if place.exists() else "not there"
+            raise picture_error(f"{shown} is {found}; expected a picture's file")
+        if (size := place.stat().st_size) > MOST_BYTES:
+            raise picture_error(f"{shown} has {size >> 20:,} MiB; expected a picture of at most {MOST_BYTES >> 20} MiB")
+        return place.read_bytes()
+    except OSError as error:
+        raise picture_error(f"{shown} cannot be read: {error.strerror or error}") from None
+
+
+class _WebRedirects(HTTPRedirectHandler):
+    """Follows redirects to the web alone: a server may not name a file of this machine."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if urlsplit(newurl).scheme not in ("http", "https"):
+            raise URLError(f"it leads to {newurl[:100]}")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _fetched(url: str, shown: str) -> bytes:
+    request = Request(url, headers={"User-Agent": "mlx-bulk", "Accept": "image/*"})  # noqa: S310 - its scheme was looked at
+    try:
+        with build_opener(_WebRedirects).open(request, timeout=FETCH_SECONDS) as answer:
+            data: bytes = answer.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:  # URLError, timeouts and protocol errors
+        raise picture_error(f"{shown} cannot be fetched: {first_line(error)}") from None
+    if len(data) > MOST_BYTES:
+        raise picture_error(f"{shown} has more than {MOST_BYTES >> 20} MiB; expected a picture of at most that")
+    return data
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"a value of the kind {type(value).__name__}"
