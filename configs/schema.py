@@ -141,7 +141,7 @@ class BatchConfig(Section):
     memory: Annotated[Share, FREE] = Field(default=0.8, description="Share of device memory for weights, KV and workspace.")
     rows_per_shard: Count = Field(default=1024, description="Input rows in one result file; frozen at the run's start.")
     image_memory: Annotated[Gigabytes, FREE] = Field(
-        default=1.0, description="GB for features of pictures that rows share, so that a picture is not read by the model again for each row."
+        default=1.0, description="GB for features of pictures, which rows share: the model reads a picture once, not once a row."
     )
     prefix_cache: Annotated[FolderOrNull, FREE] = Field(
         default=None,
@@ -210,6 +210,8 @@ class JobConfig(Section):
     def _answers_requests(self) -> Self:
         if self.data.format == "openai" and self.job not in ("generate", "embed"):
             raise contradiction("data.format", f"found openai; expected another, since a job of the kind {self.job} answers no requests")
+        if self.prompt.images is not None and self.job in ("embed", "classify"):
+            raise contradiction("prompt.images", f"expected null, since a job of the kind {self.job} reads text alone; remove it")
         return self
 
     @model_validator(mode="after")
@@ -272,7 +274,7 @@ class GenerateConfig(JobConfig):
     @model_validator(mode="after")
     def _has_a_prompt(self) -> Self:
         if self.data.format == "openai":
-            for name in ("text", "messages", "user", "system", "prefill", "tools"):
+            for name in ("text", "messages", "user", "system", "prefill", "tools", "images"):
                 if getattr(self.prompt, name) is not None:
                     raise contradiction(f"prompt.{name}", f"expected nothing, {_OF_LINES} their prompts; remove it")
             if self.structured.column is not None:

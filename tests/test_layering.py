@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = """
     configs kernels/cpu kernels kernels/recurrent kernels/sampling
-    runner runner/core runner/files runner/formats runner/data runner/text runner/grammar runner/answers runner/scheduler
+    runner runner/core runner/files runner/formats runner/data runner/text runner/images runner/grammar runner/answers runner/scheduler
     runner/quantized_kv runner/caches runner/layers runner/vision runner/encoders runner/pooling runner/models runner/engine
     runner/pool_engine runner/checks runner/store runner/runs runner/policies runner/rescore runner/pipeline runner/leasing runner/cluster
     runner/network runner/worker runner/estimate

@@ -25,6 +25,7 @@ from ...runner.core.requests import Generate, Prompt, Request, Row, Sample, Samp
 from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
+from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import Grouping, Parts
 from ...runner.text.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
@@ -98,7 +99,7 @@ class GenerateJob:
         """Reads what each row asks for."""
         if self.config.data.format == "openai":
             return OpenAIRows(self.parts)
-        return ConfiguredRows(self.config, self.parts.columns, self.parts.vocabulary)
+        return ConfiguredRows(self.parts)
 
     @cached_property
     def answers(self) -> CompletionAnswers:
@@ -155,14 +156,21 @@ class GenerateJob:
         return [self._request(row, asked, rendered, part) for rendered, part in zip(prompts, parts, strict=True)]
 
     def _request(self, row: Row, asked: RowSettings, rendered: AnyPrompt, samples: tuple[Sample, ...]) -> Request:
-        prompt = encode_prompt(rendered, self.parts.tokenizer, asked.template_variables)
-        require_vocabulary(prompt.ids, self.parts.vocabulary, "the prompt")
+        prompt = encode_prompt(rendered, self.parts, asked.template_variables, self._pictures(row, asked))
+        require_vocabulary(self.parts.plain(prompt.ids), self.parts.vocabulary, "the prompt")
         prompt, sampling = self._fit(prompt, asked.sampling)
         reading = self.answers.reading(asked, prompt)
         spec = self.answers.call_spec(asked) or asked.structured
         guidance = self.answers.guidance(asked, reading, sampling, self._grammar(spec, sampling))
         breakers = self._breakers.ids(sampling.dry_sequence_breakers) if sampling.dry_multiplier > 0 else frozenset[int]()
         return Request(row.position, prompt, Generate(sampling, samples, guidance, reading, breakers))
+
+    def _pictures(self, row: Row, asked: RowSettings) -> RowPictures | None:
+        """Returns what encodes the row's prompts with its pictures; None where rows hold text alone."""
+        if self.parts.pictures is None:
+            return None
+        column, images = self.config.prompt.messages or "messages", self.config.prompt.images
+        return RowPictures(self.parts.pictures, row, images, column, asked.images, self.rows.rendered)
 
     def _grammar(self, spec: GrammarSpec | None, sampling: Sampling) -> Guidance | None:
         """Returns what holds a row's completions to its grammar. Raises RowError for one that cannot be compiled, or never ends."""
@@ -191,6 +199,8 @@ class GenerateJob:
                 f"the prompt has {n} tokens, the model's context {self.parts.context}: no room for one token more; "
                 "shorten it, or set prompt.too_long to truncate_left or truncate_right",
             )
+        if prompt.images:
+            raise RowError("too_long", _uncut(prompt, self.parts.context))
         keep = max(1, self.parts.context - sampling.max_tokens, self.parts.context // 2)
         sampling = _with_max_tokens(sampling, self.parts.context - keep)
         if policy == "truncate_right":
@@ -240,7 +250,7 @@ class GenerateJob:
             "truncated": outcome.finish_reason == "length",
             "prompt_tokens": len(prompt.ids),
             "completion_tokens": len(outcome.ids),
-            "prompt_ids": prompt.ids,
+            "prompt_ids": self.parts.plain(prompt.ids),
             "completion_ids": outcome.ids,
             "sampled_logprobs": outcome.sampled_logprobs,
             "text_offset": offsets,
@@ -276,6 +286,12 @@ def sample_seed(seed: int, key: str, sample: int, round_number: int = 0) -> int:
     """Returns the key of a sample's random stream: a hash of (config seed, row's key, sample, round) below 2**53."""
     digest = blake2b(f"[{seed}, {json.dumps(key)}, {sample}, {round_number}]".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 11
+
+
+def _uncut(prompt: Prompt, context: int) -> str:
+    tokens, pictures = sum(image.tokens for image in prompt.images), len(prompt.images)
+    found = f"the prompt has {len(prompt.ids)} tokens, {tokens} of them of {pictures} picture{'s' * (pictures != 1)}"
+    return f"{found}; the model's context is {context}, and a prompt with pictures is never cut; give fewer or smaller ones, or less text"
 
 
 def _with_max_tokens(sampling: Sampling, most: int) -> Sampling:

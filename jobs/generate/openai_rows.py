@@ -81,6 +81,11 @@ class OpenAIRows:
         return self._config.structured.used or any(fields[url, name] for url in ENDPOINTS for name in GRAMMAR_FIELDS)
 
     @property
+    def rendered(self) -> None:
+        """None: a line brings its prompt."""
+        return None
+
+    @property
     def fields(self) -> list[pa.Field]:
         """The columns of such a run alone."""
         return [pa.field(REQUEST, pa.large_string())]

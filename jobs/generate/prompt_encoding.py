@@ -9,22 +9,26 @@ from ...configs.errors import ConfigError
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
 from ...runner.core.requests import Prompt
+from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import AnyPrompt, PromptIds, Text
 from ...runner.text.tokenizer import NOTHING, Tokenizer
 
 
-def encode_prompt(rendered: AnyPrompt, tokenizer: Tokenizer, variables: Mapping[str, Any] = NOTHING) -> Prompt:
+def encode_prompt(rendered: AnyPrompt, parts: Parts, variables: Mapping[str, Any] = NOTHING, pictures: RowPictures | None = None) -> Prompt:
     """Returns the prompt's text, token ids and offsets. Raises RowError where the chat template refuses the messages.
 
-    variables: the chat template's, for this prompt alone.
+    variables: the chat template's, for this prompt alone. pictures: encodes a prompt in which some may stand; None for text alone.
     """
+    tokenizer = parts.tokenizer
     if isinstance(rendered, Text):
-        return tokenizer.encode(rendered.text)
+        return tokenizer.encode(rendered.text) if pictures is None else pictures.raw(rendered.text)
     if isinstance(rendered, PromptIds):
         ids = np.array(rendered.ids, np.int32)
         require_vocabulary(ids, tokenizer.size, "the prompt")
         return Prompt(tokenizer.decode(ids), ids, tokenizer.offsets(ids))
+    if pictures is not None:
+        return pictures.chat(rendered.messages, rendered.prefill or "", variables)
     return tokenizer.encode_chat(rendered.messages, rendered.prefill or "", variables)
 
 

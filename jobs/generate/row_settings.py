@@ -1,7 +1,7 @@
 """What one row asks for: its prompt and its sampling parameters, from the config and from the row's own columns."""
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -20,7 +20,8 @@ from ...runner.core.grammar_spec import GrammarSpec
 from ...runner.core.requests import Row, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.grammar.spec_values import configured_spec, row_spec
-from ...runner.text.prompt_templates import AnyPrompt, Columns, Rendered, compile_prompt
+from ...runner.pipeline.job import Parts
+from ...runner.text.prompt_templates import AnyPrompt, Columns, Rendered, Text, compile_prompt
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 
@@ -32,6 +33,7 @@ class RowSettings:
     tools: as the chat template takes them, ``{type: function, function: {name, …}}``; None or empty without any. template_args:
     variables of the chat template, over the config's. thinking_budget: most tokens of reasoning; None is no limit. structured: the
     grammar that its completions are held to; None without one. further: prompts behind the first, with the samples after the first's.
+    images: what the row gives as its pictures, besides those in messages; None for none.
     """
 
     prompt: AnyPrompt
@@ -45,6 +47,7 @@ class RowSettings:
     thinking_budget: int | None = None
     structured: GrammarSpec | None = None
     further: tuple[AnyPrompt, ...] = ()
+    images: object = None
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -85,17 +88,24 @@ class RowReader(Protocol):
         """Returns the values of a record's columns as the row asks for them."""
         ...
 
+    @property
+    def rendered(self) -> Callable[[Columns], str] | None:
+        """Makes the text of a raw prompt of a row's columns; None where a row brings its prompt whole."""
+        ...
+
     def settings(self, row: Row) -> RowSettings:
         """Returns the row's settings. Raises RowError."""
         ...
 
 
 class ConfiguredRows:
-    """Rows of any table: the config says what each column is for. ``vocabulary``: token ids of a row's own must be below it."""
+    """Rows of any table: the config says what each column is for."""
 
-    def __init__(self, config: GenerateConfig, columns: Collection[str], vocabulary: int):
+    def __init__(self, parts: Parts):
         """Raises ConfigError or DataError where the config names a column that no row has."""
-        self._config, self._columns, self._vocabulary = config, columns, vocabulary
+        assert isinstance(parts.config, GenerateConfig)
+        self._config, self._columns, self._vocabulary = config, columns, _ = parts.config, parts.columns, parts.vocabulary
+        self._pictures = parts.pictures is not None
         for name, path in config.sampling.columns.items():
             require_column(columns, path, f"sampling.columns.{name}")
         if isinstance(config.prompt.tools, str):
@@ -135,7 +145,13 @@ class ConfiguredRows:
     @cached_property
     def render(self) -> Callable[[Columns], Rendered]:
         """The function from a row's columns to its prompt."""
-        return compile_prompt(self._config.prompt, self._columns)
+        return compile_prompt(self._config.prompt, self._columns, self._pictures)
+
+    def rendered(self, columns: Columns) -> str:
+        """Returns the text of a raw prompt. Raises RowError."""
+        text = self.render(columns)
+        assert isinstance(text, Text)
+        return text.text
 
     def settings(self, row: Row) -> RowSettings:
         """Returns the row's settings. Raises RowError."""
@@ -148,6 +164,7 @@ class ConfiguredRows:
             parallel_tool_calls=prompt.parallel_tool_calls,
             thinking_budget=self._config.reasoning.budget,
             structured=self._grammar(row),
+            images=None if prompt.images is None else lookup(row.columns, prompt.images),
         )
 
     def _grammar(self, row: Row) -> GrammarSpec | None:

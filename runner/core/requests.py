@@ -17,7 +17,7 @@ class Row:
     """One input row: its position, the user's key for it, and its columns.
 
     position: among the rows of all rounds (see ``Layout``); in the first round its number in the input. place: where it was read,
-    for messages: the file, and the line where there are lines.
+    for messages: the file, and the line where there are lines. source: the file alone; empty for a row of no file.
     """
 
     position: int
@@ -25,6 +25,7 @@ class Row:
     columns: dict[str, Any]
     place: str = field(default="", compare=False)
     round: int = 0
+    source: str = field(default="", compare=False)
 
 
 @dataclass(slots=True, frozen=True)

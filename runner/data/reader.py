@@ -89,7 +89,8 @@ def _row(scanned: ScannedSource, data: DataConfig, entry: Entry, position: int) 
     try:
         columns = entry.parse()
         try:
-            return Row(position, row_key(columns, data, position), columns, row_place(scanned.source, entry, position))
+            place, source = row_place(scanned.source, entry, position), scanned.source.path
+            return Row(position, row_key(columns, data, position), columns, place, source=source)
         except UnreadableError:
             text = json_text(columns)
             raise

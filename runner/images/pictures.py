@@ -27,14 +27,14 @@ _WHITE = (255, 255, 255)
 def read_picture(data: bytes, name: str, most_pixels: int) -> "Image":
     """Returns a picture as RGB. name: what messages call it. most_pixels: width times height. Raises RowError."""
     images = pillow()
-    if images.MAX_IMAGE_PIXELS is not None and images.MAX_IMAGE_PIXELS < most_pixels:
+    if images.MAX_IMAGE_PIXELS is not None and most_pixels > images.MAX_IMAGE_PIXELS:
         images.MAX_IMAGE_PIXELS = most_pixels  # Pillow's own limit, beyond which it refuses to open a file
     try:
-        image = images.open(BytesIO(data), formats=FORMATS)
+        image = images.open(BytesIO(data), formats=_known_formats())
     except images.DecompressionBombError as error:
         raise _too_large(name, "".join(re.findall(r"\d{6,}", str(error))[:1]), most_pixels) from None
     except images.UnidentifiedImageError:
-        raise picture_error(f"{name}: {_found(data)}; expected a picture: {', '.join(FORMATS)}") from None
+        raise picture_error(f"{name}: {_found(data)}; expected a picture: {', '.join(_known_formats())}") from None
     except Exception as error:  # decoders raise what they like on damaged headers
         raise _damaged(name, error) from None
     width, height = image.size
@@ -58,6 +58,14 @@ def pillow() -> Any:
         raise ConfigError('pictures need Pillow, which is not installed; pip install "mlx-bulk[vision]"') from None
     warnings.filterwarnings("ignore", module=r"PIL\.")  # of odd metadata, and of sizes that are checked here
     return Image
+
+
+@cache
+def _known_formats() -> tuple[str, ...]:
+    """Returns those of ``FORMATS`` that this Pillow was built with."""
+    images = pillow()
+    images.init()
+    return tuple(name for name in FORMATS if name in images.OPEN)
 
 
 def _turned(image: "Image") -> "Image":

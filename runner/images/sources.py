@@ -160,7 +160,7 @@ class _WebRedirects(HTTPRedirectHandler):
 
 
 def _fetched(url: str, shown: str) -> bytes:
-    request = Request(url, headers={"User-Agent": "mlx-bulk", "Accept": "image/*"})  # noqa: S310 - its scheme was looked at
+    request = Request(url, headers={"User-Agent": "mlx-bulk", "Accept": "image/*"})
     try:
         with build_opener(_WebRedirects).open(request, timeout=FETCH_SECONDS) as answer:
             data: bytes = answer.read(MOST_BYTES + 1)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ...configs.schema import JobConfig
+from ..core.arrays import Ids
 from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..core.outcomes import Failure, Generated, Outcome
@@ -31,6 +32,7 @@ from ..data.request_census import RequestCensus
 from ..data.type_inference import json_text
 from ..engine.interface import EngineInterface
 from ..engine.setup import Setup
+from ..images.placeholders import PictureEncoder
 from ..models.checkpoint import Checkpoint
 from ..models.reward_checkpoint import RewardModel
 from ..pooling.spec import PoolingSpec
@@ -45,8 +47,8 @@ class Parts:
     longest sequence in tokens that the model was made for, None where its config does not say. reference_context: that of the
     reference model, None also without one. vocabulary: the width V of the model's logits; token ids are below it. family: the
     model's ``model_type``. eos: the token ids that end a completion. checkpoint: where the model lies. census: what the requests of
-    a Batch file ask for. reward_models: those of the config's rewards, in their order. images: gives pictures their ids; None for a model
-    that reads text alone.
+    a Batch file ask for. reward_models: those of the config's rewards, in their order. pictures: encodes prompts with pictures; None where
+    rows hold text alone.
     """
 
     config: JobConfig
@@ -61,7 +63,16 @@ class Parts:
     checkpoint: Checkpoint
     census: RequestCensus = field(default_factory=RequestCensus)
     reward_models: tuple[RewardModel, ...] = ()
-    images: ImageTable | None = None
+    pictures: PictureEncoder | None = None
+
+    @property
+    def images(self) -> ImageTable | None:
+        """Gives pictures their ids; None for rows of text alone."""
+        return None if self.pictures is None else self.pictures.table
+
+    def plain(self, ids: Ids) -> Ids:
+        """Returns a prompt's ids as the tokenizer knows them, without those of pictures."""
+        return ids if self.images is None else self.images.plain(ids)
 
 
 class Kind(Protocol):

@@ -17,10 +17,12 @@ from ...configs.rollout import RolloutConfig
 from ...configs.schema import JobConfig
 from ...kernels import backend, native
 from ..core.errors import ModelError
+from ..core.images import ImageTable
 from ..data.scan import scan
 from ..data.scan_result import Scan
 from ..data.type_inference import JSON_METADATA
 from ..grammar.spec_values import grammar_identity
+from ..images.row_pictures import open_pictures
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
@@ -38,7 +40,7 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class RunSpec:
-    """The scanned input, the checkpoints, the job made of them, and the chat template in use."""
+    """The scanned input, the checkpoints, the job made of them, and the chat template in use. images: see ``Setup``."""
 
     scan: Scan
     checkpoint: Checkpoint
@@ -46,6 +48,7 @@ class RunSpec:
     job: Job
     template: str | None
     reward_models: tuple[RewardModel, ...] = ()
+    images: ImageTable | None = None
 
     @classmethod
     def of(cls, config: JobConfig, folder: Path, kind: Kind, afresh: bool) -> Self:
@@ -62,6 +65,7 @@ class RunSpec:
         checkpoint = checkpoints.find_checkpoint(config.loaded)
         tokenizer = _tokenizer_of(checkpoint, config)
         vocabulary = vocabulary_of(checkpoint, tokenizer)
+        pictures = open_pictures(config, checkpoint.folder, checkpoint.config, tokenizer, scanned.schema)
         reference = (
             None if config.reference is None else references.find_reference(config.reference, vocabulary, tokenizer, config.reference_key)
         )
@@ -82,8 +86,9 @@ class RunSpec:
             checkpoint,
             scanned.census,
             reward_models,
+            pictures,
         )
-        return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template, reward_models)
+        return cls(scanned, checkpoint, reference, kind(parts), tokenizer.chat_template, reward_models, parts.images)
 
     def identity(self, config: JobConfig) -> dict[str, Any]:
         """Returns what must not change between two starts of the run, flat: config key or name of a fingerprint -> JSON value."""

@@ -134,6 +134,9 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "data.limit",
         "data.unknown_fields",
         "data.other_models",
+        "data.fetch",
+        "data.max_image_pixels",
+        "batch.image_memory",
         "batch.rows",
         "batch.tokens",
         "batch.prefill_tokens",
@@ -145,7 +148,12 @@ def test_identity_holds_what_shapes_results_and_nothing_that_steers() -> None:
         "output.path",
         "output.fsync_seconds",
     }
-    unset = {"batch.kv_bits", "batch.kv_group", "batch.kv_start"}  # runs that were begun before these keys keep their identity
+    unset = {
+        "prompt.images",
+        "batch.kv_bits",
+        "batch.kv_group",
+        "batch.kv_start",
+    }  # runs that were begun before these keys keep their identity
     assert keys == set(settings(GenerateConfig)) - free - unset
 
 

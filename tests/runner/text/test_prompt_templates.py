@@ -11,7 +11,7 @@ from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.schema import PromptConfig
 from mlx_bulk.runner.core.errors import DataError, RowError
 from mlx_bulk.runner.data.column_paths import columns_on, lookup
-from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value
+from mlx_bulk.runner.text.prompt_templates import Chat, Text, compile_prompt, compile_template, compile_value, read_messages
 
 
 def _text(template: str, row: dict[str, Any], columns: list[str] | None = None) -> str:
@@ -232,13 +232,23 @@ def test_messages_are_read_from_lists_parts_and_json() -> None:
         ([{"content": "x"}], "the role as a string"),
         ([{"role": "user"}], r"m\[0\]\.content is null"),
         ([{"role": "user", "content": 5}], "content is 5"),
-        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], r"content\[0\] is .*image.*only parts"),
+        ([{"role": "user", "content": [{"type": "audio", "audio": "x"}]}], r"content\[0\] is .*audio.*a part {type: text"),
     ],
 )
 def test_messages_of_the_wrong_shape(value: Any, message: str) -> None:
     with pytest.raises(RowError, match=message) as caught:
         _messages({"m": value})
     assert caught.value.stage == "template"
+
+
+def test_parts_of_pictures_stay_for_models_that_read_them() -> None:
+    parts = [{"type": "input_text", "text": "What?"}, {"type": "image_url", "image_url": {"url": "a.png"}, "detail": None}]
+    with pytest.raises(RowError, match=r"m\[0\]\.content\[1\] is a picture, and only text is read here") as caught:
+        _messages({"m": [{"role": "user", "content": parts}]})
+    assert caught.value.stage == "image"
+    [message] = read_messages({"m": [{"role": "user", "content": parts}]}, "m", pictures=True)
+    assert message["content"] == [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
+    assert read_messages({"m": [{"role": "user", "content": parts[:1]}]}, "m", pictures=True)[0]["content"] == "What?"
 
 
 PIECES = (

@@ -1,0 +1,197 @@
+"""The checkpoint's own image processor, as transformers has it on Pillow and NumPy: pixels, and the text that stands for them in a prompt.
+
+A processor says by which text a picture's place in a prompt is filled (``PictureLayout``). That follows from the picture's size alone, so
+it is asked once a size. Needs no torch, and knows no rows.
+"""
+
+import json
+import logging
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...configs.visible import visible
+from ..core.errors import ModelError, first_line
+from .pictures import pillow
+from .sources import picture_error
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SIZES = 4096  # of pictures whose layouts are remembered
+_FILES = ("processor_config.json", "preprocessor_config.json")
+_NO_INPUTS = {"rows", "cols", "num_crops"}  # what processors say of a picture that no tower takes
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    """What fills a picture's place in a prompt.
+
+    text: of it all. tokens: of those that carry a feature. grid: (time, height, width) in tokens; (1, 1, tokens) without one.
+    """
+
+    text: str
+    tokens: int
+    grid: tuple[int, int, int]
+
+
+class ImageProcessor:
+    """A vision model's image processor. ``hf``: transformers' processor of the model. ``placeholder``: the id that carries a feature."""
+
+    def __init__(self, hf: Any, placeholder: int):
+        self._hf, self.placeholder = hf, placeholder
+        self._layouts: OrderedDict[tuple[int, int], PictureLayout] = OrderedDict()
+
+    @property
+    def image_token(self) -> str:
+        """The text by which a chat template, or a raw prompt, says where a picture stands."""
+        return str(self._hf.image_token)
+
+    @cached_property
+    def feature_token(self) -> str:
+        """The text of the token that carries a feature; often the same."""
+        return str(self._hf.tokenizer.convert_ids_to_tokens(self.placeholder))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The processor's own chat template, None where it has none."""
+        own = self._hf.chat_template
+        return own if isinstance(own, str) else own.get("default") if isinstance(own, dict) else None
+
+    @cached_property
+    def settings(self) -> str:
+        """A digest of all that decides which pixels a picture becomes."""
+        images = self._hf.image_processor
+        told = json.dumps([type(images).__name__, images.to_dict(), self._keywords], sort_keys=True, default=str)
+        return sha256(told.encode()).hexdigest()
+
+    def layout(self, image: "Image", name: str) -> PictureLayout:
+        """Returns what fills the place of a picture. name: for messages. Raises RowError where the processor refuses the picture."""
+        known = self._layouts.pop(image.size, None)
+        if known is None:
+            known = self._layout_of(image, name)
+        self._layouts[image.size] = known
+        if len(self._layouts) > _SIZES:
+            self._layouts.popitem(last=False)
+        return known
+
+    def inputs(self, image: "Image", name: str) -> dict[str, NDArray[Any]]:
+        """Returns what the model's tower takes of one picture: ``pixel_values``, and what stands beside them. Raises as ``layout``."""
+        made = self._attempt(lambda: self._hf.image_processor([image], **self._keywords, return_tensors="np"), name)
+        return {key: np.asarray(value) for key, value in made.items() if key not in _NO_INPUTS}
+
+    def _layout_of(self, image: "Image", name: str) -> PictureLayout:
+        if (grid := self._attempt(lambda: self._patches(*image.size), name)) is not None:
+            made: dict[str, Any] = {"image_grid_thw": np.array([grid])}
+            text = str(self._hf.replace_image_token(made, 0))
+        else:
+            made, texts = self._attempt(lambda: self._hf._process_images([image], **self._keywords), name)
+            text = str(texts[0])
+        tokens = text.count(self.feature_token)
+        if tokens == 0:
+            raise ModelError(f"model.path: the image processor writes {visible(text[:60])} for a picture, without {self.feature_token}")
+        if "image_grid_thw" not in made:
+            return PictureLayout(text, tokens, (1, 1, tokens))
+        merge = int(getattr(self._hf.image_processor, "merge_size", 1))
+        time, height, width = (int(each) for each in np.asarray(made["image_grid_thw"])[0])
+        return PictureLayout(text, tokens, (time, height // merge, width // merge))
+
+    def _patches(self, width: int, height: int) -> tuple[int, int, int] | None:
+        """Returns (time, height, width) in patches as Qwen's processor cuts a picture, without its pixels; None for other processors."""
+        images = self._hf.image_processor
+        resize = getattr(sys.modules.get(type(images).__module__), "smart_resize", None)
+        if type(images).__name__ != "Qwen2VLImageProcessorPil" or resize is None or not images.do_resize:
+            return None
+        size, patch = images.size, images.patch_size
+        least, most = size["shortest_edge"], size["longest_edge"]
+        rows, columns = resize(height, width, factor=patch * images.merge_size, min_pixels=least, max_pixels=most)
+        return 1, rows // patch, columns // patch
+
+    @cached_property
+    def _keywords(self) -> dict[str, Any]:
+        kept = self._hf._merge_kwargs(tokenizer_init_kwargs=self._hf.tokenizer.init_kwargs)["images_kwargs"]
+        return {name: value for name, value in kept.items() if name != "return_tensors"}
+
+    @staticmethod
+    def _attempt(work: Callable[[], Any], name: str) -> Any:
+        """Does a processor's work. Raises RowError where it refuses a picture: one that is far too long and thin, say."""
+        try:
+            return work()
+        except (ValueError, ZeroDivisionError, OverflowError) as error:
+            raise picture_error(f"{name}: the model's image processor refuses it: {first_line(error)}") from None
+
+
+def load_image_processor(folder: Path, config: dict[str, Any], tokenizer: Any) -> ImageProcessor:
+    """Loads the image processor of a checkpoint. config: its config.json. tokenizer: Hugging Face's. Raises ModelError.
+
+    transformers' AutoProcessor is not asked: it needs torch for processors of videos.
+    """
+    pillow()
+    if not any((folder / name).is_file() for name in _FILES):
+        raise ModelError(f"model.path: {folder} holds no {_FILES[1]}; expected the model's image processor: fetch the model anew")
+    chatty, log = logging.WARNING, logging.getLogger("transformers")
+    before = log.level
+    log.setLevel(max(before, chatty + 1))  # it tells users of torch, which nothing here needs
+    try:
+        hf = _processor(folder, config, deepcopy(tokenizer))
+    except Exception as error:  # transformers raises what it likes; each means that there is no processor
+        raise ModelError(f"model.path: the image processor in {folder} cannot be loaded: {visible(first_line(error, None))}") from error
+    finally:
+        log.setLevel(before)
+    if not getattr(hf, "image_token", None) or getattr(hf, "image_processor", None) is None:
+        raise ModelError(f"model.path: the processor in {folder} ({type(hf).__name__}) says no text for a picture's place")
+    named = (config.get(name) for name in ("image_token_id", "image_token_index"))
+    placeholder = next((each for each in named if isinstance(each, int)), hf.image_token_id)
+    return ImageProcessor(hf, int(placeholder))
+
+
+def _processor(folder: Path, config: dict[str, Any], tokenizer: Any) -> Any:
+    import transformers
+    from transformers.models.auto.image_processing_auto import AutoImageProcessor
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES  # pyright: ignore[reportPrivateImportUsage]
+    from transformers.processing_utils import ProcessorMixin
+
+    told, _ = ProcessorMixin.get_processor_dict(str(folder))
+    plain = json.loads((folder / _FILES[1]).read_bytes()) if (folder / _FILES[1]).is_file() else {}
+    model_type = str(config.get("model_type"))
+    name = told.get("processor_class") or plain.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(model_type)
+    if name is None or not hasattr(transformers, name):
+        raise ValueError(f"transformers has no processor for {name or model_type}")
+    their = getattr(transformers, name)
+    _without_videos(their)
+    # Its own checks want a processor of videos, which needs torch; rows hold none.
+    kind = type(their.__name__, (their,), {"check_argument_for_proper_class": lambda self, name, value: None})
+    parts = {"tokenizer": tokenizer, "image_processor": AutoImageProcessor.from_pretrained(folder, backend="pil")}
+    _complete(told, model_type, config)
+    return kind.from_args_and_dict([parts.get(each) for each in kind.get_attributes()], told)
+
+
+def _without_videos(kind: Any) -> None:
+    """Lets SmolVLM's processor be made without num2words, by which it spells the number of a video's frames."""
+    module: Any = sys.modules[kind.__module__]
+    if getattr(module, "num2words", "") is None:
+        module.num2words = str
+
+
+def _complete(told: dict[str, Any], model_type: str, config: dict[str, Any]) -> None:
+    """Puts in what older checkpoints of LLaVA leave to the model's config."""
+    if model_type != "llava":
+        return
+    vision = config.get("vision_config") or {}
+    whole = vision.get("model_type", "clip_vision_model") == "clip_vision_model"
+    for name, value in (
+        ("patch_size", vision.get("patch_size", 14)),
+        ("vision_feature_select_strategy", config.get("vision_feature_select_strategy", "default")),
+        ("num_additional_image_tokens", int(whole)),
+    ):
+        if told.get(name) is None:
+            told[name] = value

@@ -1,0 +1,136 @@
+"""The pictures of a run's rows: whether config and columns may bring any, where files of them may lie, and a row's prompt with them.
+
+Knows no checkpoint beyond its folder and its config.json.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ...configs.data import DataConfig
+from ...configs.errors import BulkError, ConfigError
+from ...configs.schema import JobConfig
+from ..core.requests import Prompt, Row
+from ..data.input_folder import glob_folder
+from ..data.spooled_stdin import SPOOL_NAMES
+from ..data.type_inference import JSON_METADATA
+from ..text.tokenizer import Tokenizer
+from .content_parts import Message, listed_pictures
+from .placeholders import PictureEncoder
+from .processors import load_image_processor
+from .sources import PictureSources
+
+log = logging.getLogger("mlx_bulk")
+
+_PART_KEYS = {"image", "image_url", "url", "path", "bytes", "source", "base64"}  # of a content part that may hold a picture
+
+
+@dataclass(frozen=True, slots=True)
+class RowPictures:
+    """Encodes one row's prompts with its pictures.
+
+    images: the column of pictures, None without one. messages: that of messages. value: what the row has in ``images``. rendered: makes
+    the prompt's text of columns; None where the row's own text is the prompt.
+    """
+
+    encoder: PictureEncoder
+    row: Row
+    images: str | None
+    messages: str
+    value: object
+    rendered: Callable[[dict[str, Any]], str] | None
+
+    def chat(self, messages: Sequence[Message], prefill: str, variables: Mapping[str, Any]) -> Prompt:
+        """Encodes a chat. Raises RowError."""
+        images = listed_pictures(self.value, self.images or "")
+        return self.encoder.chat_prompt(messages, prefill, variables, self.messages, images, folder_beside(self.row))
+
+    def raw(self, text: str) -> Prompt:
+        """Encodes the prompt's text. Raises RowError."""
+        images, folder = listed_pictures(self.value, self.images or ""), folder_beside(self.row)
+        if self.rendered is None:
+            return self.encoder.raw_prompt(lambda columns: columns["text"], {"text": text}, images, folder)
+        return self.encoder.raw_prompt(self.rendered, self.row.columns, images, folder)
+
+
+def reads_pictures(model: Mapping[str, Any]) -> bool:
+    """Returns whether a checkpoint with this config.json has a tower for pictures."""
+    return isinstance(model.get("vision_config"), dict)
+
+
+def open_pictures(
+    config: JobConfig, folder: Path, model: Mapping[str, Any], tokenizer: Tokenizer, schema: pa.Schema
+) -> PictureEncoder | None:
+    """Returns what encodes the pictures of a run's rows; None where there are none, or where the model reads text alone.
+
+    folder, model: the checkpoint's, and its config.json. schema: the input's columns. Raises ConfigError and ModelError where the config
+    names a column of pictures, and they cannot be read.
+    """
+    if not reads_pictures(model):
+        if config.prompt.images is not None:
+            found = f"the model ({model.get('model_type')}) reads text alone: its config.json has no vision_config"
+            raise ConfigError(f"prompt.images: {found}; take a vision model, or remove it")
+        return None
+    if not may_hold_pictures(config, schema):
+        return None
+    try:
+        processor = load_image_processor(folder, dict(model), tokenizer.hf)
+    except BulkError as error:
+        if config.prompt.images is not None:
+            raise
+        log.warning("pictures in messages cannot be read, so their rows will fail: %s", error)
+        return None
+    return PictureEncoder(
+        tokenizer, processor, PictureSources(picture_folders(config.data), config.data.fetch), config.data.max_image_pixels
+    )
+
+
+def may_hold_pictures(config: JobConfig, schema: pa.Schema) -> bool:
+    """Returns False where no row can have a picture, as its columns show."""
+    if config.job not in ("generate", "rollout", "score"):
+        return False
+    if config.prompt.images is not None or config.data.format == "openai":
+        return True
+    path = config.prompt.messages
+    if path is None:
+        return False
+    column = path.split(".")[0] if path not in schema.names else path
+    return column not in schema.names or _may_hold(schema.field(column))
+
+
+def _may_hold(field: pa.Field) -> bool:
+    kind = field.type
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    if field.metadata == JSON_METADATA or (field.name != "content" and pa.types.is_large_string(kind)):
+        return True  # JSON, which may hold anything
+    if not pa.types.is_struct(kind):
+        return False
+    inner = {kind.field(index).name: kind.field(index) for index in range(kind.num_fields)}
+    return not _PART_KEYS.isdisjoint(inner) or any(_may_hold(each) for each in inner.values() if pa.types.is_nested(each.type))
+
+
+def picture_folders(data: DataConfig) -> tuple[Path, ...]:
+    """Returns the folders below which a row's files of pictures may lie: those that ``data.path`` names, or in which its files lie."""
+    named = [data.path] if isinstance(data.path, str) else list(data.path)
+    folders = [_folder_of(name) for name in named if not name.startswith("hf:")]
+    return tuple(dict.fromkeys(folder.resolve() for folder in folders))
+
+
+def _folder_of(name: str) -> Path:
+    if name == "-":
+        return Path.cwd()
+    path = Path(name)
+    if path.is_dir():
+        return path
+    return path.parent if path.exists() or not any(mark in name for mark in "*?[") else glob_folder(name)
+
+
+def folder_beside(row: Row) -> Path:
+    """Returns the folder at which a row's relative paths begin: that of its file, and the working directory without one."""
+    file = Path(row.source)
+    return Path.cwd() if not row.source or file.name in SPOOL_NAMES.values() or row.source.startswith("hf:") else file.parent
