@@ -57,7 +57,7 @@ class RowPictures:
         return self.encoder.raw_prompt(self.rendered, self.row.columns, images, folder)
 
 
-def reads_pictures(model: Mapping[str, Any]) -> bool:
+def has_vision_tower(model: Mapping[str, Any]) -> bool:
     """Returns whether a checkpoint with this config.json has a tower for pictures."""
     return isinstance(model.get("vision_config"), dict)
 
@@ -70,7 +70,7 @@ def open_pictures(
     folder, model: the checkpoint's, and its config.json. schema: the input's columns. Raises ConfigError and ModelError where the config
     names a column of pictures, and they cannot be read.
     """
-    if not reads_pictures(model):
+    if not has_vision_tower(model):
         if config.prompt.images is not None:
             found = f"the model ({model.get('model_type')}) reads text alone: its config.json has no vision_config"
             raise ConfigError(f"prompt.images: {found}; take a vision model, or remove it")
