@@ -275,7 +275,7 @@ class Driver:
             self._fleet.send(name, Ack(frames.run, frames.number))
 
         try:
-            self._landing.land(frames, lambda: self._done.put(acknowledge))
+            self._landing.land(frames, lambda kept: self._done.put(lambda: (kept.count_in(self._progress), acknowledge())[1]))
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
         except ValueError as error:
             worker.bad_frames += 1

@@ -1,11 +1,13 @@
 """Checks the frames that workers send, and hands their records to the writer. Nothing that a worker sends is trusted before that."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from ..core.outcomes import Failure
+from ..core.progress import Progress
 from ..core.shard_layout import Layout, Place
 from ..store import journal
 from ..store.arrow_builder import record_batch
@@ -16,6 +18,21 @@ from ..store.writer import Writer
 from .messages import Frames
 
 _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
+
+
+@dataclass(slots=True, frozen=True)
+class Tokens:
+    """Tokens of rows, counted once however often they were done."""
+
+    prompt: int = 0
+    generated: int = 0
+    scored: int = 0
+
+    def count_in(self, progress: Progress) -> None:
+        """Adds these tokens to a session's."""
+        progress.prompt += self.prompt
+        progress.generated += self.generated
+        progress.scored += self.scored
 
 
 class Landing:
@@ -34,8 +51,10 @@ class Landing:
         self._writer, self._layout, self._require = writer, layout, require
         self._schemas = {journal.RESULTS: schema, journal.ERRORS: errors_schema(schema)}
 
-    def land(self, message: Frames, landed: Callable[[], None]) -> None:
+    def land(self, message: Frames, landed: Callable[[Tokens], None]) -> None:
         """Has the records written, and calls ``landed`` in the writer's thread once they are in the journal.
+
+        ``landed`` gets the tokens of rows whose records were not there yet.
 
         Raises ValueError for a message that is damaged, or holds other columns or rows than it should; none of it is written then.
         """
@@ -53,14 +72,21 @@ class Landing:
         if not self._layout.rows_of(message.shard):
             raise ValueError(f"the run has no shard {message.shard}")
         self._require(message.shard, found[journal.RESULTS])
-        self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], landed)
+        if any(count < 0 for counts in message.tokens for count in counts):
+            raise ValueError("a number of tokens is below 0")
+
+        def count(kept: Set[int]) -> None:
+            counts = [each[1:] for each in message.tokens if each[0] in kept]
+            landed(Tokens(*map(sum, zip(*counts, strict=True))))
+
+        self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], count)
 
     def fail(self, shard: int, admitted: Sequence[Place], failures: Sequence[Failure]) -> None:
         """Has rows of a shard quarantined, but for what a worker that was taken for gone has finished meanwhile."""
         results, errors = self._schemas[journal.RESULTS], self._schemas[journal.ERRORS]
         found = record_batch(errors, [error_record(results, self._layout, failure) for failure in failures])
         none = pa.RecordBatch.from_pylist([], schema=results)
-        self._writer.land(shard, admitted, none, found, lambda: None)
+        self._writer.land(shard, admitted, none, found, lambda kept: None)
 
     def flush(self) -> bool:
         """Saves what has come; returns True on success. For any thread."""

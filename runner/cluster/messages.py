@@ -11,6 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..core.shard_layout import Place
 
+TokenCounts = tuple[int, int, int, int]  # a row's position; tokens of its prompt, generated, scored
+
 
 @dataclass(slots=True, frozen=True)
 class RunOffer:
@@ -140,7 +142,8 @@ class Frame:
 class Frames:
     """Finished records of one shard. number: counts a worker's messages of this kind in a run, from 1.
 
-    admitted: rows, and how many records or failures each will have in all. resolved: what the frames hold.
+    admitted: rows, and how many records or failures each will have in all. resolved: what the frames hold. tokens: of their rows,
+    since the message before.
     """
 
     run: str
@@ -149,6 +152,7 @@ class Frames:
     admitted: tuple[Place, ...]
     resolved: tuple[Place, ...]
     frames: tuple[Frame, ...]
+    tokens: tuple[TokenCounts, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)

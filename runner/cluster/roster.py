@@ -11,8 +11,8 @@ from ..core.progress import Progress
 from .interface import ORPHAN_SECONDS, Joined
 from .messages import RunFailed
 
-COUNTS = ("prompt", "prefilled", "padded", "generated", "scored", "steps", "slot_steps")
-"""Fields of ``Progress`` that workers count."""
+COUNTS = ("prefilled", "padded", "steps", "slot_steps")
+"""Fields of ``Progress`` that workers count: all their work. Other tokens come with the records, and count where these are kept."""
 
 _ERRORS: dict[str, type[BulkError]] = {error.__name__: error for error in (DataError, ModelError, OutOfRoom)}
 

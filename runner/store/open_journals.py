@@ -73,22 +73,22 @@ class OpenShard:
         journal.append(path, kind, batch)
         self.synced = False
 
-    def land(self, path: Path, kind: bytes, batch: pa.RecordBatch) -> int:
-        """Appends what ``batch`` holds of unfinished samples, and counts it in the ledger. Returns how many records that are.
+    def land(self, path: Path, kind: bytes, batch: pa.RecordBatch) -> list[int]:
+        """Appends what ``batch`` holds of unfinished samples, and counts it in the ledger. Returns the row of each such record.
 
         A row cannot fail as a whole when it has finished samples, so such a failure is left out, too.
         """
         rows, samples = (each.tolist() for each in positions([batch]))
         new = [self._is_new(row, sample) for row, sample in zip(rows, samples, strict=True)]
         if not any(new):
-            return 0
+            return []
         self.append(path, kind, batch if all(new) else batch.filter(pa.array(new)))
         for row, sample, counts in zip(rows, samples, new, strict=True):
             if counts and kind == journal.RESULTS:
                 self.ledger.add_result(row, sample)
             elif counts:
                 self.ledger.add_error(row, None if sample == WHOLE else sample)
-        return sum(new)
+        return [row for row, counts in zip(rows, new, strict=True) if counts]
 
     def _is_new(self, row: int, sample: int) -> bool:
         if sample == WHOLE:

@@ -5,7 +5,7 @@ records, but no tokens, prompts or job kinds.
 """
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from queue import Empty, Queue
 from time import monotonic
@@ -78,14 +78,20 @@ class Writer:
         self._put(lambda: self._fail(failure))
 
     def land(
-        self, shard: int, admitted: Sequence[tuple[int, int]], results: pa.RecordBatch, errors: pa.RecordBatch, landed: Callable[[], None]
+        self,
+        shard: int,
+        admitted: Sequence[tuple[int, int]],
+        results: pa.RecordBatch,
+        errors: pa.RecordBatch,
+        landed: Callable[[Set[int]], None],
     ) -> None:
-        """Adds the finished records of a shard that another process has made, and calls ``landed`` in the writer's thread.
+        """Adds the finished records of a shard that another process has made.
 
         admitted: positions, and the samples that each row will have. results, errors: in the columns of the parts; what is finished
-        already is left out, since a row may have been done twice.
+        already is left out, since a row may have been done twice. landed: called in the writer's thread with the positions of rows of
+        which something was not left out.
         """
-        self._put(lambda: (self._land(shard, admitted, results, errors), landed())[1])
+        self._put(lambda: landed(self._land(shard, admitted, results, errors)))
 
     def look_up(self, positions: Sequence[int], told: Callable[[list[RecordedRow]], None]) -> None:
         """Calls ``told`` in the writer's thread with what is recorded of the rows at ``positions`` after all that was added before."""
@@ -203,16 +209,19 @@ class Writer:
             shard.ledger.add_error(row, sample)
             self.errors += 1
 
-    def _land(self, number: int, admitted: Sequence[tuple[int, int]], results: pa.RecordBatch, errors: pa.RecordBatch) -> None:
+    def _land(self, number: int, admitted: Sequence[tuple[int, int]], results: pa.RecordBatch, errors: pa.RecordBatch) -> set[int]:
         if number in self._committed:
-            return
+            return set()
         number, shard = self._shard(number * self._layout.rows_per_shard)
         path, ledger = self._paths.journal_of(number), shard.ledger
         with self._settling(number, shard), journal.loss_as_error(path):
             for position, samples in admitted:
                 ledger.admit(self._layout.row_of(position), samples)
-            self.records += shard.land(path, journal.RESULTS, results)
-            self.errors += shard.land(path, journal.ERRORS, errors)
+            kept = shard.land(path, journal.RESULTS, results)
+            failed = shard.land(path, journal.ERRORS, errors)
+            self.records, self.errors = self.records + len(kept), self.errors + len(failed)
+        first = number * self._layout.rows_per_shard - self._layout.rows_of(number).start
+        return {first + row for row in (*kept, *failed)}
 
     def _recorded(self, position: int) -> RecordedRow:
         number, row = self._layout.shard_of(position), self._layout.row_of(position)

@@ -175,7 +175,8 @@ class LeaseSession:
         threads = IOThreads(session, rules, self._sink, self._engine.newest_version)
         refusal: PolicyNotLoaded | None = None
         try:
-            for outcome in self._engine.run(threads.next_window, threads.stopped):
+            for outcome in self._engine.run(lambda wait: self._sink.tokens.note_window(threads.next_window(wait)), threads.stopped):
+                self._sink.tokens.note_outcome(outcome)
                 threads.put(outcome)
         except PolicyNotLoaded as error:  # nothing was in flight
             refusal = error

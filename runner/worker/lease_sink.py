@@ -17,6 +17,7 @@ from ..store import journal
 from ..store.arrow_builder import record_batch, record_bytes
 from ..store.part_file import error_record, errors_schema, record_place
 from ..store.shard_ledger import WHOLE, Ledger, ledger_of
+from .row_tokens import RowTokens
 
 _FRAME_RECORDS, _FRAME_BYTES = 256, 4 << 20
 
@@ -56,6 +57,7 @@ class LeaseSink:
         self._held: dict[int, _HeldRecords] = {}
         self._leases: dict[int, _OpenLease] = {}  # by position
         self._number = 0
+        self.tokens = RowTokens()
 
     def expect(self, lease: str, shard: int, positions: Sequence[int], recorded: Sequence[Place]) -> None:
         """Notes the rows of a lease, before any of them is given to the engine. recorded: what the driver has of them."""
@@ -151,4 +153,5 @@ class LeaseSink:
                 payload, checksum = journal.frame_content(kind, record_batch(schema, records))
                 frames.append(Frame(kind.decode(), payload, checksum))
         self._number += 1
-        self._tell(Frames(self._run, self._number, shard, tuple(held.admitted), tuple(held.resolved), tuple(frames)))
+        tokens = self.tokens.take({position for position, _ in held.resolved})
+        self._tell(Frames(self._run, self._number, shard, tuple(held.admitted), tuple(held.resolved), tuple(frames), tokens))

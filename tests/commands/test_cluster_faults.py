@@ -134,6 +134,11 @@ def test_other_jobs_have_the_records_of_a_plain_run(bench: Bench, sections: dict
     over = start(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", Start(), **sections)
     fleet.end(True)
     assert (over.rows, over.records, over.complete) == (plain.rows, plain.records, True)
+    assert (over.prompt_tokens, over.generated_tokens, over.scored_tokens) == (
+        plain.prompt_tokens,
+        plain.generated_tokens,
+        plain.scored_tokens,
+    )
     assert parts(bench.root / "cluster") == parts(bench.root / "plain")
 
 

@@ -75,7 +75,7 @@ def test_a_row_that_fails_is_in_the_errors(bench: Bench):
 
 def test_a_worker_that_dies_costs_nothing(bench: Bench):
     """The worker dies with a message on the way, and another one takes its place."""
-    run(bench, ModelWork(ModelPool()), "plain", batch={"deterministic": True})
+    plain = run(bench, ModelWork(ModelPool()), "plain", batch={"deterministic": True})
     frames = count(1)
 
     def watch(worker: str, message: object) -> bool:
@@ -89,6 +89,7 @@ def test_a_worker_that_dies_costs_nothing(bench: Bench):
     over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", batch={"deterministic": True})
     fleet.end(True)
     assert over.complete
+    assert (over.prompt_tokens, over.generated_tokens) == (plain.prompt_tokens, plain.generated_tokens)
     assert parts(bench.root / "cluster") == parts(bench.root / "plain")
 
 

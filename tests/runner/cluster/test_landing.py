@@ -1,12 +1,13 @@
 """Frames of a worker that cannot be true are refused before the writer sees them, and a row is given up only while it is open."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from mlx_bulk.runner.cluster.landing import Landing
+from mlx_bulk.runner.cluster.landing import Landing, Tokens
 from mlx_bulk.runner.cluster.messages import Frame, Frames, Place
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.shard_layout import Layout
@@ -55,8 +56,8 @@ def frames(shard: int, *content: Frame, admitted: Sequence[Place] = ()) -> Frame
 def test_what_cannot_be_true_is_refused_and_the_run_goes_on(writer: Writer, message: Frames, found: str):
     landing = Landing(writer, SCHEMA, LAYOUT)
     with pytest.raises(ValueError, match=found):
-        landing.land(message, lambda: None)
-    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda: None)
+        landing.land(message, lambda kept: None)
+    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
     writer.wait()
     assert (writer.rows, writer.records, writer.running) == (1, 1, True)
     writer.close()
@@ -64,9 +65,22 @@ def test_what_cannot_be_true_is_refused_and_the_run_goes_on(writer: Writer, mess
 
 def test_a_row_that_was_finished_meanwhile_is_not_given_up(writer: Writer):
     landing = Landing(writer, SCHEMA, LAYOUT)
-    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda: None)
+    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
     for row in (1, 2):
         landing.fail(0, [], [Failure(row, str(row), None, "generate", "EngineAborted", "2 workers died", "{}")])
     writer.wait()
     assert (writer.rows, writer.records, writer.errors, writer.running) == (2, 1, 1, True)
+    writer.close()
+
+
+def test_tokens_count_once_with_the_records_that_are_kept(writer: Writer):
+    landing, kept = Landing(writer, SCHEMA, LAYOUT), list[Tokens]()
+    one = replace(frames(1, frame(5, 0), frame(6, 0), admitted=[(5, 1), (6, 1)]), tokens=((5, 3, 10, 0), (6, 4, 20, 1)))
+    again = replace(frames(1, frame(6, 0), frame(7, 0), admitted=[(6, 1), (7, 1)]), tokens=((6, 4, 20, 1), (7, 5, 30, 2)))
+    for message in (one, again, again):
+        landing.land(message, kept.append)
+    writer.wait()
+    assert kept == [Tokens(7, 30, 1), Tokens(5, 30, 2), Tokens()]
+    with pytest.raises(ValueError, match="below 0"):
+        landing.land(replace(again, tokens=((6, -4, 20, 1),)), kept.append)
     writer.close()

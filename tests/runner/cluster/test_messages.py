@@ -33,7 +33,7 @@ def plain(value: object) -> object:
         PolicyRefused("ab", "3-aa", "no such layer"),
         Ack("ab", 7),
         Hello("studio-12-ab", "studio", {"device": "cpu", "memory": 12, "load": 0.5, "gpu": None}, "ab", {"1-2": [4, 5]}),
-        Frames("ab", 1, 0, ((4, 2),), ((4, 0), (4, 1)), (Frame("R", b"\x00\xff", b"sum"),)),
+        Frames("ab", 1, 0, ((4, 2),), ((4, 0), (4, 1)), (Frame("R", b"\x00\xff", b"sum"),), ((4, 7, 12, 0),)),
         Figures("ab", {"generated": 12}, "decoding"),
         RunFailed("ab", "DataError", "row 3"),
     ],
