@@ -164,10 +164,10 @@ def completions(run: Path) -> list[tuple[int, str]]:
     return found
 
 
-def done_twice(run: Path, rows: int) -> int:
-    """How many rows more than ``rows`` were done in leases that came to their end."""
+def begun_again(run: Path) -> int:
+    """How many rows, at most, were begun more than once."""
     lines = [json.loads(line) for line in (run / "workers.jsonl").read_text().splitlines()]
-    return max(0, sum(line["rows"] for line in lines if "rows" in line) - rows)
+    return sum(line.get("again", 0) for line in lines)
 
 
 def examine(run: Path, plain: Path, rows: int, deterministic: bool) -> list[str]:
@@ -228,7 +228,7 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
                 wrong.append(f"the driver ended with {code}")
             if not wrong:
                 wrong += examine(run, plain, args.rows, args.deterministic)
-                again += done_twice(run, args.rows)
+                again += begun_again(run)
     finally:
         codes = field.end()
         if wrong:
@@ -237,7 +237,7 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
         "kills": field.dealt,
         "runs": runs,
         "rows": runs * args.rows,
-        "rows_done_twice": again,
+        "begun_again_share": round(again / max(1, runs * args.rows), 4),
         "wrong": wrong,
         "workers_ended": codes,
     }

@@ -57,7 +57,9 @@ def _workers(parts: Sequence[WorkerPart]) -> list[str]:
         table.append([shorten(visible(part.worker), _WORKER_WIDTH), f"{part.rows:,}", speed, _clock(part.seen.timestamp())])
     left = parts[_WORKERS:]
     more = [f"{count_text(len(left), 'other')}: {count_text(sum(part.rows for part in left), 'row')}"] if left else []
-    return [*align_columns(table, 1), *more]
+    again = sum(part.again for part in parts)
+    twice = [f"{count_text(again, 'row')} at most begun more than once, for workers that were lost or slow"] if again else []
+    return [*align_columns(table, 1), *more, *twice]
 
 
 def _statistics(status: Status, width: int) -> str:
@@ -111,7 +113,13 @@ def status_values(status: Status) -> dict[str, Any]:
         "statistics": None if not status.statistics else status.statistics.slice(0, 1).to_pylist()[0],
         "report": str(report) if (report := status.run / "report.html").is_file() else None,
         "workers": [
-            {"worker": part.worker, "rows": part.rows, "rows_per_second": part.rows_per_second, "last_seen": part.seen.isoformat()}
+            {
+                "worker": part.worker,
+                "rows": part.rows,
+                "rows_per_second": part.rows_per_second,
+                "rows_begun_again": part.again,
+                "last_seen": part.seen.isoformat(),
+            }
             for part in status.workers
         ],
         "command": _command(status),

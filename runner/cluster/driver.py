@@ -17,6 +17,7 @@ from time import monotonic
 from ...configs.cluster import ClusterConfig
 from ..core.progress import Progress
 from ..leasing.leaser import Leaser
+from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
 from ..pipeline.model_work import OpenRun
 from ..pipeline.progress_display import Watch
@@ -25,6 +26,7 @@ from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
 from .interface import Fleet, Joined, Left, Told
 from .landing import Landing
+from .lease_log import LeaseLog
 from .lease_policies import LeasePolicies
 from .messages import (
     Ack,
@@ -73,7 +75,7 @@ class Driver:
             speculate=self._settings.speculate,
         )
         self._roster = Roster(settings, monotonic())
-        self._progress = Progress()
+        self._log, self._progress = LeaseLog(run.run_dir), Progress()
         self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what the writer's thread asks this one to do
         self._looked_up = 0  # sets of rows whose records are being looked up
         self._began = self._ending = False
@@ -107,12 +109,8 @@ class Driver:
             return
         self._began = self._began or bool(usable)
         self._policies.look(usable)
-        wanting = usable
-        while wanting:
-            given = [(name, lease) for name in wanting if (lease := self._leaser.give(name, usable, monotonic())) is not None]
-            for name, lease in given:
-                self._send(name, lease.name, lease.given)
-            wanting = [name for name, _ in given]
+        for lease in self._leaser.deal(usable, monotonic()):
+            self._send(lease)
         for name in usable if not self._looked_up else ():
             if (late := self._leaser.late(name, usable, monotonic())) is not None:
                 lease, rows = late
@@ -158,6 +156,7 @@ class Driver:
                 self._roster.sum_into(self._progress)
             case EngineDied():
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
+                self._log.note_again(told.worker, len(self._leaser.begun(told.worker, monotonic())))
             case RunRefused():
                 self._refuse(told.worker, worker, "would give other results: " + "; ".join(message.reasons))
             case RunFailed():
@@ -172,8 +171,7 @@ class Driver:
         lease, now = self._leaser.leases.get(name), monotonic()
         if lease is None or (rows := self._leaser.end(name, now)) is None:
             return
-        noted = {"worker": worker, "shard": rows.shard, "rows": len(rows.rows), "seconds": round(now - lease.sent, 3)}
-        self._run.run_dir.add_lease(noted | ({"first": rows.positions[0], "last": rows.positions[-1]} if rows.rows else {}))
+        self._log.note_done(lease, now)
         self._look_up(rows, lambda states: self._give_back(rows, states))
 
     # -------------------------------------------------------------------------------------------------- workers
@@ -234,9 +232,11 @@ class Driver:
 
     # ----------------------------------------------------------------------------------------------------- rows
 
-    def _send(self, worker: str, name: str, rows: RowSet) -> None:
+    def _send(self, lease: OpenLease) -> None:
+        rows = lease.given
         told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, self._policies.of(rows.shard))
-        self._fleet.send(worker, Lease(self._offer.run, name, *told))
+        self._fleet.send(lease.worker, Lease(self._offer.run, lease.name, *told))
+        self._log.note_again(lease.worker, lease.again)
 
     def _look_up(self, rows: RowSet, told: Callable[[list[RecordedRow]], None]) -> None:
         """Calls ``told`` in this thread with what is recorded of the rows, after all that has come of them."""
@@ -268,7 +268,7 @@ class Driver:
             return
         recorded = tuple((state.position, sample) for state in states for sample in state.samples)
         copy = self._leaser.copy(RowSet(rows.shard, left, recorded), idle, monotonic())
-        self._send(idle, copy.name, copy.given)
+        self._send(copy)
 
     def _land(self, name: str, worker: KnownWorker, frames: Frames) -> None:
         def acknowledge() -> None:

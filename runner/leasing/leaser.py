@@ -9,41 +9,21 @@ Callers pass the time in, and what is recorded of rows that come back. Sends not
 
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+from math import ceil
 
 from ..core.requests import BadRow, Row
 from ..core.shard_layout import Layout, Place
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import WHOLE, RecordedRow
-from .lease_sizes import Outlook, WorkerLoad, WorkerPace
+from .input_rows import InputRows
+from .lease_sizes import REPORT_SECONDS, Outlook, WorkerLoad, WorkerPace
 from .open_lease import OpenLease
 from .row_set import RowSet
 
 FIRST_ROOM = 64  # rows that an engine may have at once which has not told it
 LOSSES_TOGETHER = 2  # rows whose workers have gone so often are taken apart
 LOSSES_ALONE = 2  # a row that runs alone is given up after so many more
-
-
-@dataclass(slots=True)
-class _Input:
-    """The rows of the input that were given to nobody yet, without those that need no work."""
-
-    rows: Iterator[Row | BadRow]
-    next: Row | BadRow | None = None
-
-    def __post_init__(self) -> None:
-        self.next = next(self.rows, None)
-
-    def take(self, layout: Layout, most: int | None) -> list[Row | BadRow]:
-        """Returns up to ``most`` rows (None: all) of the shard whose turn it is."""
-        taken: list[Row | BadRow] = []
-        while self.next is not None and (most is None or len(taken) < most):
-            if taken and layout.shard_of(self.next.position) != layout.shard_of(taken[0].position):
-                break
-            taken.append(self.next)
-            self.next = next(self.rows, None)
-        return taken
 
 
 class Leaser:
@@ -67,12 +47,13 @@ class Leaser:
     ):
         self.leases: dict[str, OpenLease] = {}
         self._layout, self._recorded, self._whole_shards = layout, recorded, whole_shards
-        self._input = _Input(rows if whole_shards else (row for row in rows if not self._needs_nothing(row.position)))
+        self._input = InputRows(rows if whole_shards else (row for row in rows if not self._needs_nothing(row.position)))
         self._waiting: deque[RowSet] = deque()
         self._session, self._number = session, 0
         self._left, self._lease_seconds, self._speculate = left, lease_seconds, speculate
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
         self._paces: dict[str, WorkerPace] = {}
+        self._begun_before = set[int]()  # rows, by position, that workers had begun which have gone
         self._elsewhere: dict[int, str] = {}  # rows that a worker has since before this start, by position: its lease
 
     @property
@@ -91,6 +72,15 @@ class Leaser:
     def equip(self, worker: str, room: int) -> None:
         """Notes how many rows the worker's engine has at once."""
         self._pace_of(worker).room = room
+
+    def deal(self, workers: Sequence[str], now: float) -> list[OpenLease]:
+        """Returns new leases for workers that have too few; ``workers`` are all that can be given rows. Each gets one in turn."""
+        dealt, wanting = list[OpenLease](), workers
+        while wanting:
+            given = [lease for worker in wanting if (lease := self.give(worker, workers, now)) is not None]
+            dealt += given
+            wanting = [lease.worker for lease in given]
+        return dealt
 
     def give(self, worker: str, workers: Sequence[str], now: float) -> OpenLease | None:
         """Returns a new lease for one of ``workers``, which are all that can be given rows; None where it has enough, or nothing waits."""
@@ -135,6 +125,7 @@ class Leaser:
         """Opens a second lease, for ``idle``, of what is left of rows that are late."""
         second = self._open(idle, rows, now)
         second.copied.update(rows.positions)
+        second.again = len(rows.rows)
         return second
 
     def keep(self, name: str, rows: RowSet) -> None:
@@ -146,6 +137,17 @@ class Leaser:
         """Notes that the engine of a worker has taken a lease."""
         if name in self.leases:
             self.leases[name].begun = True
+
+    def begun(self, worker: str, now: float) -> list[int]:
+        """Returns the positions of rows that the worker has begun and not finished, as far as the driver knows; they may be fewer.
+
+        Its engine has begun no more than it has room for, and has told of what it finished until some seconds ago.
+        """
+        leases, pace = [lease for lease in self.of(worker) if lease.begun], self._pace_of(worker)
+        if self._whole_shards:
+            return [position for lease in leases for position in lease.given.positions]
+        rows = [position for lease in leases for position in lease.left]
+        return rows[: pace.room + ceil(REPORT_SECONDS * (pace.rows_a_second(now) or len(rows)))]
 
     def note(self, worker: str, admitted: Collection[Place], resolved: Collection[Place], now: float) -> None:
         """Notes what a worker has sent: how many records each row has in all, and records that are there."""
@@ -169,6 +171,7 @@ class Leaser:
     def lose(self, worker: str, now: float) -> list[RowSet]:
         """Forgets the leases of a worker that has gone, and returns their rows, without those that another worker has, too."""
         leases = self.of(worker)
+        self._begun_before.update(self.begun(worker, now))
         for lease in leases:
             lease.given.losses += lease.begun
         return self.take_back(leases, now)
@@ -229,11 +232,8 @@ class Leaser:
                 shard = self._layout.shard_of(positions[0])
                 self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
                 self._elsewhere.update(dict.fromkeys(positions, name))
-        for rows in self._waiting:
-            rows.rows = self._without_elsewhere(rows.rows)
-            places = {row.position for row in rows.rows}
-            rows.recorded = tuple(place for place in rows.recorded if place[0] in places)
-        self._waiting = deque(rows for rows in self._waiting if rows.rows)
+                self._begun_before.difference_update(positions)
+        self._waiting = deque(rows.part(left) for rows in self._waiting if (left := self._without_elsewhere(rows.rows)))
 
     def _needs_nothing(self, position: int) -> bool:
         return self._recorded.failed(position) or self._recorded.resolved(position)
@@ -285,6 +285,8 @@ class Leaser:
     def _open(self, worker: str, rows: RowSet, now: float) -> OpenLease:
         self._number += 1
         lease = OpenLease(f"{self._session}-{self._number}", worker, rows, now, left=dict.fromkeys(rows.positions))
+        lease.again = len(self._begun_before & lease.left.keys())
+        self._begun_before -= lease.left.keys()
         self._hold(lease, now)
         return lease
 

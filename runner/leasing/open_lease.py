@@ -14,7 +14,7 @@ class OpenLease:
     """Rows that a worker has. sent: when (seconds of any clock); begun: its engine has taken them.
 
     left: positions of rows that are not finished, with the number of records to come; None before the worker has told it. copied:
-    positions of rows that a second worker has, too.
+    positions of rows that a second worker has, too. again: how many rows, at most, were begun before.
     """
 
     name: str
@@ -22,6 +22,7 @@ class OpenLease:
     given: RowSet
     sent: float
     begun: bool = False
+    again: int = 0
     left: dict[int, int | None] = field(default_factory=dict[int, int | None])
     copied: set[int] = field(default_factory=set[int])
 

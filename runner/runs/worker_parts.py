@@ -9,12 +9,16 @@ from ..store.paths import RunPaths
 
 @dataclass(slots=True)
 class WorkerPart:
-    """What one worker has done. rows: of its finished leases; seconds: in which it had any of them; seen: when the last one ended."""
+    """What one worker has done. rows: of its finished leases; seconds: in which it had any of them; seen: when it last ended one.
+
+    again: rows that it began and that were begun before, there or elsewhere; they may be fewer.
+    """
 
     worker: str
     seen: datetime
     rows: int = 0
     seconds: float = 0.0
+    again: int = 0
 
     @property
     def rows_per_second(self) -> float | None:
@@ -30,8 +34,11 @@ def worker_parts(paths: RunPaths) -> list[WorkerPart]:
     parts: dict[str, WorkerPart] = {}
     for line in read_lines(paths.workers):
         end = datetime.fromisoformat(line["time"])
-        begin = end - timedelta(seconds=line["seconds"])
+        begin = end - timedelta(seconds=line.get("seconds", 0.0))
         part = parts.setdefault(line["worker"], WorkerPart(line["worker"], begin))
-        part.seconds += max(0.0, (end - max(begin, part.seen)).total_seconds())  # it has two leases at a time
-        part.rows, part.seen = part.rows + line["rows"], max(part.seen, end)
+        part.again += line.get("again", 0)
+        if "rows" in line:
+            part.seconds += max(0.0, (end - max(begin, part.seen)).total_seconds())  # it has several leases at a time
+            part.rows += line["rows"]
+            part.seen = max(part.seen, end)
     return sorted(parts.values(), key=lambda part: (-part.rows, part.worker))

@@ -81,10 +81,22 @@ def test_workers_are_shown_with_their_pace(path: Path):
     table = [line.split()[:3] for line in status_as_text(status, 80).splitlines()[-3:]]
     assert table == [["worker", "rows", "rows/s"], ["mac-1", "60", "7.5"], ["mac-2", "30", "10"]]
     assert json.loads(status_as_json(status))["workers"] == [
-        {"worker": "mac-1", "rows": 60, "rows_per_second": 7.5, "last_seen": before(6)},
-        {"worker": "mac-2", "rows": 30, "rows_per_second": 10.0, "last_seen": before(9)},
+        {"worker": "mac-1", "rows": 60, "rows_per_second": 7.5, "rows_begun_again": 0, "last_seen": before(6)},
+        {"worker": "mac-2", "rows": 30, "rows_per_second": 10.0, "rows_begun_again": 0, "last_seen": before(9)},
     ]
     assert list(work_cards(status))[-1] == Card("Workers", "2", "mac-1: 60 rows, mac-2: 30 rows")
+
+
+def test_rows_that_were_begun_more_than_once_are_counted(path: Path):
+    with RunDir.open(path) as run:
+        work(run, range(4))
+        leases(run)
+        for rows in (5, 7):
+            append_line(run.workers, {"time": before(5), "worker": "mac-2", "again": rows})
+    status = run_status(path)
+    assert status_as_text(status, 80).splitlines()[-1] == "12 rows at most begun more than once, for workers that were lost or slow"
+    assert [each["rows_begun_again"] for each in json.loads(status_as_json(status))["workers"]] == [0, 12]
+    assert [each["rows_per_second"] for each in json.loads(status_as_json(status))["workers"]] == [7.5, 10.0]
 
 
 def test_workers_beyond_the_first_twenty_are_counted(path: Path):

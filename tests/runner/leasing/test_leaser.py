@@ -270,3 +270,28 @@ def test_late_rows_whose_copy_was_not_given_may_be_copied_later():
     assert desk.late("fast", ["fast"], 50.0) is None
     desk.keep(slow.name, rows)
     assert late(desk, "fast", ["fast"], 50.0) == (slow, rows)
+
+
+def test_rows_that_a_lost_worker_had_begun_count_where_they_are_begun_again():
+    """The engine holds 8 rows and did one a second until it told of it, 2 seconds ago at most."""
+    desk = leaser(100, room=8)
+    first, second = given(desk.give("slow", ["slow", "fast"], 0.0)), given(desk.give("slow", ["slow", "fast"], 0.0))
+    desk.begin(first.name)
+    desk.note("slow", [(0, 1), (1, 1)], [(0, 0), (1, 0)], 2.0)
+    assert (len(first.left), second.begun) == (6, False)
+    assert len(desk.begun("slow", 2.0)) == 6  # all that is left of what has begun
+    lost = desk.lose("slow", 2.0)
+    for rows in lost:
+        desk.give_back(rows, [RecordedRow(position, position < 2) for position in rows.positions])
+    again = [lease.again for lease in desk.deal(["fast"], 3.0)]
+    assert sum(again) == 6
+
+
+def test_rows_of_a_worker_that_comes_back_are_not_begun_again():
+    desk = leaser(100, room=8)
+    first = given(desk.give("slow", ["slow", "fast"], 0.0))
+    desk.begin(first.name)
+    (lost,) = desk.lose("slow", 2.0)
+    desk.give_back(lost, nothing(lost))
+    desk.adopt("slow", {first.name: first.given.positions}, 3.0)
+    assert [lease.again for lease in desk.deal(["fast"], 3.0)] == [0, 0]

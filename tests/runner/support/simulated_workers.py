@@ -98,12 +98,8 @@ class Simulation:
     def _deal(self, now: float) -> None:
         """What the driver does after events."""
         usable = [worker.name for worker in self.workers.values() if worker.begin <= now]
-        wanting = usable
-        while wanting:
-            given = [lease for name in wanting if (lease := self.leaser.give(name, usable, now)) is not None]
-            for lease in given:
-                self._send(lease, now)
-            wanting = [lease.worker for lease in given]
+        for lease in self.leaser.deal(usable, now):
+            self._send(lease, now)
         for name in usable:
             if (late := self.leaser.late(name, usable, now)) is not None:
                 lease, rows = late

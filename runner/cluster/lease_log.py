@@ -1,0 +1,22 @@
+"""Writes workers.jsonl: who has done the rows of each lease, and how many rows were begun more than once."""
+
+from ..leasing.open_lease import OpenLease
+from ..runs.run_dir import RunDir
+
+
+class LeaseLog:
+    """The workers.jsonl of a run."""
+
+    def __init__(self, run_dir: RunDir):
+        self._run_dir = run_dir
+
+    def note_done(self, lease: OpenLease, now: float) -> None:
+        """Notes a lease that is done."""
+        positions = lease.given.positions
+        line = {"worker": lease.worker, "shard": lease.given.shard, "rows": len(positions), "seconds": round(now - lease.sent, 3)}
+        self._run_dir.add_lease(line | ({"first": positions[0], "last": positions[-1]} if positions else {}))
+
+    def note_again(self, worker: str, rows: int) -> None:
+        """Notes rows that a worker begins and that were begun before, there or elsewhere; 0 for none. They may be fewer."""
+        if rows:
+            self._run_dir.add_lease({"worker": worker, "again": rows})
