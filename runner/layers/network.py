@@ -65,25 +65,24 @@ class Network:
         context = context_of(self.model)
         try:
             ids = tokens if isinstance(tokens, np.ndarray) else None
+            known = self._plain(ids) if ids is not None else cast(mx.array, tokens)
+            rows, width = known.shape
             parts = [] if ids is None or self.images is None else self.images.images_in(ids)
-            if ids is not None:
-                tokens = self._plain(ids)
             if parts:
                 context.pictures = self._placed(parts)
-            positions, caches = self._positions(tokens.shape[0], caches, pictures=bool(parts))
+            positions, caches = self._positions(rows, caches, pictures=bool(parts))
             if positions is not None:
-                context.positions = positions.take(ids, tokens.shape[0], tokens.shape[1], lengths, self.images)
+                context.positions = positions.take(ids, rows, width, lengths, self.images)
             if parts and attends_in_blocks(self.model):
-                caches = self._blocks(parts, (tokens.shape[0], tokens.shape[1]), caches)
+                caches = self._blocks(parts, (rows, width), caches)
             if lengths is not None:
-                width = tokens.shape[1]
                 if caches is not None:
                     set_call_lengths(caches, lengths, width)
                 context.lengths = np.clip(np.array(lengths, np.int64), 0, width)
             context.reads_logits = read == "logits"
             if read == "logits":
-                return self.model(tokens, cache=caches)
-            states = self.model(tokens, cache=caches) if self.head is None else self.head.states(tokens, caches)
+                return self.model(known, cache=caches)
+            states = self.model(known, cache=caches) if self.head is None else self.head.states(known, caches)
             return states if read == "states" else None
         finally:
             context.lengths, context.reads_logits, context.positions, context.pictures = None, False, None, None
@@ -102,7 +101,7 @@ class Network:
 
     def _blocks(self, parts: list[ImagePart], shape: tuple[int, int], caches: Caches | None) -> Caches:
         """Returns the layers' caches as those of a call whose pictures see themselves both ways."""
-        ahead = mx.array(seen_ahead(parts, shape))[:, None]
+        ahead = mx.array(cast(Any, seen_ahead(parts, shape)))[:, None]
         return cast(Caches, [ImageBlocks(cache, ahead) for cache in caches or make_caches(self.model, shape[0], padded=False)])
 
     def _plain(self, tokens: Ids) -> mx.array:
