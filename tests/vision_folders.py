@@ -22,35 +22,74 @@ LLAVA_TEMPLATE = (
     "{% for message in messages %}{{ message.role | upper }}: {% for part in message.content %}{% if part.type == 'image' %}<image>\n"
     "{% else %}{{ part.text }}{% endif %}{% endfor %} {% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
 )
+_PARTS_TEMPLATE = (
+    "{% for message in messages %}[{{ message.role }}]{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'image' %}MARK{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+_IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
+_IDEFICS += [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
 SPECIAL = {
-    "qwen2_vl": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
+    "qwen": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "llava": ["<image>"],
+    "gemma3": [],
+    "idefics": _IDEFICS,
 }
+NAMED = {"gemma3": {"image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}}
+FAMILY = {"qwen2_vl": "qwen", "qwen2_5_vl": "qwen", "qwen3_vl": "qwen", "idefics3": "idefics", "smolvlm": "idefics"}
+MARKS = {"qwen": "<|image_pad|>", "llava": "<image>", "gemma3": "<start_of_image>", "idefics": "<image>"}
 SIZE = 28
 
 
 def write_vision_folder(folder: Path, kind: str = "qwen2_vl") -> Path:
-    """Writes the tokenizer, the image processor and a config without a language model of a tiny ``qwen2_vl`` or ``llava``."""
+    """Writes the tokenizer, the image processor and a config without a language model of a tiny vision model of the ``kind``.
+
+    Kinds are those of FAMILY, llava and gemma3. Files are as on the hub: preprocessor_config.json, and the processor's own settings.
+    """
+    family = FAMILY.get(kind, kind)
     folder.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(folder)
-    hf = AutoTokenizer.from_pretrained(folder)
-    hf.add_special_tokens({"additional_special_tokens": SPECIAL[kind]})
-    hf.chat_template = QWEN_TEMPLATE if kind == "qwen2_vl" else LLAVA_TEMPLATE
+    hf = AutoTokenizer.from_pretrained(folder, **({"extra_special_tokens": NAMED[family]} if family in NAMED else {}))
+    hf.add_special_tokens({"additional_special_tokens": SPECIAL[family]})
+    templates = {"qwen": QWEN_TEMPLATE, "llava": LLAVA_TEMPLATE}
+    hf.chat_template = templates.get(family, _PARTS_TEMPLATE.replace("MARK", MARKS[family]))
     hf.save_pretrained(folder)
-    vision: dict[str, Any] = {"patch_size": 14}
-    config: dict[str, Any] = {"model_type": kind, "vision_config": vision, "vocab_size": len(hf)}
-    images: dict[str, Any] = {"do_rescale": True, "do_normalize": True, "do_convert_rgb": True}
-    if kind == "qwen2_vl":
-        config["image_token_id"] = hf.convert_tokens_to_ids("<|image_pad|>")
-        images |= {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
-        images |= {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 12}}
-    else:
-        config |= {"image_token_index": hf.convert_tokens_to_ids("<image>"), "vision_feature_select_strategy": "default"}
-        images |= {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": SIZE}}
-        images |= {"crop_size": {"height": SIZE, "width": SIZE}}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    images, processor, config = _settings(kind, family)
+    feature = NAMED.get(family, {}).get("image_token", MARKS[family])
+    config["image_token_id" if family in ("qwen", "idefics") else "image_token_index"] = hf.convert_tokens_to_ids(feature)
+    config |= {"model_type": kind, "vocab_size": len(hf)}
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"do_rescale": True, "do_normalize": True, "do_convert_rgb": True, **images})
+    )
     (folder / "config.json").write_text(json.dumps(config))
+    if processor:
+        (folder / "processor_config.json").write_text(json.dumps(processor))
     return folder
+
+
+def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The settings of the image processor, of the processor around it, and of the model."""
+    config: dict[str, Any] = {"vision_config": {"patch_size": 14}}
+    square = {"height": SIZE, "width": SIZE}
+    if family == "qwen":
+        patch = 16 if kind == "qwen3_vl" else 14
+        images: dict[str, Any] = {"patch_size": patch, "merge_size": 2, "temporal_patch_size": 2}
+        size = {"shortest_edge": 4 * patch * patch, "longest_edge": 48 * patch * patch}
+        return {"image_processor_type": "Qwen2VLImageProcessor", "size": size, **images}, {}, config
+    if family == "llava":
+        images = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": SIZE}, "crop_size": square}
+        return images, {}, config | {"vision_feature_select_strategy": "default"}
+    if family == "gemma3":
+        images = {"image_processor_type": "Gemma3ImageProcessor", "size": square, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        return images, {"processor_class": "Gemma3Processor", "image_seq_length": 4}, config
+    name = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[kind]
+    images = {
+        "image_processor_type": f"{name}ImageProcessor",
+        "size": {"longest_edge": 4 * SIZE},
+        "max_image_size": {"longest_edge": 2 * SIZE},
+    }
+    images |= {"do_image_splitting": True, "do_pad": True, "do_resize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return images, {"processor_class": f"{name}Processor", "image_seq_len": 4}, config
 
 
 def drawn(width: int = 60, height: int = 40, shade: int = 0) -> Image.Image:

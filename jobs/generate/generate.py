@@ -156,7 +156,7 @@ class GenerateJob:
         return [self._request(row, asked, rendered, part) for rendered, part in zip(prompts, parts, strict=True)]
 
     def _request(self, row: Row, asked: RowSettings, rendered: AnyPrompt, samples: tuple[Sample, ...]) -> Request:
-        prompt = encode_prompt(rendered, self.parts, asked.template_variables, self._pictures(row, asked))
+        prompt = encode_prompt(rendered, self.parts, asked.template_variables, self._pictures(row))
         require_vocabulary(self.parts.plain(prompt.ids), self.parts.vocabulary, "the prompt")
         prompt, sampling = self._fit(prompt, asked.sampling)
         reading = self.answers.reading(asked, prompt)
@@ -165,12 +165,9 @@ class GenerateJob:
         breakers = self._breakers.ids(sampling.dry_sequence_breakers) if sampling.dry_multiplier > 0 else frozenset[int]()
         return Request(row.position, prompt, Generate(sampling, samples, guidance, reading, breakers))
 
-    def _pictures(self, row: Row, asked: RowSettings) -> RowPictures | None:
+    def _pictures(self, row: Row) -> RowPictures | None:
         """Returns what encodes the row's prompts with its pictures; None where rows hold text alone."""
-        if self.parts.pictures is None:
-            return None
-        column, images = self.config.prompt.messages or "messages", self.config.prompt.images
-        return RowPictures(self.parts.pictures, row, images, column, asked.images, self.rows.rendered)
+        return None if self.parts.pictures is None else RowPictures(self.parts.pictures, row, self.config.prompt, self.rows.render)
 
     def _grammar(self, spec: GrammarSpec | None, sampling: Sampling) -> Guidance | None:
         """Returns what holds a row's completions to its grammar. Raises RowError for one that cannot be compiled, or never ends."""
@@ -260,7 +257,7 @@ class GenerateJob:
         }
         values |= self.answers.values(row, request, outcome, completion)
         if self.parts.kept is not None:
-            values["input"] = row.columns
+            values["input"] = self.parts.kept_columns(row)
         for name in scores.__slots__:
             values[name] = getattr(scores, name)
             values[f"prompt_{name}"] = echoed(prompt.ids, getattr(outcome.echo, name)) if outcome.echo is not None else None

@@ -81,7 +81,7 @@ class OpenAIRows:
         return self._config.structured.used or any(fields[url, name] for url in ENDPOINTS for name in GRAMMAR_FIELDS)
 
     @property
-    def rendered(self) -> None:
+    def render(self) -> None:
         """None: a line brings its prompt."""
         return None
 

@@ -22,13 +22,13 @@ def encode_prompt(rendered: AnyPrompt, parts: Parts, variables: Mapping[str, Any
     """
     tokenizer = parts.tokenizer
     if isinstance(rendered, Text):
-        return tokenizer.encode(rendered.text) if pictures is None else pictures.raw(rendered.text)
+        return tokenizer.encode(rendered.text) if pictures is None else pictures.text_of(rendered).prompt()
     if isinstance(rendered, PromptIds):
         ids = np.array(rendered.ids, np.int32)
         require_vocabulary(ids, tokenizer.size, "the prompt")
         return Prompt(tokenizer.decode(ids), ids, tokenizer.offsets(ids))
     if pictures is not None:
-        return pictures.chat(rendered.messages, rendered.prefill or "", variables)
+        return pictures.text_of(rendered, variables).prompt()
     return tokenizer.encode_chat(rendered.messages, rendered.prefill or "", variables)
 
 

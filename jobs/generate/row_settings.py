@@ -21,7 +21,7 @@ from ...runner.core.requests import Row, Sampling
 from ...runner.data.column_paths import lookup, require_column
 from ...runner.grammar.spec_values import configured_spec, row_spec
 from ...runner.pipeline.job import Parts
-from ...runner.text.prompt_templates import AnyPrompt, Columns, Rendered, Text, compile_prompt
+from ...runner.text.prompt_templates import AnyPrompt, Columns, Rendered, compile_prompt
 
 SAMPLING_FIELDS = tuple(Sampling.__slots__)
 
@@ -33,7 +33,6 @@ class RowSettings:
     tools: as the chat template takes them, ``{type: function, function: {name, …}}``; None or empty without any. template_args:
     variables of the chat template, over the config's. thinking_budget: most tokens of reasoning; None is no limit. structured: the
     grammar that its completions are held to; None without one. further: prompts behind the first, with the samples after the first's.
-    images: what the row gives as its pictures, besides those in messages; None for none.
     """
 
     prompt: AnyPrompt
@@ -47,7 +46,6 @@ class RowSettings:
     thinking_budget: int | None = None
     structured: GrammarSpec | None = None
     further: tuple[AnyPrompt, ...] = ()
-    images: object = None
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -89,8 +87,8 @@ class RowReader(Protocol):
         ...
 
     @property
-    def rendered(self) -> Callable[[Columns], str] | None:
-        """Makes the text of a raw prompt of a row's columns; None where a row brings its prompt whole."""
+    def render(self) -> Callable[[Columns], Rendered] | None:
+        """The function from a row's columns to its prompt; None where a row brings its prompt whole."""
         ...
 
     def settings(self, row: Row) -> RowSettings:
@@ -142,16 +140,14 @@ class ConfiguredRows:
         """Returns the values as they are."""
         return values
 
-    @cached_property
+    @property
     def render(self) -> Callable[[Columns], Rendered]:
         """The function from a row's columns to its prompt."""
-        return compile_prompt(self._config.prompt, self._columns, self._pictures)
+        return self._render
 
-    def rendered(self, columns: Columns) -> str:
-        """Returns the text of a raw prompt. Raises RowError."""
-        text = self.render(columns)
-        assert isinstance(text, Text)
-        return text.text
+    @cached_property
+    def _render(self) -> Callable[[Columns], Rendered]:
+        return compile_prompt(self._config.prompt, self._columns, self._pictures)
 
     def settings(self, row: Row) -> RowSettings:
         """Returns the row's settings. Raises RowError."""
@@ -164,7 +160,6 @@ class ConfiguredRows:
             parallel_tool_calls=prompt.parallel_tool_calls,
             thinking_budget=self._config.reasoning.budget,
             structured=self._grammar(row),
-            images=None if prompt.images is None else lookup(row.columns, prompt.images),
         )
 
     def _grammar(self, row: Row) -> GrammarSpec | None:

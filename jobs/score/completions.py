@@ -15,7 +15,9 @@ import numpy as np
 
 from ...runner.core.arrays import Ids
 from ...runner.core.errors import RowError
+from ...runner.core.images import PromptImage
 from ...runner.core.requests import Prompt, Row
+from ...runner.images.row_pictures import RowPictures
 from ...runner.text.prompt_templates import Rendered, Text
 from ...runner.text.tokenizer import Tokenizer
 from .scored_text import ScoredText, last_indices, prepend_prefix, too_long_error, whole_text
@@ -25,10 +27,11 @@ log = logging.getLogger("mlx_bulk")
 
 @dataclass(slots=True, frozen=True)
 class PromptCompletions:
-    """Completions of one prompt of ``prompt_tokens`` tokens (before it is cut), in their order."""
+    """Completions of one prompt of ``prompt_tokens`` tokens (before it is cut), in their order. images: the prompt's."""
 
     prompt_tokens: int
     completions: tuple[ScoredText, ...]
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(slots=True)
@@ -45,25 +48,34 @@ class CompletionEncoder:
     too_long: str
     warned: bool = field(default=False, init=False)
 
-    def encode(self, row: Row, rendered: Rendered, completions: Sequence[str]) -> PromptCompletions:
-        """Encodes the ``completions`` (at least one) of a row's prompt. Raises RowError."""
+    def encode(self, row: Row, rendered: Rendered, completions: Sequence[str], pictures: RowPictures | None = None) -> PromptCompletions:
+        """Encodes the ``completions`` (at least one) of a row's prompt. pictures: encodes one that may hold some. Raises RowError."""
         if not all(completions):
             which = f"the completion at index {completions.index('')} of {len(completions)}" if len(completions) > 1 else "the completion"
             raise RowError("tokenize", f"{which} is empty; at least one character is expected")
-        text = rendered.text if isinstance(rendered, Text) else self.tokenizer.chat_text(rendered.messages, rendered.prefill or "")
-        raw = isinstance(rendered, Text)
+        placed = None if pictures is None else pictures.text_of(rendered)
+        text, raw = self._text(rendered) if placed is None else placed.shown, isinstance(rendered, Text)
         prompt = text.rstrip()
         moved = text[len(prompt) :]
-        before = self._encode(prompt, raw).ids if prompt else np.zeros(0, np.int32)
+
+        def encoded(tail: str) -> Prompt:
+            return self._encode(prompt + tail, raw) if placed is None else placed.followed_by(tail).prompt(open_end=True)
+
+        before = encoded("").ids if prompt else np.zeros(0, np.int32)
         if len(before):
-            wholes = [self._encode(prompt + moved + completion, raw) for completion in completions]
+            wholes = [encoded(moved + completion) for completion in completions]
         else:
             before, wholes = self._unprompted([prompt + moved + completion for completion in completions])
         if any(len(whole.ids) <= len(before) for whole in wholes):
             what = f"prompt and completion have as many tokens as the prompt alone, {len(before)}"
             raise RowError("tokenize", f"nothing is left to score: {what}; end the prompt, or begin the completion, with a space")
         self._warn(row, before, wholes)
-        return PromptCompletions(len(before), self._fit(len(before), [_scored(whole, len(before), len(prompt)) for whole in wholes]))
+        images = () if placed is None else placed.images
+        scored = [_scored(whole, len(before), len(prompt)) for whole in wholes]
+        return PromptCompletions(len(before), self._fit(len(before), scored, len(images)), images)
+
+    def _text(self, rendered: Rendered) -> str:
+        return rendered.text if isinstance(rendered, Text) else self.tokenizer.chat_text(rendered.messages, rendered.prefill or "")
 
     def _encode(self, text: str, raw: bool) -> Prompt:
         """Encodes a ``raw`` text with the tokenizer's special tokens before it, or a rendered chat, which has its own."""
@@ -85,7 +97,7 @@ class CompletionEncoder:
                 *(row.position, len(before)),
             )
 
-    def _fit(self, n: int, completions: list[ScoredText]) -> tuple[ScoredText, ...]:
+    def _fit(self, n: int, completions: list[ScoredText], pictures: int) -> tuple[ScoredText, ...]:
         """Cuts the prompt of ``n`` tokens so that its longest completion fits. Raises RowError where it may not or does not."""
         longest = max(len(tokens.ids) for tokens in completions) - n
         if self.context is None or n + longest <= self.context + 1:
@@ -94,6 +106,9 @@ class CompletionEncoder:
             raise RowError("too_long", f"the completion has {longest} tokens, and the context takes {self.context}; it is never cut")
         if self.too_long == "error":
             raise too_long_error(f"the prompt has {n} tokens, the completion {longest}", self.context)
+        if pictures:
+            found = f"the prompt has {n} tokens with {pictures} picture{'s' * (pictures != 1)}, the completion {longest}"
+            raise RowError("too_long", f"{found}, and the context takes {self.context}; a prompt with pictures is never cut")
         keep = self.context + 1 - longest
         left = self.too_long == "truncate_left"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...runner.core.arrays import Ids
+from ...runner.core.images import PromptImage
 from ...runner.core.requests import Passage, ScoreRequest
 from .completions import PromptCompletions
 from .scored_text import ScoredText
@@ -54,10 +55,10 @@ def _window(ids: Ids, window: Window, bos: int | None) -> Passage:
     return Passage(fed, positions.astype(np.int32))
 
 
-def text_request(row: int, tokens: ScoredText) -> TextRequest:
-    """Returns a text's request: one passage, or none where no token is scored."""
+def text_request(row: int, tokens: ScoredText, images: tuple[PromptImage, ...] = ()) -> TextRequest:
+    """Returns a text's request: one passage, or none where no token is scored. images: those that its ids stand for."""
     passages = (_passage(tokens),) if tokens.scored.any() else ()
-    return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated)
+    return TextRequest(row=row, passages=passages, tokens=tokens, truncated=tokens.truncated, images=images)
 
 
 def choices_request(row: int, choices: tuple[str, ...], encoded: PromptCompletions, label: int | None) -> ChoicesRequest:
@@ -69,6 +70,7 @@ def choices_request(row: int, choices: tuple[str, ...], encoded: PromptCompletio
         prompt_tokens=encoded.prompt_tokens,
         label=label,
         truncated=any(tokens.truncated for tokens in encoded.completions),
+        images=encoded.images,
     )
 
 

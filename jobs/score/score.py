@@ -21,6 +21,7 @@ from ...runner.data.column_paths import lookup, require_column
 from ...runner.data.type_inference import json_text
 from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
+from ...runner.images.row_pictures import RowPictures
 from ...runner.pipeline.job import Parts
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
 from ..generate.prompt_encoding import require_chat_template, require_top, require_vocabulary
@@ -143,7 +144,7 @@ class ScoreJob:
         """Returns the row's one request. Raises RowError."""
         request = self._request(row)
         for passage in request.passages:
-            require_vocabulary(passage.ids, self.parts.vocabulary, "the text")
+            require_vocabulary(self.parts.plain(passage.ids), self.parts.vocabulary, "the text")
         return [request]
 
     @cached_property
@@ -175,8 +176,8 @@ class ScoreJob:
         completion = compile_template(self.config.score.completion or "", "score.completion", self.parts.columns)
 
         def request(row: Row) -> ScoreRequest:
-            encoded = encoder.encode(row, prompt(row.columns), [completion(row.columns)])
-            return text_request(row.position, encoded.completions[0])
+            encoded = encoder.encode(row, prompt(row.columns), [completion(row.columns)], self._pictures(row, prompt))
+            return text_request(row.position, encoded.completions[0], encoded.images)
 
         return request
 
@@ -187,7 +188,7 @@ class ScoreJob:
 
         def request(row: Row) -> ScoreRequest:
             choices = read_choices(row.columns, path)
-            encoded = encoder.encode(row, prompt(row.columns), choices)
+            encoded = encoder.encode(row, prompt(row.columns), choices, self._pictures(row, prompt))
             return choices_request(row.position, choices, encoded, label_index(read_label(row.columns), choices))
 
         return request
@@ -204,7 +205,10 @@ class ScoreJob:
         return request
 
     def _prompt(self) -> Callable[[Columns], Rendered]:
-        return compile_prompt(self.config.prompt, self.parts.columns)
+        return compile_prompt(self.config.prompt, self.parts.columns, self.parts.pictures is not None)
+
+    def _pictures(self, row: Row, prompt: Callable[[Columns], Rendered]) -> RowPictures | None:
+        return None if self.parts.pictures is None else RowPictures(self.parts.pictures, row, self.config.prompt, prompt)
 
     def _encoder(self) -> CompletionEncoder:
         return CompletionEncoder(self.parts.tokenizer, self._prefix[1], self._context, self.config.prompt.too_long)
@@ -226,12 +230,13 @@ class ScoreJob:
     def record(self, row: Row, request: ScoreRequest, outcome: Outcome) -> dict[str, Any]:
         """Returns a scored row as the schema's columns."""
         assert isinstance(outcome, Scored), "only scored rows become records"
-        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": row.columns, "group": self._group(row)}
+        values: dict[str, Any] = {"row": row.position, "key": row.key, "input": self.parts.kept_columns(row), "group": self._group(row)}
         if isinstance(request, ChoicesRequest):
             values |= choices_record(request, outcome)
         else:
             assert isinstance(request, TextRequest)
             values |= text_record(request, outcome)
+            values["token_ids"] = self.parts.plain(request.tokens.ids)
         return {name: values[name] for name in self.schema.names}
 
     def _group(self, row: Row) -> str | None:

@@ -4,7 +4,7 @@ Knows no checkpoint beyond its folder and its config.json.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ import pyarrow as pa
 
 from ...configs.data import DataConfig
 from ...configs.errors import BulkError, ConfigError
-from ...configs.schema import JobConfig
-from ..core.requests import Prompt, Row
+from ...configs.schema import JobConfig, PromptConfig
+from ..core.requests import Row
+from ..data.column_paths import lookup
 from ..data.input_folder import glob_folder
 from ..data.spooled_stdin import SPOOL_NAMES
 from ..data.type_inference import JSON_METADATA
-from ..text.tokenizer import Tokenizer
-from .content_parts import Message, listed_pictures
+from ..text.prompt_templates import Chat, Rendered, Text
+from ..text.tokenizer import NOTHING, Tokenizer
+from .content_parts import listed_pictures
+from .picture_text import PictureText
 from .placeholders import PictureEncoder
 from .processors import load_image_processor
 from .sources import PictureSources
@@ -31,30 +34,28 @@ _PART_KEYS = {"image", "image_url", "url", "path", "bytes", "source", "base64"} 
 
 @dataclass(frozen=True, slots=True)
 class RowPictures:
-    """Encodes one row's prompts with its pictures.
-
-    images: the column of pictures, None without one. messages: that of messages. value: what the row has in ``images``. rendered: makes
-    the prompt's text of columns; None where the row's own text is the prompt.
-    """
+    """Encodes one row's prompts with its pictures. render: makes the prompt of columns; None where the row brings its text."""
 
     encoder: PictureEncoder
     row: Row
-    images: str | None
-    messages: str
-    value: object
-    rendered: Callable[[dict[str, Any]], str] | None
+    config: PromptConfig
+    render: Callable[[dict[str, Any]], Rendered] | None
 
-    def chat(self, messages: Sequence[Message], prefill: str, variables: Mapping[str, Any]) -> Prompt:
-        """Encodes a chat. Raises RowError."""
-        images = listed_pictures(self.value, self.images or "")
-        return self.encoder.chat_prompt(messages, prefill, variables, self.messages, images, folder_beside(self.row))
+    def text_of(self, rendered: Rendered, variables: Mapping[str, Any] = NOTHING) -> PictureText:
+        """Returns the text of a rendered prompt, with its pictures. variables: the chat template's, for this prompt. Raises RowError."""
+        column, folder, render = self.config.images, folder_beside(self.row), self.render
+        images = [] if column is None else listed_pictures(lookup(self.row.columns, column), column)
+        if isinstance(rendered, Chat):
+            where = self.config.messages or "messages"
+            return self.encoder.chat_text(rendered.messages, rendered.prefill or "", variables, where, images, folder)
+        if render is None:
+            return self.encoder.raw_text(lambda columns: columns["text"], {"text": rendered.text}, images, folder)
+        return self.encoder.raw_text(lambda columns: _raw(render(columns)), self.row.columns, images, folder)
 
-    def raw(self, text: str) -> Prompt:
-        """Encodes the prompt's text. Raises RowError."""
-        images, folder = listed_pictures(self.value, self.images or ""), folder_beside(self.row)
-        if self.rendered is None:
-            return self.encoder.raw_prompt(lambda columns: columns["text"], {"text": text}, images, folder)
-        return self.encoder.raw_prompt(self.rendered, self.row.columns, images, folder)
+
+def _raw(rendered: Rendered) -> str:
+    assert isinstance(rendered, Text), "the prompt is a raw text"
+    return rendered.text
 
 
 def has_vision_tower(model: Mapping[str, Any]) -> bool:

@@ -32,6 +32,7 @@ from ..data.request_census import RequestCensus
 from ..data.type_inference import json_text
 from ..engine.interface import EngineInterface
 from ..engine.setup import Setup
+from ..images.kept_pictures import kept_columns, without_bytes
 from ..images.placeholders import PictureEncoder
 from ..models.checkpoint import Checkpoint
 from ..models.reward_checkpoint import RewardModel
@@ -69,6 +70,10 @@ class Parts:
     def images(self) -> ImageTable | None:
         """Gives pictures their ids; None for rows of text alone."""
         return None if self.pictures is None else self.pictures.table
+
+    def kept_columns(self, row: Row) -> dict[str, Any]:
+        """Returns a row's columns for a record: digests in the place of pictures' bytes."""
+        return row.columns if self.pictures is None else kept_columns(row.columns, self.config)
 
     def plain(self, ids: Ids) -> Ids:
         """Returns a prompt's ids as the tokenizer knows them, without those of pictures."""
@@ -212,7 +217,8 @@ class Ratings:
 
 def row_failure(row: Row, stage: str, error: str, message: str) -> Failure:
     """Returns the failure of a whole row: ``stage`` it failed at, ``error`` (a class name), and a message with the row's place."""
-    return Failure(row.position, row.key, None, stage, error, placed(message, row), json_text(row.columns))
+    columns = without_bytes(row.columns) if stage == "image" else row.columns
+    return Failure(row.position, row.key, None, stage, error, placed(message, row), json_text(columns))
 
 
 def bad_row_failure(row: BadRow) -> Failure:

@@ -22,6 +22,7 @@ from ..data.scan import scan
 from ..data.scan_result import Scan
 from ..data.type_inference import JSON_METADATA
 from ..grammar.spec_values import grammar_identity
+from ..images.kept_pictures import kept_type
 from ..images.row_pictures import open_pictures
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
@@ -73,6 +74,8 @@ class RunSpec:
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
         compared = None if reference is None else reference.context
+        if pictures is not None:
+            kept = kept_type(kept, config)
         parts = Parts(
             config,
             scanned.columns,

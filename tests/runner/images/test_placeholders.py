@@ -34,13 +34,13 @@ class Case:
 
     def chat(self, messages: list[dict[str, Any]], images: object = None, prefill: str = "") -> Prompt:
         listed = listed_pictures(images, "images")
-        return self.encoder.chat_prompt(messages, prefill, {}, "messages", listed, self.folder)
+        return self.encoder.chat_text(messages, prefill, {}, "messages", listed, self.folder).prompt()
 
     def raw(self, template: str, columns: dict[str, Any], images: object) -> Prompt:
         from mlx_bulk.runner.text.prompt_templates import compile_template
 
         render = compile_template(template, "prompt.text", list(columns))
-        return self.encoder.raw_prompt(render, columns, listed_pictures(images, "images"), self.folder)
+        return self.encoder.raw_text(render, columns, listed_pictures(images, "images"), self.folder).prompt()
 
     def plain(self, prompt: Prompt) -> list[int]:
         return self.encoder.table.plain(prompt.ids).tolist()
