@@ -17,7 +17,7 @@ from .config_commands import init, plan
 from .eval_command import eval_
 from .run_command import run_command
 from .run_folder_commands import compare, export, report, status, verify
-from .worker_command import worker, worker_engine
+from .worker_command import worker, worker_engine, worker_rank
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -26,7 +26,22 @@ def cli() -> None:
     """Bulk LLM generation, scoring, embedding and classification on Apple's MLX: a dataset in, Arrow files out."""
 
 
-_COMMANDS = (run_command, batch, plan, eval_, init, status, report, compare, verify, export, worker, worker_engine, cluster_keys)
+_COMMANDS = (
+    run_command,
+    batch,
+    plan,
+    eval_,
+    init,
+    status,
+    report,
+    compare,
+    verify,
+    export,
+    worker,
+    worker_engine,
+    worker_rank,
+    cluster_keys,
+)
 for command in _COMMANDS:
     cli.add_command(command)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -25,9 +26,27 @@ def host_engine(descriptor: int, serve: Callable[[Connection, HostProcess], None
     assert link is not None, "its agent gives it the socket of its reports"
     os.set_inheritable(descriptor, False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent ends it in order
+    _end_with(lambda: serve(DrainedPipe(MessagePipe(socket.socket(fileno=descriptor))), HostProcess(supervisor=link)))
+
+
+def host_rank(serve: Callable[[], None]) -> None:
+    """Calls ``serve`` in a further rank of a group, which ends with its agent, whose end of stdin closes. Never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_outlive, name="agent", daemon=True).start()
+    _end_with(serve)
+
+
+def _outlive() -> None:
+    with suppress(OSError):
+        while os.read(0, 1 << 12):
+            pass
+    os._exit(0)
+
+
+def _end_with(serve: Callable[[], None]) -> None:
     code = 0
     try:
-        serve(DrainedPipe(MessagePipe(socket.socket(fileno=descriptor))), HostProcess(supervisor=link))
+        serve()
     except Exception as error:  # the agent reports to the driver that the process has ended
         log.error("the engine's process ends: %s: %s (--log-level debug shows where)", type(error).__name__, error)
         log.debug("it came from here:", exc_info=error)

@@ -22,6 +22,7 @@ from ..supervision.crash_suspects import Suspects
 from ..supervision.process_reports import Reports
 from ..supervision.supervisor_link import VARIABLE
 from .message_pipe import MessagePipe
+from .other_ranks import OtherRanks
 
 log = logging.getLogger("mlx_bulk")
 
@@ -38,33 +39,39 @@ class EngineSaid:
 
 @dataclass(slots=True, frozen=True)
 class EngineEnded:
-    """An engine's process has ended; all that it said came before. code: negative for the signal that ended it."""
+    """An engine's process has ended; all that it said came before. code: negative for the signal that ended it.
+
+    fault: of a machine or the network, in words, where that ended a group: no row is to blame.
+    """
 
     engine: "EngineProcess"
     code: int
+    fault: str = ""
 
 
 class EngineProcess:
     """A process that runs ``command`` with the number of its message socket behind it. ``inbox`` gets what it says.
 
     After each ``Frames`` nothing more is taken from it until ``go_on`` is called. suspects: learn the rows in the model; they are
-    for this object alone until ``EngineEnded``.
+    for this object alone until ``EngineEnded``. others: the further ranks of a group, which end with this process and it with them.
     """
 
-    def __init__(self, command: Sequence[str], suspects: Suspects, inbox: "SimpleQueue[Any]"):
-        self._inbox, self._suspects = inbox, suspects
+    def __init__(self, command: Sequence[str], suspects: Suspects, inbox: "SimpleQueue[Any]", others: OtherRanks | None = None):
+        self._inbox, self._suspects, self._others = inbox, suspects, others
         self._room = threading.Event()
         ours, theirs = socket.socketpair()
         reports, link = socket.socketpair()
         self._process = subprocess.Popen(
             [*command, str(theirs.fileno())],
-            env={**os.environ, VARIABLE: str(link.fileno())},
+            env={**(os.environ if others is None else others.environment), VARIABLE: str(link.fileno())},
             pass_fds=[theirs.fileno(), link.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # a signal from the terminal is for the agent, which ends it in order
         )
         theirs.close()
         link.close()
+        if others is not None:
+            others.watch(self._process)
         log.debug("process %d runs the engine", self._process.pid)
         with suppress(ConnectionError):  # it is dead already
             reports.sendall(json.dumps(suspects.orders).encode() + b"\n")
@@ -88,6 +95,8 @@ class EngineProcess:
     def kill(self) -> None:
         """Ends the process at once."""
         self._process.kill()
+        if self._others is not None:
+            self._others.kill()
         self._room.set()
 
     # ------------------------------------------------------------------------------------------------------ threads
@@ -101,11 +110,14 @@ class EngineProcess:
                 self._inbox.put(EngineSaid(self, message))
                 if isinstance(message, Frames):
                     self._room.wait()
-        code = self._process.wait()
+        ended = EngineEnded(self, self._process.wait())
+        if self._others is not None:
+            end = self._others.end()
+            ended = EngineEnded(self, end.code, end.fault)
         self._reports.join()
         self._pipe.close()
         self._link.close()
-        self._inbox.put(EngineEnded(self, code))
+        self._inbox.put(ended)
 
     def _read_reports(self) -> None:
         reports, is_open = Reports(self._link, self._process.pid), True

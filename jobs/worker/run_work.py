@@ -43,6 +43,7 @@ from .engine_process import EngineEnded, EngineProcess, EngineSaid
 
 log = logging.getLogger("mlx_bulk")
 
+FAULTS = 3  # of a group's machines in turn: after so many its run goes elsewhere
 SILENT_SECONDS = 60.0  # of an engine at work, which sends its figures every 2 seconds
 
 Starter = Callable[[Suspects, "SimpleQueue[Any]"], EngineProcess]
@@ -65,6 +66,7 @@ class RunWork:
         self._engine: EngineProcess | None = None
         self._ordered = set[str]()  # runs for which the engine's process has orders
         self._heard = monotonic()  # of the engine
+        self._faults = 0  # of machines or the network, since the last frames
 
     @property
     def run(self) -> str | None:
@@ -159,7 +161,7 @@ class RunWork:
             self._pass_on(event.message)
         else:
             self._engine, self._serving = None, False
-            self._lose_engine(event.code)
+            self._lose_engine(event)
 
     def look(self) -> None:
         """Reports an engine that says nothing. It is not ended: a lease may be large, and the rows in it are not to blame."""
@@ -183,6 +185,7 @@ class RunWork:
                 for told in self.held.relay(message):
                     self._tell(told)
                 if isinstance(message, Frames):
+                    self._faults = 0
                     self._make_room()
             case RunRefused(run, reasons):
                 self._give_up(message, f"run {run[:8]} is not for this worker: {'; '.join(reasons)}")
@@ -224,9 +227,9 @@ class RunWork:
         if self._engine is not None and not self.held.full:
             self._engine.go_on()
 
-    def _lose_engine(self, code: int) -> None:
+    def _lose_engine(self, ended: EngineEnded) -> None:
         """Starts the engine again after a death, if it was at a run."""
-        offer = self._offer
+        offer, code = self._offer, ended.code
         self._end_stopping()
         if self._ending:
             return
@@ -234,9 +237,12 @@ class RunWork:
             log.warning("the engine's process has ended (code %d) while it had no run: the next run starts another", code)
             return
         try:
-            if -code not in DEATHS:
+            if ended.fault:
+                cause, follows = self._note_fault(ended.fault)
+            elif -code not in DEATHS:
                 raise ModelError(f"the engine's process ended by itself, with code {code}, in the middle of a run")
-            cause, follows = self._suspects.record_death(-code)
+            else:
+                cause, follows = self._suspects.record_death(-code)
         except BulkError as error:
             failed = RunFailed(offer.run, type(error).__name__, str(error))
             self._give_up(failed, f"run {offer.run[:8]} cannot go on here: {error}")
@@ -244,6 +250,15 @@ class RunWork:
         log.info("%s: %s", cause, follows)  # the driver warns of it
         self._tell(EngineDied(offer.run, cause, follows))
         self._engage(offer)
+
+    def _note_fault(self, fault: str) -> tuple[str, str]:
+        """Counts a fault of a machine or the network: no row is to blame. Raises ModelError where the group does not come back."""
+        self._faults += 1
+        if self._faults > FAULTS:
+            raise ModelError(
+                f"{fault}, {self._faults} times with no finished row between; finished rows are safe. Look at the machines of the group"
+            )
+        return fault, "its processes start again"
 
     def _give_up(self, message: RunRefused | RunFailed, text: str) -> None:
         """Reports that nothing comes of the run here. The worker stays for the next one."""

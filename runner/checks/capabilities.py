@@ -61,11 +61,12 @@ class Capabilities:
 def capabilities_of(model: LanguageModel) -> Capabilities:
     """Returns what a model's twin shows, or else the model itself. Takes it from the disk where the twin was tried before."""
     config = model.checkpoint.config | mlx_lm_settings(model.checkpoint.config)
+    whole = model.network if model.whole is None else model.whole
     kept = cache_folder("twins") / f"{_key(model, config)}.json"
     if (remembered := _recalled(kept)) is not None:
         return remembered
     try:
-        capabilities = try_twin(twin(model.network, config))
+        capabilities = try_twin(twin(whole, config))
     except Exception as error:  # NoTwin, or whatever the model file fails with
         return _without_twin(model, config, f"no twin ({first_line(error)})")
     remember(kept, asdict(capabilities))

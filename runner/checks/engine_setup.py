@@ -23,7 +23,7 @@ from ..layers.lm_head import Head
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
-from ..scheduler.limits import Limits
+from ..scheduler.limits import Limits, least_limits
 from .capabilities import Capabilities, capabilities_of, code_digest
 from .padding_probe import PADDED, BatchingMode, cache_bytes, kv_account, kv_obstacle, kv_refusal, probe
 from .pooling_setup import expected_pooling_setup, fit_pooling_model
@@ -80,6 +80,7 @@ class _CheckedModel:
             logit_bytes=logit_memory.read_at_once(),
             ahead=not backend.on_cpu_path(),
             adapters=self.model.adapters,
+            ranks=self.model.ranks,
         )
         if self.scoring is None:  # prompts may come in several calls all the same
             return setup.with_features(chunked=self.capabilities.shortcuts.chunked)
@@ -103,7 +104,7 @@ def fit(
         return FittedModels(fitted.setup, None, fitted.about)
     kv = kv_quantization(config)  # of the model alone: a reference scores, and quantizes nothing
     models = [_checked(model, kv)] + ([] if reference is None else [_checked(reference)])
-    limits = _limits(config, models, sum(each.weight_bytes for each in rewards))
+    limits = least_limits(model.ranks.jointly(lambda: _limits(config, models, sum(each.weight_bytes for each in rewards))))
     if config.deterministic:
         _require_independent_rows(models, limits, kv)
     if wanted.echo or wanted.reference:
@@ -155,7 +156,7 @@ def _checked(model: LanguageModel, kv: KVQuantization | None = None) -> _Checked
 
     kv: how its keys and values are to be quantized. Raises ModelError where they cannot be.
     """
-    capabilities = capabilities_of(model)
+    capabilities = model.ranks.share(capabilities_of(model))
     mode = probe(model.network, model.vocabulary, capabilities.way)
     if mode.way == capabilities.way:
         mode = replace(mode, reason=capabilities.reason)
@@ -292,5 +293,7 @@ def _model_note(checked: _CheckedModel, more: dict[str, Any]) -> dict[str, Any]:
     if scoring is not None:
         shortcuts = {"head": scoring.head, "right_padded": scoring.right_padded, "shared": scoring.shared_passages}
         probed["scoring"] = {**shortcuts, "reasons": list(scoring.reasons)}
-    held = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
+    held: dict[str, Any] = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
+    if model.split is not None:
+        held["parallel"] = f"{model.split}×{model.ranks.size}"
     return {"model": str(model.checkpoint.folder), **held, "probe": {**probed, **more}}

@@ -27,6 +27,7 @@ from ..core.images import FIRST_IMAGE_ID
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.progress import Progress
 from ..layers.kv_cache import Caches, select
+from ..ranks.lockstep import shared_draw
 from ..scheduler.admission import may_leave
 from ..scheduler.limits import Load
 from .setup import Setup
@@ -168,6 +169,7 @@ class DecodeBatch:
             mx.async_eval(logits)  # and while the masks are made
         parameters = slots.parameters(order, self._eos, step_masks(guides, logits.shape[-1]) if guides else None)
         launched = launch(logits, parameters, wanted.top, wanted.stats, wanted.tempered, wanted.kept, wanted.logprobs)
+        launched = shared_draw(launched, setup.ranks)
         slots.sent[order] += 1
         self._tokens, self._sent = launched.ids, _Sent(order, launched, passed)
         self._progress.steps += 1

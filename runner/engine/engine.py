@@ -69,6 +69,7 @@ class Engine(FixedWeights):
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+                self._setup.ranks.end_without_memory()
                 why = first_line(error)
             outcomes = self._batch.take_outcomes()  # also of the rows that ended before memory ran out
             if outcomes:

@@ -101,6 +101,7 @@ class Scorer(FixedWeights):
             except Exception as error:
                 if not (window.batch and is_out_of_memory(error)):
                     raise
+                self._models[0].ranks.end_without_memory()
                 why = first_line(error)
             if not why:
                 return

@@ -12,6 +12,7 @@ from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.adapters import Adapters
+from ..ranks.ranks import ALONE, Ranks
 from ..scheduler.limits import Limits
 from .prefix_disk_cache import PrefixCache
 
@@ -47,6 +48,7 @@ class Setup:
     read at once may take, and ``ahead``: a decode step is sent before the last one is read. The checks bring ``features``, and ``head``,
     the model split in two (None: not). kv: how cached keys and values are quantized; None: not at all.
     images: the pictures of the prompts in memory; None for a model that reads text alone.
+    ranks: the processes that run the model together.
     Of a pooling model: positions, the most tokens that a row can have, where it has a table of them; dimensions of its vectors.
     """
 
@@ -66,6 +68,7 @@ class Setup:
     dimensions: int = 0
     kv: KVQuantization | None = None
     images: ImageTable | None = None
+    ranks: Ranks = ALONE
 
     def with_features(self, **features: bool) -> "Setup":
         """Returns the setup with some of its ``BatchFeatures`` changed, by their names."""

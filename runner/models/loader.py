@@ -16,6 +16,8 @@ from ...kernels import backend
 from ..core.errors import ModelError
 from ..core.units import size_as_text
 from ..pooling.spec import PoolingSpec
+from ..ranks.model_split import split_network
+from ..ranks.ranks import ALONE, Ranks
 from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, unread_weights
 from .config_compat import mlx_lm_settings
 
@@ -35,7 +37,8 @@ class LanguageModel:
 
     substitutes: the functions of it that our kernels compute. quantized: whether matrices are held quantized. adapters: puts other
     weights on it; None for an ``outline``. pooling: what becomes of its hidden states, for a model whose ``network`` is a
-    ``PoolingNetwork``. features: keeps those of pictures; None for a model that was loaded to read text alone.
+    ``PoolingNetwork``. features: keeps those of pictures; None for a model that was loaded to read text alone. ranks: the processes that
+    hold the model together; split: how it was split among several, and whole: the network as it was before, of which nothing is computed.
     """
 
     network: Any
@@ -48,14 +51,24 @@ class LanguageModel:
     adapters: "Adapters | None" = None
     pooling: PoolingSpec | None = None
     features: "FeatureCache | None" = None
+    ranks: Ranks = ALONE
+    split: str | None = None
+    whole: Any = None
 
 
 def load_model(
-    config: ModelConfig, checkpoint: Checkpoint, memory: int, classes: Classes | None = None, *, pictures: bool = False
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    memory: int,
+    classes: Classes | None = None,
+    *,
+    pictures: bool = False,
+    ranks: Ranks = ALONE,
 ) -> LanguageModel:
     """Loads the weights. On the CPU they are float32; quantized ones are dequantized if that fits in ``memory`` bytes, else kept.
 
     classes: what mlx-lm makes the network of, None for a language model with its head. pictures: it is to read pictures too.
+    ranks: several load a part each.
 
     Raises ModelError where the checkpoint or its adapter cannot be loaded.
     """
@@ -74,6 +87,10 @@ def load_model(
     with refusing(checkpoint, next_token=classes is None):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
+        whole = split = None
+        if ranks.several:
+            whole, _ = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
+            split = split_network(network, ranks, checkpoint.folder.name)
         mx.eval(network.parameters())
         make_dense(network)
         if features is not None:
@@ -94,7 +111,13 @@ def load_model(
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
     dtype, quantized = "/".join(sorted(floats)), has_scales(network)
-    return LanguageModel(network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters, features=features)
+    return LanguageModel(
+        *(network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters),
+        features=features,
+        ranks=ranks,
+        split=split,
+        whole=whole,
+    )
 
 
 def make_dense(network: Any) -> None:

@@ -13,6 +13,7 @@ from ..core.errors import OutOfRoom
 from ..core.units import size_as_text
 from ..layers.kernel_injection import restore
 from ..pooling.spec import PoolingSpec
+from ..ranks.ranks import ALONE, Ranks
 from .checkpoint import Checkpoint
 from .loader import LanguageModel, load_model, outline, size
 from .pooling_loader import load_pooling_model, outline_pooling_model, pooling_size
@@ -34,15 +35,22 @@ class ModelChoice(NamedTuple):
 
 @dataclass(slots=True)
 class ModelPool:
-    """The models in memory, by checkpoint, adapter, and how their weights are held."""
+    """The models in memory, by checkpoint, adapter, and how their weights are held. ranks: the processes that share them."""
 
+    ranks: Ranks = ALONE
     _held: dict[Key, LanguageModel] = field(default_factory=dict[Key, LanguageModel])
 
     def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[LanguageModel]:
         """Returns the models ``wanted``, in that order, and loads those that are not here; for ``memory`` see ``memory_shares``.
 
-        Raises OutOfRoom, before anything is loaded, where their files alone are larger; ModelError where one cannot be loaded.
+        Raises OutOfRoom, before anything is loaded, where their files alone are larger; ModelError where one cannot be loaded, here or
+        on another rank.
         """
+        found: list[LanguageModel] = []
+        self.ranks.jointly(lambda: found.extend(self._found(wanted, memory)))
+        return found
+
+    def _found(self, wanted: Sequence[ModelChoice], memory: int) -> list[LanguageModel]:
         _refuse_too_large([choice.checkpoint for choice in wanted], memory)
         left = memory_shares(wanted, memory)
         keys = [_key(each, dequantizes(each, room)) for each, room in zip(wanted, left, strict=True)]
@@ -52,7 +60,7 @@ class ModelPool:
                 for other in self._held.values():
                     if other.adapters is not None:
                         other.adapters.note_anew()
-                self._held[key] = _load(choice, room)
+                self._held[key] = _load(choice, room, self.ranks)
             elif (adapters := self._held[key].adapters) is not None:
                 adapters.back()  # an earlier run may have put others on
         return [self._held[key] for key in keys]
@@ -86,11 +94,11 @@ def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
 def outlined(choice: ModelChoice, room: int) -> LanguageModel:
     """Returns a model without its weights, see ``loader.outline``."""
     if choice.pooling is None:
-        return outline(choice.config, choice.checkpoint, room, pictures=choice.pictures)
+        return outline(choice.config, choice.checkpoint, room, pictures=choice.pictures, ranks=ranks)
     return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 
-def _load(choice: ModelChoice, room: int) -> LanguageModel:
+def _load(choice: ModelChoice, room: int, ranks: Ranks) -> LanguageModel:
     if choice.pooling is None:
         return load_model(choice.config, choice.checkpoint, room, pictures=choice.pictures)
     return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)

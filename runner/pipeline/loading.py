@@ -65,7 +65,10 @@ def load_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: Logp
     Models that ``pool`` holds are not loaded again. Raises OutOfRoom where memory does not hold the weights, ModelError where a model
     cannot be loaded or deterministic mode cannot be kept.
     """
-    model, *others = (ModelPool() if pool is None else pool).get(choices, memory_for(batch))
+    pool = ModelPool() if pool is None else pool
+    batch = batch.model_copy(update={"memory": batch.memory / pool.ranks.beside})
+    memory = pool.ranks.size * min(pool.ranks.gather(memory_for(batch)))
+    model, *others = pool.get(choices, memory)
     rewards = tuple(each for each in others if each.pooling is not None)
     other = next((each for each in others if each.pooling is None), None)
     fitted = fit(model, batch, wanted, other, rewards)

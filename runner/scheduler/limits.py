@@ -4,6 +4,7 @@ window, longest first:  ######## ####### ####### ##### #### #### ### # #
 one prefill:            ^^^^^^^^^^^^^^^^^^^^^^^^  rows x longest <= tokens; padding fills the rectangle
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 
@@ -42,6 +43,12 @@ class Limits:
         """Returns how many rows that become ``longest`` may decode at once: at least one."""
         need = self.kv(1, longest)
         return self.rows if need * self.rows <= self.kv_bytes else max(1, int(self.kv_bytes // need))
+
+
+def least_limits(limits: Sequence[Limits]) -> Limits:
+    """Returns limits that all of ``limits`` allow: those whose caches hold the fewest tokens, with the fewest rows and tokens of any."""
+    least = min(limits, key=lambda each: each.kv_bytes / max(each.token_bytes, 1.0))
+    return replace(least, rows=min(each.rows for each in limits), tokens=min(each.tokens for each in limits))
 
 
 @dataclass(slots=True, frozen=True)

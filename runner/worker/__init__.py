@@ -2,5 +2,5 @@
 
 Knows no job kinds, and not how messages travel.
 
-Public: engine_service.
+Public: engine_service, rank_service.
 """

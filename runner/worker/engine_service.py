@@ -19,25 +19,27 @@ from ..core.errors import first_line
 from ..core.host_process import HostProcess
 from ..models.model_pool import ModelPool
 from ..pipeline.job import Kind
-from .lease_session import DifferentResults, LeaseSession
+from ..ranks.ranks import ALONE, Ranks
+from .lease_session import LeaseSession
+from .loaded_run import DifferentResults
 from .parcel_shelf import ParcelShelf
 
 log = logging.getLogger("mlx_bulk")
 
 
-def serve_engine(connection: Connection, kinds: Mapping[str, Kind], process: HostProcess) -> None:
+def serve_engine(connection: Connection, kinds: Mapping[str, Kind], process: HostProcess, ranks: Ranks = ALONE) -> None:
     """Works on the runs that the other end offers, until it is gone or dismisses this process, or the process is to end.
 
     kinds: the kinds of job by name. process: the process around it, see ``HostProcess``; its supervisor names suspect rows by the
-    run's digest in place of its folder.
+    run's digest in place of its folder. ranks: the processes of a group, of which this is the first; the others call ``serve_rank``.
     """
-    _Service(connection, kinds, process).run()
+    _Service(connection, kinds, process, ranks).run()
 
 
 class _Service:
-    def __init__(self, connection: Connection, kinds: Mapping[str, Kind], process: HostProcess):
-        self._connection, self._kinds, self._process = connection, kinds, process
-        self._pool = ModelPool()
+    def __init__(self, connection: Connection, kinds: Mapping[str, Kind], process: HostProcess, ranks: Ranks):
+        self._connection, self._kinds, self._process, self._ranks = connection, kinds, process, ranks
+        self._pool = ModelPool(ranks)
         self._offers: SimpleQueue[RunOffer | None] = SimpleQueue()  # None: nothing more comes
         self._lock = threading.Lock()
         self._offered: RunOffer | None = None  # the run that is loaded, or is to be loaded next
@@ -48,7 +50,7 @@ class _Service:
     def run(self) -> None:
         reading = threading.Thread(target=self._read, name="messages", daemon=True)
         reading.start()
-        while (offer := self._offers.get()) is not None:
+        while (offer := self._ranks.wait_for(self._offers.get)) is not None:
             with TemporaryDirectory(prefix="mlx-bulk-worker-") as scratch:
                 self._work(offer, Path(scratch))
 
@@ -118,7 +120,7 @@ class _Service:
 
     def _work(self, offer: RunOffer, scratch: Path) -> None:
         """Loads the models of a run and does its leases, until another is offered or this one is stopped."""
-        if self._offered is not offer:  # stopped, or another was offered meanwhile
+        if not self._ranks.flag(self._offered is offer):  # stopped, or another was offered meanwhile
             self._connection.send(RunStopped(offer.run))
             return
         shelf = self._shelf = ParcelShelf(offer.run, scratch / "parcels", self._connection.send)
@@ -145,6 +147,8 @@ class _Service:
         except BulkError as error:
             self._connection.send(RunFailed(offer.run, type(error).__name__, str(error)))
         except Exception as error:
+            if self._ranks.several:  # another rank may be at another place: all start again
+                raise
             log.exception("the run ended here")
             self._connection.send(RunFailed(offer.run, type(error).__name__, first_line(error)))
         finally:
@@ -154,3 +158,5 @@ class _Service:
                     self._offered = None
         self._connection.send(session.figures())
         self._connection.send(RunStopped(offer.run))
+        if self._ranks.lost:
+            raise RuntimeError("an error has ended the run within a step, and the other ranks are elsewhere: all end")

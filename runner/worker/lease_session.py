@@ -27,15 +27,14 @@ from ..models.device_memory import peak_bytes, shortage_as_error
 from ..models.model_pool import ModelPool
 from ..pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from ..pipeline.job import Kind
-from ..pipeline.loading import LoadedModels, load_models, rater_of
-from ..pipeline.model_work import batch_of
-from ..pipeline.run_spec import RunSpec
-from ..policies.policy_engine import full_weights_fit, policy_engine_of, sampling_engine
+from ..pipeline.loading import LoadedModels, rater_of
+from ..policies.policy_engine import full_weights_fit, policy_engine_of
 from ..policies.policy_store import PolicyStore
-from ..store.paths import RunPaths
+from ..ranks.lockstep import SharedInput
 from ..store.recovery import Recovered
 from ..store.shard_ledger import ledger_of
 from .lease_sink import LeaseSink
+from .loaded_run import loaded_run
 from .parcel_shelf import ParcelShelf
 from .sent_policies import PolicyNotLoaded, SentPolicies
 
@@ -44,14 +43,6 @@ log = logging.getLogger("mlx_bulk")
 FIGURES_SECONDS = 2.0  # between two messages with the engine's counts; what is finished is sent then, too
 _POLL_SECONDS = 0.1
 _CURE = "lower batch.memory, batch.rows or batch.tokens"
-
-
-class DifferentResults(Exception):
-    """This worker would give other results than the run's driver. reasons: one line a difference."""
-
-    def __init__(self, reasons: tuple[str, ...]):
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
 
 
 class LeaseSession:
@@ -78,20 +69,18 @@ class LeaseSession:
         self._again: deque[Lease] = deque()  # were read ahead when a policy was refused
         self.stopping = threading.Event()
         self._described, self._process, self._tell = described, process, tell
-        config = self._config = described.parsed(str(scratch))
-        spec = self._spec = RunSpec.of_scan(described.scan, config, kinds[config.job])
-        _require_same(described.identity, spec.identity(config))
-        models = load_models(spec.models(config), batch_of(config), spec.job.wanted, pool)
         self._orders = process.supervisor.orders(Path(described.run))
-        if halved := self._orders.batch_halvings:
-            models = models.halved(halved)
+        self._ranks, halved = pool.ranks, pool.ranks.share(self._orders.batch_halvings)
+        loaded = loaded_run(described, kinds, pool, scratch, halved)
+        config, spec, models = loaded.config, loaded.spec, loaded.models
+        self._config, self._spec = config, spec
         self._static, self._check = models.setup.static, models.row_check()
-        rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
         self._policies = self._policies_of(models, shelf)
         self._engine: EngineInterface
         if self._policies is None or not isinstance(config, RolloutConfig):
-            self._engine = sampling_engine(spec.job.engine, *setups, config, spec.checkpoint, RunPaths(scratch), described.layout, rater)
+            self._engine = loaded.engine(scratch, described.layout)
         else:
+            rater, setups = rater_of(models, spec.job), (models.setup, models.reference)
             names, numbers = self._policies.name_of, self._policy_number
             self._engine = policy_engine_of(self._policies, spec.job.engine, *setups, config, described.layout, rater, names, numbers)
         self._engine.progress.note_in_flight = process.supervisor.note_in_flight
@@ -127,8 +116,13 @@ class LeaseSession:
         figures.start()
         try:
             with shortage_as_error(_CURE):
-                while (first := self._next_lease(wait=True)) is not None:
+                while self._ranks.wait_for(self._has_lease) and self._next is not None:
+                    first, self._next = self._next, None
                     self._run_leases(first)
+        except Exception:
+            if not self._ranks.lost:  # the others wait for the next lease
+                self._ranks.wait_for(lambda: False)
+            raise
         finally:
             ended.set()
             figures.join()
@@ -151,15 +145,11 @@ class LeaseSession:
     def _stopped(self) -> bool:
         return self.stopping.is_set() or self._process.stopped()
 
-    def _next_lease(self, wait: bool) -> Lease | None:
-        """Returns the next lease; None when the session ends, and without ``wait`` also where none is there."""
-        if self._next is not None:
-            lease, self._next = self._next, None
-            return lease
-        while not self._stopped():
-            if (lease := self._wait_for_lease(_POLL_SECONDS if wait else 0)) is not None or not wait:
-                return lease
-        return None
+    def _has_lease(self) -> bool:
+        """Waits for the next lease; returns False when the session ends before."""
+        while self._next is None and not self._stopped():
+            self._next = self._wait_for_lease(_POLL_SECONDS)
+        return self._next is not None
 
     def _run_leases(self, first: Lease) -> None:
         """Runs ``first`` and all that follow it, up to one that runs alone; a first one that runs alone is not followed by any."""
@@ -175,13 +165,16 @@ class LeaseSession:
         threads = IOThreads(session, rules, self._sink, self._engine.newest_version)
         refusal: PolicyNotLoaded | None = None
         try:
-            for outcome in self._engine.run(lambda wait: self._sink.tokens.note_window(threads.next_window(wait)), threads.stopped):
-                self._sink.tokens.note_outcome(outcome)
+            tokens = self._sink.tokens
+            shared = SharedInput(self._ranks, lambda wait: tokens.note_window(threads.next_window(wait)), threads.stopped)
+            for outcome in self._engine.run(shared.next_window, shared.stopped):
+                tokens.note_outcome(outcome)
                 threads.put(outcome)
         except PolicyNotLoaded as error:  # nothing was in flight
             refusal = error
         except BaseException:
             threads.abandon()
+            self._ranks.lost = self._ranks.several
             raise
         finally:
             done.set()
@@ -270,10 +263,3 @@ class LeaseSession:
         progress = self._engine.progress
         counts = {name: getattr(progress, name) for name in COUNTS}
         return Figures(self.run_name, {**counts, "peak_memory_bytes": peak_bytes()}, progress.activity.now)
-
-
-def _require_same(theirs: Mapping[str, object], ours: Mapping[str, object]) -> None:
-    """Raises DifferentResults where the run's identity is another one on this machine."""
-    keys = [key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key)]
-    if keys:
-        raise DifferentResults(tuple(f"{key}: the run has {theirs.get(key)!r}, this worker {ours.get(key)!r}" for key in keys))
