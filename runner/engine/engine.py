@@ -52,7 +52,7 @@ class Engine(FixedWeights):
 
     def __init__(self, setup: Setup, eos: frozenset[int], stopper: Callable[[Sampling], Stopper]):
         self.progress = Progress()
-        self._setup, self._stopper, self._room = setup, stopper, MemoryBackoff(setup.limits, setup.static)
+        self._setup, self._stopper, self._room = setup, stopper, MemoryBackoff(setup.limits, setup.static, setup.ranks)
         self._batch = DecodeBatch(setup, eos, self.progress)
         self._prefixes = PrefixKV()
         self._entering: _Entering | None = None
@@ -69,7 +69,6 @@ class Engine(FixedWeights):
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                self._setup.ranks.end_without_memory()
                 why = first_line(error)
             outcomes = self._batch.take_outcomes()  # also of the rows that ended before memory ran out
             if outcomes:

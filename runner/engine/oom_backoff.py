@@ -9,6 +9,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..core.errors import OutOfRoom
+from ..ranks.ranks import ALONE, Ranks
 from ..scheduler.limits import Limits
 
 log = logging.getLogger("mlx_bulk")
@@ -18,10 +19,13 @@ GIVEN_UP = 16  # rows in a row: after so many, the rows are not to blame
 
 
 class MemoryBackoff:
-    """The limits in force. They shrink when memory runs out; the next start takes the config's limits again."""
+    """The limits in force. They shrink when memory runs out; the next start takes the config's limits again.
 
-    def __init__(self, limits: Limits, static: bool):
-        self.limits = limits
+    ranks: run the model together. Where there are several, the process ends instead: others cannot know of it in the middle of a step.
+    """
+
+    def __init__(self, limits: Limits, static: bool, ranks: Ranks = ALONE):
+        self.limits, self._ranks = limits, ranks
         self._static = static
         self._tried: tuple[int, Limits] | None = None  # a row that is tried in smaller calls, and the limits before that
         self._given_up = 0
@@ -63,6 +67,7 @@ class MemoryBackoff:
 
     def free(self, doing: str, why: str, cure: str) -> None:
         """Returns spare buffers to the system; logs what failed and the ``cure``. Raises as ``halve``."""
+        self._ranks.end_without_memory(f"{doing} ({why})")
         if self._static:
             raise OutOfRoom(
                 f"out of device memory while {doing} ({why}); what was finished is safe. batch.deterministic can not make its batches "

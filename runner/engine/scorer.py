@@ -76,7 +76,7 @@ class Scorer(FixedWeights):
         self._right_padded = all(model.features.right_padded for model in self._models)
         self._shared = not setup.static and self._right_padded and all(model.features.shared_passages for model in self._models)
         limits = scoring_limits(setup.limits, self._right_padded)
-        self._room = MemoryBackoff(limits, setup.static)
+        self._room = MemoryBackoff(limits, setup.static, setup.ranks)
 
     def run(
         self, next_window: Callable[[bool], list[ScoreRequest] | None], stopped: Callable[[], bool] = lambda: False
@@ -101,7 +101,6 @@ class Scorer(FixedWeights):
             except Exception as error:
                 if not (window.batch and is_out_of_memory(error)):
                     raise
-                self._models[0].ranks.end_without_memory()
                 why = first_line(error)
             if not why:
                 return

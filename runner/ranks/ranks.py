@@ -6,6 +6,7 @@ all. Each method that exchanges something must be called by all ranks in turn. A
 What is exchanged is pickled: the ranks of a group trust each other.
 """
 
+import logging
 import os
 import pickle
 import platform
@@ -21,6 +22,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...configs.errors import BulkError
+
+log = logging.getLogger("mlx_bulk")
 
 T = TypeVar("T")
 
@@ -168,9 +171,10 @@ class Ranks:
 
     # --------------------------------------------------------------------------------------------------------- the end
 
-    def end_without_memory(self) -> None:
-        """Ends this process where memory has run out, if there are other ranks: they cannot know of it. As the system would end it."""
+    def end_without_memory(self, doing: str) -> None:
+        """Ends this process where memory has run out while ``doing``, if there are other ranks: as the system would end it."""
         if self.several:
+            log.warning("%s: out of device memory while %s: all ranks start again", self.name, doing)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
