@@ -61,7 +61,7 @@ class Capabilities:
 def capabilities_of(model: LanguageModel) -> Capabilities:
     """Returns what a model's twin shows, or else the model itself. Takes it from the disk where the twin was tried before."""
     config = model.checkpoint.config | mlx_lm_settings(model.checkpoint.config)
-    whole = model.network if model.whole is None else model.whole
+    whole = model.network if model.split.whole is None else model.split.whole
     kept = cache_folder("twins") / f"{_key(model, config)}.json"
     if (remembered := _recalled(kept)) is not None:
         return remembered

@@ -80,7 +80,7 @@ class _CheckedModel:
             logit_bytes=logit_memory.read_at_once(),
             ahead=not backend.on_cpu_path(),
             adapters=self.model.adapters,
-            ranks=self.model.ranks,
+            ranks=self.model.split.ranks,
         )
         if self.scoring is None:  # prompts may come in several calls all the same
             return setup.with_features(chunked=self.capabilities.shortcuts.chunked)
@@ -104,7 +104,7 @@ def fit(
         return FittedModels(fitted.setup, None, fitted.about)
     kv = kv_quantization(config)  # of the model alone: a reference scores, and quantizes nothing
     models = [_checked(model, kv)] + ([] if reference is None else [_checked(reference)])
-    limits = least_limits(model.ranks.jointly(lambda: _limits(config, models, sum(each.weight_bytes for each in rewards))))
+    limits = least_limits(model.split.ranks.jointly(lambda: _limits(config, models, sum(each.weight_bytes for each in rewards))))
     if config.deterministic:
         _require_independent_rows(models, limits, kv)
     if wanted.echo or wanted.reference:
@@ -156,7 +156,7 @@ def _checked(model: LanguageModel, kv: KVQuantization | None = None) -> _Checked
 
     kv: how its keys and values are to be quantized. Raises ModelError where they cannot be.
     """
-    capabilities = model.ranks.share(capabilities_of(model))
+    capabilities = model.split.ranks.share(capabilities_of(model))
     mode = probe(model.network, model.vocabulary, capabilities.way)
     if mode.way == capabilities.way:
         mode = replace(mode, reason=capabilities.reason)
@@ -294,6 +294,6 @@ def _model_note(checked: _CheckedModel, more: dict[str, Any]) -> dict[str, Any]:
         shortcuts = {"head": scoring.head, "right_padded": scoring.right_padded, "shared": scoring.shared_passages}
         probed["scoring"] = {**shortcuts, "reasons": list(scoring.reasons)}
     held: dict[str, Any] = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
-    if model.split is not None:
-        held["parallel"] = f"{model.split}×{model.ranks.size}"
+    if model.split.way is not None:
+        held["parallel"] = str(model.split)
     return {"model": str(model.checkpoint.folder), **held, "probe": {**probed, **more}}

@@ -1,11 +1,16 @@
 """Gives a network's layers our classes, which compute with the CPU kernels, and takes them off again."""
 
+from typing import Any
+
+import mlx.core as mx
 from mlx import nn
+from mlx.utils import tree_flatten
 from mlx_lm.models import gear, gemma, gemma2, gemma3_text, minimax_m3_vl, muse_glimmer, recurrent_gemma
 from mlx_lm.models.activations import SwigluOAI
 from mlx_lm.models.rope_utils import Llama3RoPE
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from ...kernels import backend, native
 from .call_context import drop_context, share_context
 from .cpu_blocks import BLOCKS, BUILT
 from .cpu_layers import (
@@ -105,3 +110,14 @@ def _change(network: nn.Module, classes: dict[type, type]) -> list[nn.Module]:
     for layer in changed:
         layer.__class__ = classes[type(layer)]
     return changed
+
+
+def make_dense(network: Any) -> None:
+    """Copies each weight that is a view in another order (a transposed matrix, say), once: a kernel would copy it in each call."""
+    if not backend.on_cpu_path():
+        return
+    arrays: list[Any] = list(tree_flatten(network.parameters()))
+    while arrays:
+        name, array = arrays.pop()
+        if array.dtype == mx.float32 and (dense := native.dense(array)) is not array:
+            network.load_weights([(name, dense)], strict=False)

@@ -6,7 +6,7 @@ from typing import Any
 from ...configs.schema import ModelConfig
 from ..core.errors import ModelError
 from .checkpoint import Checkpoint
-from .loader import LanguageModel, dtype_of, has_scales, log_quantized, make_dense, refusing, whole_bytes
+from .loader import LanguageModel, dtype_of, has_scales, log_quantized, refusing, whole_bytes
 
 
 def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> LanguageModel:
@@ -14,6 +14,7 @@ def load_encoder(config: ModelConfig, checkpoint: Checkpoint, memory: int) -> La
     import mlx.core as mx
 
     from ..encoders.cpu_blocks import substitute_blocks
+    from ..layers.layer_patching import make_dense
 
     with refusing(checkpoint):
         network, need = _prepared(config, checkpoint, memory)

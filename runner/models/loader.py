@@ -16,7 +16,7 @@ from ...kernels import backend
 from ..core.errors import ModelError
 from ..core.units import size_as_text
 from ..pooling.spec import PoolingSpec
-from ..ranks.model_split import split_network
+from ..ranks.model_split import WHOLE, ModelSplit, split_network
 from ..ranks.ranks import ALONE, Ranks
 from .checkpoint import Checkpoint, checkpoint_fingerprints, impossible_shapes, unread_weights
 from .config_compat import mlx_lm_settings
@@ -37,8 +37,8 @@ class LanguageModel:
 
     substitutes: the functions of it that our kernels compute. quantized: whether matrices are held quantized. adapters: puts other
     weights on it; None for an ``outline``. pooling: what becomes of its hidden states, for a model whose ``network`` is a
-    ``PoolingNetwork``. features: keeps those of pictures; None for a model that was loaded to read text alone. ranks: the processes that
-    hold the model together; split: how it was split among several, and whole: the network as it was before, of which nothing is computed.
+    ``PoolingNetwork``. features: keeps those of pictures; None for a model that was loaded to read text alone. split: the ranks that
+    hold the model together.
     """
 
     network: Any
@@ -51,9 +51,7 @@ class LanguageModel:
     adapters: "Adapters | None" = None
     pooling: PoolingSpec | None = None
     features: "FeatureCache | None" = None
-    ranks: Ranks = ALONE
-    split: str | None = None
-    whole: Any = None
+    split: ModelSplit = WHOLE
 
 
 def load_model(
@@ -78,7 +76,7 @@ def load_model(
 
     from ...kernels import native
     from ..layers.kernel_injection import substitute
-    from ..layers.layer_patching import patch_quantized_layers
+    from ..layers.layer_patching import make_dense, patch_quantized_layers
     from .adapters import Adapters
 
     def opened(folder: Path) -> Any:
@@ -87,10 +85,7 @@ def load_model(
     with refusing(checkpoint, next_token=classes is None):
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
-        whole = split = None
-        if ranks.several:
-            whole, _ = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
-            split = split_network(network, ranks, checkpoint.folder.name)
+        split = split_network(network, ranks, checkpoint.folder.name, lambda: _prepared(config, checkpoint, memory, classes)[0])
         mx.eval(network.parameters())
         make_dense(network)
         if features is not None:
@@ -111,29 +106,8 @@ def load_model(
     floats = {str(a.dtype).removeprefix("mlx.core.") for a in arrays if mx.issubdtype(a.dtype, mx.floating)}
     held = sum(a.nbytes for a in arrays) + _tower_bytes(features)
     dtype, quantized = "/".join(sorted(floats)), has_scales(network)
-    return LanguageModel(
-        *(network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters),
-        features=features,
-        ranks=ranks,
-        split=split,
-        whole=whole,
-    )
-
-
-def make_dense(network: Any) -> None:
-    """Copies each weight that is a view in another order (a transposed matrix, say), once: a kernel would copy it in each call."""
-    import mlx.core as mx
-    from mlx.utils import tree_flatten
-
-    from ...kernels import native
-
-    if not backend.on_cpu_path():
-        return
-    arrays: list[Any] = list(tree_flatten(network.parameters()))
-    while arrays:
-        name, array = arrays.pop()
-        if array.dtype == mx.float32 and (dense := native.dense(array)) is not array:
-            network.load_weights([(name, dense)], strict=False)
+    base = (network, checkpoint, vocabulary, dtype, held, substitutes, quantized, adapters)
+    return LanguageModel(*base, features=features, split=split)
 
 
 def outline(

@@ -94,13 +94,13 @@ def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
 def outlined(choice: ModelChoice, room: int) -> LanguageModel:
     """Returns a model without its weights, see ``loader.outline``."""
     if choice.pooling is None:
-        return outline(choice.config, choice.checkpoint, room, pictures=choice.pictures, ranks=ranks)
+        return outline(choice.config, choice.checkpoint, room, pictures=choice.pictures)
     return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _load(choice: ModelChoice, room: int, ranks: Ranks) -> LanguageModel:
     if choice.pooling is None:
-        return load_model(choice.config, choice.checkpoint, room, pictures=choice.pictures)
+        return load_model(choice.config, choice.checkpoint, room, pictures=choice.pictures, ranks=ranks)
     return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 

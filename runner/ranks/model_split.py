@@ -6,34 +6,56 @@
 Pipeline is taken where the architecture has both.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import ModelError
-from .ranks import Ranks
+from .ranks import ALONE, Ranks
 
 PIPELINE, TENSOR = "pipeline", "tensor"
 
 
-def split_network(network: Any, ranks: Ranks, name: str) -> str:
-    """Leaves a lazily opened network the part of this rank, and returns how it was split. ``name``: of the model, for messages.
+@dataclass(slots=True, frozen=True)
+class ModelSplit:
+    """How a network was split among ``ranks``. way: pipeline or tensor, None for one that is whole.
 
-    Raises ModelError where its architecture cannot be split, or not in so many parts.
+    whole: the network as it was before, with weights that are not read, where it was split.
     """
+
+    ranks: Ranks = ALONE
+    way: str | None = None
+    whole: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.way}×{self.ranks.size}"
+
+
+WHOLE = ModelSplit()
+
+
+def split_network(network: Any, ranks: Ranks, name: str, opened: Callable[[], Any]) -> ModelSplit:
+    """Leaves a lazily opened network the part of this rank, and returns how it was split. ``opened`` makes it once more.
+
+    name: of the model, for messages. Raises ModelError where its architecture cannot be split, or not in so many parts.
+    """
+    if not ranks.several:
+        return WHOLE
     body: Any = getattr(network, "model", None)
-    kind = type(network).__module__.rpartition(".")[2]
     try:
         if hasattr(body, PIPELINE):
             layers = len(body.layers)
             if layers < ranks.size:
                 raise ModelError(f"model.path: {name} has {layers} layers, too few for {ranks.size} ranks; use a smaller group")
             body.pipeline(ranks.group)
-            return PIPELINE
+            return ModelSplit(ranks, PIPELINE, opened())
         if hasattr(network, "shard"):
             _require_divisible(network, ranks.size, name)
             network.shard(ranks.group)
-            return TENSOR
+            return ModelSplit(ranks, TENSOR, opened())
     except (ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"model.path: {name} cannot be split among {ranks.size} ranks: {error}") from error
+    kind = type(network).__module__.rpartition(".")[2]
     raise ModelError(
         f"model.path: {name} cannot be split among {ranks.size} ranks: mlx-lm has no way to split its architecture ({kind}); run it with "
         "a worker without --group, or use a model of another architecture (docs/cluster.md lists them)"

@@ -73,7 +73,7 @@ def _loaded(described: RunDescription, kinds: Mapping[str, Kind], pool: ModelPoo
     if ranks.several:
         batch = batch.model_copy(update={"prefix_cache": None})
     models = load_models(spec.models(config), batch, spec.job.wanted, pool)
-    if config.batch.deterministic and models.model.split == TENSOR:
+    if config.batch.deterministic and models.model.split.way == TENSOR:
         raise DifferentResults((_OTHER_BITS,))
     return LoadedRun(config, spec, models.halved(halved) if halved else models)
 
@@ -111,6 +111,8 @@ def _refusals(config: JobConfig, spec: RunSpec) -> list[str]:
         found.append(f"job: a group does generate, rollout and score, not {config.job}")
     if spec.job.pooling is not None:
         found.append("job: a group runs no pooling models")
+    if any(choice.pictures for choice in spec.models(config)):
+        found.append("prompt.images: a group reads text alone")
     if spec.checkpoint.adapter is not None:
         found.append("model.adapter: a group takes no adapters; merge it into the model (mlx_lm.fuse)")
     if spec.reference is not None:

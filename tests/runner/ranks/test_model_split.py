@@ -21,7 +21,7 @@ class Group:
 
 
 class Three:
-    group, size = Group(), 3
+    group, size, several = Group(), 3, True
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def test_a_model_that_cannot_be_split_is_refused(kind: str, changes: dict[str, A
     module: Any = import_module(f"mlx_lm.models.{kind}")
     network = module.Model(module.ModelArgs.from_dict(LLAMA | {"model_type": kind} | changes))
     with pytest.raises(ModelError, match=f"model.path: tiny .*{message}"):
-        split_network(network, Three(), "tiny")  # pyright: ignore[reportArgumentType]
+        split_network(network, Three(), "tiny", lambda: None)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_pipeline_leaves_the_first_rank_the_last_layers():
     module: Any = import_module("mlx_lm.models.qwen2")
     network = module.Model(module.ModelArgs.from_dict(LLAMA | {"model_type": "qwen2", "num_hidden_layers": 7}))
     last = network.model.layers[4:]
-    assert split_network(network, Three(), "tiny") == "pipeline"  # pyright: ignore[reportArgumentType]
+    assert split_network(network, Three(), "tiny", lambda: None).way == "pipeline"  # pyright: ignore[reportArgumentType]
     assert list(network.layers) == list(last)
