@@ -154,6 +154,8 @@ class OpenAIRows:
         if not tokenizer.has_chat_template:
             cure = "set prompt.chat_template, or ask /v1/completions"
             raise RequestRefused("url", "unsupported_endpoint", f"the model has no chat template: {cure}")
+        if self._parts.pictures is None:
+            _require_text(prompt.messages)
         if self._knows_developer:
             return prompt
         messages = [{**message, "role": "system"} if message["role"] == "developer" else message for message in prompt.messages]
@@ -216,6 +218,14 @@ def _asked_of_prompts(census: RequestCensus, url: str) -> Iterator[AskedLogprobs
 
 def _largest(values: Iterable[object]) -> int:
     return max((value for value in values if type(value) is int and 0 <= value <= _MOST_TOP), default=0)
+
+
+def _require_text(messages: list[dict[str, Any]]) -> None:
+    """Raises RequestRefused for a picture."""
+    for number, message in enumerate(messages):
+        if isinstance(message.get("content"), list):
+            here = 'the model here reads text alone; pictures take a vision model, and pip install "mlx-bulk[vision]"'
+            raise RequestRefused(f"messages[{number}].content", "unsupported_value", f"found a picture; {here}")
 
 
 @cache

@@ -1,4 +1,7 @@
-"""The messages of a chat request, checked and made ready for a chat template: text alone, calls with their arguments as mappings."""
+"""The messages of a chat request, checked and made ready for a chat template: texts, parts of pictures, calls with their arguments.
+
+Pictures are not read here, and whether the model reads any is not known.
+"""
 
 import json
 from collections.abc import Collection
@@ -13,6 +16,7 @@ Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "reasoning_content")
+_PICTURES = ("image_url", "input_image")
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 
 
@@ -41,7 +45,7 @@ def _message(message: object, where: str, strict: bool) -> Message:
             kept[name] = _text(known[name], f"{where}.{name}")
     content = known.get("content", known.get("refusal") if role == "assistant" else None)
     if content is not None:
-        kept["content"] = text_of(content, f"{where}.content")
+        kept["content"] = content_of(content, f"{where}.content")
     elif role == "assistant" and calls:
         kept["content"] = None
     else:
@@ -51,6 +55,30 @@ def _message(message: object, where: str, strict: bool) -> Message:
             raise RequestRefused(f"{where}.tool_calls", "invalid_value", "expected a list of calls in a message of the assistant")
         kept["tool_calls"] = [_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
     return kept
+
+
+def content_of(content: object, where: str) -> str | list[Message]:
+    """Returns a message's content: its text, or a list of parts where some are pictures. Raises RequestRefused."""
+    if not isinstance(content, list) or not any(_is_picture(part) for part in content):
+        return text_of(content, where)
+    places = [(part, f"{where}[{index}]") for index, part in enumerate(content)]
+    return [_picture(part, at) if _is_picture(part) else {"type": "text", "text": _part(part, at)} for part, at in places]
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in _PICTURES
+
+
+def _picture(part: dict[str, Any], where: str) -> Message:
+    """Returns a part of a picture as ``{type: image_url, image_url: {url}}``; how closely it is to be looked at has no effect."""
+    named = part.get("image_url")
+    url = named.get("url") if isinstance(named, dict) else named
+    if part.get("file_id") is not None and url is None:
+        raise RequestRefused(f"{where}.file_id", "unsupported_value", "no files are uploaded here; give the picture as image_url")
+    if not isinstance(url, str) or not url:
+        expected = "expected a data URL, a path below the file's folder, or an address (data.fetch)"
+        raise RequestRefused(f"{where}.image_url", "invalid_value", f"found {shown(named)}; {expected}")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def text_of(content: object, where: str) -> str:
@@ -67,7 +95,7 @@ def _part(part: object, where: str) -> str:
     if not isinstance(part, dict) or not isinstance(kind, str):
         raise RequestRefused(where, "invalid_value", f"found {shown(part)}; expected {{type: text, text: …}}")
     if kind not in _TEXTS:
-        raise RequestRefused(f"{where}.type", "unsupported_value", f"found {shown(kind)}; expected text, as models here read text alone")
+        raise RequestRefused(f"{where}.type", "unsupported_value", f"found {shown(kind)}; expected text or image_url")
     return _text(part.get(_TEXTS[kind]), f"{where}.{_TEXTS[kind]}")
 
 

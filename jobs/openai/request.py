@@ -241,7 +241,7 @@ def _prompts(prompt: Any) -> tuple[AnyPrompt, ...]:
 def _continued(prompt: Chat) -> Chat:
     """Returns a chat whose last message is what the answer begins with."""
     last: Message = prompt.messages[-1]
-    if last["role"] != "assistant" or not last["content"]:
+    if last["role"] != "assistant" or not isinstance(last["content"], str) or not last["content"]:
         raise RequestRefused("continue_final_message", "invalid_value", "expected a last message of the assistant, with a text")
     return Chat(prompt.messages[:-1], last["content"])
 

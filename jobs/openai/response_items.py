@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...configs.explain import shown
-from .messages import ROLES, Message, text_of, tool_call
+from .messages import ROLES, Message, content_of, text_of, tool_call
 from .refusal import RequestRefused
 
 _KINDS = "message, function_call, function_call_output or reasoning"
@@ -43,7 +43,7 @@ def _message(item: dict[str, Any], kind: object, where: str) -> Message:
         role = item.get("role")
         if role not in ROLES or role == "tool":
             raise RequestRefused(f"{where}.role", "invalid_value", f"found {shown(role)}; expected system, developer, user or assistant")
-        return {"role": role, "content": text_of(item.get("content"), f"{where}.content")}
+        return {"role": role, "content": content_of(item.get("content"), f"{where}.content")}
     if kind == "function_call":
         call = tool_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
         return {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -45,8 +45,14 @@ def refused(line: Any, strict: bool = True) -> tuple[str, str]:
         (chat("a", [{"role": "user"}]), "messages[0].content", "missing_required_parameter"),
         (chat("a", [{"role": "user", "content": "x", "colour": 1}]), "messages[0].colour", "unknown_parameter"),
         (
-            chat("a", [*HI, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            chat("a", [*HI, {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]),
             "messages[1].content[0].type",
+            "unsupported_value",
+        ),
+        (chat("a", [{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0].image_url", "invalid_value"),
+        (
+            chat("a", [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]),
+            "messages[0].content[0].file_id",
             "unsupported_value",
         ),
         (chat("a", [{"role": "assistant", "content": "x", "audio": {"id": "y"}}]), "messages[0].audio", "unsupported_parameter"),
@@ -82,7 +88,7 @@ def refused(line: Any, strict: bool = True) -> tuple[str, str]:
         (response("a", text={"colour": 1}), "text.colour", "unknown_parameter"),
         (response("a", [{"type": "item_reference", "id": "x"}]), "input[0].type", "unsupported_value"),
         (
-            response("a", [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]),
+            response("a", [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]),
             "input[0].content[0].type",
             "unsupported_value",
         ),
@@ -204,3 +210,13 @@ def test_reasoning_effort_is_told_to_the_template():
     assert low == {"enable_thinking": True, "thinking": True, "reasoning_effort": "low"}
     own = chat("a", reasoning_effort="low", chat_template_kwargs={"thinking": False, "x": 1})
     assert read_request(own, True).template_args == {"enable_thinking": True, "thinking": False, "reasoning_effort": "low", "x": 1}
+
+
+def test_pictures_stay_parts_of_their_messages() -> None:
+    words, picture = {"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}}
+    (prompt,) = read_request(chat("a", [{"role": "user", "content": [words, picture]}]), True).prompts
+    kept = {"type": "image_url", "image_url": {"url": "a.png"}}
+    assert prompt == Chat([{"role": "user", "content": [words, kept]}])
+    parts = [{"type": "input_text", "text": "What?"}, {"type": "input_image", "image_url": "a.png", "detail": "auto"}]
+    (answered,) = read_request(response("a", [{"role": "user", "content": parts}]), True).prompts
+    assert answered == prompt
