@@ -165,6 +165,14 @@ class TorchTower:
     model: Any
     seen: list[str] = field(default_factory=list[str])
 
+    @property
+    def nbytes(self) -> int:
+        """Its weights are nobody's."""
+        return 0
+
+    def make_ready(self) -> None:
+        """There is nothing to read."""
+
     def features(self, image: PromptImage) -> ImageFeatures:
         import torch  # pyright: ignore[reportMissingImports]
 

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from ..caches.row_positions import RowPositions
 from ..core.errors import first_line
 from ..core.kv_quantization import KVQuantization
 from ..layers.kv_cache import (
@@ -116,7 +117,8 @@ def cache_bytes(network: Any, kv: KVQuantization | None) -> tuple[float, float]:
 
 def kv_account(network: Any, kv: KVQuantization) -> str:
     """Says in how many of a network's caches, if not in all, and what it costs on a CPU."""
-    kinds = [isinstance(cache, PlainQuantizedKVCache) for cache in kept_inside(make_caches(network, 1, padded=False, kv=kv))]
+    caches = [cache for cache in kept_inside(make_caches(network, 1, padded=False, kv=kv)) if not isinstance(cache, RowPositions)]
+    kinds = [isinstance(cache, PlainQuantizedKVCache) for cache in caches]
     some = "" if all(kinds) else f", in {sum(kinds)} of {len(kinds)} layers' caches"
     slower = ", slower on this CPU: its kernel of whole blocks reads no quantized keys" if needs_no_caches(network) else ""
     return some + slower

@@ -7,12 +7,13 @@ changed, is computed again when a row needs it.
 
 from collections.abc import Callable, Iterable
 
+from ..core.images import FIRST_IMAGE_ID
 from ..core.requests import Request
 from ..layers.kv_cache import make_caches
 from ..scheduler.prompt_prefixes import arrangement
 from ..scheduler.request_queue import Arrange, SharedPrefix
 from .prefill import ByCalls, prefix_by_calls
-from .prefix_disk_cache import ComputedPrefix
+from .prefix_disk_cache import ComputedPrefix, PrefixCache
 from .setup import Setup
 
 
@@ -54,14 +55,20 @@ class PrefixKV:
         return self.kept[prefix]
 
     def _from_disk(self, setup: Setup, prefix: SharedPrefix) -> ComputedPrefix | None:
-        if setup.prefix_cache is None:
+        folder = _folder(setup, prefix)
+        if folder is None:
             return None
-        return setup.prefix_cache.load(prefix.ids, setup.wanted.echoed, lambda: make_caches(setup.model, 1, padded=False, kv=setup.kv))
+        return folder.load(prefix.ids, setup.wanted.echoed, lambda: make_caches(setup.model, 1, padded=False, kv=setup.kv))
 
     def _compute(self, setup: Setup, prefix: SharedPrefix) -> ByCalls[ComputedPrefix]:
         parent = None if prefix.parent is None else (yield from self._computed(setup, prefix.parent))
         computed = yield from prefix_by_calls(setup, prefix.ids, parent)
         self._computed_tokens += prefix.own_tokens
-        if setup.prefix_cache is not None:
-            setup.prefix_cache.save(prefix.ids, setup.wanted.echoed, computed)
+        if (folder := _folder(setup, prefix)) is not None:
+            folder.save(prefix.ids, setup.wanted.echoed, computed)
         return computed
+
+
+def _folder(setup: Setup, prefix: SharedPrefix) -> PrefixCache | None:
+    """Returns where a prefix is kept on disk; None for one with pictures, whose ids mean something else in each session."""
+    return None if (prefix.ids >= FIRST_IMAGE_ID).any() else setup.prefix_cache

@@ -8,9 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_bulk.runner.caches.image_blocks import ImageBlocks, attend_in_blocks, seen_ahead, uncut
-from mlx_bulk.runner.core.images import FIRST_IMAGE_ID, ImageTable, PromptImage
+from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 from numpy.typing import NDArray
+
+from ..support.picture_truth import specified_mask
 
 TABLE = ImageTable(7)
 SMALL, LARGE = (TABLE.register(str(n), n, (1, 1, n), dict) for n in (2, 5))
@@ -19,18 +21,7 @@ ROW = [3, 3, *SMALL.ids.tolist(), 3, *LARGE.ids.tolist(), *SMALL.ids.tolist(), *
 
 
 def specified(ids: Sequence[int], window: int | None) -> NDArray[np.bool_]:
-    """Who sees whom [T, T], pair by pair: (before it, or in the same picture) and within the window."""
-    pictures, at = list[int](), 0
-    for i, one in enumerate(ids):
-        if one >= FIRST_IMAGE_ID and (not i or ids[i - 1] != one - 1 or TABLE.image_of(one) is not TABLE.image_of(ids[i - 1])):
-            at += 1
-        pictures.append(at if one >= FIRST_IMAGE_ID else 0)
-    seen = np.zeros((len(ids), len(ids)), bool)
-    for q in range(len(ids)):
-        for k in range(len(ids)):
-            same = pictures[q] == pictures[k] > 0
-            seen[q, k] = (k <= q or same) and (window is None or k > q - window)
-    return seen
+    return specified_mask(TABLE, ids, window)
 
 
 def ahead(ids: NDArray[np.integer]) -> mx.array:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.runner.caches.row_positions import RowPositions
-from mlx_bulk.runner.core.images import FIRST_IMAGE_ID, ImageTable, PromptImage
+from mlx_bulk.runner.core.images import ImageTable, PromptImage
 from numpy.typing import NDArray
+
+from ..support.picture_truth import specified_positions
 
 Positions = NDArray[np.int64]
 TABLE = ImageTable(7)
@@ -20,20 +22,7 @@ PICTURES = [TABLE.register(str(grid), grid[1] * grid[2], grid, dict) for grid in
 
 
 def specified(ids: Sequence[int]) -> Positions:
-    """Positions [3, T] token by token, as Qwen2-VL's paper says: after a picture comes what no token of it has reached."""
-    found: list[tuple[int, int, int]] = []
-    begin = 0
-    for one in ids:
-        after = max((max(each) for each in found), default=-1) + 1
-        if one < FIRST_IMAGE_ID:
-            found.append((after, after, after))
-            continue
-        picture = TABLE.image_of(one)
-        at, (_, height, width) = one - picture.first, picture.grid
-        begin = after if at == 0 else begin
-        found.append((begin, begin + at // width, begin + at % width))
-        assert at // width < height
-    return np.array(found, np.int64).reshape(-1, 3).T
+    return specified_positions(TABLE, ids)
 
 
 def made_of(parts: Sequence[int | PromptImage]) -> NDArray[np.int32]:

@@ -26,9 +26,9 @@ from mlx_bulk.runner.layers.layer_patching import patch_layers, unpatch_layers
 from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.layers.sectioned_rope import SectionedRope, Sections, sections_of, turn_by_sections
 from mlx_lm.models import qwen2_vl
-from numpy.typing import NDArray
 
 from ..support import tiny
+from ..support.picture_truth import turned_plainly
 
 SECTIONS = Sections((2, 3, 3))
 TEXT = {
@@ -67,17 +67,6 @@ def test_sections_of_both_dialects():
     assert sections_of({"model_type": "another", "text_config": {"rope_scaling": scaling}}) == turns
     assert sections_of({"model_type": "qwen3_vl_moe", "text_config": {"rope_parameters": {"mrope_section": [24, 20, 20]}}}) == turns
     assert sections_of({"model_type": "llama", "rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}}) is None
-
-
-def turned_plainly(x: NDArray[np.float64], positions: NDArray[np.int64], axes: NDArray[np.intp], base: float) -> NDArray[np.float64]:
-    """The specification: number i and i + R / 2 turn by the position of i's axis, base ** (-2 i / R) a position. x [B, H, T, R]."""
-    half = x.shape[-1] // 2
-    out = np.zeros_like(x)
-    for i in range(half):
-        angle = positions[axes[i]][:, None] * base ** (-i / half)
-        a, b = x[..., i], x[..., i + half]
-        out[..., i], out[..., i + half] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
-    return out
 
 
 @pytest.mark.parametrize("sections", [SECTIONS, Sections((3, 3, 2), turns=True)])
