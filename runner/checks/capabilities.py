@@ -26,12 +26,12 @@ from ..layers.lm_head import Head
 from ..layers.network import Network
 from ..models.config_compat import mlx_lm_settings
 from ..models.loader import LanguageModel
+from ..twins.tiny_config import WINDOW, Config, window_lengths
+from ..twins.tiny_twin import rounding_noise, twin
 from .decode_check import batch_difference
 from .padding_probe import PADDED, WAYS, Way, allowed_difference, crash_reason, fallback_reason
 from .prefix_check import prefix_refusal
 from .scoring_check import Shortcuts, find_shortcuts
-from .tiny_config import WINDOW, Config, window_lengths
-from .tiny_twin import rounding_noise, twin
 from .trial import SingleRows, trial_limits
 
 On = Literal["twin", "weights"]

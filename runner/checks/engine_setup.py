@@ -15,20 +15,21 @@ from ...configs.schema import BatchConfig
 from ...kernels import backend, native
 from ...kernels.sampling import logit_memory
 from ..core.errors import ModelError
+from ..core.images import ImageTable
 from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
-from ..engine.setup import BatchFeatures, Setup
-from ..layers.lm_head import Head
+from ..engine.setup import Setup
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
 from ..scheduler.limits import Limits, least_limits
-from .capabilities import Capabilities, capabilities_of, code_digest
-from .padding_probe import PADDED, BatchingMode, cache_bytes, kv_account, kv_obstacle, kv_refusal, probe
+from ..vision.features import share_image_memory
+from .capabilities import capabilities_of, code_digest
+from .checked_model import CheckedModel, log_mode, model_note, warn_of_chunks
+from .padding_probe import PADDED, BatchingMode, cache_bytes, kv_obstacle, kv_refusal, probe
 from .pooling_setup import expected_pooling_setup, fit_pooling_model
 from .prefix_check import refused_by_weights
-from .scoring_check import CHUNKS, Shortcuts, confirm_shortcuts
 from .slot_independence import slots_alike, slots_independent
 
 log = logging.getLogger("mlx_bulk")
@@ -47,54 +48,17 @@ class FittedModels:
     rewards: tuple[Setup, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class _CheckedModel:
-    """A model and the results of its checks.
-
-    capabilities: of its tiny twin; mode: how its own weights let rows share a batch; scoring: the scorer's shortcuts that its weights
-    allow, None for a job that scores no given tokens.
-    """
-
-    model: LanguageModel
-    capabilities: Capabilities
-    mode: BatchingMode
-    scoring: Shortcuts | None = None
-
-    def with_scoring(self, limits: Limits) -> "_CheckedModel":
-        """Returns the same with the scorer's shortcuts tried on the model's own weights."""
-        model, padded = self.model, not limits.equal_lengths
-        shown, allowed = self.capabilities.shortcuts, self.mode.allowed
-        return replace(self, scoring=confirm_shortcuts(model.network, model.vocabulary, limits, padded, shown, allowed))
-
-    def setup(self, config: BatchConfig, wanted: LogprobOptions, limits: Limits) -> Setup:
-        """Returns the model's setup; prompts share no prefixes yet."""
-        features = BatchFeatures(padded=not limits.equal_lengths, ragged=self.mode.way == "padded")
-        setup = Setup(
-            self.model.network,
-            self.model.vocabulary,
-            limits,
-            wanted,
-            features,
-            static=config.deterministic,
-            prefill_tokens=limits.tokens if config.prefill_tokens == "auto" else config.prefill_tokens,
-            logit_bytes=logit_memory.read_at_once(),
-            ahead=not backend.on_cpu_path(),
-            adapters=self.model.adapters,
-            ranks=self.model.split.ranks,
-        )
-        if self.scoring is None:  # prompts may come in several calls all the same
-            return setup.with_features(chunked=self.capabilities.shortcuts.chunked)
-        return self.scoring.features_on(replace(setup, head=Head(self.model.network) if self.scoring.head else None))
-
-
 def fit(
     model: LanguageModel,
     config: BatchConfig,
     wanted: LogprobOptions,
     reference: LanguageModel | None = None,
     rewards: Sequence[LanguageModel] = (),
+    images: ImageTable | None = None,
 ) -> FittedModels:
     """Checks a loaded model, and a reference model and reward models if there are any, and makes their setups. Logs one line a model.
+
+    images: the pictures of the rows, None for rows of text alone.
 
     Model and reference hold the same rows: the limits are those that both can keep, beside the weights of all. Raises OutOfRoom where
     memory does not hold the weights, ModelError where deterministic mode cannot be kept.
@@ -109,7 +73,7 @@ def fit(
         _require_independent_rows(models, limits, kv)
     if wanted.echo or wanted.reference:
         models = [each.with_scoring(limits) for each in models]
-    setup, *others = [each.setup(config, wanted, limits) for each in models]
+    setup, *others = [replace(each.setup(config, wanted, limits), images=images) for each in models]
     setup = replace(setup, kv=kv)
     if config.deterministic and wanted.echo and not all(slots_alike(each) for each in (setup, *others)):
         setup, *others = [each.with_features(any_slot=False) for each in (setup, *others)]
@@ -117,9 +81,9 @@ def fit(
     if config.prefix_cache is not None:
         setup = _with_prefix_cache(setup, model, Path(config.prefix_cache), refusal)
     for each in models:
-        _log_mode(each, limits, setup.kv if each is models[0] else None)
+        log_mode(each, limits, setup.kv if each is models[0] else None)
     for each in models:
-        _warn_of_chunks(each)
+        warn_of_chunks(each)
     prefixes = {"shared": setup.shares_prompts, "reason": refusal}
     about = _session_note(models, config, limits, prefixes)
     about["batch"]["prefill_tokens"] = setup.prefill_tokens
@@ -151,7 +115,7 @@ def kv_quantization(config: BatchConfig) -> KVQuantization | None:
     return None if config.kv_bits is None else KVQuantization(config.kv_bits, config.kv_group, config.kv_start)
 
 
-def _checked(model: LanguageModel, kv: KVQuantization | None = None) -> _CheckedModel:
+def _checked(model: LanguageModel, kv: KVQuantization | None = None) -> CheckedModel:
     """Tries on a model's own weights how rows may share a batch, from the fastest way on that its twin allows.
 
     kv: how its keys and values are to be quantized. Raises ModelError where they cannot be.
@@ -164,7 +128,7 @@ def _checked(model: LanguageModel, kv: KVQuantization | None = None) -> _Checked
         _refuse_kv(model, kv_refusal(model.network, model.vocabulary, mode.way, kv))
         token_bytes, row_bytes = cache_bytes(model.network, kv)
         mode = replace(mode, token_bytes=token_bytes, row_bytes=row_bytes)
-    return _CheckedModel(model, capabilities, mode)
+    return CheckedModel(model, capabilities, mode)
 
 
 def _refuse_kv(model: LanguageModel, reason: str) -> None:
@@ -174,16 +138,16 @@ def _refuse_kv(model: LanguageModel, reason: str) -> None:
         raise ModelError(f"batch.kv_bits: keys and values of {model.checkpoint.folder.name} ({kind}) cannot be quantized: {reason}")
 
 
-def _expected(model: LanguageModel, scores: bool, kv: KVQuantization | None) -> _CheckedModel:
+def _expected(model: LanguageModel, scores: bool, kv: KVQuantization | None) -> CheckedModel:
     """Returns the results of the checks if the weights confirm all that the twin shows. kv: as for ``_checked``."""
     if kv is not None:
         _refuse_kv(model, kv_obstacle(model.network, kv))
     shown = capabilities_of(model)
     mode = BatchingMode(shown.way, shown.difference, *cache_bytes(model.network, kv), shown.reason)
-    return _CheckedModel(model, shown, mode, shown.shortcuts if scores else None)
+    return CheckedModel(model, shown, mode, shown.shortcuts if scores else None)
 
 
-def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -> Limits:
+def _limits(config: BatchConfig, models: Sequence[CheckedModel], beside: int) -> Limits:
     """Returns the limits of a batch that every model's caches can hold, in the most cautious of their ways.
 
     beside: bytes of the weights of further models, which have no caches.
@@ -191,7 +155,11 @@ def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -
     device, modes = backend.device_name(), [each.mode for each in models]
     rows = ROWS[device] if config.rows == "auto" else config.rows
     tokens = TOKENS[device] if config.tokens == "auto" else config.tokens
-    weights = beside + sum(each.model.weight_bytes for each in models)
+    weights = (
+        beside
+        + sum(each.model.weight_bytes for each in models)
+        + share_image_memory([each.model.features for each in models], config.image_memory)
+    )
     workspace = logit_memory.workspace(max(each.model.vocabulary for each in models), rows)
     room = kv_bytes(config.memory, weights, workspace)
     ways = {mode.way for mode in modes}
@@ -199,13 +167,13 @@ def _limits(config: BatchConfig, models: Sequence[_CheckedModel], beside: int) -
     return Limits(1 if "alone" in ways else rows, tokens, room, token_bytes, row_bytes, equal_lengths=not ways <= set(PADDED))
 
 
-def _require_independent_rows(models: Sequence[_CheckedModel], limits: Limits, kv: KVQuantization | None) -> None:
+def _require_independent_rows(models: Sequence[CheckedModel], limits: Limits, kv: KVQuantization | None) -> None:
     kvs, rows = [kv, None][: len(models)], limits.rows
     if not all(slots_independent(each.model.network, each.model.vocabulary, rows, own) for each, own in zip(models, kvs, strict=True)):
         raise ModelError("batch.deterministic: with this model and device a row's bits depend on its batch mates; set it to false")
 
 
-def _sharing_prompts(setup: Setup, checked: _CheckedModel) -> tuple[Setup, str]:
+def _sharing_prompts(setup: Setup, checked: CheckedModel) -> tuple[Setup, str]:
     """Returns the setup in which prompts share prefixes, if the model's own weights allow it, and else why they do not."""
     sharing, mode = setup.with_features(shared_prompts=True), checked.mode
     if not sharing.shares_prompts:
@@ -242,30 +210,7 @@ def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal
 # --------------------------------------------------------------------------------------- what the log and a session say
 
 
-def _log_mode(checked: _CheckedModel, limits: Limits, kv: KVQuantization | None) -> None:
-    model, mode = checked.model, checked.mode
-    if mode.way == "padded":
-        how = f"batches of up to {limits.rows} rows"
-    elif mode.way == "joined":
-        how = f"batches of up to {limits.rows} rows, prompts of one length at a time, slower but right ({mode.reason})"
-    else:
-        rows = "batches of rows of one length" if mode.way == "exact" else "one row at a time"
-        how = f"{rows}, slower but right ({mode.reason})"
-    held = "" if kv is None else f", {kv.in_words}{kv_account(model.network, kv)}"
-    log.info("%s: %s on %s, %s%s", model.checkpoint.folder.name, model.dtype, backend.device_name(), how, held)
-
-
-def _warn_of_chunks(checked: _CheckedModel) -> None:
-    for reason in checked.capabilities.shortcuts.reasons:
-        if reason.startswith(f"{CHUNKS}: logprobs"):
-            log.warning(
-                "%s: in mlx-lm its logprobs depend on the calls in which a text is fed (%s); prompts are fed in one, so that logprobs of "
-                "generated tokens can differ from those that scoring gives the same text",
-                *(checked.model.checkpoint.folder.name, reason),
-            )
-
-
-def _session_note(models: Sequence[_CheckedModel], config: BatchConfig, limits: Limits, prefixes: dict[str, Any]) -> dict[str, Any]:
+def _session_note(models: Sequence[CheckedModel], config: BatchConfig, limits: Limits, prefixes: dict[str, Any]) -> dict[str, Any]:
     """Returns a session's line: what the results may depend on beyond the run's identity. ``prefixes`` are the first model's."""
     first, *others = models
     note = {
@@ -275,25 +220,6 @@ def _session_note(models: Sequence[_CheckedModel], config: BatchConfig, limits: 
         "device": backend.device_name(),
         "blas": str(backend.prepare()),
         "batch": {**config.model_dump(mode="json"), "rows": limits.rows, "tokens": limits.tokens},
-        **_model_note(first, {"prefixes": prefixes}),
+        **model_note(first, {"prefixes": prefixes}),
     }
-    return {**note, "reference": _model_note(others[0], {})} if others else note
-
-
-def _model_note(checked: _CheckedModel, more: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a session notes of one model; ``more`` is put to its probe."""
-    model, mode, shown, scoring = checked.model, checked.mode, checked.capabilities, checked.scoring
-    probed: dict[str, Any] = {
-        "way": mode.way,
-        "difference": mode.difference,
-        "reason": mode.reason,
-        "found_on": shown.on if mode.way == shown.way else "weights",
-        "twin": shown.no_twin or {"way": shown.way, "difference": shown.difference},
-    }
-    if scoring is not None:
-        shortcuts = {"head": scoring.head, "right_padded": scoring.right_padded, "shared": scoring.shared_passages}
-        probed["scoring"] = {**shortcuts, "reasons": list(scoring.reasons)}
-    held: dict[str, Any] = {"dtype": model.dtype, "quantized": model.quantized, "substitutes": list(model.substitutes)}
-    if model.split.way is not None:
-        held["parallel"] = str(model.split)
-    return {"model": str(model.checkpoint.folder), **held, "probe": {**probed, **more}}
+    return {**note, "reference": model_note(others[0], {})} if others else note

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..layers.kv_cache import make_caches
 from ..models.config_compat import mlx_lm_settings
-from .tiny_config import WINDOW, Config
-from .tiny_twin import TEXT, twin
+from ..twins.tiny_config import WINDOW, Config
+from ..twins.tiny_twin import TEXT, twin
 from .trial import random_ids, row_logits
 
 SETTING = "sliding_window"

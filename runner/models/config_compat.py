@@ -15,6 +15,7 @@ LAYER_THETA = {
     "sliding_attention": ("rope_local_base_freq", "rope_local_theta"),
 }
 LEAVE_OUT = ("llava", "idefics3", "smolvlm")  # vision models whose text config may say little
+LABELS = ("id2label", "label2id")  # of a classifier, which a text model is not
 OUTER = ("tie_word_embeddings",)  # of a vision model as a whole, and of its text
 
 
@@ -39,7 +40,8 @@ def _with_defaults(text: Config) -> Config:
     kind = text.get("model_type", "llama")
     if kind not in CONFIG_MAPPING:
         return text
-    return {name: value for name, value in CONFIG_MAPPING[kind]().to_dict().items() if value is not None} | {"model_type": kind} | text
+    own = {name: value for name, value in CONFIG_MAPPING[kind]().to_dict().items() if value is not None and name not in LABELS}
+    return own | {"model_type": kind} | text
 
 
 def _old_names(config: Config) -> Config:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ...configs.schema import ModelConfig
 from ..core.errors import OutOfRoom
+from ..core.images import ImageTable
 from ..core.units import size_as_text
 from ..layers.kernel_injection import restore
 from ..pooling.spec import PoolingSpec
@@ -24,13 +25,14 @@ Key = tuple[str, str, str, bool, bool | None, PoolingSpec | None, bool]
 class ModelChoice(NamedTuple):
     """A model to load.
 
-    pooling: what becomes of its hidden states; None for a model that gives logits of the next token. pictures: it is to read pictures.
+    pooling: what becomes of its hidden states; None for a model that gives logits of the next token. images: the pictures that it is to
+    read; None for rows of text alone.
     """
 
     config: ModelConfig
     checkpoint: Checkpoint
     pooling: PoolingSpec | None = None
-    pictures: bool = False
+    images: ImageTable | None = None
 
 
 @dataclass(slots=True)
@@ -94,25 +96,26 @@ def dequantizes(wanted: ModelChoice, room: int) -> bool | None:
 def outlined(choice: ModelChoice, room: int) -> LanguageModel:
     """Returns a model without its weights, see ``loader.outline``."""
     if choice.pooling is None:
-        return outline(choice.config, choice.checkpoint, room, pictures=choice.pictures)
+        return outline(choice.config, choice.checkpoint, room, pictures=choice.images is not None)
     return outline_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _load(choice: ModelChoice, room: int, ranks: Ranks) -> LanguageModel:
     if choice.pooling is None:
-        return load_model(choice.config, choice.checkpoint, room, pictures=choice.pictures, ranks=ranks)
+        return load_model(choice.config, choice.checkpoint, room, pictures=choice.images is not None, ranks=ranks)
     return load_pooling_model(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _size(choice: ModelChoice, room: int) -> tuple[int, bool | None]:
     if choice.pooling is None:
-        return size(choice.config, choice.checkpoint, room, pictures=choice.pictures)
+        return size(choice.config, choice.checkpoint, room, pictures=choice.images is not None)
     return pooling_size(choice.config, choice.checkpoint, choice.pooling, room)
 
 
 def _key(wanted: ModelChoice, whole: bool | None) -> Key:
-    config, checkpoint, pooling, pictures = wanted
-    return str(checkpoint.folder.resolve()), str(checkpoint.adapter), config.dtype, config.trust_remote_code, whole, pooling, pictures
+    config, checkpoint, pooling, images = wanted
+    folder, adapter, pictures = str(checkpoint.folder.resolve()), str(checkpoint.adapter), images is not None
+    return folder, adapter, config.dtype, config.trust_remote_code, whole, pooling, pictures
 
 
 def _refuse_too_large(checkpoints: list[Checkpoint], memory: int) -> None:

@@ -71,7 +71,7 @@ def load_models(choices: Sequence[ModelChoice], batch: BatchConfig, wanted: Logp
     model, *others = pool.get(choices, memory)
     rewards = tuple(each for each in others if each.pooling is not None)
     other = next((each for each in others if each.pooling is None), None)
-    fitted = fit(model, batch, wanted, other, rewards)
+    fitted = fit(model, batch, wanted, other, rewards, choices[0].images)
     return LoadedModels(model, fitted.setup, other, fitted.reference, fitted.about, rewards, fitted.rewards)
 
 

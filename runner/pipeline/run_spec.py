@@ -124,9 +124,9 @@ class RunSpec:
 
     def models(self, config: JobConfig) -> list[ModelChoice]:
         """Returns the models to load: the model, then the reference if there is one, then the reward models."""
-        choices = [ModelChoice(config.loaded, self.checkpoint, self.job.pooling)]
+        choices = [ModelChoice(config.loaded, self.checkpoint, self.job.pooling, self.images)]
         if config.reference is not None and self.reference is not None:
-            choices.append(ModelChoice(config.reference, self.reference))
+            choices.append(ModelChoice(config.reference, self.reference, images=self.images))
         return choices + [ModelChoice(each.config, each.checkpoint, each.pooling) for each in self.reward_models]
 
     def _dequantized(self, config: JobConfig) -> dict[str, bool]:

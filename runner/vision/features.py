@@ -6,6 +6,7 @@ stays until that call is done, whatever the bound.
 
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -91,3 +92,11 @@ class FeatureCache:
         while self._kept and self._bytes > self.most_bytes:
             self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return features
+
+
+def share_image_memory(caches: Sequence[FeatureCache | None], gigabytes: float) -> int:
+    """Shares ``gigabytes`` among the models that read pictures. Returns the bytes that their features may take: 0 without such a model."""
+    kept = [cache for cache in caches if cache is not None]
+    for cache in kept:
+        cache.most_bytes = int(gigabytes * 1e9) // len(kept)
+    return sum(cache.most_bytes for cache in kept)

@@ -3,8 +3,8 @@
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
 from mlx_bulk.runner.checks.engine_setup import fit
-from mlx_bulk.runner.checks.tiny_config import window_lengths
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
+from mlx_bulk.runner.twins.tiny_config import window_lengths
 
 from ..runner.support.naive_truth import DECODE_TOLERANCE, ECHO_TOLERANCE
 from ..runner.support.tiny_runs import documents

@@ -2,7 +2,7 @@
 
 import pytest
 from mlx_bulk.runner.checks.capabilities import capabilities_of, try_twin
-from mlx_bulk.runner.checks.tiny_twin import twin
+from mlx_bulk.runner.twins.tiny_twin import twin
 
 from ..runner.support.naive_truth import ECHO_TOLERANCE
 from .configs import CONFIGS

@@ -1,8 +1,8 @@
 """Tests how a sliding window is found: by trying, whether caches or masks implement it."""
 
 import pytest
-from mlx_bulk.runner.checks.tiny_twin import TEXT
 from mlx_bulk.runner.checks.window_check import SETTING, missing_window
+from mlx_bulk.runner.twins.tiny_twin import TEXT
 
 from .configs import CONFIGS
 from .entries import EVERY, config_of, entry

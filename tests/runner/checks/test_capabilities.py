@@ -15,10 +15,10 @@ from mlx_bulk.runner.checks.capabilities import Capabilities, capabilities_of, o
 from mlx_bulk.runner.checks.engine_setup import fit
 from mlx_bulk.runner.checks.padding_probe import probe
 from mlx_bulk.runner.checks.scoring_check import Shortcuts
-from mlx_bulk.runner.checks.tiny_twin import twin
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.models.checkpoint import Checkpoint
 from mlx_bulk.runner.models.loader import LanguageModel
+from mlx_bulk.runner.twins.tiny_twin import twin
 from mlx_lm.models import gemma3_text, llama, mamba2, qwen3_next
 from mlx_lm.models.base import create_attention_mask
 

@@ -11,10 +11,10 @@ from mlx_bulk.runner.checks.capabilities import capabilities_of, try_twin
 from mlx_bulk.runner.checks.engine_setup import expected_setups, fit
 from mlx_bulk.runner.checks.padding_probe import Way
 from mlx_bulk.runner.checks.prefix_check import prefix_refusal, refused_by_weights
-from mlx_bulk.runner.checks.tiny_twin import twin
 from mlx_bulk.runner.checks.trial import SingleRows
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.layers.lm_head import Head
+from mlx_bulk.runner.twins.tiny_twin import twin
 from mlx_lm.models.cache import BatchRotatingKVCache
 
 from ...checkpoints import loaded, write_checkpoint

@@ -11,10 +11,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx import nn
-from mlx_bulk.runner.checks.tiny_twin import twin
 from mlx_bulk.runner.layers.kv_cache import make_caches, prepare_padding
 from mlx_bulk.runner.layers.layer_patching import patch_layers, patch_quantized_layers, unpatch_layers
 from mlx_bulk.runner.layers.mended_layers import CappedAttention, ScaledEmbedding, mend_layers
+from mlx_bulk.runner.twins.tiny_twin import twin
 from mlx_lm.models import gemma2, gemma3_text, gpt2, gpt_bigcode, llama
 
 from ..support import tiny

@@ -142,6 +142,7 @@ def test_a_vision_models_text_config_is_filled_up_and_told_what_stands_outside()
     hub = {"model_type": "llava", "text_config": {"model_type": "llama", "vocab_size": 32064}, "tie_word_embeddings": False}
     text = mlx_lm_settings(hub)["text_config"]
     assert (text["hidden_size"], text["vocab_size"], text["rope_theta"], text["tie_word_embeddings"]) == (4096, 32064, 10000.0, False)
+    assert all(isinstance(name, str) for value in text.values() if isinstance(value, dict) for name in value)
     gemma = {"model_type": "gemma3", "text_config": {"vocab_size": 300, "_sliding_window_pattern": 4}}
     assert mlx_lm_settings(gemma) == {
         "vocab_size": 300,

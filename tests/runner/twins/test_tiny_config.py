@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from mlx_bulk.runner.checks.tiny_config import LONGEST, VOCABULARY, WINDOW, shrink_config, shrinks, window_lengths
+from mlx_bulk.runner.twins.tiny_config import LONGEST, VOCABULARY, WINDOW, shrink_config, shrinks, window_lengths
 
 from ..support.released_configs import CONFIGS
 

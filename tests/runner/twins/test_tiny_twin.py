@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from mlx import nn
 from mlx.utils import tree_flatten
-from mlx_bulk.runner.checks import tiny_twin as twins
-from mlx_bulk.runner.checks.tiny_config import VOCABULARY
-from mlx_bulk.runner.checks.tiny_twin import NoTwin, rounding_noise, twin
 from mlx_bulk.runner.layers.kv_cache import make_caches
+from mlx_bulk.runner.twins import tiny_twin as twins
+from mlx_bulk.runner.twins.tiny_config import VOCABULARY
+from mlx_bulk.runner.twins.tiny_twin import NoTwin, rounding_noise, twin
 from mlx_lm.models import llama
 from mlx_lm.tuner.utils import linear_to_lora_layers
 
