@@ -15,7 +15,7 @@ from ...runner.core.outcomes import Outcome, Pooled
 from ...runner.core.requests import PoolRequest, Row
 from ...runner.encoders.registry import encoder_class
 from ...runner.engine.setup import Setup
-from ...runner.pipeline.job import Parts
+from ...runner.pipeline.job import ConfigFiles, Parts
 from ...runner.pool_engine.pooler import Pooler
 from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_folder
 from ...runner.pooling.spec import PoolingSpec
@@ -87,6 +87,10 @@ class ClassifyJob:
     def grouping(self) -> None:
         """None: each outcome is a record by itself."""
         return None
+
+    def config_files(self) -> ConfigFiles:
+        """Returns no files: the config names none but those that all jobs may name."""
+        return {}
 
     def engine(self, setup: Setup, reference: Setup | None) -> Pooler:
         """Returns the engine that computes logits."""

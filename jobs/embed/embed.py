@@ -3,9 +3,11 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ...configs.embed import EmbedConfig
@@ -14,7 +16,7 @@ from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Outcome, Pooled
 from ...runner.core.requests import PoolRequest, Row
 from ...runner.engine.setup import Setup
-from ...runner.pipeline.job import Parts
+from ...runner.pipeline.job import ConfigFiles, Parts
 from ...runner.pool_engine.pooler import Pooler
 from ...runner.pooling.hidden_size import hidden_size
 from ...runner.pooling.sentence_folder import SentenceFolder, read_sentence_folder
@@ -82,6 +84,14 @@ class EmbedJob:
     def grouping(self) -> None:
         """None: each outcome is a record by itself."""
         return None
+
+    def config_files(self) -> ConfigFiles:
+        """Returns the ranges of int8 numbers, as a file of two vectors that has them."""
+        if self._ranges is None:
+            return {}
+        file = BytesIO()
+        np.save(file, self._ranges, allow_pickle=False)
+        return {"embed.calibration": {"ranges.npy": file.getvalue()}}
 
     def engine(self, setup: Setup, reference: Setup | None) -> Pooler:
         """Returns the engine that computes vectors."""

@@ -26,7 +26,7 @@ from ...runner.engine.engine import Engine
 from ...runner.engine.setup import Setup
 from ...runner.grammar.spec_values import configured_spec
 from ...runner.images.row_pictures import RowPictures
-from ...runner.pipeline.job import Grouping, Parts
+from ...runner.pipeline.job import ConfigFiles, Grouping, Parts
 from ...runner.text.prompt_templates import AnyPrompt, compile_prompt
 from ...runner.text.stop_strings import cut_at_stop
 from ..statistics.completion_stats import completion_statistics
@@ -112,6 +112,10 @@ class GenerateJob:
         from ...runner.grammar.grammars import grammars_of
 
         return grammars_of(self.parts.tokenizer, self.parts.vocabulary, self.parts.eos)
+
+    def config_files(self) -> ConfigFiles:
+        """Returns no files: the config names none but those that all jobs may name."""
+        return {}
 
     def engine(self, setup: Setup, reference: Setup | None) -> Engine:
         """Returns the engine that decodes; a generation job has no reference model."""

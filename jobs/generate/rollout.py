@@ -19,9 +19,9 @@ from ...runner.core.errors import DROP
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.core.outcomes import Failure, Generated
 from ...runner.core.requests import PromptChat, Request, Row, Sample, TokenInput
-from ...runner.pipeline.job import Judge, Ratings, row_failure
+from ...runner.pipeline.job import ConfigFiles, Judge, Ratings, row_failure
 from ...runner.text.prompt_templates import AnyPrompt, Chat, Message, PromptIds, Rendered
-from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, require_columns
+from ..rewards.functions import RewardFunction, find_functions, function_fingerprints, function_sources, require_columns
 from ..rewards.group_judge import GroupJudge
 from ..rewards.pool import RewardPool
 from ..rewards.rated_text import rated_input
@@ -89,6 +89,10 @@ class RolloutJob(GenerateJob):
     def fingerprints(self) -> dict[str, str]:
         """Returns what each reward function computes by, as a part of the run's identity."""
         return {f"rewards.{name}": fingerprint for name, fingerprint in function_fingerprints(self._functions).items()}
+
+    def config_files(self) -> ConfigFiles:
+        """Returns the files of reward functions that the config names by a path, and what they import from beside them."""
+        return function_sources(self._functions)
 
     def judge(self) -> Judge | None:
         """Returns the judge that calls reward functions in worker processes and adds what reward models gave; None without rewards."""

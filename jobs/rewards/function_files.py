@@ -8,8 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...runner.core.errors import DataError
-from .functions import RewardFunction
+from .functions import RewardFunction, changed
 
 _Stamp = tuple[int, int, int]
 
@@ -34,14 +33,6 @@ class FunctionFiles:
             if digest != function.sha256:
                 raise changed(function)
             self._seen[path] = stamp
-
-
-def changed(function: RewardFunction) -> DataError:
-    """Returns the error for a function whose file is not what the run began with."""
-    return DataError(
-        f"{function.path}: changed while the run worked, and {function.label} is to give all rewards of a run as it was when that began. "
-        "What was finished is safe: put the file back, then continue with the same command; or rate with the new one in another --output"
-    )
 
 
 def _stamp(at: os.stat_result) -> _Stamp:

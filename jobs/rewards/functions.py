@@ -6,6 +6,7 @@ A worker process imports them, never this one. Knows the parameters of functions
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from ...configs.errors import ConfigError
 from ...configs.explain import shown
 from ...configs.fields import nearest
 from ...configs.rewards import RewardConfig
+from ...runner.core.errors import DataError
 from ...runner.data.column_paths import missing_column, require_column
+from ...runner.pipeline.job import ConfigFiles
 from .builtin_rewards import VERSIONS
 from .worker_process import START_SECONDS, Worker, WorkerDied, WorkerHangs
 
@@ -35,7 +38,8 @@ _WORDS = {
 class RewardFunction:
     """A function that a worker can load from ``place``: "path.py:name" or "package.module:name". key: its place in the config.
 
-    path, sha256: of its file. takes: its named parameters. needs: those without a default. open: it has **kwargs.
+    path, sha256: of its file. takes: its named parameters. needs: those without a default. open: it has **kwargs. beside: files in the
+    folder of its file, and below, that importing it has imported, too.
     """
 
     config: RewardConfig
@@ -46,6 +50,7 @@ class RewardFunction:
     takes: tuple[str, ...]
     needs: tuple[str, ...]
     open: bool
+    beside: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -67,7 +72,15 @@ def find_functions(rewards: Sequence[RewardConfig]) -> list[RewardFunction]:
         if "refused" in about:
             raise ConfigError(f"{key}.fn: {about['refused']}; fix it, or name another function")
         function = RewardFunction(
-            reward, key, place, about["path"], about["sha256"], tuple(about["takes"]), tuple(about["needs"]), about["open"]
+            reward,
+            key,
+            place,
+            about["path"],
+            about["sha256"],
+            tuple(about["takes"]),
+            tuple(about["needs"]),
+            about["open"],
+            tuple(about["beside"]),
         )
         _require_args(function, f"{key}.args")
         functions.append(function)
@@ -95,6 +108,35 @@ def function_fingerprints(functions: Sequence[RewardFunction]) -> dict[str, str]
         function.label: f"version {VERSIONS[str(function.config.fn)]}" if function.config.built_in else f"sha256 {function.sha256}"
         for function in functions
     }
+
+
+def function_sources(functions: Sequence[RewardFunction]) -> ConfigFiles:
+    """Returns the files of the functions that a config names by a path, for another machine: each with the files beside it.
+
+    Raises DataError where one is not what it was when the run began.
+    """
+    files: ConfigFiles = {}
+    for function in functions:
+        if function.config.built_in or not str(function.config.fn).rpartition(":")[0].endswith(".py"):
+            continue
+        path = Path(function.path)
+        try:
+            source = path.read_bytes()
+            if sha256(source).hexdigest() != function.sha256:
+                raise changed(function)
+            beside = {str(Path(other).relative_to(path.parent)): Path(other).read_bytes() for other in function.beside}
+        except OSError as error:
+            raise changed(function) from error
+        files[f"{function.key}.fn"] = {path.name: source} | beside
+    return files
+
+
+def changed(function: RewardFunction) -> DataError:
+    """Returns the error for a function whose file is not what the run began with."""
+    return DataError(
+        f"{function.path}: changed while the run worked, and {function.label} is to give all rewards of a run as it was when that began. "
+        "What was finished is safe: put the file back, then continue with the same command; or rate with the new one in another --output"
+    )
 
 
 def _about(places: Sequence[str]) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ from typing import Any
 
 from ...runner.core.errors import DataError
 from ...runner.pipeline.job import Ratings
-from .function_files import FunctionFiles, changed
-from .functions import RESERVED, RewardFunction
+from .function_files import FunctionFiles
+from .functions import RESERVED, RewardFunction, changed
 from .reward_failures import RewardFailures
 from .worker_process import Worker, WorkerDied, WorkerHangs, WorkerStrayed, WorkerTooLarge
 

@@ -106,10 +106,20 @@ def _loaded(fn: str) -> tuple[Answer, Callable[..., Any] | None]:
         if first := signature.pop("by_position"):
             raise FunctionRefused(f"{file}: {name} takes {first[0]!r} by position only; expected parameters that are given by name")
         sha256 = _SHA256.get(str(file)) or hashlib.sha256(file.read_bytes()).hexdigest()
-        about = {"path": str(file), "sha256": sha256, **signature}
+        about = {"path": str(file), "sha256": sha256, "beside": _beside(file), **signature}
     except FunctionRefused as refused:
         return {"refused": str(refused)}, None
     return about, function
+
+
+def _beside(file: Path) -> list[str]:
+    """Lists the files in the folder of ``file``, and below, that have been imported, without those of installed packages."""
+    installed = [Path(sys.prefix).resolve(), Path(os.__file__).resolve().parent]
+    files = {Path(name) for module in list(sys.modules.values()) if (name := getattr(module, "__file__", None)) and name.endswith(".py")}
+    own = {other for other in files if other != file and other.is_relative_to(file.parent)}
+    return sorted(
+        str(other) for other in own if "site-packages" not in other.parts and not any(other.is_relative_to(folder) for folder in installed)
+    )
 
 
 def _module(place: str) -> ModuleType:

@@ -22,7 +22,7 @@ from ...runner.data.type_inference import json_text
 from ...runner.engine.scorer import Scorer
 from ...runner.engine.setup import Setup
 from ...runner.images.row_pictures import RowPictures
-from ...runner.pipeline.job import Parts
+from ...runner.pipeline.job import ConfigFiles, Parts
 from ...runner.text.prompt_templates import Columns, Rendered, compile_prompt, compile_template, is_constant, read_messages
 from ..generate.prompt_encoding import require_chat_template, require_top, require_vocabulary
 from ..statistics.score_stats import score_statistics
@@ -90,6 +90,10 @@ class ScoreJob:
     def samples(self) -> int:
         """The number of records a row: one."""
         return 1
+
+    def config_files(self) -> ConfigFiles:
+        """Returns no files: the config names none but those that all jobs may name."""
+        return {}
 
     def engine(self, setup: Setup, reference: Setup | None) -> Scorer:
         """Returns the scorer, with the reference model if the config names one."""

@@ -9,12 +9,13 @@ from time import monotonic
 import pyarrow as pa
 
 from ...configs.rollout import RolloutConfig
-from ..models.checkpoint import checkpoint_fingerprints
+from ..models.checkpoint import ADAPTER_CONTENTS, checkpoint_fingerprints
 from ..pipeline.model_work import OpenRun
 from ..policies.policy_desk import PolicyDesk
 from ..policies.policy_source import FolderSource
 from ..policies.policy_store import PolicyStore
 from ..policies.recorded_policies import policy_names
+from .config_files import local_adapters
 from .interface import Fleet
 from .messages import NewestPolicy, PieceWanted, PolicyLoaded
 from .parcels import Parcel, PieceDesk
@@ -25,12 +26,15 @@ _LOOK_SECONDS = 1.0  # between looks for the trainer's newest step
 class LeasePolicies:
     """The policies of ``run``, whose digest is ``name``. Keeps the first one. All methods are for the driver's thread.
 
+    Answers workers that want the run's adapters, too.
+
     Raises ModelError where a policy of the run cannot be read, OSError where one cannot be kept.
     """
 
     def __init__(self, run: OpenRun, name: str, fleet: Fleet):
         self._name, self._fleet = name, fleet
         self._desk = _desk_of(run)
+        self._adapters = local_adapters(run.config, run.spec)
         self._pieces = PieceDesk(name, self._parcel, fleet.send)
         self._newest, self._looked = 0, 0.0
 
@@ -81,6 +85,8 @@ class LeasePolicies:
             self.tell_newest(worker)
 
     def _parcel(self, name: str) -> Parcel | None:
+        if (adapter := self._adapters.get(name)) is not None:
+            return Parcel.of_folder(adapter, ADAPTER_CONTENTS)
         folder = None if self._desk is None else self._desk.folder(name)
         return None if folder is None else Parcel.of_folder(folder)
 

@@ -25,9 +25,10 @@ class Parcel:
     names: tuple[str, ...]
 
     @classmethod
-    def of_folder(cls, folder: Path, names: Sequence[str] = ("*",)) -> "Parcel":
-        """Returns the parcel of the files in ``folder`` that match one of ``names``."""
-        return cls(folder, tuple(sorted({file.name for name in names for file in folder.glob(name) if file.is_file()})))
+    def of_folder(cls, folder: Path, names: Sequence[str] = ("*",)) -> "Parcel | None":
+        """Returns the parcel of the files in ``folder`` that match one of ``names``; None without any."""
+        found = tuple(sorted({file.name for name in names for file in folder.glob(name) if file.is_file()}))
+        return cls(folder, found) if found else None
 
     def piece(self, run: str, parcel: str, offset: int) -> Piece | None:
         """Returns the piece that begins at ``offset``; None behind the last byte. Raises OSError where a file cannot be read."""
@@ -71,7 +72,7 @@ class PieceDesk:
             try:
                 parcel = self._found(wanted.parcel)
                 piece = None if parcel is None else parcel.piece(self._run, wanted.parcel, wanted.offset)
-            except OSError:
+            except OSError:  # its files are gone
                 parcel = piece = None
             if parcel is None:
                 self._send(worker, NoParcel(self._run, wanted.parcel))

@@ -17,7 +17,8 @@ from ..files.hash_cache import files_sha256, folder_sha256
 from ..pooling.sentence_folder import module_files, transformer_folder
 
 WEIGHTS = ("*.safetensors", "config.json")
-ADAPTER = ("adapter_config.json", "adapters.safetensors")
+ADAPTER = ("adapter_config.json", "adapters.safetensors")  # what is loaded
+ADAPTER_CONTENTS = ("*.safetensors", "adapter_config.json")  # what its fingerprint is of
 _SHAPES = (
     "hidden_size",
     "intermediate_size",
@@ -128,9 +129,7 @@ def checkpoint_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
     }
     prints["model.chat_template"] = folder_sha256(checkpoint.folder, ("chat_template*",))
     prints["model.generation_config"] = folder_sha256(checkpoint.folder, ("generation_config.json",))
-    prints["model.adapter"] = (
-        "none" if checkpoint.adapter is None else folder_sha256(checkpoint.adapter, ("*.safetensors", "adapter_config.json"))
-    )
+    prints["model.adapter"] = "none" if checkpoint.adapter is None else folder_sha256(checkpoint.adapter, ADAPTER_CONTENTS)
     return prints
 
 

@@ -80,6 +80,10 @@ class Parts:
         return ids if self.images is None else self.images.plain(ids)
 
 
+ConfigFiles = dict[str, dict[str, bytes]]
+"""Contents of local files that a config names: its key -> name -> content. The first name takes the place of the setting's path."""
+
+
 class Kind(Protocol):
     """A kind of job: checks a config, and makes a ``Job`` from its parts. A class with this signature is one."""
 
@@ -121,6 +125,13 @@ class Job(Protocol):
     @property
     def grouping(self) -> "Grouping | None":
         """How a row's samples are recorded together; None where each outcome is a record by itself."""
+        ...
+
+    def config_files(self) -> ConfigFiles:
+        """Returns local files that the config names, as a worker of another machine needs them; without prompts, grammars and models.
+
+        Raises BulkError where one has changed.
+        """
         ...
 
     def engine(self, setup: Setup, reference: Setup | None) -> EngineInterface:

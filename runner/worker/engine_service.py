@@ -22,6 +22,7 @@ from ..pipeline.job import Kind
 from ..ranks.ranks import ALONE, Ranks
 from .lease_session import LeaseSession
 from .loaded_run import DifferentResults
+from .local_config import RunGivenUp
 from .parcel_shelf import ParcelShelf
 
 log = logging.getLogger("mlx_bulk")
@@ -80,6 +81,7 @@ class _Service:
             with self._lock:
                 if self._session is not None:
                     self._session.stopping.set()
+                self._offered = None
             self._offers.put(None)
 
     def _offer(self, offer: RunOffer) -> None:
@@ -126,8 +128,18 @@ class _Service:
         shelf = self._shelf = ParcelShelf(offer.run, scratch / "parcels", self._connection.send)
         try:
             session = LeaseSession(
-                RunDescription.of_offer(offer), self._kinds, self._pool, shelf, scratch, self._process, self._connection.send
+                RunDescription.of_offer(offer),
+                self._kinds,
+                self._pool,
+                shelf,
+                scratch,
+                lambda: self._offered is not offer or self._process.stopped(),
+                self._process,
+                self._connection.send,
             )
+        except RunGivenUp:
+            self._connection.send(RunStopped(offer.run))
+            return
         except DifferentResults as difference:
             self._connection.send(RunRefused(offer.run, difference.reasons))
             return

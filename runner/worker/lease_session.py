@@ -48,9 +48,7 @@ _CURE = "lower batch.memory, batch.rows or batch.tokens"
 class LeaseSession:
     """A worker's part of the run that ``described`` tells of. Making one loads the models.
 
-    scratch: a folder of the worker's own, where the run directory would be. tell: sends a message; process: see ``HostProcess``.
-
-    Raises DifferentResults where the run's identity is another one here, and BulkError as a run does.
+    shelf, scratch, given_up: see ``local_config``. tell: sends a message; process: see ``HostProcess``. Raises as ``loaded_run``.
     """
 
     def __init__(
@@ -60,6 +58,7 @@ class LeaseSession:
         pool: ModelPool,
         shelf: ParcelShelf,
         scratch: Path,
+        given_up: Callable[[], bool],
         process: HostProcess,
         tell: Callable[[FromWorker], None],
     ):
@@ -71,7 +70,7 @@ class LeaseSession:
         self._described, self._process, self._tell = described, process, tell
         self._orders = process.supervisor.orders(Path(described.run))
         self._ranks, halved = pool.ranks, pool.ranks.share(self._orders.batch_halvings)
-        loaded = loaded_run(described, kinds, pool, scratch, halved)
+        loaded = loaded_run(described, kinds, pool, scratch, halved, shelf, given_up)
         config, spec, models = loaded.config, loaded.spec, loaded.models
         self._config, self._spec = config, spec
         self._static, self._check = models.setup.static, models.row_check()

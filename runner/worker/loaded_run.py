@@ -3,7 +3,7 @@
 In a group every rank does so, in step with the others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from ..policies.policy_engine import sampling_engine
 from ..ranks.model_split import TENSOR
 from ..ranks.ranks import Ranks
 from ..store.paths import RunPaths
+from .local_config import LocalConfig, local_config
+from .parcel_shelf import ParcelShelf
 
 
 class DifferentResults(Exception):
@@ -47,22 +49,32 @@ class LoadedRun:
         return sampling_engine(spec.job.engine, *setups, self.config, spec.checkpoint, RunPaths(scratch), layout, rater)
 
 
-def loaded_run(described: RunDescription, kinds: Mapping[str, Kind], pool: ModelPool, scratch: Path, halved: int) -> LoadedRun:
-    """Makes a run's job and loads its models, on all ranks of the pool. halved: how often batches are halved.
+def loaded_run(
+    described: RunDescription,
+    kinds: Mapping[str, Kind],
+    pool: ModelPool,
+    scratch: Path,
+    halved: int,
+    shelf: ParcelShelf | None = None,
+    given_up: Callable[[], bool] = lambda: False,
+) -> LoadedRun:
+    """Makes a run's job and loads its models, on all ranks of the pool. halved: how often batches are halved. Others: ``local_config``.
 
-    Raises DifferentResults where the run's identity is another one here, or the job is none for a group; BulkError as a run does.
+    Raises DifferentResults where the run's identity is another one here, or the job is none for a group; RunGivenUp; BulkError as a run
+    does.
     """
+    local = local_config(described, scratch, None if pool.ranks.several else shelf, given_up)
     with pool.ranks.while_loading():
-        return _loaded(described, kinds, pool, scratch, halved)
+        return _loaded(described, local, kinds, pool, halved)
 
 
-def _loaded(described: RunDescription, kinds: Mapping[str, Kind], pool: ModelPool, scratch: Path, halved: int) -> LoadedRun:
-    ranks, config = pool.ranks, described.parsed(str(scratch))
+def _loaded(described: RunDescription, local: LocalConfig, kinds: Mapping[str, Kind], pool: ModelPool, halved: int) -> LoadedRun:
+    ranks, config = pool.ranks, local.config
     specs: list[RunSpec] = []
 
     def identity() -> dict[str, Any]:
-        specs.append(RunSpec.of_scan(described.scan, config, kinds[config.job]))
-        return specs[0].identity(config)
+        specs.append(local.spec(described.scan, kinds[config.job]))
+        return local.identity(specs[0])
 
     identities = ranks.jointly(identity)
     (spec,) = specs

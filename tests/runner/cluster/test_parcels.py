@@ -61,8 +61,12 @@ def test_a_damaged_piece_comes_again_and_one_of_another_place_is_passed_over(fol
     shelf, sizes = arrive(folder, tmp_path / "shelf", ["one"], change)
     shelf.want("one")
     assert sizes == [100, 100, 100]  # the third was passed over, and nobody asks again before the connection is made anew
-    shelf.take(next(piece for piece in [Parcel.of_folder(folder).piece("run", "one", 100)] if piece is not None))
-    shelf.take(next(piece for piece in [Parcel.of_folder(folder).piece("run", "one", 200)] if piece is not None))
+    whole = Parcel.of_folder(folder)
+    assert whole is not None
+    for offset in (100, 200):
+        piece = whole.piece("run", "one", offset)
+        assert piece is not None
+        shelf.take(piece)
     assert (tmp_path / "shelf" / "one" / "b.bin").read_bytes() == FILES["b.bin"]
 
 

@@ -15,6 +15,7 @@ from mlx_bulk.runner.core.shard_layout import Layout, window_shards
 from mlx_bulk.runner.engine.interface import EngineInterface
 from mlx_bulk.runner.engine.setup import Setup
 from mlx_bulk.runner.pipeline.io_threads import IOThreads, SessionInput, SessionRules, shard_windows
+from mlx_bulk.runner.pipeline.job import ConfigFiles
 from mlx_bulk.runner.store.recovery import Recovered
 from mlx_bulk.runner.store.shard_ledger import Ledger
 
@@ -34,6 +35,9 @@ class OneColumn:
 
     def record(self, row: Row, request: Request, outcome: Outcome) -> dict[str, Any]:
         return {"row": row.position}
+
+    def config_files(self) -> ConfigFiles:
+        return {}
 
     def engine(self, setup: Setup, reference: Setup | None) -> EngineInterface:
         raise AssertionError("not asked for here")
