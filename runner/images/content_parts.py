@@ -48,7 +48,7 @@ def chat_pictures(messages: Sequence[Message], where: str, images: Sequence[Name
     there are more of them than parts, or fewer.
     """
     waiting = iter(images)
-    holes = [part for message in messages for part in _picture_parts(message) if _picture(part) is None]
+    holes = [part for message in messages for part in _picture_parts(message) if part_picture(part) is None]
     if holes and len(holes) != len(images):
         raise _uneven(where, len(holes), len(images))
     if images and not holes:
@@ -65,7 +65,7 @@ def chat_pictures(messages: Sequence[Message], where: str, images: Sequence[Name
             if part["type"] == "text":
                 parts.append(part)
                 continue
-            own = _picture(part)
+            own = part_picture(part)
             pictures.append(next(waiting) if own is None else NamedPicture(own, f"{where}[{number}].content[{index}]"))
             parts.append({"type": "image"})
         made.append({**message, "content": parts})
@@ -77,7 +77,7 @@ def _picture_parts(message: Message) -> Iterator[dict[str, Any]]:
     return (part for part in content if part["type"] != "text") if isinstance(content, list) else iter(())
 
 
-def _picture(part: dict[str, Any]) -> object:
+def part_picture(part: dict[str, Any]) -> object:
     """Returns the picture that a part holds; None where it stands for one of ``prompt.images``."""
     if isinstance(source := part.get("source"), dict):  # as Anthropic writes them
         data, kind = source.get("data"), source.get("media_type") or "image/png"

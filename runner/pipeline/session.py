@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -22,10 +22,12 @@ from ..data.scan import SCAN_FILE, accept_stdin
 from ..data.spooled_stdin import drop_spooled, reads_stdin
 from ..files.disk_space import room_on
 from ..files.file_stamp import sha256 as file_sha256
+from ..images.named_files import files_fingerprint
 from ..models.device_memory import peak_bytes
 from ..rescore.kv_difference import with_kv_difference
 from ..runs.failures import dropped_groups, error_reasons, refused_policies
 from ..runs.run_dir import RunDir, Start
+from ..runs.run_files import unchecked_run
 from ..runs.summary import SESSION_FIGURES, Summary, overall_figures
 from ..store.writer import Writer
 from .heartbeat import Heartbeat
@@ -130,7 +132,7 @@ class _Session:
             "config": config.model_dump(mode="json"),
             "cwd": str(Path.cwd()),  # where relative paths start
             "identity": spec.identity(config),
-            "inputs": spec.scan.fingerprint(),
+            "inputs": self._inputs(spec),
         }
         layout = Layout.of(description)
         self.heartbeat.doing("looking up what is done")
@@ -157,6 +159,16 @@ class _Session:
             recovered,
             writer,
         )
+
+    def _inputs(self, spec: RunSpec) -> dict[str, Any]:
+        """Returns what the run's input is: its sources, and the files of pictures that its rows name."""
+        inputs = spec.scan.fingerprint()
+        if spec.images is None:
+            return inputs
+        self.heartbeat.doing("looking at the files of pictures")
+        stored = None if self.start.overwrite else unchecked_run(self.run_dir.root)
+        files = files_fingerprint(spec.scan, self.config, None if stored is None else stored["inputs"].get("pictures"))
+        return inputs if files is None else inputs | {"pictures": files}
 
     def _save(self, run: OpenRun) -> bool:
         """Saves what is finished. Called in a thread of its own when the process must end in the middle of a step."""

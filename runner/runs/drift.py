@@ -17,6 +17,7 @@ import pyarrow as pa
 from ...configs.errors import ConfigError
 from ...configs.visible import visible
 from ..core.shard_layout import covered_rows, rounds_of
+from ..images.named_files import changed_blocks
 
 COLUMN = "column "
 INPUTS = "data.path"
@@ -157,7 +158,7 @@ def inputs_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
     had, has = covered_rows(stored), covered_rows(now)
     if has < had and has == now["limit"]:  # sources after the limit are not listed: they would look changed
         return [KeyDrift("data.limit", f"the run covers {had} rows, the config now says {has}")]
-    return list(_changed_sources(stored["sources"], now["sources"], inputs_key(now)))
+    return [*_changed_sources(stored["sources"], now["sources"], inputs_key(now)), *_changed_pictures(stored, now)]
 
 
 def rounds_drift(stored: dict[str, Any], now: dict[str, Any]) -> list[KeyDrift]:
@@ -196,6 +197,16 @@ def _changed_sources(stored: list[dict[str, Any]], now: list[dict[str, Any]], ke
             yield KeyDrift(key, f"source {number} was {_source(old)}, is now {_source(new)}")
         elif not _grown(old, new):
             yield KeyDrift(key, f"source {number} was {_source(old)}, is now {_source(new)}, which does not continue it")
+
+
+def _changed_pictures(stored: dict[str, Any], now: dict[str, Any]) -> Iterator[KeyDrift]:
+    """Yields a difference where files of pictures that rows name are no longer what they were; none where either side does not say."""
+    if "pictures" not in stored or "pictures" not in now:
+        return
+    if changed := changed_blocks(stored["pictures"], now["pictures"]):
+        rows = ", ".join(f"{block.start} to {block.stop - 1}" for block in changed[:3])
+        more = f" and {len(changed) - 3} blocks more" if len(changed) > 3 else ""
+        yield KeyDrift(inputs_key(now), f"a picture's file has changed or is gone, which one of the rows {rows}{more} names")
 
 
 def _source(source: dict[str, Any]) -> str:

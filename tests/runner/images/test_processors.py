@@ -85,7 +85,7 @@ def test_a_layout_is_found_without_pixels_where_that_can_be(tmp_path: Path, monk
     ours = load_image_processor(folder, json.loads((folder / "config.json").read_text()), tokenizer.hf)
     with monkeypatch.context() as patched:
         patched.setattr(type(ours), "inputs", None)
-        patched.setattr(ours._hf, "_process_images", None)
+        patched.setattr(transformers.Qwen2VLProcessor, "_process_images", None)
         layouts = [ours.layout(drawn(*size), "x") for size in [(60, 40), (500, 30), (1, 1), (2000, 1000)]]
     for size, layout in zip([(60, 40), (500, 30), (1, 1), (2000, 1000)], layouts, strict=True):
         assert ours.inputs(drawn(*size), "x")["pixel_values"].shape[0] == 4 * layout.tokens
