@@ -1,0 +1,23 @@
+"""Tests that each fault of mlx-vlm that we work around is still there: the script beside it fails. A newer mlx-vlm shortens the list."""
+
+from typing import Any
+
+import pytest
+
+from .vision_faults import PRELUDE, VISION_FAULTS, VisionFault, in_a_batch
+
+pytestmark = pytest.mark.oracle
+
+
+@pytest.mark.parametrize("fault", VISION_FAULTS, ids=lambda fault: fault.name)
+def test_its_script_shows_the_fault(fault: VisionFault):
+    scope: dict[str, Any] = {}
+    exec(PRELUDE, scope)
+    with pytest.raises(AssertionError) as caught:
+        exec(fault.script, scope)
+    assert not str(caught.value)
+
+
+@pytest.mark.parametrize("tokens", [(6, 6), (0, 6)])
+def test_the_script_of_batches_finds_nothing_in_a_right_model(tokens: tuple[int, ...]):
+    exec(PRELUDE + in_a_batch("qwen2_5_vl", *tokens), {})
