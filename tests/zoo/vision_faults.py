@@ -26,7 +26,9 @@ MARKS = dict(image_token_id=IMAGE, video_token_id=291, vision_start_token_id=STA
 ROPE = {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
 CONFIGS = {
     "gemma3": dict(
-        text_config=dict(TEXT, num_hidden_layers=6, model_type="gemma3_text", sliding_window=32, query_pre_attn_scalar=16, mm_tokens_per_image=4),
+        text_config=dict(
+            TEXT, num_hidden_layers=6, model_type="gemma3_text", sliding_window=32, query_pre_attn_scalar=16, mm_tokens_per_image=4,
+        ),
         vision_config=dict(
             model_type="siglip_vision_model", hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
             image_size=56, patch_size=14,
