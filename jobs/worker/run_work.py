@@ -128,6 +128,8 @@ class RunWork:
 
     def stop(self, stop: StopRun) -> None:
         """Ends the work on the run between two steps; what is finished still comes, and then ``RunStopped``."""
+        if stop.reason and (self._offer is not None or self.held.run != stop.run):  # else this worker has said it itself
+            log.warning("the driver does not use this worker: %s", stop.reason)
         if self._offer is None or stop.run != self._offer.run or self._engine is None:
             if stop.run != self._stopping:
                 self._tell(RunStopped(stop.run))

@@ -9,23 +9,24 @@ import json
 import logging
 import pickle
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
-from queue import Empty, SimpleQueue
+from functools import partial
 from time import monotonic
 
 from ...configs.cluster import ClusterConfig
+from ..core.errors import ModelError
 from ..core.progress import Progress
 from ..leasing.leaser import Leaser
 from ..leasing.open_lease import OpenLease
 from ..leasing.row_set import RowSet
+from ..leasing.track_record import TrackRecords
 from ..pipeline.model_work import OpenRun
 from ..pipeline.progress_display import Watch
 from ..pipeline.row_requests import RecordedRows
 from ..store.shard_ledger import RecordedRow
 from .description import RunDescription
 from .interface import Fleet, Joined, Left, Told
-from .landing import Landing
+from .landing import Landing, Tokens
 from .lease_log import LeaseLog
 from .lease_policies import LeasePolicies
 from .messages import (
@@ -47,12 +48,12 @@ from .messages import (
 )
 from .quarantine import Quarantine
 from .roster import KnownWorker, Roster, error_of
+from .writer_answers import WriterAnswers
 
 log = logging.getLogger("mlx_bulk")
 
 _WAIT_SECONDS = 0.2  # for an event
 _END_SECONDS = 4.0  # for what workers have finished when the run is to end early
-_BAD_FRAMES = 3  # a worker whose frames are damaged so often is not used any more
 
 
 class Driver:
@@ -73,11 +74,11 @@ class Driver:
             lease_seconds=self._settings.lease_seconds,
             whole_shards=run.config.batch.deterministic,
             speculate=self._settings.speculate,
+            suits=lambda worker, rows: self._roster.suits(worker, rows, fleet.workers()),
         )
-        self._roster = Roster(settings, monotonic())
+        self._roster, self._track = Roster(settings, monotonic()), TrackRecords()
         self._log, self._progress = LeaseLog(run.run_dir), Progress()
-        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what the writer's thread asks this one to do
-        self._looked_up = 0  # sets of rows whose records are being looked up
+        self._answers = WriterAnswers(run.writer)
         self._began = self._ending = False
 
     def run(self) -> tuple[Progress, bool]:
@@ -102,7 +103,7 @@ class Driver:
     def _step(self) -> None:
         """Takes what has happened, and gives rows to workers that have too few."""
         self._run.writer.require_running()
-        self._take_events(_WAIT_SECONDS if not self._looked_up else _WAIT_SECONDS / 10)
+        self._take_events(_WAIT_SECONDS if not self._answers.pending else _WAIT_SECONDS / 10)
         self._roster.require(self._fleet.workers(), monotonic())
         usable = self._roster.usable()
         if not self._began and len(usable) < self._settings.min_workers:
@@ -111,10 +112,10 @@ class Driver:
         self._policies.look(usable)
         for lease in self._leaser.deal(usable, monotonic()):
             self._send(lease)
-        for name in usable if not self._looked_up else ():
+        for name in usable if not self._answers.pending else ():
             if (late := self._leaser.late(name, usable, monotonic())) is not None:
                 lease, rows = late
-                self._look_up(rows, lambda states, lease=lease.name, rows=rows, name=name: self._copy(lease, rows, name, states))
+                self._answers.look_up(rows.positions, partial(self._copy, lease.name, rows, name))
 
     def _take_events(self, wait: float) -> None:
         for event in self._fleet.events(wait):
@@ -123,14 +124,10 @@ class Driver:
                     self._join(event)
                 case Left():
                     self._hellos.pop(event.worker, None)
-                    self._leave(event.worker, event.reason)
+                    self._leave(event)
                 case Told():
                     self._hear(event)
-        while True:
-            try:
-                self._done.get_nowait()()
-            except Empty:
-                return
+        self._answers.take()
 
     def _hear(self, told: Told) -> None:
         worker, message = self._roster.workers.get(told.worker), told.message
@@ -172,15 +169,18 @@ class Driver:
         if lease is None or (rows := self._leaser.end(name, now)) is None:
             return
         self._log.note_done(lease, now)
-        self._look_up(rows, lambda states: self._give_back(rows, states))
+        self._give_back_all([rows])
 
     # -------------------------------------------------------------------------------------------------- workers
 
     def _join(self, joined: Joined) -> None:
         """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
-        self._roster.join(joined)
+        worker = self._roster.join(joined)
+        if fault := self._track.verdict(worker.label):
+            self._refuse(joined.worker, worker, fault)
+            return
         if joined.hello.run == self._offer.run:
-            self._leaser.adopt(joined.worker, joined.hello.leases, monotonic())
+            self._leaser.adopt(joined.worker, joined.hello.leases, monotonic(), worker.label)
         self._hellos[joined.worker] = Joined(joined.worker, replace(joined.hello, run=None, leases={}))
         self._fleet.send(joined.worker, self._offer)
 
@@ -194,21 +194,25 @@ class Driver:
         self._policies.tell_newest(name)
         log.info("%s works on the run: %s on %s", name, facts.get("dtype"), facts.get("device"))
 
-    def _leave(self, name: str, reason: str) -> None:
-        worker = self._roster.workers.get(name)
+    def _leave(self, left: Left) -> None:
+        name, worker = left.worker, self._roster.workers.get(left.worker)
         if worker is None:
             return
         if worker.ready:
-            log.warning("%s has left: %s; its rows go to others", name, reason)
+            log.warning("%s has left: %s; its rows go to others", name, left.reason)
         worker.ready = False
         self._policies.forget(name)
-        self._give_back_all(self._leaser.lose(name, monotonic()))
+        leases, now = self._leaser.of(name), monotonic()
+        self._give_back_all(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
+        if not left.in_order and not worker.refused and (fault := self._track.lose(worker.label)):
+            self._refuse(name, worker, fault)
 
     def _refuse(self, name: str, worker: KnownWorker, why: str) -> None:
-        """Uses a worker no more, and gives its rows to others."""
+        """Uses a worker no more, tells it why, and gives its rows to others: they have nothing to do with it."""
         log.warning("%s is not used: it %s", name, why)
         worker.refused = True
-        self._give_back_all(self._leaser.lose(name, monotonic()))
+        self._fleet.send(name, StopRun(self._offer.run, f"it {why}"))
+        self._give_back_all(self._leaser.take_back(self._leaser.of(name), monotonic()))
 
     def _refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
         """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""
@@ -225,9 +229,13 @@ class Driver:
             log.warning("%s; the run has ended without it", error)
             worker.stopped = True
             return
-        if failed.kind == "DataError" or self._roster.is_last(name):
+        begun = [lease.given.shard for lease in self._leaser.of(name) if lease.begun]
+        breaks = isinstance(error, ModelError) and self._track.breaks_again(name, begun) and self._run.config.batch.deterministic
+        if breaks or failed.kind == "DataError" or self._roster.is_last(name):
             raise error
         worker.failed = error
+        if isinstance(error, ModelError):  # the rows may have done it
+            self._give_back_all(self._leaser.lose(name, monotonic(), worker.label))
         self._refuse(name, worker, f"cannot go on: {failed.message}")
 
     # ----------------------------------------------------------------------------------------------------- rows
@@ -238,19 +246,9 @@ class Driver:
         self._fleet.send(lease.worker, Lease(self._offer.run, lease.name, *told))
         self._log.note_again(lease.worker, lease.again)
 
-    def _look_up(self, rows: RowSet, told: Callable[[list[RecordedRow]], None]) -> None:
-        """Calls ``told`` in this thread with what is recorded of the rows, after all that has come of them."""
-        self._looked_up += 1
-
-        def answer(states: list[RecordedRow]) -> None:
-            self._looked_up -= 1
-            told(states)
-
-        self._run.writer.look_up(rows.positions, lambda states: self._done.put(lambda: answer(states)))
-
     def _give_back_all(self, lost: list[RowSet]) -> None:
         for rows in lost:
-            self._look_up(rows, lambda states, rows=rows: self._give_back(rows, states))
+            self._answers.look_up(rows.positions, partial(self._give_back, rows))
 
     def _give_back(self, rows: RowSet, states: list[RecordedRow]) -> None:
         if self._ending:
@@ -271,25 +269,26 @@ class Driver:
         self._send(copy)
 
     def _land(self, name: str, worker: KnownWorker, frames: Frames) -> None:
-        def acknowledge() -> None:
+        def landed(kept: Tokens) -> None:
+            kept.count_in(self._progress)
             self._fleet.send(name, Ack(frames.run, frames.number))
 
         try:
-            self._landing.land(frames, lambda kept: self._done.put(lambda: (kept.count_in(self._progress), acknowledge())[1]))
+            fault = self._track.land(worker.label, *self._landing.land(frames, self._answers.passing_on(landed)))
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
         except ValueError as error:
-            worker.bad_frames += 1
             log.warning("%s sent records that are damaged (%s); they are done again", name, error)
-            acknowledge()
-            if worker.bad_frames >= _BAD_FRAMES:
-                self._refuse(name, worker, f"sent damaged records {worker.bad_frames} times")
+            landed(Tokens())
+            fault = self._track.damage(name)
+        if fault and not worker.refused:
+            self._refuse(name, worker, fault)
 
     # ------------------------------------------------------------------------------------------------------- end
 
     def _end(self) -> None:
         """Has the workers end what they still do, and takes what they have finished."""
         self._ending = True
-        working = [name for name in self._fleet.workers() if (worker := self._roster.workers.get(name)) is not None and not worker.refused]
+        working = [name for name in self._roster.others("", self._fleet.workers()) if name in self._roster.workers]
         asked = [name for name in working if self._leaser.of(name) or self._run.process.stopped()]
         for name in asked:
             self._fleet.send(name, StopRun(self._offer.run))

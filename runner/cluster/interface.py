@@ -20,10 +20,11 @@ class Joined:
 
 @dataclass(slots=True, frozen=True)
 class Left:
-    """A worker's connection is gone. reason: in words, for people."""
+    """A worker's connection is gone. reason: in words, for people. in_order: the worker has closed it itself, as it leaves."""
 
     worker: str
     reason: str
+    in_order: bool = False
 
 
 @dataclass(slots=True, frozen=True)

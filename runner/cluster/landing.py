@@ -9,6 +9,7 @@ import pyarrow as pa
 from ..core.outcomes import Failure
 from ..core.progress import Progress
 from ..core.shard_layout import Layout, Place
+from ..leasing.track_record import OWN_STAGES
 from ..store import journal
 from ..store.arrow_builder import record_batch
 from ..store.part_file import error_record, errors_schema
@@ -51,10 +52,11 @@ class Landing:
         self._writer, self._layout, self._require = writer, layout, require
         self._schemas = {journal.RESULTS: schema, journal.ERRORS: errors_schema(schema)}
 
-    def land(self, message: Frames, landed: Callable[[Tokens], None]) -> None:
+    def land(self, message: Frames, landed: Callable[[Tokens], None]) -> tuple[int, int]:
         """Has the records written, and calls ``landed`` in the writer's thread once they are in the journal.
 
-        ``landed`` gets the tokens of rows whose records were not there yet.
+        ``landed`` gets the tokens of rows whose records were not there yet. Returns how many records there are, and how many failures
+        that may be the worker's own.
 
         Raises ValueError for a message that is damaged, or holds other columns or rows than it should; none of it is written then.
         """
@@ -79,7 +81,9 @@ class Landing:
             counts = [each[1:] for each in message.tokens if each[0] in kept]
             landed(Tokens(*map(sum, zip(*counts, strict=True))))
 
-        self._writer.land(message.shard, message.admitted, found[journal.RESULTS], found[journal.ERRORS], count)
+        results, errors = found[journal.RESULTS], found[journal.ERRORS]
+        self._writer.land(message.shard, message.admitted, results, errors, count)
+        return len(results), sum(stage in OWN_STAGES for stage in errors["stage"].to_pylist())
 
     def fail(self, shard: int, admitted: Sequence[Place], failures: Sequence[Failure]) -> None:
         """Has rows of a shard quarantined, but for what a worker that was taken for gone has finished meanwhile."""

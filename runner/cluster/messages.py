@@ -80,9 +80,13 @@ class Ack:
 
 @dataclass(slots=True, frozen=True)
 class StopRun:
-    """Asks a worker to end its work on the run between two steps and to send what is finished. Its model stays in memory."""
+    """Asks a worker to end its work on the run between two steps and to send what is finished. Its model stays in memory.
+
+    reason: why this worker is not used, in words; empty where the run ends.
+    """
 
     run: str
+    reason: str = ""
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...configs.cluster import ClusterConfig
 from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
 from ..core.progress import Progress
+from ..leasing.row_set import RowSet
 from .interface import ORPHAN_SECONDS, Joined
 from .messages import RunFailed
 
@@ -27,18 +28,21 @@ class NoWorkers(OutOfRoom):
 class KnownWorker:
     """A worker that has joined. ready: its models are loaded. refused: it is not used any more. stopped: it has ended its work.
 
-    counts: of its engine; before: the sums of its earlier engines. bad_frames: how many were damaged. failed: the error for which it
-    is refused, where it told one.
+    counts: of its engine; before: the sums of its earlier engines. failed: the error for which it is refused, where it told one.
     """
 
     joined: Joined
     ready: bool = False
     refused: bool = False
     stopped: bool = False
-    bad_frames: int = 0
     failed: BulkError | None = None
     counts: dict[str, int] = field(default_factory=dict[str, int])
     before: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def label(self) -> str:
+        """What it is called when it is started again, too: its --name, or its machine."""
+        return str(self.joined.hello.facts.get("name") or self.joined.hello.host)
 
     def count(self, counts: dict[str, int]) -> None:
         """Takes the newest counts; those of an engine that was started again begin at 0."""
@@ -68,6 +72,11 @@ class Roster:
     def others(self, but: str, connected: list[str]) -> list[str]:
         """Returns the workers of ``connected`` that are not refused, without ``but``."""
         return [name for name in connected if name != but and not (name in self.workers and self.workers[name].refused)]
+
+    def suits(self, worker: str, rows: RowSet, connected: list[str]) -> bool:
+        """Returns False for rows with which the worker's like has gone already, while another may try them: it may be to blame."""
+        labels = {self.workers[name].label for name in self.others("", connected) if name in self.workers}
+        return self.workers[worker].label not in rows.died or labels <= set(rows.died)
 
     def is_last(self, worker: str) -> bool:
         """Returns True when no other worker can ever do the run: nobody can join, and all others are refused."""

@@ -7,8 +7,7 @@
 Callers pass the time in, and what is recorded of rows that come back. Sends nothing, and knows no records.
 """
 
-from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import zip_longest
 from math import ceil
 
@@ -19,18 +18,17 @@ from ..store.shard_ledger import WHOLE, RecordedRow
 from .input_rows import InputRows
 from .lease_sizes import REPORT_SECONDS, Outlook, WorkerLoad, WorkerPace
 from .open_lease import OpenLease
-from .row_set import RowSet
+from .row_set import RowSet, clear_returned, weigh_loss
+from .waiting_rows import WaitingRows
 
 FIRST_ROOM = 64  # rows that an engine may have at once which has not told it
-LOSSES_TOGETHER = 2  # rows whose workers have gone so often are taken apart
-LOSSES_ALONE = 2  # a row that runs alone is given up after so many more
 
 
 class Leaser:
     """Gives rows to workers. rows: all that are not committed, in order. recorded: what earlier sessions have of them.
 
     whole_shards: a lease is a shard (deterministic mode, or a policy that may change). left: how many rows are not done.
-    session: begins the names of this start's leases.
+    session: begins the names of this start's leases. suits: says whether rows that have come back may go to a worker.
     """
 
     def __init__(
@@ -44,11 +42,13 @@ class Leaser:
         lease_seconds: float,
         whole_shards: bool,
         speculate: bool,
+        suits: Callable[[str, RowSet], bool] = lambda worker, rows: True,
     ):
         self.leases: dict[str, OpenLease] = {}
         self._layout, self._recorded, self._whole_shards = layout, recorded, whole_shards
         self._input = InputRows(rows if whole_shards else (row for row in rows if not self._needs_nothing(row.position)))
-        self._waiting: deque[RowSet] = deque()
+        self._waiting = WaitingRows(suits, whole_shards)
+        self._lost: list[RowSet] = []  # rows of workers that have gone, until they are given back
         self._session, self._number = session, 0
         self._left, self._lease_seconds, self._speculate = left, lease_seconds, speculate
         self._held: dict[str, dict[str, OpenLease]] = {}  # by worker and name
@@ -59,7 +59,7 @@ class Leaser:
     @property
     def exhausted(self) -> bool:
         """True when no rows wait for a worker."""
-        return self._input.next is None and not self._waiting
+        return self._input.next is None and not self._waiting.count
 
     def of(self, worker: str) -> list[OpenLease]:
         """Returns the worker's leases, the oldest first."""
@@ -87,13 +87,13 @@ class Leaser:
         load = self._load(worker, now)
         if self.exhausted or not load.wants(self._lease_seconds, self._whole_shards):
             return None
-        waiting = max(1, self._left + sum(len(rows.rows) for rows in self._waiting))
+        waiting = max(1, self._left + self._waiting.count)
         outlook = Outlook(waiting, [self._load(each, now) for each in workers], self._lease_seconds)
         if self._whole_shards:
             size = self._layout.rows_per_shard if outlook.has_turn(load, min(waiting, self._layout.rows_per_shard)) else 0
         else:
             size = outlook.size(load)
-        rows = self._next_rows(size) if size else None
+        rows = self._next_rows(worker, size) if size else None
         return None if rows is None else self._open(worker, rows, now)
 
     def late(self, idle: str, workers: Sequence[str], now: float) -> tuple[OpenLease, RowSet] | None:
@@ -168,13 +168,18 @@ class Leaser:
         self._close(lease, now)
         return lease.given
 
-    def lose(self, worker: str, now: float) -> list[RowSet]:
-        """Forgets the leases of a worker that has gone, and returns their rows, without those that another worker has, too."""
+    def lose(self, worker: str, now: float, label: str | None = None) -> list[RowSet]:
+        """Forgets the leases of a worker that has gone, and returns their rows, without those that another worker has, too.
+
+        label: what a worker that is started again in its place is called, too.
+        """
         leases = self.of(worker)
         self._begun_before.update(self.begun(worker, now))
         for lease in leases:
-            lease.given.losses += lease.begun
-        return self.take_back(leases, now)
+            lease.given.died += (label or worker,) * lease.begun
+        lost = self.take_back(leases, now)
+        self._lost += lost
+        return lost
 
     def take_back(self, leases: list[OpenLease], now: float) -> list[RowSet]:
         """Forgets leases whose worker does not do them; else as ``lose``. Nobody died of the rows."""
@@ -196,6 +201,9 @@ class Leaser:
 
         Rows that several workers have died with are taken apart, and then run alone. Returns those to be given up: a row each.
         """
+        if self._whole_shards and any(each is rows for each in self._lost):
+            weigh_loss(rows, states, self._all)
+        self._lost = [each for each in self._lost if each is not rows]
         resolved = {state.position for state in states if state.resolved}
         if len(resolved) == len(states):
             return []
@@ -204,48 +212,36 @@ class Leaser:
             return []
         places = {row.position for row in left}
         recorded = tuple((state.position, sample) for state in states if state.position in places for sample in state.samples)
-        again = RowSet(rows.shard, left, recorded, rows.losses, rows.alone)
-        if again.losses < LOSSES_TOGETHER or self._whole_shards:
-            if self._whole_shards and again.losses >= LOSSES_TOGETHER + LOSSES_ALONE:
-                return [again]
-            self._waiting.appendleft(again)
-            return []
-        if len(left) == 1:
-            if again.alone and again.losses >= LOSSES_TOGETHER + LOSSES_ALONE:
-                return [again]
-            self._waiting.appendleft(RowSet(again.shard, left, recorded, again.losses, alone=True))
-            return []
-        half = len(left) // 2
-        for part in (left[half:], left[:half]):
-            places = {row.position for row in part}
-            kept = tuple(place for place in recorded if place[0] in places)
-            self._waiting.appendleft(RowSet(again.shard, part, kept, LOSSES_TOGETHER, alone=True))
-        return []
+        again = RowSet(rows.shard, left, recorded, rows.died, rows.alone)
+        given_up = self._waiting.put(again)
+        return [] if given_up is None else [given_up]
 
-    def adopt(self, worker: str, leases: dict[str, list[int]], now: float) -> None:
+    def adopt(self, worker: str, leases: dict[str, list[int]], now: float, label: str | None = None) -> None:
         """Notes the leases that a worker has since before this start, or since before it was away.
 
         Their rows are given to nobody else while it has them, as far as nobody has them yet.
         """
+        clear_returned(label or worker, self._all)
         for name, positions in leases.items():
             if positions and name not in self.leases:
                 shard = self._layout.shard_of(positions[0])
                 self._hold(OpenLease(name, worker, RowSet(shard, []), now, begun=True, left=dict.fromkeys(positions)), now)
                 self._elsewhere.update(dict.fromkeys(positions, name))
                 self._begun_before.difference_update(positions)
-        self._waiting = deque(rows.part(left) for rows in self._waiting if (left := self._without_elsewhere(rows.rows)))
+        self._waiting.thin_out(self._without_elsewhere)
+
+    @property
+    def _all(self) -> list[RowSet]:
+        """All rows that were given to workers and may be given again."""
+        return [*self._waiting, *self._lost, *(lease.given for lease in self.leases.values())]
 
     def _needs_nothing(self, position: int) -> bool:
         return self._recorded.failed(position) or self._recorded.resolved(position)
 
-    def _next_rows(self, most: int) -> RowSet | None:
+    def _next_rows(self, worker: str, most: int) -> RowSet | None:
         """Takes up to ``most`` rows; of rows that run alone all, and of a whole shard, too."""
-        if self._waiting:
-            first = self._waiting.popleft()
-            if len(first.rows) <= most or first.alone or self._whole_shards:
-                return first
-            self._waiting.appendleft(first.part(first.rows[most:]))
-            return first.part(first.rows[:most])
+        if (again := self._waiting.take(worker, most)) is not None:
+            return again
         while taken := self._input.take(self._layout, None if self._whole_shards else most):
             self._left -= len(taken)
             rows = self._without_elsewhere(taken)

@@ -212,7 +212,7 @@ class DaskFleet:
     def _leave(self, line: WorkerLine) -> None:
         if line.worker is not None and self._lines.get(line.worker) is line:
             del self._lines[line.worker]
-            self._tell(Left(line.worker, line.reason), line, 0)
+            self._tell(Left(line.worker, line.reason, line.in_order), line, 0)
 
     def _tell(self, event: Event, line: WorkerLine, size: int) -> None:
         with self._news:

@@ -20,13 +20,17 @@ _PERIODIC = ("idle-timeout", "no-workers-timeout", "shift_counters", "monitor", 
 
 
 class WorkerLine:
-    """A connection of a worker. worker: its name, once it has said Hello. heard: when it last showed a sign of life."""
+    """A connection of a worker. worker: its name, once it has said Hello. heard: when it last showed a sign of life.
+
+    reason, in_order: see ``Left``.
+    """
 
     def __init__(self, address: str, comm: Any):
         self.address, self.comm = address, comm
         self.worker: str | None = None
         self.heard = monotonic()
         self.reason = "the connection is gone"
+        self.in_order = False
 
 
 class MessageRefused(Exception):
@@ -91,7 +95,7 @@ class LeaseScheduler(Scheduler):
             line.reason = f"it sent {error}"
             await self._refuse(line, str(error))
         except LineEnded:
-            line.reason = "it has closed its connection"
+            line.reason, line.in_order = "it has closed its connection", True
         except (CommClosedError, TimeoutError):
             pass
         finally:

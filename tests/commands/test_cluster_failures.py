@@ -3,13 +3,14 @@
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Begun, Frame, Frames, FromWorker, Lease, LeaseDone, RunFailed
+from mlx_bulk.runner.cluster.messages import Begun, Frame, Frames, FromWorker, Lease, LeaseDone, RunFailed, StopRun
 from mlx_bulk.runner.cluster.roster import NoWorkers
 from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.models.model_pool import ModelPool
@@ -153,3 +154,34 @@ def test_a_run_for_its_own_workers_alone_ends_with_the_fault_of_the_first(bench:
     with pytest.raises(ModelError, match=r"^worker-\d: model\.path: no folder \./m$"):
         run(bench, ClusterWork(lambda: fleet, ClusterConfig(workers=2)), "cluster", rows=ROWS)
     fleet.end(True)
+
+
+def told_why(fleet: ThreadFleet) -> list[tuple[str, str]]:
+    """The workers that are not used, and what each was told of it."""
+    return [(worker, message.reason) for worker, message in fleet.sent if isinstance(message, StopRun) and message.reason]
+
+
+def test_a_worker_whose_records_are_damaged_is_told_why_it_is_not_used(bench: Bench):
+    speaks, dropped = threading.local(), threading.Event()
+
+    def watch(worker: str, message: FromWorker) -> bool:
+        speaks.worker = worker
+        if told_why(fleet):
+            dropped.set()
+        return True
+
+    def spoil(message: FromWorker) -> FromWorker:
+        if speaks.worker == "worker-1" and isinstance(message, Frames) and message.frames:
+            return replace(message, frames=(replace(message.frames[0], payload=b"x"),))
+        return message
+
+    def serve(end: PipeEnd) -> None:
+        if threading.current_thread().name == "worker-2":
+            dropped.wait(60)
+        engine(end)
+
+    fleet = ThreadFleet(serve, 2, watch, spoil)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", rows=ROWS)
+    fleet.end(True)
+    assert over.complete
+    assert told_why(fleet) == [("worker-1", "it sent damaged records 3 times")]

@@ -7,6 +7,7 @@ from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.runner.cluster.interface import ORPHAN_SECONDS, Joined
 from mlx_bulk.runner.cluster.messages import Hello
 from mlx_bulk.runner.cluster.roster import NoWorkers, Roster
+from mlx_bulk.runner.leasing.row_set import RowSet
 
 
 def roster(*joined: str, **settings: Any) -> Roster:
@@ -43,3 +44,14 @@ def test_a_worker_that_comes_back_ends_the_wait():
     waits.require(["a"], 110.0)
     waits.require([], 120.0)
     waits.require([], 120.0 + ORPHAN_SECONDS)
+
+
+def test_rows_that_a_worker_has_died_with_go_to_another_one_first():
+    waits = roster("a", "b", workers=2)
+    rows = RowSet(0, [], died=("host",))
+    assert waits.suits("a", rows, ["a", "b"])  # both are of this machine
+    waits.join(Joined("c", Hello("c", "other", {})))
+    assert not waits.suits("a", rows, ["a", "b", "c"])
+    assert waits.suits("c", rows, ["a", "b", "c"])
+    assert waits.suits("a", rows, ["a", "b"])  # the other one has left
+    assert waits.suits("a", RowSet(0, [], died=("host", "other")), ["a", "b", "c"])

@@ -42,7 +42,7 @@ def test_a_worker_joins_with_its_hello_and_leaves() -> None:
             worker.send(hello())
             assert next_event(driver, Joined) == Joined("studio-1", hello())
             assert driver.workers() == ["studio-1"]
-        assert next_event(driver, Left) == Left("studio-1", "it has closed its connection")
+        assert next_event(driver, Left) == Left("studio-1", "it has closed its connection", in_order=True)
         assert driver.workers() == []
 
 

@@ -74,7 +74,7 @@ class ThreadFleet:
     """Fulfils ``Fleet``. serve: what a worker's engine process does, given its end of the pipe.
 
     watch: sees each message of a worker before the driver does; returns False to lose it. spoil: returns what the driver gets.
-    hello: of the first worker.
+    hello: of the first worker. label: a worker's --name.
     """
 
     def __init__(
@@ -84,7 +84,9 @@ class ThreadFleet:
         watch: Callable[[str, FromWorker], bool] = lambda worker, message: True,
         spoil: Callable[[FromWorker], FromWorker] = lambda message: message,
         hello: Hello | None = None,
+        label: Callable[[str], str] = lambda worker: worker,
     ):
+        self._label = label
         self._serve, self._watch, self._spoil, self._hello = serve, watch, spoil, hello
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._ends: dict[str, PipeEnd] = {}
@@ -104,7 +106,7 @@ class ThreadFleet:
                 self._events.put(Told(name, self._spoil(message)))
 
         end = self._ends[name] = PipeEnd(tell)
-        self._events.put(Joined(name, self._hello or Hello(name, "here", {})))
+        self._events.put(Joined(name, self._hello or Hello(name, "here", {"name": self._label(name)})))
         self._hello = None
         thread = threading.Thread(target=self._serve, args=(end,), name=name, daemon=True)
         self._threads.append(thread)

@@ -1,0 +1,52 @@
+"""Rows that have come back from workers, and wait for another one: those with which workers have gone are taken apart, then run alone."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from ..core.requests import BadRow, Row
+from .row_set import LOSSES_ALONE, LOSSES_TOGETHER, RowSet
+
+
+class WaitingRows:
+    """Sets of rows in the order in which they go out. suits: says whether some may go to a worker. whole_shards: none is divided."""
+
+    def __init__(self, suits: Callable[[str, RowSet], bool], whole_shards: bool):
+        self._suits, self._whole_shards = suits, whole_shards
+        self._sets: deque[RowSet] = deque()
+
+    def __iter__(self) -> Iterator[RowSet]:
+        return iter(self._sets)
+
+    @property
+    def count(self) -> int:
+        """How many rows wait."""
+        return sum(len(rows.rows) for rows in self._sets)
+
+    def take(self, worker: str, most: int) -> RowSet | None:
+        """Takes up to ``most`` rows for a worker; of rows that run alone all, and of a whole shard, too. None where nothing suits it."""
+        first = next((rows for rows in self._sets if self._suits(worker, rows)), None)
+        if first is None:
+            return None
+        self._sets = deque(rows for rows in self._sets if rows is not first)
+        if len(first.rows) <= most or first.alone or self._whole_shards:
+            return first
+        self._sets.appendleft(first.part(first.rows[most:]))
+        return first.part(first.rows[:most])
+
+    def put(self, rows: RowSet) -> RowSet | None:
+        """Lets rows wait, to be given next. Returns those to be given up, which is a whole shard or one row."""
+        lost = rows.losses >= LOSSES_TOGETHER + LOSSES_ALONE
+        if lost and (self._whole_shards or (rows.alone and len(rows.rows) == 1)):
+            return rows
+        if rows.losses < LOSSES_TOGETHER or self._whole_shards:
+            self._sets.appendleft(rows)
+        elif len(rows.rows) == 1:
+            rows.alone = True
+            self._sets.appendleft(rows)
+        else:
+            self._sets.extendleft(rows.halves())
+        return None
+
+    def thin_out(self, keep: Callable[[list[Row | BadRow]], Iterable[Row | BadRow]]) -> None:
+        """Keeps of each set the rows that ``keep`` returns."""
+        self._sets = deque(rows.part(left) for rows in self._sets if (left := list(keep(rows.rows))))
