@@ -2,6 +2,7 @@
 
 Each blow hits the driver (1 in 4), an engine, an agent, or the cable between a worker and the driver. A run that is complete is
 verified, compared with a plain run, and begun anew until all blows are dealt. The last line is JSON; exit 1 where anything is wrong.
+With --rollouts a trainer writes a new policy every few seconds: each group must be whole, and each shard of one policy.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import pyarrow as pa
 from about import about
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo"
+SAMPLES, PER_SHARD = 4, 16  # of rollouts
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")} | {"OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -121,6 +123,45 @@ class Field:
         return subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, stdout=self.log, stderr=self.log, start_new_session=True)
 
 
+class Trainer:
+    """Writes a new adapter for the demo model into ``folder`` again and again, as a trainer does."""
+
+    def __init__(self, folder: Path, every: float):
+        import mlx_bulk  # noqa: F401 - above all that imports mlx
+        import mlx_lm
+        from mlx_lm.tuner.utils import linear_to_lora_layers
+
+        self._folder, self._every = folder, every
+        self._model: Any = mlx_lm.load(str(DEMO))[0]
+        self._model.freeze()
+        parameters: dict[str, Any] = {"rank": 4, "scale": 2.0, "dropout": 0.0}
+        self._settings: dict[str, Any] = {"fine_tune_type": "lora", "num_layers": 2, "lora_parameters": parameters}
+        linear_to_lora_layers(self._model, 2, parameters)
+        self.steps = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._train, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Ends the training."""
+        self._ended.set()
+        self._thread.join()
+
+    def _train(self) -> None:
+        import mlx.core as mx
+        from mlx.utils import tree_flatten
+
+        while not self._ended.wait(self._every):
+            self.steps += 1
+            step = self._folder / f"step_{self.steps:06d}"
+            step.mkdir(parents=True)
+            tensors = dict(tree_flatten(self._model.trainable_parameters()))
+            moved = {name: mx.random.normal(each.shape, key=mx.random.key(self.steps)) * 0.05 for name, each in tensors.items()}
+            mx.save_safetensors(str(step / "adapters.safetensors"), moved)
+            (step / "adapter_config.json").write_text(json.dumps(self._settings))
+            (step / "DONE").touch()
+
+
 COMMAND = [sys.executable, "-m", "mlx_bulk.jobs"]
 
 
@@ -129,8 +170,11 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def write(folder: Path, rows: int, deterministic: bool, port: int | None) -> Path:
-    """Writes the input and the config of a run into ``folder``. port: where its driver listens; None for a plain run."""
+def write(folder: Path, rows: int, deterministic: bool, port: int | None, watch: Path | None = None) -> Path:
+    """Writes the input and the config of a run into ``folder``. port: where its driver listens; None for a plain run.
+
+    watch: the folder of a trainer, for rollouts.
+    """
     folder.mkdir(exist_ok=True)
     path = folder.parent / "rows.jsonl"
     path.write_text("".join(json.dumps({"q": f"Tell me about {' '.join(['things'] * (1 + row % 9))} {row}"}) + "\n" for row in range(rows)))
@@ -143,6 +187,10 @@ def write(folder: Path, rows: int, deterministic: bool, port: int | None) -> Pat
         "batch": {"rows": 16, "rows_per_shard": 64, "deterministic": deterministic},
         "output": {"path": str(folder / "run"), "fsync_seconds": 1},
     }
+    if watch is not None:
+        sampling = {"n": SAMPLES, "max_tokens": 12, "temperature": 1.0}
+        config |= {"job": "rollout", "sampling": sampling, "rewards": [{"fn": "length"}], "policy": {"watch": str(watch)}}
+        config["batch"]["rows_per_shard"] = PER_SHARD
     if port is not None:
         config["cluster"] = {"listen": f"127.0.0.1:{port}", "lease_seconds": 2, "wait": 120}
     (folder / "config.json").write_text(json.dumps(config))
@@ -183,6 +231,24 @@ def examine(run: Path, plain: Path, rows: int, deterministic: bool) -> list[str]
     return wrong + ([f"{different} completions are not those of a plain run"] if different > rows / 500 else [])
 
 
+def examine_rollouts(run: Path, rows: int) -> tuple[list[str], int]:
+    """Returns what is wrong with a complete run of rollouts, and how many policies have sampled."""
+    verified = subprocess.run([*COMMAND, "verify", str(run)], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    wrong = [] if verified.returncode == 0 else [f"verify: {verified.returncode}: {verified.stdout}{verified.stderr}"]
+    places, policies = list[tuple[int, int]](), dict[int, set[str]]()
+    for path in sorted((run / "results").iterdir()):
+        with pa.memory_map(str(path)) as file:
+            table = pa.ipc.open_file(file).read_all()
+        places += zip(table["row"].to_pylist(), table["sample"].to_pylist(), strict=True)
+        for row, sha in zip(table["row"].to_pylist(), table["policy_sha"].to_pylist(), strict=True):
+            policies.setdefault(row // PER_SHARD, set()).add(sha)
+    if places != [(row, sample) for row in range(rows) for sample in range(SAMPLES)]:
+        wrong.append("groups are not whole, or lost, doubled or out of order")
+    if mixed := [shard for shard, own in policies.items() if len(own) > 1]:
+        wrong.append(f"shards of several policies: {mixed}")
+    return wrong, len(set[str]().union(*policies.values()))
+
+
 def main() -> None:
     """Deals the blows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -193,6 +259,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=3.0, help="mean seconds between two blows")
     parser.add_argument("--seconds", type=float, default=3600.0, help="no blows after so many; the run at hand is finished")
     parser.add_argument("--deterministic", action="store_true", help="parts must be the same bytes as a plain run's")
+    parser.add_argument("--rollouts", action="store_true", help="rollouts, under policies that a trainer writes meanwhile")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         sys.exit(strike_all(args, Path(name)))
@@ -200,12 +267,17 @@ def main() -> None:
 
 def strike_all(args: argparse.Namespace, root: Path) -> int:
     """Does all runs; returns the exit code."""
-    plain = write(root / "plain", args.rows, args.deterministic, None)
-    subprocess.run([*COMMAND, "run", str(root / "plain" / "config.json")], env=ENVIRONMENT, check=True, capture_output=True)
+    plain, trainer, watch = write(root / "plain", args.rows, args.deterministic, None), None, None
+    if args.rollouts:
+        watch = root / "adapters"
+        trainer = Trainer(watch, args.every)
+    else:
+        subprocess.run([*COMMAND, "run", str(root / "plain" / "config.json")], env=ENVIRONMENT, check=True, capture_output=True)
+    policies = 0
     draw, wrong, again, runs, begun = random.Random(args.seed), list[str](), 0, 0, time.monotonic()
     (root / "cluster").mkdir()
     field = Field(root / "cluster", args.workers, draw)
-    run = write(root / "cluster", args.rows, args.deterministic, field.port)
+    run = write(root / "cluster", args.rows, args.deterministic, field.port, watch)
 
     def over() -> bool:
         return sum(field.dealt.values()) >= args.kills or time.monotonic() - begun > args.seconds
@@ -226,10 +298,15 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
             runs += 1
             if code != 0:
                 wrong.append(f"the driver ended with {code}")
-            if not wrong:
+            if args.rollouts and not wrong:
+                wrong, found = examine_rollouts(run, args.rows)
+                policies += found
+            elif not wrong:
                 wrong += examine(run, plain, args.rows, args.deterministic)
-                again += begun_again(run)
+            again += 0 if wrong else begun_again(run)
     finally:
+        if trainer is not None:
+            trainer.end()
         codes = field.end()
         if wrong:
             print("\n".join((root / "cluster" / "log").read_text().splitlines()[-60:]), file=sys.stderr)
@@ -238,6 +315,7 @@ def strike_all(args: argparse.Namespace, root: Path) -> int:
         "runs": runs,
         "rows": runs * args.rows,
         "begun_again_share": round(again / max(1, runs * args.rows), 4),
+        **({"steps": trainer.steps, "policies": policies} if trainer is not None else {}),
         "wrong": wrong,
         "workers_ended": codes,
     }

@@ -21,3 +21,14 @@ def test_kills_and_cuts_cost_no_row():
     figures = json.loads(done.stdout.splitlines()[-1])
     assert sum(figures["kills"].values()) == KILLS
     assert figures["wrong"] == []
+
+
+def test_rollouts_under_a_live_policy_stay_whole():
+    """Each group is there once and whole, each shard has one policy, and each policy of a record is kept."""
+    options = ["--rollouts", "--kills", str(KILLS), "--workers", "3", "--rows", "600", "--every", "2", "--seed", "5"]
+    done = subprocess.run([sys.executable, str(PROGRAM), *options], capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr + done.stdout
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert sum(figures["kills"].values()) == KILLS
+    assert figures["policies"] > 2
+    assert figures["wrong"] == []
