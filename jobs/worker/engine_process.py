@@ -41,11 +41,12 @@ class EngineSaid:
 class EngineEnded:
     """An engine's process has ended; all that it said came before. code: negative for the signal that ended it.
 
-    fault: of a machine or the network, in words, where that ended a group: no row is to blame.
+    who: the process to blame. fault: of a machine or the network, in words, where that ended a group: no row is to blame.
     """
 
     engine: "EngineProcess"
     code: int
+    who: str = "the engine's process"
     fault: str = ""
 
 
@@ -113,7 +114,7 @@ class EngineProcess:
         ended = EngineEnded(self, self._process.wait())
         if self._others is not None:
             end = self._others.end()
-            ended = EngineEnded(self, end.code, end.fault)
+            ended = EngineEnded(self, end.code, end.who, end.fault)
         self._reports.join()
         self._pipe.close()
         self._link.close()

@@ -137,6 +137,8 @@ class OtherRanks:
                 with suppress(OSError):
                     rank.process.stdin.close()
         self._end = group_end([(rank.name, rank.process.returncode) for rank in ranks if not rank.killed])
+        if self._end.code:
+            log.info("the group has ended: %s", self._end.fault or cause_of(self._end))
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -161,9 +163,7 @@ def group_end(codes: Sequence[tuple[str, int]]) -> GroupEnd:
 
 
 def cause_of(end: GroupEnd) -> str:
-    """Returns the cause of a group's end in words."""
-    if end.fault:
-        return f"the group has ended: {end.fault}"
+    """Says how the rank that is to blame has ended."""
     if end.code < 0:
         with suppress(ValueError):
             return f"{end.who} died of {signal.Signals(-end.code).name}"

@@ -242,7 +242,7 @@ class RunWork:
             if ended.fault:
                 cause, follows = self._note_fault(ended.fault)
             elif -code not in DEATHS:
-                raise ModelError(f"the engine's process ended by itself, with code {code}, in the middle of a run")
+                raise ModelError(f"{ended.who} ended by itself, with code {code}, in the middle of a run")
             else:
                 cause, follows = self._suspects.record_death(-code)
         except BulkError as error:

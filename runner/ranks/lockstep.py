@@ -16,8 +16,14 @@ from .ranks import Ranks
 Asked = TypeVar("Asked")
 
 
+_STOP, _READY = 1, 2  # bits of what the first rank tells at each step
+
+
 class SharedInput(Generic[Asked]):
-    """The windows and the end of an engine's run, for all ranks; see ``EngineInterface.run``. The arguments are the first rank's."""
+    """The windows and the end of an engine's run, for all ranks; see ``EngineInterface.run``. The arguments are the first rank's.
+
+    Exchanges cost time, so one at each step tells both: whether to stop, and whether a window is there.
+    """
 
     def __init__(
         self,
@@ -26,17 +32,32 @@ class SharedInput(Generic[Asked]):
         stopped: Callable[[], bool] = lambda: False,
     ):
         self._ranks, self._next_window, self._stopped = ranks, next_window, stopped
+        self._ready = False  # the first rank holds a window, or knows that there is no more
+        self._held: list[Asked] | None = None
 
     def next_window(self, wait: bool) -> list[Asked] | None:
         """Returns the first rank's next window."""
-        if wait:
-            return self._ranks.wait_for(lambda: self._next_window(True))
-        window = self._next_window(False) if self._ranks.first else []
-        return self._ranks.share(window) if self._ranks.flag(window is None or len(window) > 0) else []
+        if not self._ranks.several:
+            return self._next_window(wait)
+        if self._ready:
+            self._ready = False
+            return self._ranks.share(self._held)
+        return self._ranks.wait_for(lambda: self._next_window(True)) if wait else []
 
     def stopped(self) -> bool:
-        """Returns whether the first rank is to stop."""
-        return bool(self._ranks.flag(self._ranks.first and self._stopped()))
+        """Returns whether the first rank is to stop. Asked once a step."""
+        if not self._ranks.several:
+            return self._stopped()
+        told = self._ranks.flag(self._told() if self._ranks.first else 0)
+        self._ready = bool(told & _READY)
+        return bool(told & _STOP)
+
+    def _told(self) -> int:
+        """Looks at the first rank's input."""
+        if self._ready:
+            return _READY | _STOP * self._stopped()
+        self._held = self._next_window(False)
+        return _READY * (self._held is None or len(self._held) > 0) | _STOP * self._stopped()
 
 
 def shared_draw(launched: Launched, ranks: Ranks) -> Launched:

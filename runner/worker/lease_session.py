@@ -126,7 +126,8 @@ class LeaseSession:
             ended.set()
             figures.join()
             self._sink.push()
-            process.supervisor.note_in_flight(())
+            if not self._ranks.lost:  # else another rank may have died of the rows in the model
+                process.supervisor.note_in_flight(())
 
     def _policies_of(self, models: LoadedModels, shelf: ParcelShelf) -> SentPolicies | None:
         """Returns the policies that the driver names in leases; None for a run with one policy, or none."""

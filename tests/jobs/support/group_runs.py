@@ -18,7 +18,8 @@ from ...checkpoints import LLAMA, write_checkpoint
 
 PATIENCE = 120.0  # seconds after which a command that has not ended has failed
 COMMAND = [sys.executable, "-P", "-m", "mlx_bulk.jobs"]
-ENVIRONMENT = {**os.environ, "MLX_BULK_CPU": "generic"}  # groups run without the kernels for CPUs
+# Groups run without the kernels for CPUs. Two processes that wait for each other are slow where each has threads for all cores.
+ENVIRONMENT = {**os.environ, "MLX_BULK_CPU": "generic", "OPENBLAS_NUM_THREADS": "1"}
 HOSTS = [{"ssh": "127.0.0.1", "ips": ["127.0.0.1"]}] * 2
 _JOINS = re.compile(r"mlx-bulk worker (tcp://\S+)")
 

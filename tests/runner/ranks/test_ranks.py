@@ -66,17 +66,19 @@ def test_the_others_wait_until_the_first_has_something():
 
 def test_windows_and_the_end_are_the_first_ranks():
     def work(ranks: Ranks) -> list[Any]:
-        windows = iter([[], [1, 2], None])
-        stops = iter([False, True])
+        windows = iter([[], [1, 2], [3], None])
+        stops = iter([False, False, False, True])
 
         def own(kind: Any) -> Any:
             assert ranks.first, "only the first rank has rows"
             return next(kind)
 
         shared = SharedInput[int](ranks, lambda wait: own(windows), lambda: own(stops))
-        return [shared.next_window(False), shared.next_window(False), shared.stopped(), shared.next_window(True), shared.stopped()]
+        seen: list[Any] = [shared.stopped(), shared.next_window(False)]  # nothing there
+        seen += [shared.stopped(), shared.stopped(), shared.next_window(False), shared.next_window(False)]  # one is held, and given once
+        return [*seen, shared.next_window(True), shared.stopped(), shared.next_window(True)]
 
-    assert on_all(2, work) == [[[], [1, 2], False, None, True]] * 2
+    assert on_all(2, work) == [[False, [], False, False, [1, 2], [], [3], True, None]] * 2
 
 
 def test_machines_that_differ_are_no_group(monkeypatch: pytest.MonkeyPatch):
