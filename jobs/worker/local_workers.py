@@ -1,17 +1,41 @@
-"""Workers on the driver's own machine: processes of ``mlx-bulk worker --once``, among which cores and GPUs are divided."""
+"""Workers on the driver's own machine: processes of ``mlx-bulk worker --once``, among which cores and GPUs are divided.
 
+One that dies is started again, unless it dies again and again before it has finished a row.
+"""
+
+import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
 THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")  # of each library that may multiply
+MOST_DEATHS = 3  # of a worker, in a row, without a finished row
+LEAVES = {0, 2, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))}  # codes of a worker that is to stay away
 END_SECONDS = 12.0  # for a worker to leave: its engine ends between two steps, its last frames are acked
 
 _GPUS = Path("/proc/driver/nvidia/gpus")
+
+log = logging.getLogger("mlx_bulk")
+
+
+@dataclass(slots=True)
+class _LocalWorker:
+    """A worker's process, and how often it has died since it finished a row. away: it is not started again."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    deaths: int = 0
+    away: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"local-{self.number + 1}"
 
 
 class LocalWorkers:
@@ -22,33 +46,59 @@ class LocalWorkers:
     """
 
     def __init__(self, count: int, address: str, wait: float, threads: int | None = None, options: Sequence[str] = ()):
-        command = [sys.executable, "-P", "-m", "mlx_bulk.jobs", "worker", address, "--once", "--wait", str(wait), *options]
-        self._processes = [
-            subprocess.Popen(
-                [*command, "--name", f"local-{number + 1}"],
-                env={**os.environ, **worker_environment(number, count, threads)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,  # a signal from the terminal is for the driver, which ends them in order
-            )
-            for number in range(count)
-        ]
+        self._command = [sys.executable, "-P", "-m", "mlx_bulk.jobs", "worker", address, "--once", "--wait", str(wait), *options]
+        self._count, self._threads = count, threads
+        self._workers = [_LocalWorker(number, self._start(number)) for number in range(count)]
 
     @property
     def ended(self) -> list[int]:
         """The exit codes of workers that have left already."""
-        return [process.returncode for process in self._processes if process.poll() is not None]
+        return [each.process.returncode for each in self._workers if each.process.poll() is not None]
+
+    def note_row(self, worker: str) -> None:
+        """Notes that a worker with this name in messages has finished rows."""
+        for each in self._workers:
+            if worker.startswith(f"{each.name}-"):
+                each.deaths = 0
+
+    def tend(self) -> None:
+        """Starts workers again that have died. One that was asked to leave, or has died too often, stays away."""
+        for each in self._workers:
+            code = each.process.poll()
+            if code is None or each.away:
+                continue
+            each.deaths += 1
+            each.away = code in LEAVES or each.deaths >= MOST_DEATHS
+            if not each.away:
+                log.warning("%s %s: it is started again", each.name, _ended(code))
+                each.process = self._start(each.number)
+            elif code not in LEAVES:
+                often = f"{each.deaths} times without a finished row, the last time it {_ended(code)}"
+                log.warning("%s has ended %s: it is not started again", each.name, often)
+
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*self._command, "--name", f"local-{number + 1}"],
+            env={**os.environ, **worker_environment(number, self._count, self._threads)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # a signal from the terminal is for the driver, which ends them in order
+        )
 
     def end(self) -> None:
         """Waits until the workers, which the driver has dismissed, have left; ends those that do not."""
         for end in (lambda process: None, subprocess.Popen[bytes].terminate, subprocess.Popen[bytes].kill):
             deadline = monotonic() + END_SECONDS
-            for process in self._processes:
-                if process.poll() is None:
-                    end(process)
-            for process in self._processes:
+            for each in self._workers:
+                if each.process.poll() is None:
+                    end(each.process)
+            for each in self._workers:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, deadline - monotonic()))
+                    each.process.wait(max(0.0, deadline - monotonic()))
+
+
+def _ended(code: int) -> str:
+    return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
 def worker_environment(number: int, count: int, threads: int | None) -> dict[str, str]:

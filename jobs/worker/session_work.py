@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ...configs.cluster import ClusterConfig
 from ...runner.cluster.interface import ORPHAN_SECONDS, Fleet
 from .local_workers import LocalWorkers
+from .tended_fleet import TendedFleet
 
 if TYPE_CHECKING:
     from ...runner.pipeline.model_work import SessionWork
@@ -66,6 +67,7 @@ class _OpenCluster:
             options = ("--log-level", _log_level(), *(() if settings.tls is None else ("--tls", settings.tls)))
             wait = min(settings.wait, ORPHAN_SECONDS) if settings.listen is None else settings.wait
             self._workers = LocalWorkers(settings.workers, fleet.address, wait, self._threads, options)
+            return TendedFleet(fleet, self._workers)
         return fleet
 
     def close(self) -> None:

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from time import monotonic
+from typing import ClassVar
 
 import psutil
 import pytest
 from mlx_bulk.jobs.worker import local_workers
 from mlx_bulk.jobs.worker.agent import NO_DRIVER
 from mlx_bulk.jobs.worker.local_workers import THREADS, LocalWorkers, worker_environment
+
+from ...runner.pipeline.test_progress_display import heard
 
 distributed = pytest.importorskip("distributed")
 from mlx_bulk.runner.cluster.interface import Joined  # noqa: E402
@@ -79,6 +82,46 @@ def test_local_workers_join_and_leave_when_they_are_dismissed(capfd: pytest.Capt
     workers.end()
     assert workers.ended == [0]
     assert capfd.readouterr().err.splitlines() == [f"mlx-bulk: local-1: joined the driver as {one.worker}"]
+
+
+class Ending:
+    """Stands for a worker's process that ends with the next of ``codes``, and then runs on."""
+
+    codes: ClassVar[list[int]] = []
+
+    def __init__(self, command: list[str], **_: object):
+        self.name, self.returncode = command[-1], Ending.codes.pop(0) if Ending.codes else None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+def tended(monkeypatch: pytest.MonkeyPatch, codes: list[int], rows_after: int = 99) -> list[str]:
+    """Tends one worker that ends with these codes; after ``rows_after`` of them it has finished a row. Returns what is said."""
+    monkeypatch.setattr(local_workers.subprocess, "Popen", Ending)
+    Ending.codes = list(codes)
+    with heard() as handler:
+        workers = LocalWorkers(1, "tcp://127.0.0.1:9", wait=1.0)
+        for number in range(len(codes) + 2):
+            workers.tend()
+            if number == rows_after:
+                workers.note_row("local-1-77-abc")
+    return handler.messages
+
+
+AGAIN = "local-1 died of SIGKILL: it is started again"
+
+
+def test_a_worker_of_this_machine_that_dies_is_started_again_but_not_for_ever(monkeypatch: pytest.MonkeyPatch):
+    assert tended(monkeypatch, [-9]) == [AGAIN]
+    given_up = "local-1 has ended 3 times without a finished row, the last time it ended with code 1: it is not started again"
+    assert tended(monkeypatch, [-9, -9, 1, -9]) == [AGAIN, AGAIN, given_up]
+    assert tended(monkeypatch, [-9, -9, -9, -9], rows_after=1) == [AGAIN] * 4
+
+
+@pytest.mark.parametrize("code", [0, 2, 128 + signal.SIGTERM])
+def test_a_worker_of_this_machine_that_was_asked_to_leave_stays_away(monkeypatch: pytest.MonkeyPatch, code: int):
+    assert tended(monkeypatch, [code]) == []
 
 
 def worker(address: str, *options: str) -> "subprocess.Popen[str]":
