@@ -149,12 +149,17 @@ class VisionModel:
         return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
-def write_vision_model(family: str, folder: Path) -> VisionModel:
-    """Makes a random model and saves it as transformers 5 does."""
+def write_vision_model(
+    family: str, folder: Path, vocabulary: int = VOCABULARY, placeholder: int = PLACEHOLDER, image_size: int = 56
+) -> VisionModel:
+    """Makes a random model and saves it as transformers 5 does, for a tokenizer and an image processor of these sizes."""
     import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
     import transformers
 
     made, config = MAKERS[family](transformers)
+    config.text_config.vocab_size, config.image_token_id = vocabulary, placeholder
+    if hasattr(config.vision_config, "image_size"):
+        config.vision_config.image_size = image_size
     torch.manual_seed(0)
     model = made._from_config(config, attn_implementation="eager")
     generator = torch.Generator().manual_seed(1)

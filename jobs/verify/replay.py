@@ -31,7 +31,7 @@ def replay_run(run: Path) -> LogprobComparison:
     """
     with run_model(run) as model:
         stored = model.input(KINDS[model.config.job])
-        loaded = model.load(model.config.batch, stored.job.wanted)
+        loaded = model.load(model.config.batch, stored.job.wanted, stored.spec.images)
         batch = model.config.batch
         comparison = LogprobComparison("replayed", loaded.float32, exact=batch.deterministic, kv_bits=batch.kv_bits)
         for name, label, setup in model.policies(loaded):

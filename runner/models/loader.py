@@ -83,6 +83,8 @@ def load_model(
         return _prepared(config, Checkpoint(folder, None, load_config(folder)), memory, classes)[0]
 
     with refusing(checkpoint, next_token=classes is None):
+        if pictures and ranks.several:
+            raise ModelError("rows with pictures: a model that is split over several processes reads text alone; run it in one process")
         network, need = _prepared(config, replace(checkpoint, adapter=None), memory, classes)
         features = _features(network, config, checkpoint) if pictures else None
         split = split_network(network, ranks, checkpoint.folder.name, lambda: _prepared(config, checkpoint, memory, classes)[0])

@@ -13,6 +13,7 @@ from ...configs.jobs import ROW_JOBS
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import BatchConfig, GenerateConfig, JobConfig
 from ..core.errors import ModelError, RowError, RunDirError
+from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
 from ..core.requests import AnyRequest, BadRow, Row
 from ..core.shard_layout import Layout
@@ -40,9 +41,9 @@ class RunModel:
     config: GenerateConfig
     checkpoint: Checkpoint
 
-    def load(self, batch: BatchConfig, wanted: LogprobOptions) -> LoadedModels:
-        """Loads the run's model, to run with these ``batch`` settings. Raises as ``load_models``."""
-        return load_models([ModelChoice(self.config.model, self.checkpoint)], batch, wanted)
+    def load(self, batch: BatchConfig, wanted: LogprobOptions, images: ImageTable | None = None) -> LoadedModels:
+        """Loads the run's model, to run with these ``batch`` settings. images: the pictures of its rows. Raises as ``load_models``."""
+        return load_models([ModelChoice(self.config.model, self.checkpoint, images=images)], batch, wanted)
 
     def input(self, kind: Kind) -> "StoredInput":
         """Finds the run's input. Raises RunDirError where it has fewer rows than the run, DataError where it is not there."""

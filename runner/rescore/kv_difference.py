@@ -24,7 +24,7 @@ from ..policies.recorded_policies import policy_names
 from ..store.paths import RunPaths
 from ..store.results import read_results
 from .logprob_gap import LogprobGap
-from .second_scores import rescored
+from .second_scores import rescored, without_pictures
 from .stored_records import StoredRecord, stored_record
 
 log = logging.getLogger("mlx_bulk")
@@ -102,8 +102,9 @@ def _measured(run: Path, config: GenerateConfig, setup: Setup, bits: int, stoppe
         return KVDifference(bits, reason="logprobs.tokens is false, so the records hold no logprobs to compare")
     chosen = _chosen(run)
     gap, completions, known, changed = LogprobGap(), 0, 0, 0
+    placeholder = None if setup.images is None else setup.images.placeholder
     for under, records in _by_policy(run, config, setup, chosen):
-        for second in rescored(under, records, None, stopped):
+        for second in rescored(under, without_pictures(records, placeholder), None, stopped):
             stored = second.record.figures["logprobs"]
             gap.add(stored, second.logprobs)
             completions += 1
@@ -113,7 +114,8 @@ def _measured(run: Path, config: GenerateConfig, setup: Setup, bits: int, stoppe
     if stopped():
         return KVDifference(bits, reason="the run was stopped before it was measured")
     if not gap.tokens:
-        return KVDifference(bits, reason="the run has no completions")
+        why = "the run has no completions" if placeholder is None else "the run has no completions of prompts without pictures"
+        return KVDifference(bits, reason=why)
     return KVDifference(
         bits,
         completions,

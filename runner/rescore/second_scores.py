@@ -45,3 +45,11 @@ def rescored(
         else:
             lost = np.full(len(record.completion), np.nan, np.float32)
             yield SecondScores(record, lost, lost, np.zeros(len(lost), np.bool_))
+
+
+def without_pictures(records: list[StoredRecord], placeholder: int | None) -> list[StoredRecord]:
+    """Returns the records whose prompts are text alone: of a picture a record holds the ``placeholder``, and no features follow from that.
+
+    placeholder: the model's, None for one that reads text alone.
+    """
+    return records if placeholder is None else [record for record in records if not (record.prompt == placeholder).any()]
