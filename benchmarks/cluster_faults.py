@@ -127,7 +127,9 @@ class Trainer:
     """Writes a new adapter for the demo model into ``folder`` again and again, as a trainer does."""
 
     def __init__(self, folder: Path, every: float):
-        import mlx_bulk  # noqa: F401 - above all that imports mlx
+        from mlx_bulk.kernels.backend import load_mlx
+
+        load_mlx()
         import mlx_lm
         from mlx_lm.tuner.utils import linear_to_lora_layers
 
