@@ -3,17 +3,22 @@
 Workers are threads here; see ThreadFleet.
 """
 
+import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.configs.load import load_config
+from mlx_bulk.jobs.cli.main import cli
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Frames
+from mlx_bulk.runner.cluster.messages import Frames, RunOffer
 from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
@@ -21,6 +26,7 @@ from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
 from mlx_bulk.runner.runs.run_dir import Start
 
 from ..encoder_checkpoints import tiny_bert
+from ..jobs.support import sweep_runs
 from ..jobs.support.bench import Bench, Record
 from ..jobs.support.classifiers import write_classifier
 from ..jobs.verify.test_verify import verify
@@ -135,3 +141,68 @@ def test_each_kind_has_the_bytes_of_a_plain_run_whoever_dies(bench: Bench, name:
     assert parts(bench.root / "cluster") == parts(bench.root / "plain")
     assert (bench.root / "cluster" / "stats.arrow").read_bytes() == (bench.root / "plain" / "stats.arrow").read_bytes()
     assert verify(bench.root / "cluster").exit_code == 0
+
+
+@pytest.fixture
+def fleets(monkeypatch: pytest.MonkeyPatch) -> list[ThreadFleet]:
+    """The fleets of commands with ``--workers``: three threads, of which one dies at the second frames, and another one comes."""
+    opened: list[ThreadFleet] = []
+
+    @contextmanager
+    def work(cluster: ClusterConfig | None, deterministic: bool) -> Generator[SessionWork]:
+        if cluster is None:
+            yield ModelWork(ModelPool())
+            return
+        frames = count(1)
+
+        def watch(worker: str, message: object) -> bool:
+            if isinstance(message, Frames) and next(frames) == 2:
+                fleet.kill(worker)
+                fleet.start_worker()
+                return False
+            return True
+
+        fleet = ThreadFleet(engine, 3, watch)
+        opened.append(fleet)
+        yield ClusterWork(lambda: fleet, cluster)
+        fleet.end(True)
+
+    monkeypatch.setattr("mlx_bulk.jobs.worker.session_work.session_work", work)
+    return opened
+
+
+def test_a_sweep_goes_on_cell_by_cell_with_the_same_workers(bench: Bench, fleets: list[ThreadFleet]):
+    base = sweep_runs.base_of(bench, ROWS, batch={"rows": 4, "rows_per_shard": 8, "deterministic": True})
+    matrix = {"sampling.temperature": [0, 0.7], "prompt.text": ["{{ q }}", "{{ q }} and"]}
+    for folder, more in (("plain", {}), ("cluster", {"cluster": {"workers": 3}})):
+        done = sweep_runs.run(bench, base=base, matrix=matrix, output={"path": str(bench.root / folder)}, **more)
+        assert done.code == 0, done.stderr
+        assert done.last_line == f"sweep: 4 of 4 cells complete -> {bench.root / folder}"
+    cells = [path.name for path in (bench.root / "plain").iterdir() if path.is_dir()]
+    assert len(cells) == 4
+    for cell in cells:
+        assert parts(bench.root / "cluster" / cell) == parts(bench.root / "plain" / cell)
+        assert verify(bench.root / "cluster" / cell).exit_code == 0
+    tables = [sweep_runs.table(bench, folder) for folder in ("cluster", "plain")]
+    assert tables[0].drop_columns("seconds").equals(tables[1].drop_columns("seconds"))
+    (fleet,) = fleets
+    assert len({message.run for _, message in fleet.sent if isinstance(message, RunOffer)}) == 4
+
+
+def test_rows_of_stdin_go_to_workers(bench: Bench, fleets: list[ThreadFleet]):
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    given: dict[str, Any] = {"data": {"path": "-"}, "batch": {"rows": 4, "rows_per_shard": 8, "deterministic": True}}
+    for output, options in (("plain", ()), ("cluster", ("--workers", "3"))):
+        done = bench.run("--output", str(bench.root / output), *options, stdin=lines, **given)
+        assert done.code == 0, done.stderr
+    assert len(fleets) == 1
+    assert parts(bench.root / "cluster") == parts(bench.root / "plain")
+    assert verify(bench.root / "cluster").exit_code == 0
+
+
+def test_an_evaluation_over_workers_is_refused(bench: Bench):
+    path = bench.root / "eval.yaml"
+    path.write_text(yaml.safe_dump({"job": "eval", "model": {"path": "demo"}, "tasks": ["a"], "cluster": {"workers": 2}}))
+    done = CliRunner().invoke(cli, ["eval", str(path)])
+    assert done.exit_code == 2
+    assert "cluster: no such key; it belongs to job: generate" in done.stderr
