@@ -60,9 +60,9 @@ def worker(
     """
     set_log(log_level, quiet, name)
     with one_line_errors():
-        from ..worker.light_imports import without_numpy
+        from ..worker.light_imports import light_imports
 
-        with without_numpy():
+        with light_imports():
             from ...runner.network.dask_link import DriverLink
         from ..worker.agent import Agent, Signalled, Stay
         from ..worker.engine_process import EngineProcess

@@ -5,16 +5,17 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+# Dask and tornado only look whether they are there, for arrays, pages, hashes and colours. Rows load NumPy later.
+SPARED = ("numpy", "jinja2", "xxhash", "curses")
+
 
 @contextmanager
-def without_numpy() -> Generator[None]:
-    """Hides NumPy from what the block imports, unless it is loaded already. Dask's messages do not need it; rows load it later."""
-    if "numpy" in sys.modules:
-        yield
-        return
-    hidden: dict[str, Any] = {"numpy": None}  # as Python marks a module that is not there
+def light_imports() -> Generator[None]:
+    """Hides what is ``SPARED`` from what the block imports, but for what is loaded already."""
+    hidden: dict[str, Any] = {name: None for name in SPARED if name not in sys.modules}  # as Python marks a module that is not there
     sys.modules.update(hidden)
     try:
         yield
     finally:
-        del sys.modules["numpy"]
+        for name in hidden:
+            del sys.modules[name]
