@@ -3,11 +3,13 @@
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import click
 
+from ...configs.errors import ConfigError
 from ..supervision.crash_suspects import Suspects
 from ..supervision.signals import heeded
 from ..terminal.console import one_line_errors, set_log
@@ -30,6 +32,9 @@ _ONCE_WAIT = 600.0  # as cluster.wait
 )
 @click.option("--name", help="Stands for this worker in messages and in status.  [default: the machine's name]")
 @click.option(
+    "--models", metavar="FOLDER", help="Models that the driver has in folders of its own are looked up below this one, by their weights."
+)
+@click.option(
     "--group",
     metavar="FILE",
     help="A hostfile of mlx.launch: its machines, this one first, hold one model together and are one worker.",
@@ -49,6 +54,7 @@ def worker(
     stay: bool,
     wait: float | None,
     name: str | None,
+    models: str | None,
     group: str | None,
     stall_seconds: float,
     log_level: str,
@@ -74,6 +80,9 @@ def worker(
         for number in heeded():
             signal.signal(number, lambda number, _: inbox.put(Signalled(number)))
         options = ["--log-level", log_level, *(["--quiet"] if quiet else []), *(["--name", name] if name is not None else [])]
+        if models is not None and not Path(models).is_dir():
+            raise ConfigError(f"--models: found {models}, which is no folder here; name the folder below which this machine's models lie")
+        options += ["--models", models] if models is not None else []
         hostfile = None if group is None else read_hostfile(group)
         if hostfile is not None:
             options += ["--backend", hostfile.backend, "--stall-seconds", f"{stall_seconds:g}"]
@@ -87,6 +96,7 @@ def worker(
         sys.exit(Agent(DriverLink(address, tls), first_hello(name), start, limits, inbox).run())
 
 
+_models_option = click.option("--models", type=click.Path(path_type=Path))
 _backend_option = click.option("--backend")
 _stall_option = click.option("--stall-seconds", type=float, default=0.0)
 
@@ -94,11 +104,14 @@ _stall_option = click.option("--stall-seconds", type=float, default=0.0)
 @click.command("worker-engine", hidden=True)
 @click.argument("descriptor", type=int)
 @click.option("--name")
+@_models_option
 @_backend_option
 @_stall_option
 @log_level_option
 @quiet_option
-def worker_engine(descriptor: int, name: str | None, backend: str | None, stall_seconds: float, log_level: str, quiet: bool) -> None:
+def worker_engine(
+    descriptor: int, name: str | None, models: Path | None, backend: str | None, stall_seconds: float, log_level: str, quiet: bool
+) -> None:
     """Runs the engine of a worker; ``mlx-bulk worker`` starts it. With a backend it is the first rank of a group."""
     from ..terminal.engine_imports import engine_imports
     from ..worker.engine_host import host_engine
@@ -111,19 +124,20 @@ def worker_engine(descriptor: int, name: str | None, backend: str | None, stall_
             from ..kinds import KINDS
 
         if backend is None:
-            host_engine(descriptor, lambda connection, process: serve_engine(connection, KINDS, process))
+            host_engine(descriptor, lambda connection, process: serve_engine(connection, KINDS, process, models=models))
         else:
             join = partial(joined_group, backend, stall_seconds)
-            host_engine(descriptor, lambda connection, process: join(lambda ranks: serve_engine(connection, KINDS, process, ranks)))
+            host_engine(descriptor, lambda connection, process: join(lambda ranks: serve_engine(connection, KINDS, process, ranks, models)))
 
 
 @click.command("worker-rank", hidden=True)
 @click.option("--name")
+@_models_option
 @_backend_option
 @_stall_option
 @log_level_option
 @quiet_option
-def worker_rank(name: str | None, backend: str, stall_seconds: float, log_level: str, quiet: bool) -> None:
+def worker_rank(name: str | None, models: Path | None, backend: str, stall_seconds: float, log_level: str, quiet: bool) -> None:
     """Runs a further rank of a worker's group; ``mlx-bulk worker --group`` starts it."""
     from ..terminal.engine_imports import engine_imports
     from ..worker.engine_host import host_rank
@@ -135,4 +149,4 @@ def worker_rank(name: str | None, backend: str, stall_seconds: float, log_level:
             from ...runner.worker.rank_service import serve_rank
             from ..kinds import KINDS
 
-        host_rank(lambda: joined_group(backend, stall_seconds, lambda ranks: serve_rank(KINDS, ranks)))
+        host_rank(lambda: joined_group(backend, stall_seconds, lambda ranks: serve_rank(KINDS, ranks, models)))

@@ -5,14 +5,29 @@ Adapters go out as parcels. Models and their tokenizers do not travel.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from ...configs.errors import ConfigError
 from ...configs.rollout import RolloutConfig
 from ...configs.schema import GenerateConfig, JobConfig, ModelConfig, names_a_file
+from ..models.checkpoint import WEIGHTS, Checkpoint, checkpoint_fingerprints
 from ..pipeline.job import ConfigFiles
 from ..pipeline.run_spec import RunSpec
+
+
+@dataclass(slots=True, frozen=True)
+class ModelMark:
+    """What a model is known by: the sha256 of its weights, as in a run's identity, and their bytes."""
+
+    weights: str
+    bytes: int
+
+
+def weight_bytes(folder: Path) -> int:
+    """Returns how large the files are that a model's weights are known by."""
+    return sum(path.stat().st_size for pattern in WEIGHTS for path in folder.glob(pattern) if path.is_file())
 
 
 def config_files(config: JobConfig, spec: RunSpec) -> ConfigFiles:
@@ -39,6 +54,21 @@ def local_adapters(config: JobConfig, spec: RunSpec) -> dict[str, Path]:
         key: folder
         for key, (model, folder) in named.items()
         if model is not None and folder is not None and folder == Path(str(model.adapter))
+    }
+
+
+def local_models(config: JobConfig, spec: RunSpec) -> dict[str, ModelMark]:
+    """Returns the marks of the models that lie in folders of this machine, by the keys of their paths. Those of the hub are found there."""
+    reference = config.reference_key if isinstance(config, RolloutConfig) else f"{config.reference_key}.path"
+    named: dict[str, tuple[ModelConfig | None, Checkpoint | None]] = {
+        "model.path": (config.model, spec.checkpoint),
+        reference: (config.reference, spec.reference),
+    }
+    named |= {f"{each.key}.path": (each.config, each.checkpoint) for each in spec.reward_models}
+    return {
+        key: ModelMark(checkpoint_fingerprints(checkpoint)["model.weights"], weight_bytes(checkpoint.folder))
+        for key, (model, checkpoint) in named.items()
+        if model is not None and checkpoint is not None and checkpoint.modules_folder == Path(model.path)
     }
 
 

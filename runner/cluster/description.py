@@ -19,7 +19,7 @@ from ..files.hash_cache import folder_sha256
 from ..models.checkpoint import ADAPTER_CONTENTS
 from ..pipeline.job import ConfigFiles
 from ..pipeline.model_work import OpenRun
-from .config_files import config_files, local_adapters, with_values
+from .config_files import ModelMark, config_files, local_adapters, local_models, with_values
 from .messages import RunOffer
 
 _ELSEWHERE = {"cluster", "output"}  # sections of the config that say nothing to a worker
@@ -30,6 +30,7 @@ class RunDescription:
     """The run ``run`` (a hex digest): its config, its scanned input, its identity, and how its rows are cut into shards.
 
     files: small local files that the config names. adapters: the sha256 of each adapter's folder that it names by a path, by its key.
+    models: of local folders, by the keys of their paths.
     """
 
     run: str
@@ -39,6 +40,7 @@ class RunDescription:
     layout: Layout
     files: ConfigFiles
     adapters: dict[str, str]
+    models: dict[str, ModelMark]
 
     @classmethod
     def of(cls, run: OpenRun) -> Self:
@@ -48,7 +50,16 @@ class RunDescription:
         told = [str(run.run_dir.root.absolute()), config, identity, run.spec.scan.fingerprint(), run.layout.rows]
         digest = sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
         adapters = {key: folder_sha256(folder, ADAPTER_CONTENTS) for key, folder in local_adapters(run.config, run.spec).items()}
-        return cls(digest, config, run.spec.scan, identity, run.layout, config_files(run.config, run.spec), adapters)
+        return cls(
+            digest,
+            config,
+            run.spec.scan,
+            identity,
+            run.layout,
+            config_files(run.config, run.spec),
+            adapters,
+            local_models(run.config, run.spec),
+        )
 
     def parsed(self, output: str, places: Mapping[str, str] = MappingProxyType({})) -> JobConfig:
         """Returns the config. output: the folder that takes the place of the run's; places: settings of other values, by their keys."""

@@ -6,6 +6,7 @@ not need are dropped before anything is loaded.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from ...configs.schema import ModelConfig
@@ -37,9 +38,13 @@ class ModelChoice(NamedTuple):
 
 @dataclass(slots=True)
 class ModelPool:
-    """The models in memory, by checkpoint, adapter, and how their weights are held. ranks: the processes that share them."""
+    """The models in memory, by checkpoint, adapter, and how their weights are held. ranks: the processes that share them.
+
+    folder: below it lie models that are not where another machine has them; None for nowhere.
+    """
 
     ranks: Ranks = ALONE
+    folder: Path | None = None
     _held: dict[Key, LanguageModel] = field(default_factory=dict[Key, LanguageModel])
 
     def get(self, wanted: Sequence[ModelChoice], memory: int) -> list[LanguageModel]:

@@ -28,19 +28,22 @@ from .parcel_shelf import ParcelShelf
 log = logging.getLogger("mlx_bulk")
 
 
-def serve_engine(connection: Connection, kinds: Mapping[str, Kind], process: HostProcess, ranks: Ranks = ALONE) -> None:
+def serve_engine(
+    connection: Connection, kinds: Mapping[str, Kind], process: HostProcess, ranks: Ranks = ALONE, models: Path | None = None
+) -> None:
     """Works on the runs that the other end offers, until it is gone or dismisses this process, or the process is to end.
 
     kinds: the kinds of job by name. process: the process around it, see ``HostProcess``; its supervisor names suspect rows by the
     run's digest in place of its folder. ranks: the processes of a group, of which this is the first; the others call ``serve_rank``.
+    models: see ``ModelPool.folder``.
     """
-    _Service(connection, kinds, process, ranks).run()
+    _Service(connection, kinds, process, ModelPool(ranks, models)).run()
 
 
 class _Service:
-    def __init__(self, connection: Connection, kinds: Mapping[str, Kind], process: HostProcess, ranks: Ranks):
-        self._connection, self._kinds, self._process, self._ranks = connection, kinds, process, ranks
-        self._pool = ModelPool(ranks)
+    def __init__(self, connection: Connection, kinds: Mapping[str, Kind], process: HostProcess, pool: ModelPool):
+        self._connection, self._kinds, self._process, self._ranks = connection, kinds, process, pool.ranks
+        self._pool = pool
         self._offers: SimpleQueue[RunOffer | None] = SimpleQueue()  # None: nothing more comes
         self._lock = threading.Lock()
         self._offered: RunOffer | None = None  # the run that is loaded, or is to be loaded next

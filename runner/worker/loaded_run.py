@@ -63,7 +63,7 @@ def loaded_run(
     Raises DifferentResults where the run's identity is another one here, or the job is none for a group; RunGivenUp; BulkError as a run
     does.
     """
-    local = local_config(described, scratch, None if pool.ranks.several else shelf, given_up)
+    local = local_config(described, scratch, None if pool.ranks.several else shelf, given_up, pool.folder)
     with pool.ranks.while_loading():
         return _loaded(described, local, kinds, pool, halved)
 

@@ -20,6 +20,7 @@ from ..files.hash_cache import folder_sha256
 from ..models.checkpoint import ADAPTER_CONTENTS
 from ..pipeline.job import Kind
 from ..pipeline.run_spec import RunSpec
+from .model_folders import find_model
 from .parcel_shelf import NoSuchParcel, ParcelShelf
 
 
@@ -56,13 +57,17 @@ class LocalConfig:
         return named if modules else ""
 
 
-def local_config(described: RunDescription, scratch: Path, shelf: ParcelShelf | None, given_up: Callable[[], bool]) -> LocalConfig:
+def local_config(
+    described: RunDescription, scratch: Path, shelf: ParcelShelf | None, given_up: Callable[[], bool], models: Path | None = None
+) -> LocalConfig:
     """Returns the config of a run here. scratch: a folder of the worker's own, where the run directory would be.
 
-    shelf: where adapters arrive that are not here, None where none can. Raises RunGivenUp once ``given_up`` says so, ModelError where an
-    adapter does not arrive.
+    shelf: where adapters arrive that are not here, None where none can. models: the folder below which models lie that are not where
+    the driver has them. Raises RunGivenUp once ``given_up`` says so, ModelError where an adapter does not arrive or a model is not here.
     """
     places = lay_out(described.files, described.config, scratch / "files")
+    for key, mark in described.models.items():
+        places[key] = str(find_model(mark, key, str(value_at(described.config, key)), models))
     if shelf is not None:
         places |= _adapters(described, shelf, given_up)
     return LocalConfig(described.parsed(str(scratch), places), described.parsed(str(scratch)))

@@ -20,9 +20,9 @@ from .loaded_run import DifferentResults, loaded_run
 log = logging.getLogger("mlx_bulk")
 
 
-def serve_rank(kinds: Mapping[str, Kind], ranks: Ranks) -> None:
-    """Takes part in the runs of the first rank, until it ends. kinds: the kinds of job by name."""
-    pool = ModelPool(ranks)
+def serve_rank(kinds: Mapping[str, Kind], ranks: Ranks, models: Path | None = None) -> None:
+    """Takes part in the runs of the first rank, until it ends. kinds: the kinds of job by name. models: see ``ModelPool.folder``."""
+    pool = ModelPool(ranks, models)
     while (offer := ranks.wait_for(_no_offer)) is not None:
         if ranks.flag(0):
             with TemporaryDirectory(prefix="mlx-bulk-worker-") as scratch:
