@@ -28,6 +28,7 @@ from ..vision.features import share_image_memory
 from .capabilities import capabilities_of, code_digest
 from .checked_model import CheckedModel, log_mode, model_note, warn_of_chunks
 from .padding_probe import PADDED, BatchingMode, cache_bytes, kv_obstacle, kv_refusal, probe
+from .picture_check import tried_with_pictures
 from .pooling_setup import expected_pooling_setup, fit_pooling_model
 from .prefix_check import refused_by_weights
 from .slot_independence import slots_alike, slots_independent
@@ -78,6 +79,9 @@ def fit(
     if config.deterministic and wanted.echo and not all(slots_alike(each) for each in (setup, *others)):
         setup, *others = [each.with_features(any_slot=False) for each in (setup, *others)]
     setup, refusal = _sharing_prompts(setup, models[0])
+    if images is not None:
+        pairs = zip((setup, *others), models, strict=True)
+        setup, *others = [tried_with_pictures(each, own.mode.allowed, own.model.checkpoint.folder.name) for each, own in pairs]
     if config.prefix_cache is not None:
         setup = _with_prefix_cache(setup, model, Path(config.prefix_cache), refusal)
     for each in models:

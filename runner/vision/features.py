@@ -38,6 +38,16 @@ class FeatureMaker(Protocol):
         """The bytes of the weights."""
         ...
 
+    @property
+    def width(self) -> int:
+        """Numbers of a feature."""
+        ...
+
+    @property
+    def levels(self) -> int:
+        """The first layers of the network to which it adds features."""
+        ...
+
     def make_ready(self) -> None:
         """Reads the weights, and puts in the CPU's kernels."""
         ...

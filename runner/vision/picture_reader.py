@@ -14,6 +14,10 @@ from .features import FeatureCache
 from .image_embedding import read_pictures_with
 from .towers import open_tower
 
+# Model types whose rows with pictures are held against transformers. What another does with pictures beside their features (masks,
+# positions, layers of its own) would be left out without a word.
+KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm", "llava")
+
 
 def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.Dtype | None) -> FeatureCache:
     """Gives ``network`` the tower of its checkpoint; returns what keeps its features. The tower's weights are not read yet.
@@ -21,6 +25,9 @@ def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.
     config: with mlx-lm's names. dtype: see ``open_tower``. Raises ConfigError without mlx-vlm, ModelError where the network cannot read
     pictures.
     """
+    if (kind := visible(str(config.get("model_type")))) not in KNOWN:
+        cure = f"expected one of {', '.join(KNOWN)}, or rows of text alone"
+        raise ModelError(f"model.path: {folder} ({kind}): how its text model takes pictures is not known; {cure}")
     kept = FeatureCache(open_tower(folder, config, dtype))
     try:
         if (sections := sections_of(config)) is not None:
@@ -28,7 +35,7 @@ def read_pictures(network: Any, folder: Path, config: dict[str, Any], dtype: mx.
         if levels := len(config["vision_config"].get("deepstack_visual_indexes") or ()):
             add_deepstack(network, levels)
     except ValueError as error:
-        raise ModelError(f"model.path: {folder} ({visible(str(config.get('model_type')))}) cannot read pictures: {error}") from error
+        raise ModelError(f"model.path: {folder} ({kind}) cannot read pictures: {error}") from error
     if sees_pictures_both_ways(config):
         attend_in_blocks(network)
     read_pictures_with(network, kept)

@@ -35,7 +35,7 @@ class TextStandIn(nn.Module):
 
     def __init__(self, width: int, dtype: mx.Dtype):
         super().__init__()
-        self._width, self._dtype = width, dtype
+        self.width, self._dtype = width, dtype
         self.layers: list[nn.Module] = []
 
     @property
@@ -45,7 +45,7 @@ class TextStandIn(nn.Module):
 
     def embed_tokens(self, ids: mx.array) -> mx.array:
         """ids [B, T] -> zeros [B, T, width]."""
-        return mx.zeros((*ids.shape, self._width), self._dtype)
+        return mx.zeros((*ids.shape, self.width), self._dtype)
 
     def get_rope_index(self, *args: Any, **kwargs: Any) -> tuple[None, None]:
         """Returns no positions: those of rows are kept beside their caches."""
@@ -65,6 +65,16 @@ class Tower:
     def nbytes(self) -> int:
         """The bytes of the weights."""
         return sum(array.nbytes for _, array in _parameters(self.model))
+
+    @property
+    def width(self) -> int:
+        """Numbers of a feature."""
+        return self.model.language_model.width
+
+    @property
+    def levels(self) -> int:
+        """The first layers of the network to which it adds features."""
+        return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", None) or ())
 
     def make_ready(self) -> None:
         """Reads the weights, and puts in the CPU's kernels."""

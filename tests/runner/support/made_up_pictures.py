@@ -22,6 +22,10 @@ class NoiseTower:
     def nbytes(self) -> int:
         return 0
 
+    @property
+    def levels(self) -> int:
+        return 0
+
     def make_ready(self) -> None:
         """It has no weights."""
 
