@@ -3,6 +3,7 @@
 Workers are threads here; see ThreadFleet.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -17,6 +18,7 @@ from mlx_bulk.runner.core.host_process import HostProcess
 from mlx_bulk.runner.files.checked_lines import read_lines
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline.model_work import ModelWork
+from mlx_bulk.runner.policies.policy_source import DONE
 from mlx_bulk.runner.store.results import read_results
 
 from ..adapters import write_adapter
@@ -224,3 +226,67 @@ def test_workers_hear_of_the_newest_step_and_mark_what_is_stale(bench: Bench):
     assert {each["staleness"] for each in found if each["round"] == 1} == {0}
     assert {each["staleness"] for each in found} <= {0, 40}
     assert all(each["stale"] == (each["staleness"] == 40) for each in found)
+
+
+def full_step(bench: Bench, number: int) -> Path:
+    folder = bench.root / "adapters" / f"step_{number:06d}"
+    shutil.copytree(bench.model, folder)
+    (folder / DONE).touch()
+    return folder
+
+
+@pytest.mark.slow
+def test_full_weights_are_loaded_from_a_path_that_the_worker_sees(bench: Bench):
+    full_step(bench, 4)
+    fleet = ThreadFleet(engine, 2)
+    done = roll(bench, over(fleet))
+    fleet.end(True)
+    assert (done.complete, done.refused) == (True, 0)
+    assert set().union(*versions(records(bench)).values()) == {4}
+    assert sum(len(message.content) for _, message in fleet.sent if isinstance(message, Piece)) < 10_000
+    assert verify(bench.root / "cluster").exit_code == 0
+
+
+@pytest.mark.slow
+def test_full_weights_that_a_worker_does_not_see_are_refused(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    step(bench, 2)
+    folder = full_step(bench, 4)
+    fleet = ThreadFleet(engine, 2)
+    send = fleet.send
+
+    def blind(worker: str, message: Any) -> None:
+        if isinstance(message, Lease) and folder.exists():
+            folder.rename(bench.root / "of-the-driver-alone")
+        send(worker, message)
+
+    monkeypatch.setattr(fleet, "send", blind)
+    done = roll(bench, over(fleet))
+    fleet.end(True)
+    assert (done.complete, done.refused) == (True, 1)
+    assert set().union(*versions(records(bench)).values()) == {2}
+    said = next(line for line in caplog.messages if "is refused" in line)
+    assert said.startswith(f"{folder}: is refused: full weights are not sent to workers, and one of them does not see {folder}; ")
+
+
+def test_a_worker_that_dies_in_the_middle_of_a_policy_costs_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    step(bench, 3)
+    asked: list[tuple[str, int]] = []
+
+    def watch(worker: str, message: FromWorker) -> bool:
+        if isinstance(message, PieceWanted):
+            asked.append((worker, message.offset))
+            if asked[-1] == ("worker-1", 8192):
+                fleet.kill(worker)
+                fleet.start_worker()
+                return False
+        return True
+
+    fleet = ThreadFleet(engine, 1, watch)
+    monkeypatch.setattr("mlx_bulk.runner.cluster.parcels.PIECE_BYTES", 4096)
+    done = roll(bench, over(fleet), rows=ROWS[:4])
+    fleet.end(True)
+    assert (done.complete, done.refused) == (True, 0)
+    assert versions(records(bench)) == {(0, 0): {3}}
+    assert [offset for worker, offset in asked if worker == "worker-2"][:3] == [0, 4096, 8192]
