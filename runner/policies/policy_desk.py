@@ -41,7 +41,8 @@ class PolicyDesk:
         self._offers = {name: Offer(int(line["version"]), Path(line["source"])) for name, line in sent.items() if name not in taken}
         self._refused_files: set[tuple[object, ...]] = set()
         self._warned_older = False
-        self._units = self._units_of_records(run, done) | store.begun()
+        self._run = run
+        self._units = (dict(last_policies(run, sorted(done))) if not whole_rounds else {}) | store.begun()
         self.sampling = max(int(name.split("-")[0]) for name in self._tried)
         self._take_newest()
         store.require_no_step_back(self._newest.version)
@@ -50,11 +51,14 @@ class PolicyDesk:
         """Returns ``Policy.name`` of the policy that samples a shard. The first call for a shard, or a round, decides it for good."""
         unit = self._unit(shard)
         name = self._units.get(unit)
+        if name is None and self._whole_rounds:  # a run without workers may have begun it
+            name = policy_at_start_of(self._run, self._layout, unit)
         if name is not None and name not in self._policies and self._whole_rounds and name not in self._offers:
             self._store.policy(name)  # says what is wrong with it
         if name is None or name not in self._policies:
             self._take_newest()
             name = self._newest.name
+        if self._units.get(unit) != name:
             self._store.note(BEGUN, {"unit": unit, "policy": name})
             self._units[unit] = name
         return name
@@ -93,13 +97,6 @@ class PolicyDesk:
 
     def _unit(self, shard: int) -> int:
         return shard // max(1, self._layout.shards_a_round) if self._whole_rounds else shard
-
-    def _units_of_records(self, run: RunPaths, done: Collection[int]) -> dict[int, str]:
-        """Returns the policies of shards or rounds that a run without workers began."""
-        if not self._whole_rounds:
-            return dict(last_policies(run, sorted(done)))
-        rounds = {around: policy_at_start_of(run, self._layout, around) for around in {self._unit(shard) for shard in done}}
-        return {around: name for around, name in rounds.items() if name is not None}
 
     def _take_newest(self) -> None:
         """Keeps the newest policy that the source offers, where it is newer than those that are kept."""

@@ -290,3 +290,16 @@ def test_a_worker_that_dies_in_the_middle_of_a_policy_costs_nothing(bench: Bench
     assert (done.complete, done.refused) == (True, 0)
     assert versions(records(bench)) == {(0, 0): {3}}
     assert [offset for worker, offset in asked if worker == "worker-2"][:3] == [0, 4096, 8192]
+
+
+@pytest.mark.slow
+def test_a_round_that_a_plain_run_began_ends_under_its_policy(bench: Bench):
+    how: dict[str, Any] = {"policy": {"watch": str(bench.root / "adapters"), "update": "round"}}
+    step(bench, 3)
+    assert roll(bench, ModelWork(ModelPool()), **how).complete
+    (bench.root / "cluster" / "results" / "part-00000004.arrow").unlink()  # the round is open again
+    step(bench, 9)
+    fleet = ThreadFleet(engine, 2)
+    assert roll(bench, over(fleet), **how, rounds=2).complete
+    fleet.end(True)
+    assert {(around, *each) for (around, _), each in versions(records(bench)).items()} == {(0, 3), (1, 9)}
