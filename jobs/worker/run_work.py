@@ -255,11 +255,10 @@ class RunWork:
 
     def _note_fault(self, fault: str) -> tuple[str, str]:
         """Counts a fault of a machine or the network: no row is to blame. Raises ModelError where the group does not come back."""
+        self._suspects.receive({"rows": []})
         self._faults += 1
         if self._faults > FAULTS:
-            raise ModelError(
-                f"{fault}, {self._faults} times with no finished row between; finished rows are safe. Look at the machines of the group"
-            )
+            raise ModelError(f"{fault}, {self._faults} times with no finished row between; look at the machines of this group")
         return fault, "its processes start again"
 
     def _give_up(self, message: RunRefused | RunFailed, text: str) -> None:

@@ -1,15 +1,23 @@
 """Tests a run over a group: one model over two processes, which are one worker to the driver."""
 
+import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("distributed")
+from mlx_bulk.jobs.worker.hostfile import Hostfile
+from mlx_bulk.jobs.worker.other_ranks import OtherRanks
+
 from ..jobs.support.bench import table_of
-from ..jobs.support.group_runs import PATIENCE, GroupRun, group_run, parts, plain_run, write_job, write_model
+from ..jobs.support.group_runs import ENVIRONMENT, HOSTS, PATIENCE, GroupRun, group_run, parts, plain_run, write_job, write_model
 
 CLUSTER = {"listen": "127.0.0.1:0", "wait": 60, "lease_seconds": 1}
 
@@ -61,3 +69,56 @@ def test_a_rank_that_dies_or_hangs_costs_nothing(tmp_path: Path, number: int, mo
     records = table_of(tmp_path / "over/results").to_pylist()
     assert sorted(record["row"] for record in records) == list(range(64))
     assert not list((tmp_path / "over/errors").glob("*.arrow"))
+
+
+PROGRAM = [sys.executable, str(Path(__file__).parents[1] / "runner/support/rank_logits.py")]
+
+
+@pytest.mark.parametrize(("kind", "way", "bound"), [("qwen2", "pipeline", 0.0), ("llama", "tensor", 1e-5)])
+def test_logits_of_two_ranks_are_those_of_one_process(tmp_path: Path, kind: str, way: str, bound: float):
+    """A pipeline computes the same sums; a tensor's part sums are added in another order, in float32 of logits of some units."""
+    model = str(write_model(tmp_path / "model", kind))
+    hosts = Hostfile.model_validate({"hosts": HOSTS})
+    others = OtherRanks(hosts, [*PROGRAM, model, str(tmp_path / "group"), "ring"])
+    first = subprocess.Popen([*PROGRAM, model, str(tmp_path / "group"), "ring"], env=others.environment)
+    others.watch(first)
+    subprocess.run([*PROGRAM, model, str(tmp_path / "one")], env=ENVIRONMENT, check=True, timeout=PATIENCE)
+    assert others.end().code == 0
+    one, *ranks = (np.load(tmp_path / name) for name in ("one-0.npz", "group-0.npz", "group-1.npz"))
+    for rank in ranks:
+        assert str(rank["way"]) == way
+        assert np.abs(rank["logits"] - one["logits"]).max() <= bound
+        assert rank["weights"] < 0.8 * one["weights"]  # each holds the embedding and the head
+    assert (ranks[0]["logits"] == ranks[1]["logits"]).all()
+
+
+SCORED = {"job": "score", "score": {"text": "{{ q }}"}, "prompt": None, "sampling": None}
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_scores_of_a_group_are_those_of_one_process(tmp_path: Path, kind: str):
+    write_model(tmp_path / "model", kind)
+    plain_run(write_job(tmp_path, "plain", **SCORED))
+    with group_run(tmp_path, write_job(tmp_path, "over", **SCORED, cluster=CLUSTER)) as run:
+        code, said = run.end()
+        assert code == 0, said + run.log.read_text()
+    plain, over = (table_of(tmp_path / name / "results").to_pylist() for name in ("plain", "over"))
+    assert [each["row"] for each in over] == [each["row"] for each in plain]
+    assert np.abs(np.array([a["logprob"] - b["logprob"] for a, b in zip(over, plain, strict=True)])).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "sections", "message"),
+    [
+        ("llama", {"batch": {"deterministic": True}}, "splits this model by tensor, whose sums have other bits"),
+        ("qwen2", {"batch": {"kv_bits": 8}}, "batch.kv_bits: a group keeps keys and values as they are"),
+        ("gemma", {}, r"mlx-lm has no way to split its architecture \(gemma\)"),
+    ],
+)
+def test_what_a_group_cannot_do_is_refused_on_both_sides(tmp_path: Path, kind: str, sections: dict[str, Any], message: str):
+    write_model(tmp_path / "model", kind)
+    with group_run(tmp_path, write_job(tmp_path, "over", **sections, cluster=CLUSTER | {"wait": 3})) as run:
+        code, said = run.end()
+    assert code in (5, 75)
+    assert re.search(message, said)
+    assert re.search(message, run.log.read_text())

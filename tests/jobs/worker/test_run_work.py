@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_bulk.jobs.supervision.crash_suspects import Suspects
 from mlx_bulk.jobs.worker.engine_process import EngineEnded, EngineProcess, EngineSaid
-from mlx_bulk.jobs.worker.run_work import RunWork
+from mlx_bulk.jobs.worker.run_work import FAULTS, RunWork
 from mlx_bulk.runner.cluster.messages import (
     Ack,
     Begun,
@@ -405,3 +405,38 @@ def test_a_new_engine_hears_of_the_newest_policy_and_asks_for_itself():
     told = len(simulation.told)
     simulation.work.ask_again()
     assert len(simulation.told) == told
+
+
+def test_a_fault_of_a_machine_makes_no_row_suspect():
+    """A group's rank hangs, or its machine is gone, with rows in the model; then the engine dies before it has any."""
+    simulation = Simulation()
+    simulation.work.begin(RunOffer(RUN, b""))
+    simulation.run_engine()
+    simulation.work.take(lease("a", range(4)))
+
+    def lose(code: int, fault: str) -> None:
+        engine = simulation.engines[-1]
+        engine.suspects.receive({"rows": [0, 1, 2, 3]} if fault else {})
+        simulation.work.hear(EngineEnded(cast(EngineProcess, engine), code, "rank 1 (second)", fault))
+
+    lose(91, "rank 1 (second) saw no step of the others")
+    lose(-signal.SIGKILL, "")
+    died = [message for message in simulation.told if isinstance(message, EngineDied)]
+    assert (died[0].cause, died[0].follows) == ("rank 1 (second) saw no step of the others", "its processes start again")
+    assert "before the model had any row" in died[1].cause
+    assert simulation.engines[-1].orders["suspect_groups"] == {}
+    simulation.run_engine()
+    assert simulation.landed == dict.fromkeys([(row, 0) for row in range(4)], 1)
+
+
+def test_a_group_that_does_not_come_back_gives_the_run_up():
+    simulation = Simulation()
+    simulation.work.begin(RunOffer(RUN, b""))
+    for _ in range(FAULTS + 1):
+        simulation.work.hear(
+            EngineEnded(cast(EngineProcess, simulation.engines[-1]), 255, "rank 1 (b)", "ssh has no connection to rank 1 (b)")
+        )
+    assert simulation.kinds() == ["EngineDied"] * FAULTS + ["RunFailed"]
+    failed = simulation.told[-1]
+    assert isinstance(failed, RunFailed)
+    assert failed.message.startswith("ssh has no connection to rank 1 (b); it was so 4 times with no finished row between")
