@@ -156,7 +156,7 @@ def group_end(codes: Sequence[tuple[str, int]]) -> GroupEnd:
     if errors:
         return GroupEnd(errors[0][1], errors[0][0])
     for fault, text in ((NO_SSH, "ssh has no connection to {}"), (STALLED, "{} saw no step of the others"), (LOST, "{} lost another rank")):
-        for name, code in codes:
+        for name, code in codes if all(code for _, code in codes) else ():  # one that has ended in order breaks the connection, too
             if code == fault:
                 return GroupEnd(code, name, text.format(name))
     return GroupEnd(0, codes[0][0] if codes else "rank 0")

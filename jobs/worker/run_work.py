@@ -258,7 +258,7 @@ class RunWork:
         self._suspects.receive({"rows": []})
         self._faults += 1
         if self._faults > FAULTS:
-            raise ModelError(f"{fault}, {self._faults} times with no finished row between; look at the machines of this group")
+            raise ModelError(f"{fault}; it was so {self._faults} times with no finished row between: look at the machines of this group")
         return fault, "its processes start again"
 
     def _give_up(self, message: RunRefused | RunFailed, text: str) -> None:

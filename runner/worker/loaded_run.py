@@ -63,9 +63,11 @@ def loaded_run(
     Raises DifferentResults where the run's identity is another one here, or the job is none for a group; RunGivenUp; BulkError as a run
     does.
     """
-    local = local_config(described, scratch, None if pool.ranks.several else shelf, given_up, pool.folder)
+    found: list[LocalConfig] = []
     with pool.ranks.while_loading():
-        return _loaded(described, local, kinds, pool, halved)
+        files = None if pool.ranks.several else shelf
+        pool.ranks.jointly(lambda: found.append(local_config(described, scratch, files, given_up, pool.folder)))
+        return _loaded(described, found[0], kinds, pool, halved)
 
 
 def _loaded(described: RunDescription, local: LocalConfig, kinds: Mapping[str, Kind], pool: ModelPool, halved: int) -> LoadedRun:
@@ -123,7 +125,7 @@ def _refusals(config: JobConfig, spec: RunSpec) -> list[str]:
         found.append(f"job: a group does generate, rollout and score, not {config.job}")
     if spec.job.pooling is not None:
         found.append("job: a group runs no pooling models")
-    if any(choice.pictures for choice in spec.models(config)):
+    if any(choice.images is not None for choice in spec.models(config)):
         found.append("prompt.images: a group reads text alone")
     if spec.checkpoint.adapter is not None:
         found.append("model.adapter: a group takes no adapters; merge it into the model (mlx_lm.fuse)")

@@ -80,6 +80,7 @@ def test_jaccl_has_its_devices_and_a_coordinator():
         ([("first", 91)], GroupEnd(91, "first", "first saw no step of the others")),
         ([("first", 92), ("second", 92)], GroupEnd(92, "first", "first lost another rank")),
         ([("first", 0), ("second", 0)], GroupEnd(0, "first")),
+        ([("first", 0), ("second", 92)], GroupEnd(0, "first")),  # it saw the first one's end
     ],
 )
 def test_what_ended_a_group(codes: list[tuple[str, int]], end: GroupEnd):

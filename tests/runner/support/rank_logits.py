@@ -11,7 +11,7 @@ from pathlib import Path
 import mlx_bulk  # noqa: F401 - opens the BLAS before mlx
 import numpy as np
 from mlx_bulk.configs.schema import ModelConfig
-from mlx_bulk.runner.caches.kv_cache import make_caches
+from mlx_bulk.runner.layers.kv_cache import make_caches
 from mlx_bulk.runner.layers.network import Network
 from mlx_bulk.runner.models.checkpoint import find_checkpoint
 from mlx_bulk.runner.models.loader import load_model
@@ -28,6 +28,8 @@ def save(folder: str, output: str, ranks: Ranks) -> None:
     logits = [np.array(network(IDS[:, a:b], caches)) for a, b in ((0, 6), (6, 7), (7, 8))]
     way = np.array(str(model.split.way))
     np.savez(f"{output}-{ranks.rank}.npz", logits=np.concatenate(logits, axis=1), weights=model.weight_bytes, way=way)
+    for _ in range(2):  # a rank that ends breaks the connection: the second time all have saved
+        ranks.gather(None)
 
 
 if __name__ == "__main__":
