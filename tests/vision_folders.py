@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from .checkpoints import copy_tokenizer
+from .vision_checkpoints import MAKERS
 
 QWEN_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
@@ -90,6 +91,38 @@ def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], d
     }
     images |= {"do_image_splitting": True, "do_pad": True, "do_resize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     return images, {"processor_class": f"{name}Processor", "image_seq_len": 4}, config
+
+
+def write_vision_model(folder: Path, kind: str) -> Any:
+    """Writes such a folder with random weights, and returns transformers' model of them in float32. Needs torch."""
+    import torch
+    import transformers
+
+    write_vision_folder(folder, kind)
+    hf, told = AutoTokenizer.from_pretrained(folder), json.loads((folder / "config.json").read_text())
+    cls, config = MAKERS[kind](transformers)
+    config.text_config.vocab_size = len(hf)
+    if kind in ("gemma3", "llava"):
+        config.vision_config.image_size = SIZE
+    for name in ("image_token_id", "image_token_index"):
+        if name in told:
+            setattr(config, name, told[name])
+    for name, token in (
+        ("video_token_id", "<|video_pad|>"),
+        ("vision_start_token_id", "<|vision_start|>"),
+        ("vision_end_token_id", "<|vision_end|>"),
+    ):
+        if FAMILY.get(kind) == "qwen":
+            setattr(config, name, hf.convert_tokens_to_ids(token))
+    config.text_config.bos_token_id = config.text_config.eos_token_id = 2
+    torch.manual_seed(0)
+    model = cls._from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            if values.ndim >= 2:
+                values.copy_(torch.randn(values.shape) * (1.0 if "embed_tokens" in name else 1.2 / values[0].numel() ** 0.5))
+    model.save_pretrained(folder)
+    return model
 
 
 def drawn(width: int = 60, height: int = 40, shade: int = 0) -> Image.Image:

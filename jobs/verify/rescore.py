@@ -10,10 +10,11 @@ from tqdm import tqdm
 from ...runner.core.logprob_options import LogprobOptions
 from ...runner.engine.kept_logprobs import kept_logprobs
 from ...runner.engine.setup import Setup
+from ...runner.images.row_pictures import has_vision_tower
 from ...runner.pipeline.stored_model import run_model
-from ...runner.rescore.second_scores import rescored, without_pictures
+from ...runner.rescore.second_scores import rescored
 from ...runner.rescore.stored_records import StoredRecord, stored_records
-from ...runner.vision.towers import placeholder_of
+from ..kinds import KINDS
 from .logprob_diff import LogprobComparison
 
 
@@ -24,14 +25,18 @@ def rescore_run(run: Path) -> LogprobComparison:
     """
     with run_model(run) as model:
         batch = model.config.batch.model_copy(update={"deterministic": False, "kv_bits": None})
-        loaded = model.load(batch, LogprobOptions(echo=True))
+        stored = model.input(KINDS[model.config.job]) if has_vision_tower(model.checkpoint.config) else None
+        images = None if stored is None else stored.spec.images
+        loaded = model.load(batch, LogprobOptions(echo=True), images)
         comparison = LogprobComparison("rescored", loaded.float32, kv_bits=model.config.batch.kv_bits)
         for name, label, setup in model.policies(loaded):
             for records in tqdm(stored_records(model.run, model.config, name), unit=" batches", disable=None, leave=False):
-                words = without_pictures(records, placeholder_of(model.checkpoint.config))
-                for _ in range(len(records) - len(words)):
-                    comparison.leave_out("logprobs: the prompt has pictures, of which a record keeps none; --replay works them out")
-                _compare(setup, words, label, comparison)
+                if stored is not None and images is not None:
+                    anew = stored.with_pictures(records)
+                    for _ in range(len(records) - len(anew)):
+                        comparison.leave_out("logprobs: the row gives another prompt now")
+                    records = anew  # noqa: PLW2901
+                _compare(setup, records, label, comparison)
         return comparison
 
 

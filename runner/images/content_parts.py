@@ -100,4 +100,6 @@ def _put_first(messages: Sequence[Message], count: int) -> list[Message]:
 
 def _uneven(where: str, holes: int, images: int) -> RowError:
     parts = f"{holes} part{'s' * (holes != 1)} of the type image without a picture of {'its' if holes == 1 else 'their'} own"
+    if not images:
+        return picture_error(f"{where} has {parts}, and there is none in prompt.images; expected one for each part")
     return picture_error(f"{where} has {parts}, and prompt.images gives {images} picture{'s' * (images != 1)}; expected one for each part")

@@ -14,7 +14,7 @@ from ...kernels.fused_logprobs import Product
 from ..caches.image_blocks import ImageBlocks, attends_in_blocks, seen_ahead
 from ..caches.row_positions import RowPositions
 from ..core.arrays import Ids
-from ..core.images import ImagePart, ImageTable
+from ..core.images import FIRST_IMAGE_ID, ImagePart, ImageTable
 from .call_context import READER, ImageReader, PlacedFeatures, context_of
 from .kv_cache import Caches, make_caches, set_call_lengths
 from .lm_head import Head
@@ -67,6 +67,7 @@ class Network:
             ids = tokens if isinstance(tokens, np.ndarray) else None
             known = self._plain(ids) if ids is not None else cast(mx.array, tokens)
             rows, width = known.shape
+            assert ids is None or self.images is not None or not ids.size or ids.max() < FIRST_IMAGE_ID, "a network without pictures"
             parts = [] if ids is None or self.images is None else self.images.images_in(ids)
             if parts:
                 context.pictures = self._placed(parts)

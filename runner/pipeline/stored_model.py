@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import chdir, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...configs.schema import BatchConfig, GenerateConfig, JobConfig
 from ..core.errors import ModelError, RowError, RunDirError
 from ..core.images import ImageTable
 from ..core.logprob_options import LogprobOptions
-from ..core.requests import AnyRequest, BadRow, Row
+from ..core.requests import AnyRequest, BadRow, Request, Row
 from ..core.shard_layout import Layout
 from ..data.reader import read_rounds
 from ..data.rescan import stored_data, without_stdin
@@ -25,6 +25,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.model_pool import ModelChoice
 from ..policies.policy_store import PolicyStore, put_policy_on
 from ..policies.recorded_policies import policies_in_records
+from ..rescore.stored_records import StoredRecord
 from ..runs.run_files import current_run
 from ..store.paths import RunPaths
 from .job import Job, Kind
@@ -101,6 +102,23 @@ class StoredInput:
     def rows(self, shards: Iterable[int]) -> Iterator[Row | BadRow]:
         """Reads the rows of some shards, in the order of ``shards``."""
         return read_rounds(self.spec.scan, self.data, self.layout, iter(shards))
+
+    def with_pictures(self, records: list[StoredRecord]) -> list[StoredRecord]:
+        """Returns records whose prompts are encoded anew from their rows: stored ids do not say which pictures they stand for.
+
+        Those whose row gives another prompt now, or none, are left out.
+        """
+        found: dict[tuple[int, int], StoredRecord] = {(self.layout.position(each.round, each.row), each.sample): each for each in records}
+        shards = sorted({self.layout.shard_of(position) for position, _ in found})
+        positions, anew = {position for position, _ in found}, list[StoredRecord]()
+        for row in self.rows(shards):
+            for request in self.requests(row) if row.position in positions else []:
+                assert isinstance(request, Request)
+                for sample in request.samples:
+                    record = found.get((row.position, sample))
+                    if record is not None and len(record.prompt) == len(request.prompt.ids):
+                        anew.append(replace(record, prompt=request.prompt.ids, images=request.prompt.images))
+        return anew
 
     def requests(self, row: Row | BadRow) -> list[AnyRequest]:
         """Returns the requests of a row: none where the row went to errors/ before it came to the model."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ...configs.schema import GenerateConfig
 from ..core.arrays import Floats, Ids
+from ..core.images import PromptImage
 from ..policies.recorded_policies import policy_names
 from ..store.results import read_results
 
@@ -29,7 +30,7 @@ class StoredRecord:
 
     temperature: None where it is not stored. edited: penalties, DRY, a bias or min_tokens may have changed its logits; filtered:
     top-k, top-p, min-p, typical-p or XTC; kept: the ids that they left a token, where those are stored. guided:
-    a grammar held the completion, or the end of its reasoning was forced.
+    a grammar held the completion, or the end of its reasoning was forced. images: those that the ids of ``prompt`` stand for.
     """
 
     row: int
@@ -43,6 +44,7 @@ class StoredRecord:
     filtered: bool
     kept: list[Ids] | None
     guided: bool
+    images: tuple[PromptImage, ...] = ()
 
 
 def stored_records(run: Path, config: GenerateConfig, policy: str | None) -> Iterator[list[StoredRecord]]:

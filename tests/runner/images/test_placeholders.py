@@ -103,7 +103,8 @@ def test_pictures_of_the_column_fill_parts_or_come_first(qwen: Case) -> None:
 
 @pytest.mark.parametrize("images", [[], [A, B], [A, B, A]])
 def test_more_or_fewer_pictures_than_parts(qwen: Case, images: list[bytes]) -> None:
-    with pytest.raises(RowError, match=rf"messages has 1 part of the type image .*prompt\.images gives {len(images)} picture") as caught:
+    gives = f"prompt.images gives {len(images)} pictures" if images else "there is none in prompt.images"
+    with pytest.raises(RowError, match=rf"messages has 1 part of the type image .*{gives}") as caught:
         qwen.chat(user({"type": "image"}, "x"), images)
     assert caught.value.stage == "image"
 
