@@ -28,8 +28,10 @@ _PARTS_TEMPLATE = (
     "{% for part in message.content %}{% if part.type == 'image' %}MARK{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}\n"
     "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
-_IDEFICS = ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
-_IDEFICS += [f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)]
+_IDEFICS = [
+    *("<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4)),
+]
 SPECIAL = {
     "qwen": ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"],
     "llava": ["<image>"],
