@@ -1,6 +1,8 @@
 """The positions of one call's tokens, and the cosines and sines by which rotary embeddings turn them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -14,11 +16,14 @@ class CallPositions:
     """starts [B]: the position of each row's first token, int64. sections [3, B, T]: positions in time, height and width.
 
     Without ``sections`` each row goes on from its start, one by one, and all three are equal. Columns of pads hold any position.
+    even [B]: which rows do so although there are sections, as they hold no picture in this call.
     """
 
     starts: NDArray[np.int64]
     sections: NDArray[np.int32] | None = None
-    _tables: dict[tuple[float, ...], tuple[Floats, Floats]] = field(default_factory=dict[tuple[float, ...], tuple[Floats, Floats]])
+    even: NDArray[np.bool_] | None = None
+    _angles: dict[str, tuple[mx.array, mx.array]] = field(default_factory=dict[str, tuple[mx.array, mx.array]])
+    _tables: dict[str, tuple[Floats, Floats]] = field(default_factory=dict[str, tuple[Floats, Floats]])
     _offset: int | mx.array | None = None
 
     @property
@@ -29,15 +34,27 @@ class CallPositions:
             self._offset = one if (self.starts == one).all() else mx.array(self.starts.astype(np.int32))
         return self._offset
 
-    def angles(self, frequencies: mx.array, axes: NDArray[np.intp], scale: float) -> tuple[Floats, Floats]:
-        """Returns cosines and sines [B, T, R / 2]: number i of a head turns by its axis' position times frequencies[i].
+    def angles(self, turn: Callable[[mx.array, mx.array], mx.array], kind: str, axes: NDArray[np.intp]) -> tuple[mx.array, mx.array]:
+        """Returns cosines and sines [B, T, R / 2]: pair i of a head turns as far as ``turn`` turns it at the position on its axis.
 
-        frequencies [R / 2]: radians a position. axes [R / 2]: 0 time, 1 height, 2 width. They are computed once a call.
+        turn: what the plain embeddings make of x [N, 1, 1, R], float32, at the positions [N], in pairs (i, i + R / 2). So a token without
+        a picture turns by the bits that it turns by elsewhere. kind: tells embeddings apart; each is asked once a call. axes [R / 2]: 0
+        time, 1 height, 2 width.
         """
-        assert self.sections is not None, "a call without pictures"
-        key = (scale, *axes.tolist(), id(frequencies))
-        if key not in self._tables:
-            positions = np.ascontiguousarray(self.sections[axes].transpose(1, 2, 0)).astype(np.float32)
-            turned = positions * np.float32(scale) * np.array(frequencies)
-            self._tables[key] = np.cos(turned), np.sin(turned)
-        return self._tables[key]
+        if kind not in self._angles:
+            assert self.sections is not None, "a call without pictures"
+            half = len(axes)
+            positions, places = np.unique(self.sections, return_inverse=True)
+            ones = mx.concatenate([mx.ones((len(positions), 1, 1, half)), mx.zeros((len(positions), 1, 1, half))], axis=-1)
+            made = turn(ones, mx.array(cast(Any, positions.astype(np.int32))))[:, 0, 0]
+            rows = mx.array(cast(Any, places.reshape(self.sections.shape)[axes].transpose(1, 2, 0).astype(np.int32)))
+            numbers = mx.arange(half)
+            self._angles[kind] = made[rows, numbers], made[rows, numbers + half]
+        return self._angles[kind]
+
+    def tables(self, turn: Callable[[mx.array, mx.array], mx.array], kind: str, axes: NDArray[np.intp]) -> tuple[Floats, Floats]:
+        """Returns the same, computed, for the CPU's kernel."""
+        if kind not in self._tables:
+            cosines, sines = self.angles(turn, kind, axes)
+            self._tables[kind] = np.array(cosines), np.array(sines)
+        return self._tables[kind]

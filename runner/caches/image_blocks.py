@@ -40,16 +40,17 @@ class ImageBlocks:
         return getattr(self._cache, name)
 
 
-def seen_ahead(parts: list[ImagePart], shape: tuple[int, int]) -> NDArray[np.bool_]:
-    """Returns which later tokens of a call each token sees [B, T, T]: those of its picture. parts: the call's pictures; shape: (B, T)."""
+def seen_ahead(parts: list[ImagePart], shape: tuple[int, int]) -> mx.array:
+    """Returns which later tokens of a call each token sees, [B, 1, T, T]: those of its picture. parts: its pictures; shape: (B, T)."""
     offsets = np.full(shape, -1)
     for part in parts:
         offsets.ravel()[part.indices] = part.offsets
     before = np.pad(offsets, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
     begins = (offsets >= 0) & (offsets != before + 1) | (offsets == 0)
-    block = np.where(offsets >= 0, np.cumsum(begins, axis=1), 0)
-    same: NDArray[np.bool_] = (block[:, :, None] == block[:, None]) & (block > 0)[:, None]
-    return np.triu(same, 1)
+    numbers = mx.array(np.where(offsets >= 0, np.cumsum(begins, axis=1), 0).astype(np.int32))  # which picture of its row
+    same = (numbers[:, None, :, None] == numbers[:, None, None]) & (numbers > 0)[:, None, None]
+    at = mx.arange(shape[1])
+    return same & (at[:, None] < at)
 
 
 def attend_in_blocks(network: Any) -> None:

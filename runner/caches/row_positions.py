@@ -64,7 +64,7 @@ class RowPositions:
         sections = np.zeros((3, rows, t), np.int32)
         for row, n in enumerate(real):
             self._take_row(row, ids[row, :n], sections[:, row], images)
-        return CallPositions(starts, sections)
+        return CallPositions(starts, sections, np.array([not (row >= FIRST_IMAGE_ID).any() for row in ids]))
 
     def _take_row(self, row: int, ids: NDArray[np.integer], sections: NDArray[np.int32], images: ImageTable) -> None:
         """Writes the positions [3, at least n] of a row's next tokens [n]."""

@@ -184,7 +184,7 @@ def _turns(layer: Any, context: CallContext) -> Turns:
     rope, positions = layer["self_attn"]["rope"], context.positions
     if positions is None or type(rope) is not FastSectionedRope:
         return None
-    return positions.starts, None if positions.sections is None else rope.angles(positions)
+    return positions.starts, None if positions.sections is None else rope.tables(positions)
 
 
 def _run_plain(

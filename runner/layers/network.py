@@ -102,7 +102,7 @@ class Network:
 
     def _blocks(self, parts: list[ImagePart], shape: tuple[int, int], caches: Caches | None) -> Caches:
         """Returns the layers' caches as those of a call whose pictures see themselves both ways."""
-        ahead = mx.array(cast(Any, seen_ahead(parts, shape)))[:, None]
+        ahead = seen_ahead(parts, shape)
         return cast(Caches, [ImageBlocks(cache, ahead) for cache in caches or make_caches(self.model, shape[0], padded=False)])
 
     def _plain(self, tokens: Ids) -> mx.array:

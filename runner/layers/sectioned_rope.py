@@ -8,7 +8,7 @@ Which number of a head turns by which of them the config says: in three sections
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -68,14 +68,28 @@ class SectionedRope(nn.RoPE):
         positions = self._context.positions
         if positions is None:
             return super().__call__(x, offset)  # pyright: ignore[reportArgumentType]
+        plain = super().__call__(x, positions.offset)  # pyright: ignore[reportArgumentType]
         if positions.sections is None:
-            return super().__call__(x, positions.offset)  # pyright: ignore[reportArgumentType]
-        cosines, sines = (mx.array(each)[:, None].astype(x.dtype) for each in self.angles(positions))
-        return rope.turned(x, cosines, sines, self.traditional)
+            return plain
+        cosines, sines = positions.angles(self._plainly, self._kind, self.axes)
+        turned = rope.turned(x.astype(mx.float32), cosines[:, None], sines[:, None], self.traditional).astype(x.dtype)
+        return mx.where(mx.array(cast(Any, positions.even))[:, None, None, None], plain, turned)
 
-    def angles(self, positions: CallPositions) -> Angles:
+    def tables(self, positions: CallPositions) -> Angles:
         """Returns the cosines and sines [B, T, R / 2] of a call with pictures."""
-        return positions.angles(rope.frequencies(self.dims, self.base), self.axes, self.scale)
+        return positions.tables(self._plainly, self._kind, self.axes)
+
+    @property
+    def _kind(self) -> str:
+        return f"{self.dims} {self.base} {self.scale}"
+
+    def _plainly(self, x: mx.array, positions: mx.array) -> mx.array:
+        """Turns x [N, 1, 1, R] by positions [N], in pairs (i, i + R / 2), in float32."""
+        if not self.traditional:
+            return super().__call__(x, positions)  # pyright: ignore[reportArgumentType]
+        neighbours = x.reshape(*x.shape[:-1], 2, -1).swapaxes(-1, -2).reshape(x.shape)
+        out = super().__call__(neighbours, positions)  # pyright: ignore[reportArgumentType]
+        return out.reshape(*x.shape[:-1], -1, 2).swapaxes(-1, -2).reshape(x.shape)
 
 
 class FastSectionedRope(SectionedRope, FastRoPE):

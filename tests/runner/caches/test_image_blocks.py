@@ -25,8 +25,7 @@ def specified(ids: Sequence[int], window: int | None) -> NDArray[np.bool_]:
 
 
 def ahead(ids: NDArray[np.integer]) -> mx.array:
-    seen: Any = seen_ahead(TABLE.images_in(ids), (ids.shape[0], ids.shape[1]))
-    return mx.array(seen)[:, None]
+    return seen_ahead(TABLE.images_in(ids), (ids.shape[0], ids.shape[1]))
 
 
 def filled(cache: Any, rows: int, n: int) -> None:
@@ -102,4 +101,4 @@ def test_rows_that_are_cut_at_unlike_places():
 def test_unlike_pictures_side_by_side_do_not_see_each_other():
     pictures: list[PromptImage] = [SMALL, LARGE]
     ids = np.concatenate([picture.ids for picture in pictures])[None]
-    assert np.array_equal(seen_ahead(TABLE.images_in(ids), ids.shape)[0], np.triu(specified(ids[0].tolist(), None), 1))
+    assert np.array_equal(ahead(ids)[0, 0], np.triu(specified(ids[0].tolist(), None), 1))

@@ -74,10 +74,12 @@ def test_it_turns_by_three_positions(sections: Sections):
     rng = np.random.default_rng(0)
     x, positions = rng.standard_normal((3, 2, 5, 16)), rng.integers(0, 300, (3, 3, 5))
     rope: Any = nn.RoPE(16, traditional=False, base=10000.0)
+    even = np.array([False, True, False])
+    positions[:, 1] = 41 + np.arange(5)
     rope.__class__ = SectionedRope
     rope.axes, context = sections.axes, CallContext()
     object.__setattr__(rope, "_context", context)
-    context.positions = CallPositions(positions[0, :, 0], positions.astype(np.int32))
+    context.positions = CallPositions(positions[0, :, 0], positions.astype(np.int32), even)
     found = np.array(rope(mx.array(x.astype(np.float32)), offset=77))
     # float32 angles of up to 300 are off by 2e-5
     np.testing.assert_allclose(found, turned_plainly(x, positions, sections.axes, 1e4), rtol=0, atol=1e-4)

@@ -1,5 +1,6 @@
 """Rows with pictures in batches, calls and caches of all kinds, against mlx-lm's layers with plainly specified positions and masks."""
 
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,20 @@ def test_answers_are_scored_on_shared_prefixes(bench: Bench, kernels: bool) -> N
         for passage, scores in zip(request.passages, outcome.scores, strict=True):
             truth = bench.truth(passage.ids)[passage.positions - 1, passage.ids[passage.positions]]
             np.testing.assert_allclose(scores.logprobs, truth, rtol=0, atol=FLAT)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_a_rows_bits_do_not_depend_on_the_pictures_of_others(bench: Bench, kernels: bool) -> None:
+    words, picture, others = [*range(3, 12)], picture_ids(*bench.rows[0])[:9], [*range(40, 49)]
+    found: list[list[mx.array]] = []
+    with only_inside([bench.network])() if kernels else nullcontext():
+        for mate in (picture, others):
+            caches = make_caches(bench.network, 2, padded=True)
+            network = Network(bench.network, None, bench.table)
+            found.append([network(np.array([words, mate], np.int32), caches)[0], network(mx.array([[5], [6]]), caches)[0]])
+            mx.eval(found)
+    for one, other in zip(*found, strict=True):
+        assert mx.array_equal(one, other)
 
 
 def test_a_wrong_position_or_mask_would_show(bench: Bench) -> None:
