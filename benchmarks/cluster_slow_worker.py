@@ -50,13 +50,16 @@ def start_agents(agents: list[dict[str, Any]]) -> "subprocess.Popen[str]":
 
 
 def finish(config: Path, *processes: "subprocess.Popen[str]") -> None:
-    """Waits for the driver and the workers. Raises RuntimeError where one fails; the others are ended then."""
-    while any(process.poll() is None for process in processes) and not any(process.returncode for process in processes):
+    """Waits for the driver, the first process, and ends the workers. Raises RuntimeError where one fails before."""
+    driver, *workers = processes
+    while driver.poll() is None and not any(process.poll() for process in workers):
         time.sleep(0.05)
+    failed = [process for process in processes if process.poll()]
     for process in processes:
         process.kill()
-        if process.wait() not in (0, -9):
-            raise RuntimeError(f"{process.args}: exit code {process.returncode}\n{(config.parent / 'log').read_text()[-2000:]}")
+        process.wait()
+    for process in failed:
+        raise RuntimeError(f"{process.args}: exit code {process.returncode}\n{(config.parent / 'log').read_text()[-2000:]}")
 
 
 def seconds(paces: list[float], rows: int, room: int, lease_seconds: float) -> tuple[float, float]:

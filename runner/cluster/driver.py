@@ -118,7 +118,7 @@ class Driver:
                 self._answers.look_up(rows.positions, partial(self._copy, lease.name, rows, name))
 
     def _take_events(self, wait: float) -> None:
-        for event in self._fleet.events(wait):
+        for event in self._fleet.events(wait) if self._landing.has_room(wait) else ():
             match event:
                 case Joined():
                     self._join(event)

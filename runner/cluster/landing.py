@@ -18,6 +18,7 @@ from ..store.shard_ledger import WHOLE
 from ..store.writer import Writer
 from .messages import Frames
 
+FULL_BYTES = 16 << 20  # of frames that wait for the writer: then no more are taken from workers
 _MOST_SAMPLES = 2**31 - 1  # of a row; a ledger has no room for more
 
 
@@ -51,6 +52,12 @@ class Landing:
     ):
         self._writer, self._layout, self._require = writer, layout, require
         self._schemas = {journal.RESULTS: schema, journal.ERRORS: errors_schema(schema)}
+        self._bytes, self._written = 0, threading.Condition()  # of messages that are not written yet
+
+    def has_room(self, wait: float) -> bool:
+        """Returns False while so much waits to be written that no more should be taken in; waits ``wait`` seconds for room."""
+        with self._written:
+            return self._written.wait_for(lambda: self._bytes < FULL_BYTES, wait)
 
     def land(self, message: Frames, landed: Callable[[Tokens], None]) -> tuple[int, int]:
         """Has the records written, and calls ``landed`` in the writer's thread once they are in the journal.
@@ -67,7 +74,7 @@ class Landing:
                 raise ValueError(f"the frame is of kind {frame.kind!r}")
             batch = journal.checked_batch(kind, frame.payload, frame.checksum)
             self._require_ours(batch, kind, message.shard)
-            found[kind] = pa.concat_batches([found[kind], batch])
+            found[kind] = pa.concat_batches([found[kind], batch]) if len(found[kind]) else batch  # without a copy
         for position, samples in message.admitted:
             if not self._layout.has(position) or self._layout.shard_of(position) != message.shard or not 0 <= samples <= _MOST_SAMPLES:
                 raise ValueError(f"row {position} is not one of shard {message.shard}")
@@ -77,10 +84,14 @@ class Landing:
         if any(count < 0 for counts in message.tokens for count in counts):
             raise ValueError("a number of tokens is below 0")
 
+        size = sum(len(frame.payload) for frame in message.frames)
+
         def count(kept: Set[int]) -> None:
+            self._note_bytes(-size)
             counts = [each[1:] for each in message.tokens if each[0] in kept]
             landed(Tokens(*map(sum, zip(*counts, strict=True))))
 
+        self._note_bytes(size)
         results, errors = found[journal.RESULTS], found[journal.ERRORS]
         self._writer.land(message.shard, message.admitted, results, errors, count)
         return len(results), sum(stage in OWN_STAGES for stage in errors["stage"].to_pylist())
@@ -99,6 +110,11 @@ class Landing:
         while not saved.wait(0.05) and writer.running:
             pass
         return not writer.broken
+
+    def _note_bytes(self, more: int) -> None:
+        with self._written:
+            self._bytes += more
+            self._written.notify()
 
     def _require_ours(self, batch: pa.RecordBatch, kind: bytes, shard: int) -> None:
         """Raises ValueError unless the batch has the run's columns, and each row of it is one of ``shard``, once a sample."""

@@ -34,7 +34,7 @@ from .tls_keys import require_safe_address
 
 log = logging.getLogger("mlx_bulk")
 
-FULL_BYTES = 64 << 20  # of messages that the driver has not taken: then workers' connections are read no further
+FULL_BYTES = 8 << 20  # of messages that the driver has not taken: then workers' connections are read no further
 END_SECONDS = 5.0  # for what is still to be sent at the end
 _LONGEST_NAME = 200  # characters
 

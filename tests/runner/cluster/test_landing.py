@@ -1,5 +1,6 @@
 """Frames of a worker that cannot be true are refused before the writer sees them, and a row is given up only while it is open."""
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -83,4 +84,21 @@ def test_tokens_count_once_with_the_records_that_are_kept(writer: Writer):
     assert kept == [Tokens(7, 30, 1), Tokens(5, 30, 2), Tokens()]
     with pytest.raises(ValueError, match="below 0"):
         landing.land(replace(again, tokens=((6, -4, 20, 1),)), kept.append)
+    writer.close()
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def test_no_more_is_taken_in_while_much_waits_to_be_written(writer: Writer, monkeypatch: pytest.MonkeyPatch):
+    """The disk is slow: the writer's thread is at something else meanwhile."""
+    landing, slow = Landing(writer, SCHEMA, LAYOUT), threading.Event()
+    monkeypatch.setattr("mlx_bulk.runner.cluster.landing.FULL_BYTES", 1)
+    assert landing.has_room(0.0)
+    writer.look_up([0], lambda states: _wait(slow))
+    landing.land(frames(0, frame(1, 0), admitted=[(1, 1)]), lambda kept: None)
+    assert not landing.has_room(0.0)
+    slow.set()
+    assert landing.has_room(30.0)
     writer.close()
