@@ -34,6 +34,7 @@ from ...runner.cluster.messages import (
     RunRefused,
     RunStopped,
     StopRun,
+    Unfit,
 )
 from ...runner.core.errors import BulkError, ModelError
 from ...runner.core.host_process import Orders
@@ -202,7 +203,7 @@ class RunWork:
             case PolicyRefused():
                 self.held.drop_policy(message.policy)
                 self._tell(message)
-            case Figures() | PolicyLoaded():
+            case Figures() | PolicyLoaded() | Unfit():
                 self._tell(message)
             case _:
                 log.debug("the engine sent a message that is not an engine's: %s", type(message).__name__)

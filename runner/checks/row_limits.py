@@ -17,6 +17,10 @@ from .window_check import missing_window
 log = logging.getLogger("mlx_bulk")
 
 
+class LackOfRoom(str):
+    """Why a request cannot run even alone: it needs more memory than there is here. A machine with more may run it."""
+
+
 def row_check(
     setup: Setup, config: dict[str, Any], reference: tuple[Setup, dict[str, Any]] | None = None
 ) -> Callable[[AnyRequest], str | None]:
@@ -85,7 +89,7 @@ def _too_large(request: AnyRequest, setup: Setup) -> str | None:
         other = f"fewer batch.rows or {other}"
     room = f"need {size_as_text(need)} of KV cache, {size_as_text(limits.kv_bytes)} are there"
     if not setup.static:
-        return f"{asked} {room}; {cure}, or raise batch.memory"
+        return LackOfRoom(f"{asked} {room}; {cure}, or raise batch.memory")
     raise OutOfRoom(
         f"row {request.row}: {asked} {room}; what was finished is safe. With batch.deterministic no row is left out for lack of memory, "
         f"its batch would become another: raise batch.memory and continue with the same command (without --overwrite), "
@@ -109,7 +113,7 @@ def _too_large_to_pool(request: AnyRequest, setup: Setup) -> str | None:
         return None
     room = f"need {size_as_text(need)} of memory, {size_as_text(limits.kv_bytes)} are there"
     if not setup.static:
-        return f"{request.reach} tokens {room}; lower max_length, or raise batch.memory"
+        return LackOfRoom(f"{request.reach} tokens {room}; lower max_length, or raise batch.memory")
     raise OutOfRoom(
         f"row {request.row}: {request.reach} tokens, in a batch of {rows} x {width}, {room}; what was finished is safe. With "
         "batch.deterministic no row is left out for lack of memory: raise batch.memory and continue with the same command (without "

@@ -45,6 +45,7 @@ from .messages import (
     RunRefused,
     RunStopped,
     StopRun,
+    Unfit,
 )
 from .quarantine import Quarantine
 from .roster import KnownWorker, Roster, error_of
@@ -98,8 +99,6 @@ class Driver:
                 run.writer.wait()
         return self._progress, run.writer.rows >= run.layout.total
 
-    # -------------------------------------------------------------------------------------------------- one step
-
     def _step(self) -> None:
         """Takes what has happened, and gives rows to workers that have too few."""
         self._run.writer.require_running()
@@ -109,6 +108,8 @@ class Driver:
         if not self._began and len(usable) < self._settings.min_workers:
             return
         self._began = self._began or bool(usable)
+        for rows in self._leaser.too_large(self._roster.longest(monotonic())):
+            self._quarantine.take_unfit(rows, len(self._roster.workers))
         self._policies.look(usable)
         for lease in self._leaser.deal(usable, monotonic()):
             self._send(lease)
@@ -142,6 +143,8 @@ class Driver:
                 self._leaser.begin(message.lease)
             case Frames():
                 self._land(told.worker, worker, message)
+            case Unfit():
+                self._quarantine.note_unfit(message.position, worker.longest, message.reason)
             case LeaseDone():
                 self._end_lease(told.worker, message.lease)
             case PieceWanted() | PolicyLoaded():
@@ -185,7 +188,7 @@ class Driver:
         self._fleet.send(joined.worker, self._offer)
 
     def _make_ready(self, name: str, worker: KnownWorker, ready: Ready) -> None:
-        worker.ready, facts = True, json.loads(ready.facts)
+        worker.ready, worker.longest, facts = True, ready.longest, json.loads(ready.facts)
         if isinstance(rows := facts.get("batch", {}).get("rows"), int):
             self._leaser.equip(name, max(1, (rows >> facts.get("halved", 0)) // (self._run.spec.job.samples or 1)))
         if not self._run.noted:
@@ -200,7 +203,7 @@ class Driver:
             return
         if worker.ready:
             log.warning("%s has left: %s; its rows go to others", name, left.reason)
-        worker.ready = False
+        worker.ready, worker.left = False, monotonic()
         self._policies.forget(name)
         leases, now = self._leaser.of(name), monotonic()
         self._give_back_all(self._leaser.take_back(leases, now) if left.in_order else self._leaser.lose(name, now, worker.label))
@@ -238,8 +241,6 @@ class Driver:
             self._give_back_all(self._leaser.lose(name, monotonic(), worker.label))
         self._refuse(name, worker, f"cannot go on: {failed.message}")
 
-    # ----------------------------------------------------------------------------------------------------- rows
-
     def _send(self, lease: OpenLease) -> None:
         rows = lease.given
         told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, self._policies.of(rows.shard))
@@ -253,8 +254,9 @@ class Driver:
     def _give_back(self, rows: RowSet, states: list[RecordedRow]) -> None:
         if self._ending:
             return
-        for lost in self._leaser.give_back(rows, states):
-            self._quarantine.take_lost(lost)
+        for part in self._quarantine.divide(rows):
+            for lost in self._leaser.give_back(part, states):
+                self._quarantine.take_lost(lost)
 
     def _copy(self, lease: str, rows: RowSet, idle: str, states: list[RecordedRow]) -> None:
         """Gives what is left of rows of a late lease to a second worker."""
@@ -282,8 +284,6 @@ class Driver:
             fault = self._track.damage(name)
         if fault and not worker.refused:
             self._refuse(name, worker, fault)
-
-    # ------------------------------------------------------------------------------------------------------- end
 
     def _end(self) -> None:
         """Has the workers end what they still do, and takes what they have finished."""

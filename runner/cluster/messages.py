@@ -111,10 +111,23 @@ class Hello:
 
 @dataclass(slots=True, frozen=True)
 class Ready:
-    """The worker has loaded the run's models. facts: of the session, as ``sessions.jsonl`` has them, as JSON."""
+    """The worker has loaded the run's models. facts: of the session, as ``sessions.jsonl`` has them, as JSON.
+
+    longest: tokens of the longest row that it has room for.
+    """
 
     run: str
     facts: str
+    longest: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Unfit:
+    """A row that the worker has no room for, with the reason. Nothing else comes of it in its lease."""
+
+    run: str
+    position: int
+    reason: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -231,6 +244,7 @@ ToWorker = RunOffer | Lease | Piece | NoParcel | NewestPolicy | Ack | StopRun | 
 FromWorker = (
     Hello
     | Ready
+    | Unfit
     | RunRefused
     | Begun
     | Frames

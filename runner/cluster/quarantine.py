@@ -6,10 +6,10 @@ from ..core.errors import ModelError
 from ..core.outcomes import Failure
 from ..core.requests import BadRow, Row
 from ..leasing.row_set import RowSet
+from ..pipeline.job import placed
 from ..pipeline.model_work import OpenRun
 from ..pipeline.recorder import first_failure
 from ..pipeline.row_requests import NOTHING_RECORDED, Admit, RecordedRows, RowRequests
-from ..pipeline.systematic_failure import every_request
 from ..store.shard_ledger import ledger_of
 from .landing import Landing
 
@@ -19,6 +19,29 @@ class Quarantine:
 
     def __init__(self, run: OpenRun, landing: Landing):
         self._run, self._landing = run, landing
+        self._unfit: dict[int, tuple[int, str]] = {}  # by position: how long a row may be for the worker that has said so, and its words
+
+    def note_unfit(self, position: int, longest: int, why: str) -> None:
+        """Notes a row for which a worker has no room. longest: tokens of the longest row that it has room for."""
+        if longest >= self._unfit.get(position, (0, ""))[0]:
+            self._unfit[position] = longest, why
+
+    def divide(self, rows: RowSet) -> list[RowSet]:
+        """Divides the rows, so that those of each set are beyond the same worker, or beyond none. ``rows`` becomes the first set."""
+        by_room: dict[int, list[Row | BadRow]] = {}
+        for row in rows.rows:
+            by_room.setdefault(self._unfit.get(row.position, (0, ""))[0], []).append(row)
+        first, *others = [replace(rows.part(some), beyond=room) for room, some in by_room.items()] or [rows]
+        rows.rows, rows.recorded, rows.beyond = first.rows, first.recorded, first.beyond
+        return [rows, *others]
+
+    def take_unfit(self, rows: RowSet, workers: int) -> None:
+        """Takes rows for which no worker has room. workers: how many have joined."""
+        largest = "" if workers == 1 else f" (on the worker with the most room; {workers} have joined)"
+        for row in rows.rows:
+            why = self._unfit[row.position][1]
+            why = why.removesuffix(placed("", row)) if isinstance(row, Row) else why  # the place is told behind all of it
+            self._take(row, rows, too_long=why + largest)
 
     def take_lost(self, rows: RowSet) -> None:
         """Takes rows that workers have died with. Raises ModelError where batches are not taken apart."""
@@ -34,12 +57,13 @@ class Quarantine:
         for row in rows.rows:
             self._take(row, rows, why)
 
-    def _take(self, row: Row | BadRow, rows: RowSet, why: str) -> None:
+    def _take(self, row: Row | BadRow, rows: RowSet, fatal: str = "", too_long: str = "") -> None:
         layout = self._run.layout
         own = [place for place in rows.recorded if place[0] == row.position]
         ledger = ledger_of(layout.rows_of(rows.shard), layout, own)
         recorded = RecordedRows(replace(NOTHING_RECORDED, done={rows.shard: ledger}), layout)
-        made = RowRequests(self._run.spec.job, recorded, every_request, {row.position: why}, whole_shards=False).prepare(row)
+        fatals = {row.position: fatal} if fatal else {}
+        made = RowRequests(self._run.spec.job, recorded, lambda _: too_long, fatals, whole_shards=False).prepare(row)
         failures = [message for message in made.messages if isinstance(message, Failure)]
         if failures and self._run.config.on_error == "fail":
             raise first_failure(failures[0], layout.row_of(row.position))

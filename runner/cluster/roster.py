@@ -3,6 +3,7 @@
 Sends nothing. Raises an error where no worker can do the run any more.
 """
 
+import sys
 from dataclasses import dataclass, field
 
 from ...configs.cluster import ClusterConfig
@@ -29,10 +30,13 @@ class KnownWorker:
     """A worker that has joined. ready: its models are loaded. refused: it is not used any more. stopped: it has ended its work.
 
     counts: of its engine; before: the sums of its earlier engines. failed: the error for which it is refused, where it told one.
+    longest: tokens of the longest row that it has room for, 0 while unknown. left: when it went (seconds of the roster's clock).
     """
 
     joined: Joined
     ready: bool = False
+    longest: int = 0
+    left: float | None = None
     refused: bool = False
     stopped: bool = False
     failed: BulkError | None = None
@@ -62,7 +66,7 @@ class Roster:
     def join(self, joined: Joined) -> KnownWorker:
         """Notes a worker that has connected, for the first time or again."""
         worker = self.workers.setdefault(joined.worker, KnownWorker(joined))
-        worker.joined, worker.ready, worker.stopped = joined, False, False
+        worker.joined, worker.ready, worker.stopped, worker.left = joined, False, False, None
         return worker
 
     def usable(self) -> list[str]:
@@ -76,7 +80,20 @@ class Roster:
     def suits(self, worker: str, rows: RowSet, connected: list[str]) -> bool:
         """Returns False for rows with which the worker's like has gone already, while another may try them: it may be to blame."""
         labels = {self.workers[name].label for name in self.others("", connected) if name in self.workers}
-        return self.workers[worker].label not in rows.died or labels <= set(rows.died)
+        if rows.beyond and self.workers[worker].longest <= rows.beyond:
+            return False
+        return rows.beyond > 0 or self.workers[worker].label not in rows.died or labels <= set(rows.died)
+
+    def longest(self, now: float) -> int:
+        """Returns the tokens of the longest row that any worker has room for; more than any row while one may still tell.
+
+        A worker that has gone counts for ``cluster.wait`` seconds.
+        """
+        used = [each for each in self.workers.values() if not each.refused]
+        if any(each.left is None and not each.longest for each in used):
+            return sys.maxsize
+        there = [each for each in used if each.left is None or now - each.left < self._settings.wait]
+        return max((each.longest for each in there), default=sys.maxsize)
 
     def is_last(self, worker: str) -> bool:
         """Returns True when no other worker can ever do the run: nobody can join, and all others are refused."""

@@ -54,4 +54,5 @@ def first_line(error: BaseException, most: int | None = 200) -> str:
 
 
 _SIGNATURES = ". The following argument types are supported:"  # nanobind's, before a line for each
+UNFIT = "unfit"  # the stage of rows that this machine has no room for and another one may have; never in errors/
 DROP = "drop"  # the stage of groups left out on purpose: these are no errors, though errors/ holds them

@@ -212,9 +212,13 @@ class Leaser:
             return []
         places = {row.position for row in left}
         recorded = tuple((state.position, sample) for state in states if state.position in places for sample in state.samples)
-        again = RowSet(rows.shard, left, recorded, rows.died, rows.alone)
+        again = RowSet(rows.shard, left, recorded, rows.died, rows.alone, rows.beyond)
         given_up = self._waiting.put(again)
         return [] if given_up is None else [given_up]
+
+    def too_large(self, longest: int) -> list[RowSet]:
+        """Takes away the waiting rows for which no worker has room; ``longest``: tokens of the longest row that any has room for."""
+        return self._waiting.drop(longest)
 
     def adopt(self, worker: str, leases: dict[str, list[int]], now: float, label: str | None = None) -> None:
         """Notes the leases that a worker has since before this start, or since before it was away.

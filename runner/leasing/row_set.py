@@ -17,13 +17,17 @@ LOSSES_ALONE = 2  # a row that runs alone is given up after so many more
 
 @dataclass(slots=True)
 class RowSet:
-    """Rows of one shard that wait for a worker. died: labels of workers that have gone with them. alone: no others beside them."""
+    """Rows of one shard that wait for a worker. died: labels of workers that have gone with them. alone: no others beside them.
+
+    beyond: only workers with room for longer rows than so many tokens can do them.
+    """
 
     shard: int
     rows: list[Row | BadRow]
     recorded: tuple[Place, ...] = ()
     died: tuple[str, ...] = ()
     alone: bool = False
+    beyond: int = 0
 
     @property
     def positions(self) -> list[int]:
@@ -39,7 +43,7 @@ class RowSet:
         """Returns some of the rows, with all that is known of them."""
         places = {row.position for row in rows}
         recorded = tuple(place for place in self.recorded if place[0] in places)
-        return RowSet(self.shard, list(rows), recorded, self.died, self.alone)
+        return RowSet(self.shard, list(rows), recorded, self.died, self.alone, self.beyond)
 
     def halves(self) -> list["RowSet"]:
         """Returns the second half and the first, each to run alone. Of what spoke against all only losses together count for each."""

@@ -47,6 +47,13 @@ class WaitingRows:
             self._sets.extendleft(rows.halves())
         return None
 
+    def drop(self, longest: int) -> list[RowSet]:
+        """Takes away the sets that need room for longer rows than ``longest`` tokens, and returns them."""
+        dropped = [rows for rows in self._sets if rows.beyond and rows.beyond >= longest]
+        if dropped:
+            self._sets = deque(rows for rows in self._sets if not rows.beyond or rows.beyond < longest)
+        return dropped
+
     def thin_out(self, keep: Callable[[list[Row | BadRow]], Iterable[Row | BadRow]]) -> None:
         """Keeps of each set the rows that ``keep`` returns."""
         self._sets = deque(rows.part(left) for rows in self._sets if (left := list(keep(rows.rows))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ...configs.visible import visible
-from ..core.errors import DROP, DataError, RowError
+from ..core.errors import DROP, UNFIT, DataError, RowError
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.requests import AnyRequest, Request, Row
 from ..data.type_inference import json_text
@@ -127,7 +127,7 @@ class Recorder:
             self.record_rated(RATED_AT_ONCE)
 
     def _fail(self, failure: Failure) -> None:
-        if self._fail_fast and failure.stage != DROP:
+        if self._fail_fast and failure.stage not in (DROP, UNFIT):
             raise first_failure(failure, self._recorded.layout.row_of(failure.row))
         self._sink.fail(failure)
 

@@ -126,7 +126,11 @@ class RowRequests:
             stage = "generate" if any(isinstance(request, Request) for request in requests) else "score"
             return _Refused(row_failure(row, stage, "EngineAborted", self._fatal[row.position]), samples)
         for request in requests:
-            if problem := self._check(request):
+            try:
+                problem = self._check(request)
+            except RowError as error:
+                return _Refused(row_failure(row, error.stage, error.name, str(error)), samples)
+            if problem:
                 return _Refused(row_failure(row, "too_long", RowError.__name__, problem), samples)
         return requests
 

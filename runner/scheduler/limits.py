@@ -7,6 +7,8 @@ one prefill:            ^^^^^^^^^^^^^^^^^^^^^^^^  rows x longest <= tokens; padd
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+_LONGEST = 2**40  # tokens; more than any row has
+
 
 @dataclass(slots=True, frozen=True)
 class Limits:
@@ -30,6 +32,15 @@ class Limits:
     def kv(self, rows: int, longest: int) -> float:
         """Returns the bytes of ``rows`` rows in buffers as wide as the longest of them."""
         return rows * (longest * (self.token_bytes + longest * self.pair_bytes) + self.row_bytes)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that has room, alone."""
+        low, high = 0, _LONGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.kv(1, middle) <= self.kv_bytes else (low, middle - 1)
+        return low
 
     def minus(self, held: float) -> "Limits":
         """Returns these limits with ``held`` bytes less for KV caches."""

@@ -16,11 +16,13 @@ from queue import Empty, SimpleQueue
 from typing import cast
 
 from ...configs.rollout import RolloutConfig
+from ..checks.row_limits import LackOfRoom
 from ..cluster.description import RunDescription
 from ..cluster.messages import Begun, Figures, FromWorker, Lease, LeaseDone, PolicyLoaded, PolicyRefused, Ready
 from ..cluster.roster import COUNTS
+from ..core.errors import UNFIT, RowError
 from ..core.host_process import HostProcess
-from ..core.requests import BadRow, Row
+from ..core.requests import AnyRequest, BadRow, Row
 from ..core.shard_layout import Place
 from ..engine.interface import EngineInterface
 from ..models.device_memory import peak_bytes, shortage_as_error
@@ -28,6 +30,7 @@ from ..models.model_pool import ModelPool
 from ..pipeline.io_threads import IOThreads, SessionInput, SessionRules
 from ..pipeline.job import Kind
 from ..pipeline.loading import LoadedModels, rater_of
+from ..pipeline.systematic_failure import RowCheck
 from ..policies.policy_engine import full_weights_fit, policy_engine_of
 from ..policies.policy_store import PolicyStore
 from ..ranks.lockstep import SharedInput
@@ -73,7 +76,7 @@ class LeaseSession:
         loaded = loaded_run(described, kinds, pool, scratch, halved, shelf, given_up)
         config, spec, models = loaded.config, loaded.spec, loaded.models
         self._config, self._spec = config, spec
-        self._static, self._check = models.setup.static, models.row_check()
+        self._static, self._check = models.setup.static, _reporting_lack(models.row_check())
         self._policies = self._policies_of(models, shelf)
         self._engine: EngineInterface
         if self._policies is None or not isinstance(config, RolloutConfig):
@@ -88,7 +91,7 @@ class LeaseSession:
         self._places: dict[int, dict[int, list[Place]]] = {}  # what is recorded, by shard and position
         self._next: Lease | None = None  # it runs alone, and waits for the leases before it
         self._refused: dict[str, str] = {}  # policies that cannot be loaded here, with the reason
-        self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str))
+        self.ready = Ready(described.run, json.dumps({**models.about, "halved": halved}, default=str), models.setup.limits.longest)
 
     @property
     def run_name(self) -> str:
@@ -263,3 +266,15 @@ class LeaseSession:
         progress = self._engine.progress
         counts = {name: getattr(progress, name) for name in COUNTS}
         return Figures(self.run_name, {**counts, "peak_memory_bytes": peak_bytes()}, progress.activity.now)
+
+
+def _reporting_lack(check: RowCheck) -> RowCheck:
+    """Returns a check that raises RowError for a row which another worker may have room for."""
+
+    def checked(request: AnyRequest) -> str | None:
+        problem = check(request)
+        if isinstance(problem, LackOfRoom):
+            raise RowError(UNFIT, problem)
+        return problem
+
+    return checked

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..cluster.messages import Frame, Frames, FromWorker, LeaseDone
+from ..cluster.messages import Frame, Frames, FromWorker, LeaseDone, Unfit
+from ..core.errors import UNFIT
 from ..core.outcomes import Failure
 from ..core.shard_layout import Layout, Place
 from ..store import journal
@@ -94,8 +95,14 @@ class LeaseSink:
             self._after(position)
 
     def fail(self, failure: Failure) -> None:
-        """Takes the failure of a row, or of one sample."""
+        """Takes the failure of a row, or of one sample. A row without room here is not failed: the driver is told."""
         with self._lock:
+            if failure.stage == UNFIT:
+                self._tell(Unfit(self._run, failure.row, failure.message))
+                if (lease := self._leases.get(failure.row)) is not None:
+                    lease.ledger.add_error(self._layout.row_of(failure.row), None)
+                    self._settle(lease, failure.row)
+                return
             held = self._of(failure.row)
             held.errors.append(error_record(self._schema, self._layout, failure))
             held.resolved.append((failure.row, WHOLE if failure.sample is None else failure.sample))

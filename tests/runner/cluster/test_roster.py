@@ -1,5 +1,6 @@
 """Tests when a run without workers ends, and with which words."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -55,3 +56,17 @@ def test_rows_that_a_worker_has_died_with_go_to_another_one_first():
     assert waits.suits("c", rows, ["a", "b", "c"])
     assert waits.suits("a", rows, ["a", "b"])  # the other one has left
     assert waits.suits("a", RowSet(0, [], died=("host", "other")), ["a", "b", "c"])
+
+
+def test_rows_wait_for_the_worker_with_the_most_room_as_long_as_it_may_come_back():
+    waits = roster("a", "b", workers=2)
+    assert waits.longest(0.0) == sys.maxsize  # neither has loaded the model
+    waits.workers["a"].longest = 100
+    assert waits.longest(0.0) == sys.maxsize
+    waits.workers["b"].longest, waits.workers["b"].left = 300, 10.0
+    assert (waits.longest(609.0), waits.longest(611.0)) == (300, 100)
+    rows = RowSet(0, [], beyond=100)
+    assert not waits.suits("a", rows, ["a", "b"])
+    assert waits.suits("b", rows, ["a", "b"])
+    waits.workers["b"].refused = True
+    assert waits.longest(11.0) == 100
