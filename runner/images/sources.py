@@ -15,7 +15,7 @@ from urllib.parse import unquote, unquote_to_bytes, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ...configs.visible import visible
-from ..core.errors import RowError, first_line
+from ..core.errors import ModelError, RowError, first_line
 
 STAGE = "image"  # the stage of a row whose picture cannot be used
 MOST_BYTES = 256 << 20  # of one picture's file, still compressed
@@ -49,7 +49,8 @@ class PictureSources:
         """Returns the source that a row's ``value`` names.
 
         value: a path, a data URL or an address as text; bytes; or a mapping with ``bytes`` and ``path`` (an Image of datasets) or ``url``.
-        where: the value's place in the row, for messages. beside: the folder of the file that the row was read from. Raises RowError.
+        where: the value's place in the row, for messages. beside: the folder of the file that the row was read from. Raises RowError, and
+        ModelError where the folders themselves are not on this machine.
         """
         if isinstance(value, bytes | bytearray | memoryview):
             return _bytes_source(bytes(value), where)
@@ -93,6 +94,9 @@ class PictureSources:
             folders = " or ".join(visible(str(folder)) for folder in self.folders) or "no folder"
             link = " (a link leads there)" if ".." not in Path(path).parts and not Path(path).is_absolute() else ""
             raise picture_error(f"{shown} lies outside of the input's folder{link}; expected a picture below {folders}: copy it there")
+        if not any(place.is_relative_to(folder) and folder.is_dir() for folder in self.folders):  # a worker's machine lacks it
+            cure = "put it there at the same path, or give pictures as bytes or data URLs"
+            raise ModelError(f"data.path: {visible(str(place.parent))}, from which {where} names a picture, is not on this machine; {cure}")
         return PictureSource(shown, lambda: _file_bytes(place, shown), place)
 
     def _on_the_web(self, url: str, where: str) -> PictureSource:

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from mlx_bulk.runner.core.errors import RowError
+from mlx_bulk.runner.core.errors import ModelError, RowError
 from mlx_bulk.runner.images import sources
 from mlx_bulk.runner.images.sources import PictureSources
 
@@ -51,6 +51,12 @@ def test_absolute_paths_and_file_addresses_below_the_folder_are_read(folder: Pat
     assert read(folder, str(folder.resolve() / "pictures" / "a.png")) == PNG
     assert read(folder, (folder.resolve() / "pictures" / "a.png").as_uri()) == PNG
     assert read(folder, "../pictures/a.png", beside=folder / "rows") == PNG
+
+
+def test_a_machine_without_the_inputs_folder_is_to_blame_and_not_the_row(tmp_path: Path) -> None:
+    """Workers read pictures from the paths that rows name."""
+    with pytest.raises(ModelError, match=r"data\.path: .*/away, from which images names a picture, is not on this machine"):
+        read(tmp_path.resolve() / "away", "a.png")
 
 
 @pytest.mark.parametrize("way", ["../secret.png", "pictures/../../secret.png", "absolute", "link", "linked/secret.png", "file"])
