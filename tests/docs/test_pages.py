@@ -13,7 +13,16 @@ from .pages import PAGES, ROOT, anchors, blocks, inline_commands, links
 from .shell import run_page
 
 # Blocks that a page says cannot be run here; one more is to be noticed.
-NOT_RUN = {"README.md": 1, "CONTRIBUTING.md": 1, "contributing.md": 1, "lm-eval.md": 2, "embeddings.md": 1, "python.md": 1, "cluster.md": 4}
+NOT_RUN = {
+    "README.md": 1,
+    "CONTRIBUTING.md": 1,
+    "contributing.md": 1,
+    "lm-eval.md": 2,
+    "embeddings.md": 1,
+    "python.md": 1,
+    "cluster.md": 4,
+    "images.md": 2,
+}
 # The scripts of models.md show faults, and fail: tests/zoo/test_faults.py runs each. export.md is run by test_export.py.
 RUN_ELSEWHERE = {"models.md", "export.md"}
 LANGUAGES = {"console", "sh", "bash", "python", "yaml", "json", "jsonl", "text", ""}
