@@ -20,7 +20,7 @@ NOT_RUN = {
     "lm-eval.md": 2,
     "embeddings.md": 1,
     "python.md": 1,
-    "cluster.md": 4,
+    "cluster.md": 5,
     "images.md": 2,
 }
 # The scripts of models.md show faults, and fail: tests/zoo/test_faults.py runs each. export.md is run by test_export.py.
