@@ -35,6 +35,7 @@ from ...runner.cluster.messages import (
     RunStopped,
     StopRun,
     Unfit,
+    one_a_line,
 )
 from ...runner.core.errors import BulkError, ModelError
 from ...runner.core.host_process import Orders
@@ -191,7 +192,7 @@ class RunWork:
                     self._faults = 0
                     self._make_room()
             case RunRefused(run, reasons):
-                self._give_up(message, f"run {run[:8]} is not for this worker: {'; '.join(reasons)}")
+                self._give_up(message, f"run {run[:8]} is not for this worker: {one_a_line(reasons)}")
             case RunFailed(run, _, text):
                 self._give_up(message, f"run {run[:8]} cannot go on here: {text}")
             case RunStopped(run):

@@ -46,9 +46,10 @@ from .messages import (
     RunStopped,
     StopRun,
     Unfit,
+    one_a_line,
 )
 from .quarantine import Quarantine
-from .roster import KnownWorker, Roster, error_of
+from .roster import KnownWorker, Roster, error_of, version_fault
 from .writer_answers import WriterAnswers
 
 log = logging.getLogger("mlx_bulk")
@@ -158,7 +159,7 @@ class Driver:
                 log.warning("%s: %s: %s", told.worker, message.cause, message.follows)
                 self._log.note_again(told.worker, len(self._leaser.begun(told.worker, monotonic())))
             case RunRefused():
-                self._refuse(told.worker, worker, "would give other results: " + "; ".join(message.reasons))
+                self._refuse(told.worker, worker, f"would give other results: {one_a_line(message.reasons)}")
             case RunFailed():
                 self._fail(told.worker, worker, message)
             case RunStopped():
@@ -179,7 +180,7 @@ class Driver:
     def _join(self, joined: Joined) -> None:
         """Offers the run to a worker. One that has leases since before this start goes on with them; a later run knows nothing of them."""
         worker = self._roster.join(joined)
-        if fault := self._track.verdict(worker.label):
+        if fault := self._track.verdict(worker.label) or version_fault(joined.hello):
             self._refuse(joined.worker, worker, fault)
             return
         if joined.hello.run == self._offer.run:

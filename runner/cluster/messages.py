@@ -4,6 +4,7 @@ To a worker go rows and the description of the run as pickles: a worker does wha
 plain values alone, and each is checked here, so that nothing that a worker sends is ever unpickled.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, get_args
 
@@ -262,6 +263,11 @@ Message = ToWorker | FromWorker
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*get_args(ToWorker), *get_args(FromWorker))}
 _TYPE = "type"  # the key of a message's class; no field has this name
 _CHECKS: dict[str, TypeAdapter[Any]] = {}
+
+
+def one_a_line(reasons: Sequence[str]) -> str:
+    """Returns the reasons of a refusal as text: several each on a line of their own."""
+    return reasons[0] if len(reasons) == 1 else "".join(f"\n  {reason}" for reason in reasons)
 
 
 def to_wire(message: Message) -> dict[str, Any]:

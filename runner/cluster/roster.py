@@ -3,15 +3,19 @@
 Sends nothing. Raises an error where no worker can do the run any more.
 """
 
+import logging
 import sys
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from ...configs.cluster import ClusterConfig
 from ..core.errors import BulkError, DataError, ModelError, OutOfRoom
 from ..core.progress import Progress
 from ..leasing.row_set import RowSet
 from .interface import ORPHAN_SECONDS, Joined
-from .messages import RunFailed
+from .messages import Hello, RunFailed
+
+log = logging.getLogger("mlx_bulk")
 
 COUNTS = ("prefilled", "padded", "steps", "slot_steps")
 """Fields of ``Progress`` that workers count: all their work. Other tokens come with the records, and count where these are kept."""
@@ -137,3 +141,15 @@ def error_of(worker: str, failed: RunFailed) -> BulkError:
         return DataError(failed.message)
     kind = "" if failed.kind in _ERRORS else f"{failed.kind}: "
     return _ERRORS.get(failed.kind, ModelError)(f"{worker}: {kind}{failed.message}")
+
+
+def version_fault(hello: Hello) -> str:
+    """Returns why a worker cannot be used whose mlx-bulk is another; empty where it is the same. Warns of other versions of mlx."""
+    ours, theirs = version("mlx-bulk"), hello.facts.get("mlx-bulk", None)
+    if theirs not in (None, ours):
+        return f"has mlx-bulk {theirs}, the run {ours}; install the same version on both machines"
+    for package in ("mlx", "mlx-lm"):
+        if (found := hello.facts.get(package)) not in (None, version(package)):
+            text = "%s has %s %s, this machine %s: last bits of its rows may differ from those of other workers"
+            log.warning(text, hello.worker, package, found, version(package))
+    return ""
