@@ -120,3 +120,11 @@ def test_quantized_weights_are_raced_against_float32(tmp_path: Path):
     said = last_line(["quantized_speed.py", *small], tmp_path)
     assert {name: run["ratio"]["float32"] > 0 for name, run in said["runs"].items()} == {"4 bits generate": True, "4 bits score": True}
     assert said["products"]["4 bits, 32 rows"].keys() == {"packed", "float32", "mlx"}
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+def test_rows_with_pictures_are_raced(tmp_path: Path):
+    said = last_line(["vision_speed.py", "--shape", "smolvlm", "--rows", "2", "--pictures", "1", "--new", "2", "--rounds", "1"], tmp_path)
+    assert set(said["ratio"]) == {"mlx_vlm"}
+    assert said["equal_rows"] == {"mlx_vlm": 2}
