@@ -11,6 +11,8 @@ from ...runner.text.prompt_templates import Message
 
 def rated_input(model: RewardModel, request: Request, turn: Message) -> TokenInput | str:
     """Returns the token ids of a prompt and of the assistant's ``turn`` after it, or as "kind: text" why there is no such input."""
+    if request.prompt.images:
+        return "pictures: reward models read text alone, and the prompt has pictures; rate such rows with a function"
     chat, text = request.work.chat, request.prompt.text + str(turn["content"])
     if chat is not None:
         answer = {**turn, "content": chat.prefill + str(turn["content"])}

@@ -26,8 +26,8 @@ from .call_positions import CallPositions
 class RowPositions:
     """Where each of B rows goes on: ``nexts``, the next token's position, and ``begun``, that of the last picture's first token.
 
-    ``tokens``: columns taken in. ``marks``: what calls of several columns began with, so that these can be taken back. All are plain
-    lists and numbers, which a prefix cache on disk keeps as they are.
+    ``tokens``: columns taken in. ``marks``: what calls of more than a token of text in each row began with, so that these can be taken
+    back. All are plain lists and numbers, which a prefix cache on disk keeps as they are.
     """
 
     def __init__(self, rows: int):
@@ -54,11 +54,12 @@ class RowPositions:
         """
         self._widen(rows)
         real = self._real(t, lengths)
-        if t > 1:
+        pictures = ids is not None and bool((ids >= FIRST_IMAGE_ID).any())
+        if pictures or real != [1] * rows:  # else one token of text in each row, which one step takes back
             self.marks.append([self.tokens, self.tokens + t, list(self.nexts), list(self.begun)])
         self.tokens += t
         starts = np.array(self.nexts, np.int64)
-        if ids is None or images is None or not (ids >= FIRST_IMAGE_ID).any():
+        if ids is None or images is None or not pictures:
             self.nexts = [start + n for start, n in zip(self.nexts, real, strict=True)]
             return CallPositions(starts)
         sections = np.zeros((3, rows, t), np.int32)
@@ -127,7 +128,7 @@ class RowPositions:
             self.tokens, _, self.nexts, self.begun = self.marks.pop()
         if self.marks and self.marks[-1][1] > left:
             raise ValueError(f"{tokens} tokens cannot be taken back: they begin within a call that ends at token {self.marks[-1][1]}")
-        steps = self.tokens - left  # of one column each
+        steps = self.tokens - left  # of one token in each row
         self.nexts, self.tokens = [start - steps for start in self.nexts], left
 
     def empty(self) -> bool:

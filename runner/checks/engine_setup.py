@@ -20,6 +20,7 @@ from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..engine.prefix_disk_cache import PrefixCache
 from ..engine.setup import Setup
+from ..layers.sectioned_rope import has_positions
 from ..models.checkpoint import checkpoint_fingerprints
 from ..models.device_memory import kv_bytes
 from ..models.loader import LanguageModel
@@ -208,6 +209,8 @@ def _with_prefix_cache(setup: Setup, model: LanguageModel, folder: Path, refusal
     }
     if setup.kv is not None:
         identity["kv"] = asdict(setup.kv)
+    if has_positions(model.network):  # kept beside the layers' caches, which a run of text alone does not do
+        identity["positions"] = "sections"
     return replace(setup, prefix_cache=PrefixCache.opened(folder, identity))
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...kernels.sampling import logit_memory
+from ..caches.image_blocks import attends_in_blocks
 from ..core.images import ImageTable
 from ..core.kv_quantization import KVQuantization
 from ..core.logprob_options import LogprobOptions
 from ..layers.lm_head import Head
 from ..layers.network import Network
+from ..layers.sectioned_rope import has_positions
 from ..models.adapters import Adapters
 from ..ranks.ranks import ALONE, Ranks
 from ..scheduler.limits import Limits
@@ -90,8 +92,12 @@ class Setup:
 
     @property
     def fixed_rows(self) -> int:
-        """Returns how many passages a scoring batch of deterministic mode holds. Which slot a passage gets depends on the other rows."""
-        return self.limits.rows if self.features.any_slot else 1
+        """Returns how many passages a scoring batch of deterministic mode holds. Which slot a passage gets depends on the other rows.
+
+        Where a picture changes how a whole call is computed, a passage has a batch of its own.
+        """
+        alike = self.features.any_slot and not has_positions(self.model) and not attends_in_blocks(self.model)
+        return self.limits.rows if alike else 1
 
     @property
     def joins(self) -> bool:

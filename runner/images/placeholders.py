@@ -35,6 +35,11 @@ class PictureEncoder:
         self._marks = PlaceMarks(processor.image_token, processor.feature_token)
         self.table = ImageTable(processor.placeholder)
 
+    @property
+    def settings(self) -> str:
+        """A digest of all that decides which pixels a picture becomes."""
+        return self._processor.settings
+
     def chat_text(
         self,
         messages: Sequence[Message],

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +129,17 @@ class ImageProcessor:
             return work()
         except (ValueError, ZeroDivisionError, OverflowError) as error:
             raise picture_error(f"{name}: the model's image processor refuses it: {first_line(error)}") from None
+
+
+def image_libraries() -> dict[str, str]:
+    """Returns the versions of what makes pixels and features of pictures; "none" for what is not installed."""
+    found: dict[str, str] = {}
+    for name in ("mlx-vlm", "transformers", "Pillow"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
 
 
 def load_image_processor(folder: Path, config: dict[str, Any], tokenizer: Any) -> ImageProcessor:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ...configs.data import DataConfig
 from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import JobConfig, PromptConfig
+from ..core.errors import ModelError
 from ..core.requests import Row
 from ..data.column_paths import lookup
 from ..data.input_folder import glob_folder
@@ -88,6 +89,19 @@ def open_pictures(
     return PictureEncoder(
         tokenizer, processor, PictureSources(picture_folders(config.data), config.data.fetch), config.data.max_image_pixels
     )
+
+
+def require_same_processor(pictures: PictureEncoder, folder: Path, model: Mapping[str, Any], tokenizer: Tokenizer, key: str) -> None:
+    """Raises ModelError where a second model, at ``key`` of the config, reads no pictures, or wants other pixels of one.
+
+    folder, model: its checkpoint's, and its config.json. Both models read the pixels that the first one's processor makes.
+    """
+    if not has_vision_tower(model):
+        found = f"the model at {folder} ({model.get('model_type')}) reads text alone"
+        raise ModelError(f"{key}: {found}, and rows may have pictures; expected a vision model of the same kind as model.path")
+    if load_image_processor(folder, dict(model), tokenizer.hf).settings != pictures.settings:
+        found = f"the image processor of {folder} has other settings than the model's"
+        raise ModelError(f"{key}: {found}, so it would see other pixels; expected the same preprocessor_config.json")
 
 
 def may_hold_pictures(config: JobConfig, schema: pa.Schema) -> bool:

@@ -29,6 +29,7 @@ _SHAPES = (
     "vocab_size",
 )
 MODULE_WEIGHTS = "[0-9]*_*/model*.safetensors"  # of sentence-transformers' modules, such as 2_Dense
+IMAGE_PROCESSOR = ("processor_config.json", "preprocessor_config.json")
 TOKENIZER = ("token*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken")
 
 
@@ -131,6 +132,11 @@ def checkpoint_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:
     prints["model.generation_config"] = folder_sha256(checkpoint.folder, ("generation_config.json",))
     prints["model.adapter"] = "none" if checkpoint.adapter is None else folder_sha256(checkpoint.adapter, ADAPTER_CONTENTS)
     return prints
+
+
+def image_processor_fingerprint(checkpoint: Checkpoint) -> dict[str, str]:
+    """Returns the sha256 of the settings by which pictures become a model's pixels."""
+    return {"model.image_processor": folder_sha256(checkpoint.folder, IMAGE_PROCESSOR)}
 
 
 def module_fingerprints(checkpoint: Checkpoint) -> dict[str, str]:

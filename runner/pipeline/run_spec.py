@@ -23,7 +23,8 @@ from ..data.scan_result import Scan
 from ..data.type_inference import JSON_METADATA
 from ..grammar.spec_values import grammar_identity
 from ..images.kept_pictures import kept_type
-from ..images.row_pictures import open_pictures
+from ..images.processors import image_libraries
+from ..images.row_pictures import open_pictures, require_same_processor
 from ..models import checkpoint as checkpoints
 from ..models import reference_checkpoint as references
 from ..models.checkpoint import Checkpoint
@@ -70,6 +71,8 @@ class RunSpec:
         reference = (
             None if config.reference is None else references.find_reference(config.reference, vocabulary, tokenizer, config.reference_key)
         )
+        if pictures is not None and reference is not None:
+            require_same_processor(pictures, reference.folder, reference.config, tokenizer, config.reference_key)
         reward_models = _reward_models(config)
         eos = frozenset(i for i in tokenizer.eos | checkpoint.eos if 0 <= i < vocabulary)
         family = str(checkpoint.config.get("model_type"))
@@ -107,6 +110,8 @@ class RunSpec:
             if machine["device"] == "cpu":  # a BLAS splits a product among its threads, and adds in another order with fewer
                 machine["threads"] = backend.threads()
             machine |= self._dequantized(config)
+            if self.images is not None:
+                machine |= image_libraries()
             if "grammar_complete" in self.job.schema.names:
                 machine["llguidance"] = version("llguidance")
         return {
@@ -116,6 +121,7 @@ class RunSpec:
             **(self.job.grouping.fingerprints() if self.job.grouping is not None else {}),
             **checkpoints.checkpoint_fingerprints(self.checkpoint),
             **(checkpoints.module_fingerprints(self.checkpoint) if self.job.pooling is not None else {}),
+            **(checkpoints.image_processor_fingerprint(self.checkpoint) if self.images is not None else {}),
             **reference,
             **{key: value for each in self.reward_models for key, value in each.fingerprints().items()},
             "prompt.chat_template": None if template is None else f"sha256 {sha256(template.encode()).hexdigest()}",

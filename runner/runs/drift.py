@@ -23,7 +23,7 @@ COLUMN = "column "
 INPUTS = "data.path"
 
 _REFERENCE = "score.reference"  # null where there is none, else keys below it
-_MACHINE = ("device", "BLAS", "threads", "mlx", "mlx-lm", "llguidance")
+_MACHINE = ("device", "BLAS", "threads", "mlx", "mlx-lm", "llguidance", "mlx-vlm", "transformers", "Pillow")
 _DEQUANTIZED = ".dequantized"  # ends the key of a model
 _DIGEST = re.compile("(?:sha256 )?([0-9a-f]{12})[0-9a-f]{52}")
 _SHOWN = 120

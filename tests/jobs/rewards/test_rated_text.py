@@ -1,5 +1,6 @@
 """Tests what a reward model reads of a completion: its own template with the row's tools, one BOS, and reasons for what it cannot read."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from mlx_bulk.configs.rewards import RewardConfig
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.jobs.rewards.rated_text import rated_input
+from mlx_bulk.runner.core.images import ImageTable
 from mlx_bulk.runner.core.requests import Generate, Prompt, PromptChat, Request, Sample, Sampling, TokenInput
 from mlx_bulk.runner.models.reward_checkpoint import RewardModel, find_reward_model
 
@@ -70,3 +72,11 @@ def test_what_cannot_be_read_says_why(model: RewardModel, request_: Request, con
     found = rated_input(model, request_, {"role": "assistant", "content": content})
     assert isinstance(found, str)
     assert found.startswith(reason)
+
+
+def test_a_prompt_with_pictures_is_not_rated_by_its_text_alone(model: RewardModel):
+    image = ImageTable(7).register("one", 1, (1, 1, 1), dict)
+    request = asked("Why? <image>")
+    request = replace(request, prompt=replace(request.prompt, images=(image,)))
+    found = rated_input(model, request, {"role": "assistant", "content": "so"})
+    assert found == "pictures: reward models read text alone, and the prompt has pictures; rate such rows with a function"

@@ -121,3 +121,14 @@ def test_a_call_is_taken_back_whole():
     fed(cache, THREE[1:2], [])
     with pytest.raises(ValueError, match="begin within a call"):
         cache.trim(3)
+
+
+def test_calls_of_one_column_with_pads_or_a_picture_are_taken_back() -> None:
+    for column, lengths in (([3, 3], [1, 0]), ([PICTURES[2].first, 3], None), ([PICTURES[0].first, 3], None)):
+        cache = RowPositions(2)
+        first = [made_of([4]), made_of([PICTURES[1]])]
+        fed(cache, first, [])
+        cache.take(np.array(column, np.int32)[:, None], 2, 1, lengths, TABLE)
+        cache.take(None, 2, 1, None)
+        cache.trim(2)
+        goes_on(cache, first)

@@ -206,3 +206,14 @@ def test_prefixes_of_text_are_kept_on_disk_and_those_with_pictures_are_not(bench
 def test_a_run_without_an_echo_has_the_same_tokens(bench: Bench) -> None:
     with_echo, without = (run(bench.setup(wanted=LogprobOptions(echo=echo)), bench.requests()) for echo in (True, False))
     assert [one.ids.tolist() for one in with_echo] == [one.ids.tolist() for one in without]
+
+
+def test_deterministic_scores_do_not_depend_on_pictures_of_other_rows(bench: Bench) -> None:
+    setup, a = bench.setup(chunked=True, tokens=16, rows=2, static=True), bench.rows[0][1]
+    text = [[*range(20, 44)]]
+    found: set[bytes] = set()
+    for other in ([[1, 2, 3, 4, 5], a, [*range(12, 25)]], [[1, 2], [*range(30, 52)]]):
+        ids = [np.array(picture_ids(*parts), np.int32) for parts in (text, other)]
+        requests = [ScoreRequest(row, (Passage(each, np.arange(20, 24, dtype=np.int32)),)) for row, each in enumerate(ids)]
+        found.add(scored(setup, requests)[0].scores[0].logprobs.tobytes())
+    assert len(found) == 1
