@@ -123,6 +123,7 @@ def test_a_policy_goes_to_the_worker_in_pieces_and_samples_as_in_a_plain_run(ben
     assert events(bench) == [("taken", 3)]
 
 
+@pytest.mark.slow
 def test_a_damaged_piece_is_asked_for_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     step(bench, 3)
     asked: list[int] = []
@@ -270,6 +271,7 @@ def test_full_weights_that_a_worker_does_not_see_are_refused(
     assert said.startswith(f"{folder}: is refused: full weights are not sent to workers, and one of them does not see {folder}; ")
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_the_middle_of_a_policy_costs_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     step(bench, 3)
     asked: list[tuple[str, int]] = []
