@@ -1,7 +1,8 @@
 """Measures a run over workers of one BLAS thread each: two workers beside one, and one beside a plain run, by the real command.
 
 All have the same input and model, and run one after the other; a row of the table is a run. Seconds are those from
-the first loaded model to the last commit, so that starting counts for none.
+the first loaded model to the last commit, so that starting counts for none; a second worker may load its model within them. ``steady``
+are the rows a second in the middle: from the first tenth of the rows to the last.
 Needs an idle machine of two cores or more. The last line is JSON.
 """
 
@@ -11,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -37,18 +39,34 @@ def write(folder: Path, model: Path, rows: int, tokens: int) -> Path:
     return folder / "config.json"
 
 
-def seconds(config: Path, workers: int) -> float:
-    """Runs the job; returns the seconds from the first loaded model to the last commit. workers: 0 for a plain run."""
+def measured(config: Path, workers: int) -> tuple[float, float | None]:
+    """Runs the job; returns the seconds from the first loaded model to the last commit, and the rows a second in the middle.
+
+    workers: 0 for a plain run.
+    """
     run = config.parent / f"run-{workers}"
-    command = [sys.executable, "-m", "mlx_bulk.jobs", "run", str(config), "--output", str(run)]
+    command = [sys.executable, "-m", "mlx_bulk.jobs", "run", str(config), "--output", str(run), "--json-progress"]
     command += ["--workers", str(workers)] if workers else []
-    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    told: list[tuple[float, int, int]] = []
+    reader = threading.Thread(target=listen, args=(process, told))
+    reader.start()
     while process.poll() is None and not (run / "sessions.jsonl").exists():
         time.sleep(0.01)
     begun = time.time()
     if process.wait() != 0:
         raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}")
-    return (run / "commits.jsonl").stat().st_mtime - begun
+    reader.join()
+    middle = [(when, rows) for when, rows, of in told if 0.1 * of <= rows <= 0.9 * of]
+    steady = (middle[-1][1] - middle[0][1]) / (middle[-1][0] - middle[0][0]) if len(middle) > 1 else None
+    return (run / "commits.jsonl").stat().st_mtime - begun, steady
+
+
+def listen(process: "subprocess.Popen[str]", told: list[tuple[float, int, int]]) -> None:
+    """Notes what a run tells of its progress: when, the rows that are done, and all rows."""
+    assert process.stderr is not None
+    lines = (json.loads(line) for line in process.stderr if line.startswith("{"))
+    told.extend((time.time(), said["rows"], said["of"]) for said in lines)
 
 
 def main() -> None:
@@ -60,10 +78,21 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=".") as name:
         config = write(Path(name).absolute(), args.model.absolute(), args.rows, args.tokens)
-        took = {label: seconds(config, workers) for label, workers in (("plain", 0), ("1 worker", 1), ("2 workers", 2))}
-    table({label: (f"{each:.1f}", f"{args.rows / each:.1f}") for label, each in took.items()}, ["seconds", "rows/s"])
-    ratios = {"two_beside_one": took["1 worker"] / took["2 workers"], "one_beside_plain": took["plain"] / took["1 worker"]}
-    print(json.dumps({**{name: round(ratio, 3) for name, ratio in ratios.items()}, "seconds": took, "rows": args.rows, **about()}))
+        runs = {label: measured(config, workers) for label, workers in (("plain", 0), ("1 worker", 1), ("2 workers", 2))}
+    whole = {label: args.rows / took for label, (took, _) in runs.items()}
+    steady = {label: rate for label, (_, rate) in runs.items() if rate is not None}
+    table(
+        {label: (f"{took:.1f}", f"{whole[label]:.1f}", f"{rate:.1f}" if rate else "") for label, (took, rate) in runs.items()},
+        ["seconds", "rows/s", "steady rows/s"],
+    )
+    figures = {f"{name}{part}": ratio for part, rates in (("", whole), ("_steady", steady)) for name, ratio in ratios(rates).items()}
+    print(json.dumps({**figures, "seconds": {label: took for label, (took, _) in runs.items()}, "rows": args.rows, **about()}))
+
+
+def ratios(rates: dict[str, float]) -> dict[str, float]:
+    """Returns how much faster two workers are than one, and one than a plain run; nothing where a rate lacks."""
+    pairs = {"two_beside_one": ("2 workers", "1 worker"), "one_beside_plain": ("1 worker", "plain")}
+    return {name: round(rates[one] / rates[other], 3) for name, (one, other) in pairs.items() if {one, other} <= rates.keys()}
 
 
 if __name__ == "__main__":

@@ -51,15 +51,15 @@ def status_as_text(status: Status, width: int) -> str:
 
 def _workers(parts: Sequence[WorkerPart]) -> list[str]:
     """Returns a table of the workers with the most rows, and a line on the others."""
-    table = [["worker", "rows", "rows/s", "last seen"]]
+    table = [["worker", "rows", "begun again", "rows/s", "last seen"]]
     for part in parts[:_WORKERS]:
         speed = "" if part.rows_per_second is None else f"{part.rows_per_second:,.3g}"
-        table.append([shorten(visible(part.worker), _WORKER_WIDTH), f"{part.rows:,}", speed, _clock(part.seen.timestamp())])
+        table.append(
+            [shorten(visible(part.worker), _WORKER_WIDTH), f"{part.rows:,}", f"{part.again:,}", speed, _clock(part.seen.timestamp())]
+        )
     left = parts[_WORKERS:]
     more = [f"{count_text(len(left), 'other')}: {count_text(sum(part.rows for part in left), 'row')}"] if left else []
-    again = sum(part.again for part in parts)
-    twice = [f"{count_text(again, 'row')} at most begun more than once, for workers that were lost or slow"] if again else []
-    return [*align_columns(table, 1), *more, *twice]
+    return [*align_columns(table, 1), *more]
 
 
 def _statistics(status: Status, width: int) -> str:

@@ -78,8 +78,8 @@ def test_workers_are_shown_with_their_pace(path: Path):
         work(run, range(4))
         leases(run)
     status = run_status(path)
-    table = [line.split()[:3] for line in status_as_text(status, 80).splitlines()[-3:]]
-    assert table == [["worker", "rows", "rows/s"], ["mac-1", "60", "7.5"], ["mac-2", "30", "10"]]
+    table = [line.split()[:4] for line in status_as_text(status, 80).splitlines()[-3:]]
+    assert table == [["worker", "rows", "begun", "again"], ["mac-1", "60", "0", "7.5"], ["mac-2", "30", "0", "10"]]
     assert json.loads(status_as_json(status))["workers"] == [
         {"worker": "mac-1", "rows": 60, "rows_per_second": 7.5, "rows_begun_again": 0, "last_seen": before(6)},
         {"worker": "mac-2", "rows": 30, "rows_per_second": 10.0, "rows_begun_again": 0, "last_seen": before(9)},
@@ -94,7 +94,7 @@ def test_rows_that_were_begun_more_than_once_are_counted(path: Path):
         for rows in (5, 7):
             append_line(run.workers, {"time": before(5), "worker": "mac-2", "again": rows})
     status = run_status(path)
-    assert status_as_text(status, 80).splitlines()[-1] == "12 rows at most begun more than once, for workers that were lost or slow"
+    assert [line.split()[:3] for line in status_as_text(status, 80).splitlines()[-2:]] == [["mac-1", "60", "0"], ["mac-2", "30", "12"]]
     assert [each["rows_begun_again"] for each in json.loads(status_as_json(status))["workers"]] == [0, 12]
     assert [each["rows_per_second"] for each in json.loads(status_as_json(status))["workers"]] == [7.5, 10.0]
 
