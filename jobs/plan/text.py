@@ -97,6 +97,11 @@ def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
     what = "prompts" if survey.generates else "texts"
     spread = f"{shown['min']:,} to {shown['max']:,} a row, median {shown['median']:,}, mean {shown['mean']:,}, 95 % up to {shown['p95']:,}"
     yield what, f"{plan.prompt_tokens:,} tokens; {spread}"
+    if survey.picture_tokens:
+        tokens, distinct = length_figures(survey.picture_tokens), count_text(len(survey.pictures), "distinct picture")
+        share = f"{round(survey.factor * sum(survey.picture_tokens)):,} of these tokens"
+        each = f"{tokens['min']:,} to {tokens['max']:,} each, mean {tokens['mean']:,}"
+        yield "pictures", f"{round(survey.factor * len(survey.picture_tokens)):,} in prompts, {share}: {each}; {distinct} in the rows read"
 
 
 def _batches(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -33,6 +33,8 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "rows_full": round(survey.factor * survey.full_rows),
         "rows_cut": round(survey.factor * survey.cut_rows),
         "tokens": {"sum": plan.prompt_tokens, **(length_figures(survey.lengths) if survey.lengths else {})},
+        "pictures": round(survey.factor * len(survey.picture_tokens)),
+        "picture_tokens": round(survey.factor * sum(survey.picture_tokens)),
         "texts": round(survey.factor * survey.texts),
         "completions": plan.completions,
         "generated_tokens": {"most": plan.work.generated, "expected": None if plan.expected is None else plan.expected.generated},

@@ -78,8 +78,8 @@ class Survey:
     text before it. windows: the sizes of requests that generate, one list a window, in the order in which they are taken. work: what
     scorer or pooler compute; separate_tokens: what they would compute passage by passage, or text by text. texts: for a pooling model.
     common_prefix: ids that all prompts begin with. guided_rows: rows under a grammar; grammars: the distinct ones. full_rows: rows that
-    reach the end of the context; cut_rows: rows that lose text to it. sample_rows: rows spread over those read, with their requests.
-    failures: some of the rows that can't be done.
+    reach the end of the context; cut_rows: rows that lose text to it. picture_tokens: of each picture in a prompt; pictures: digests of the
+    distinct ones. sample_rows: rows spread over those read, with their requests. failures: some of the rows that can't be done.
     """
 
     rows: int
@@ -97,6 +97,8 @@ class Survey:
     grammars: set[GrammarSpec] = field(default_factory=set[GrammarSpec])
     full_rows: int = 0
     cut_rows: int = 0
+    picture_tokens: list[int] = field(default_factory=list[int])
+    pictures: set[str] = field(default_factory=set[str])
     sample_rows: list[tuple[Row, AnyRequest]] = field(default_factory=list[tuple[Row, AnyRequest]])
     failures: list[Failure] = field(default_factory=list[Failure])
 
@@ -200,6 +202,9 @@ def _count_window(survey: Survey, requests: list[AnyRequest], setups: Sequence[S
         survey.positions.append(request.row)
         survey.full_rows += isinstance(request, Request) and request.reach == context
         survey.cut_rows += not isinstance(request, Request) and bool(request.truncated)
+        for image in request.prompt.images if isinstance(request, Request) else getattr(request, "images", ()):
+            survey.picture_tokens.append(image.tokens)
+            survey.pictures.add(image.digest)
     prompts = [request for request in requests if isinstance(request, Request)]
     for request in prompts:
         if request.work.guidance is not None and (grammar := request.work.guidance.grammar) is not None:

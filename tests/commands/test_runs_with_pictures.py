@@ -1,5 +1,6 @@
 """Whole runs on rows with pictures: completions and their logprobs are transformers', given the same messages and pictures."""
 
+import json
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ def test_completions_are_those_of_transformers(kind: str, tmp_path: Path) -> Non
         own = expected[np.arange(6), record["completion_ids"]]
         np.testing.assert_allclose(record["logprobs"], own, rtol=0, atol=BOUND)
         assert (expected.max(-1) - own).max() < BOUND, "each token is the most likely one"
+    planned = CliRunner().invoke(cli, ["plan", str(tmp_path / "config.yaml"), "--json"]).stdout
+    plan = json.loads(planned[planned.index("{") :])
+    assert plan["pictures"] == 4
+    assert 4 <= plan["picture_tokens"] <= plan["tokens"]["sum"]
     for way in ("--rescore", "--replay"):
         verified = CliRunner().invoke(cli, ["verify", str(done.output), way])
         assert verified.exit_code == done.code, verified.output
