@@ -46,6 +46,16 @@ PATCHES: dict[str, Any] = {
     "out_hidden_size": 64,
     "in_channels": 3,
 }
+EXPERTS: dict[str, Any] = {
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+OUTSIDE = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")  # of layers, of a text model's weights
 MARKS = {"image_token_id": IMAGE, "video_token_id": 291, "vision_start_token_id": START, "vision_end_token_id": END}
 
 
@@ -75,6 +85,14 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3VL",
         {
             "text_config": TEXT | {"head_dim": 16} | rope([3, 3, 2], mrope_interleaved=True),
+            "vision_config": {**PATCHES, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1, 2]},
+            **MARKS,
+        },
+    ),
+    "qwen3_vl_moe": (
+        "Qwen3VLMoe",
+        {
+            "text_config": TEXT | EXPERTS | rope([3, 3, 2], mrope_interleaved=True),
             "vision_config": {**PATCHES, "patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1, 2]},
             **MARKS,
         },
@@ -141,13 +159,16 @@ def text_network(model: Any) -> Any:
     kind = config["model_type"]
     module = import_module(f"mlx_lm.models.{'qwen2_vl' if kind == 'qwen2_5_vl' else kind}")
     network = module.Model(module.ModelArgs.from_dict(config | {"vocab_size": VOCABULARY}))
-    weights = {
-        name.replace("model.language_model.", "model."): mx.array(array.detach().numpy())
-        for name, array in model.state_dict().items()
-        if name.startswith("model.language_model.") or (name == "lm_head.weight" and kind != "gemma3")
-    }
-    text = network.language_model
-    text.load_weights(list(text.sanitize(weights).items()))
+    weights = {name: mx.array(array.detach().numpy()) for name, array in model.state_dict().items()}
+    if kind == "qwen3_vl_moe":  # experts lie the other way round on the hub
+        weights = {name: array.swapaxes(1, 2) if ".experts." in name else array for name, array in weights.items()}
+        network.load_weights(list(network.sanitize(weights).items()))
+    else:
+        own = {name.replace("model.language_model.", "model."): array for name, array in weights.items() if ".visual." not in name}
+        own = {name: array for name, array in own.items() if name.startswith("model.layers.") or name in OUTSIDE}
+        if kind == "gemma3":  # its head is its embedding
+            del own["lm_head.weight"]
+        network.language_model.load_weights(list(network.language_model.sanitize(own).items()))
     mend_layers(network)
     if (sections := sections_of(config)) is not None:
         turn_by_sections(network, sections)
@@ -169,6 +190,16 @@ class TorchTower:
     def nbytes(self) -> int:
         """Its weights are nobody's."""
         return 0
+
+    @property
+    def width(self) -> int:
+        """Numbers of a feature."""
+        return TEXT["hidden_size"]
+
+    @property
+    def levels(self) -> int:
+        """Blocks that add features of their own."""
+        return len(getattr(self.model.config.vision_config, "deepstack_visual_indexes", ()))
 
     def make_ready(self) -> None:
         """There is nothing to read."""
