@@ -25,7 +25,8 @@ class Host(BaseModel):
     @property
     def local(self) -> bool:
         """Returns True for this machine."""
-        return self.ssh in LOCAL or self.ssh.removesuffix(".local") == socket.gethostname().removesuffix(".local")
+        name = self.ssh.rpartition("@")[2]  # behind the user's
+        return name in LOCAL or name.removesuffix(".local") == socket.gethostname().removesuffix(".local")
 
 
 class Hostfile(BaseModel):

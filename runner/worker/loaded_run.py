@@ -19,6 +19,7 @@ from ..pipeline.loading import LoadedModels, load_models, rater_of
 from ..pipeline.model_work import batch_of
 from ..pipeline.run_spec import RunSpec
 from ..policies.policy_engine import sampling_engine
+from ..ranks.joined_group import require_alike
 from ..ranks.model_split import TENSOR
 from ..ranks.ranks import Ranks
 from ..store.paths import RunPaths
@@ -65,6 +66,7 @@ def loaded_run(
     """
     found: list[LocalConfig] = []
     with pool.ranks.while_loading():
+        require_alike(pool.ranks)
         files = None if pool.ranks.several else shelf
         pool.ranks.jointly(lambda: found.append(local_config(described, scratch, files, given_up, pool.folder)))
         return _loaded(described, found[0], kinds, pool, halved)

@@ -107,7 +107,7 @@ def test_scores_of_a_group_are_those_of_one_process(tmp_path: Path, kind: str):
         assert code == 0, said + run.log.read_text()
     plain, over = (table_of(tmp_path / name / "results").to_pylist() for name in ("plain", "over"))
     assert [each["row"] for each in over] == [each["row"] for each in plain]
-    assert np.abs(np.array([a["logprob"] - b["logprob"] for a, b in zip(over, plain, strict=True)])).max() < 1e-3
+    assert np.abs(np.array([a["sum_logprob"] - b["sum_logprob"] for a, b in zip(over, plain, strict=True)])).max() < 1e-3
 
 
 @pytest.mark.parametrize(
