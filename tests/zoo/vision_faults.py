@@ -153,6 +153,13 @@ plain = logits(model, *row(model, "qwen3_vl", 6, 1))
 again = logits(model, *row(model, "qwen3_vl", 6, 1, cached_image_features=features))
 assert mx.abs(plain - again).max().item() < 1e-3
 """
+RENAMED = """\
+family = importlib.import_module("mlx_vlm.models.idefics3")
+renamed = {"rope_parameters": {"rope_type": "default", "rope_theta": 12345.0}}  # as transformers 5 saves it
+text = {name: value for name, value in TEXT.items() if name != "rope_theta"}
+read = family.TextConfig.from_dict({**text, **renamed, "model_type": "llama"})
+assert read.rope_theta == 12345.0
+"""
 
 
 def in_a_batch(name: str, *tokens: int) -> str:
@@ -195,5 +202,12 @@ VISION_FAULTS = (
         "with features that were kept, those of DeepStack are left out",
         "both are kept together (`ImageFeatures`)",
         CACHED,
+    ),
+    VisionFault(
+        "transformers 5",
+        "idefics3",
+        "what transformers 5 saves as `rope_parameters` is not read: positions turn by a default, silently; other models fail to load",
+        "settings get their older names too (`mlx_lm_settings`)",
+        RENAMED,
     ),
 )
