@@ -184,7 +184,9 @@ def _turns(layer: Any, context: CallContext) -> Turns:
     rope, positions = layer["self_attn"]["rope"], context.positions
     if positions is None or type(rope) is not FastSectionedRope:
         return None
-    return positions.starts, None if positions.sections is None else rope.tables(positions)
+    if positions.sections is not None:
+        return positions.starts, rope.tables(positions)
+    return (positions.starts[:1] if isinstance(positions.offset, int) else positions.starts), None  # one start's angles serve all rows
 
 
 def _run_plain(
