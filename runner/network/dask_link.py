@@ -222,6 +222,11 @@ class DriverLink:
                 f"{self.address}: the keys of this worker ({self._tls}) and of the driver are not of one cluster ({_reason(error)}); copy "
                 "the folder of keys that the driver uses to this machine"
             ) from None
+        except TimeoutError:
+            raise OSError("something listens there, but does not answer as a driver of mlx-bulk does") from None
+        except ConnectionResetError as error:
+            hint = "" if self._tls else "; a driver with keys is reached at tls://… with --tls FOLDER"
+            raise OSError(f"{error.strerror}{hint}") from None
         except (MemoryError, TypeError, ValueError, AttributeError, AssertionError) as error:  # of bytes that are not Dask's
             raise OSError(f"what answers there is no driver of mlx-bulk: {type(error).__name__}") from None
         inbox: SimpleQueue[Message | None] = SimpleQueue()
