@@ -4,13 +4,14 @@ transformers runs it in Jinja's sandbox: it reaches no files, modules or interna
 refuses a template that never ends, takes all memory, or blocks signals. One that does so on some rows costs only these rows.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 from ...configs.errors import BulkError, ConfigError
 from ...configs.schema import names_a_file
-from ..core.errors import ModelError
+from ..core.errors import ModelError, first_line
 from .chat_rendering import chat_within
 from .render_process import SECONDS, TooMuch
 
@@ -86,3 +87,18 @@ def read_template(chat_template: str | None) -> str | None:
         return Path(chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"prompt.chat_template: {chat_template} is neither a readable file nor a template ({error})") from error
+
+
+def with_processor_template(hf: Any, folder: Path) -> Any:
+    """Returns a Hugging Face tokenizer with the chat template of chat_template.json, where it has none of its own.
+
+    Older vision models keep theirs in that file, which is their processor's. Raises ModelError where it cannot be read.
+    """
+    path = folder / "chat_template.json"
+    if hf.chat_template is not None or not path.is_file():
+        return hf
+    try:
+        hf.chat_template = str(json.loads(path.read_bytes())["chat_template"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"model.path: {path} holds no chat template: {first_line(error)}; fetch the model anew") from error
+    return hf

@@ -23,7 +23,7 @@ from ..core.errors import ModelError, RowError, first_line
 from ..core.requests import Prompt, Sampling
 from .assistant_spans import AssistantTurns, marks_turns, token_spans, without_special
 from .chat_rendering import render_chat, render_turns
-from .chat_template_check import read_template, try_template, uses_jinja
+from .chat_template_check import read_template, try_template, uses_jinja, with_processor_template
 from .stop_strings import BROKEN, StopStrings
 from .token_offsets import BYTE_TOKEN, byte_characters, byte_level_bytes, piece_starts, token_starts
 from .tokenizer_compat import decodes_plainly, encodes_plainly, tokenizer_difference
@@ -296,5 +296,5 @@ def load_tokenizer(folder: Path, chat_template: str | None, template_args: dict[
             reason = "it needs code that comes with it; set model.trust_remote_code if you trust it"
         raise ModelError(f"model.path: the tokenizer in {folder} cannot be loaded: {reason}") from error
     template = read_template(chat_template)
-    try_template(hf, template)
+    try_template(with_processor_template(hf, folder), template)
     return Tokenizer(hf, template, template_args)

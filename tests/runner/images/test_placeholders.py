@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mlx_bulk.runner.core.errors import DataError, RowError
+from mlx_bulk.runner.core.errors import DataError, ModelError, RowError
 from mlx_bulk.runner.core.images import FIRST_IMAGE_ID
 from mlx_bulk.runner.core.requests import Prompt
 from mlx_bulk.runner.images.content_parts import listed_pictures
@@ -195,3 +195,16 @@ def test_tiny_pictures_have_places_and_pixels_that_fit(qwen: Case, size: tuple[i
     [picture] = qwen.chat(user(image(picture_bytes(drawn(*size))))).images
     made = picture.inputs()
     assert made["pixel_values"].shape[0] == 4 * picture.tokens == math.prod(made["image_grid_thw"][0].tolist())
+
+
+def test_the_chat_template_of_an_older_processor_is_found(tmp_path: Path) -> None:
+    folder = write_vision_folder(tmp_path / "llava", "llava")
+    template = folder / "chat_template.jinja"
+    own = folder / "chat_template.json"
+    own.write_text(json.dumps({"chat_template": template.read_text()}))
+    template.unlink()
+    tokenizer = load_tokenizer(folder, None, {}, False)
+    assert tokenizer.chat_text([{"role": "user", "content": [{"type": "image"}]}], "") == "USER: <image>\n ASSISTANT:"
+    own.write_text("[]")
+    with pytest.raises(ModelError, match=r"chat_template\.json holds no chat template"):
+        load_tokenizer(folder, None, {}, False)

@@ -73,7 +73,7 @@ def test_ids_and_pixels_are_those_of_transformers(kind: str, tmp_path: Path) -> 
             inputs = picture.inputs()
             assert inputs.keys() <= alone.keys()
             for name, values in inputs.items():
-                np.testing.assert_allclose(values, np.asarray(alone[name]), rtol=0, atol=1e-6)
+                np.testing.assert_allclose(values.astype(np.float64), np.asarray(alone[name]), rtol=0, atol=1e-6)
             if "image_grid_thw" in inputs:
                 time, height, width = inputs["image_grid_thw"][0].tolist()
                 assert picture.grid == (time, height // 2, width // 2)
