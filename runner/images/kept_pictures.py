@@ -31,15 +31,18 @@ def kept_columns(columns: dict[str, Any], config: JobConfig) -> dict[str, Any]:
     return {name: without_bytes(value) if name in named else value for name, value in columns.items()} if named else columns
 
 
-def without_bytes(value: Any) -> Any:
-    """Returns a value with ``sha256:…`` in the place of bytes and of data URLs of pictures, however deep they lie."""
+def without_bytes(value: Any, least: int = 0) -> Any:
+    """Returns a value with ``sha256:…`` in the place of bytes and of data URLs of pictures, however deep they lie.
+
+    least: shorter bytes stay.
+    """
     if isinstance(value, bytes):
-        return f"sha256:{sha256(value).hexdigest()}"
+        return f"sha256:{sha256(value).hexdigest()}" if len(value) >= least else value
     if isinstance(value, str):
         return _URL.sub(_digest_of_url, value) if "base64," in value else value
     if isinstance(value, Mapping):
-        return {name: without_bytes(inner) for name, inner in value.items()}
-    return [without_bytes(inner) for inner in value] if isinstance(value, list) else value
+        return {name: without_bytes(inner, least) for name, inner in value.items()}
+    return [without_bytes(inner, least) for inner in value] if isinstance(value, list) else value
 
 
 def _digest_of_url(found: re.Match[str]) -> str:

@@ -80,6 +80,8 @@ class Parts:
         return ids if self.images is None else self.images.plain(ids)
 
 
+LONG_BYTES = 1024  # errors/ is to be read, and holds no copies of files
+
 ConfigFiles = dict[str, dict[str, bytes]]
 """Contents of local files that a config names: its key -> name -> content. The first name takes the place of the setting's path."""
 
@@ -228,8 +230,12 @@ class Ratings:
 
 def row_failure(row: Row, stage: str, error: str, message: str) -> Failure:
     """Returns the failure of a whole row: ``stage`` it failed at, ``error`` (a class name), and a message with the row's place."""
-    columns = without_bytes(row.columns) if stage == "image" else row.columns
-    return Failure(row.position, row.key, None, stage, error, placed(message, row), json_text(columns))
+    return Failure(row.position, row.key, None, stage, error, placed(message, row), failed_input(row, stage))
+
+
+def failed_input(row: Row, stage: str) -> str:
+    """Returns a failed row's columns as JSON: digests in the place of pictures, and of other bytes that are as long as a file."""
+    return json_text(without_bytes(row.columns, 0 if stage == "image" else LONG_BYTES))
 
 
 def bad_row_failure(row: BadRow) -> Failure:

@@ -11,9 +11,8 @@ from ...configs.visible import visible
 from ..core.errors import DROP, UNFIT, DataError, RowError
 from ..core.outcomes import Failure, Generated, Outcome
 from ..core.requests import AnyRequest, Request, Row
-from ..data.type_inference import json_text
 from .group_rating import RATED_AT_ONCE, PendingGroups
-from .job import Job, placed, row_failure
+from .job import Job, failed_input, placed, row_failure
 from .row_requests import RecordedRows
 
 
@@ -148,4 +147,4 @@ def first_failure(failure: Failure, row: int) -> DataError:
 
 def _with_row(failure: Failure, row: Row) -> Failure:
     """Adds what the engine does not know: the row's key, its place in the input, and its columns."""
-    return replace(failure, key=row.key, message=placed(failure.message, row), input=json_text(row.columns))
+    return replace(failure, key=row.key, message=placed(failure.message, row), input=failed_input(row, failure.stage))

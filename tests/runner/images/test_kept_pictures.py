@@ -1,5 +1,7 @@
 """What records keep of columns with pictures."""
 
+import json
+from base64 import b64encode
 from hashlib import sha256
 from typing import Any
 
@@ -7,9 +9,11 @@ import pyarrow as pa
 import pytest
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import GenerateConfig
+from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.images.kept_pictures import kept_columns, kept_type
+from mlx_bulk.runner.pipeline.job import row_failure
 
-from ...vision_folders import data_url, picture_bytes
+from ...vision_folders import data_url, drawn, picture_bytes
 
 PNG = picture_bytes()
 DIGEST = f"sha256:{sha256(PNG).hexdigest()}"
@@ -63,3 +67,13 @@ def test_a_column_that_the_user_names_is_kept_whole() -> None:
     columns = pa.struct([("image", pa.binary())])
     assert kept_type(columns, settings) == columns
     assert kept_columns({"image": PNG}, settings) == {"image": PNG}
+
+
+@pytest.mark.parametrize("stage", ["image", "too_long", "drop"])
+def test_errors_hold_no_copies_of_files(stage: str) -> None:
+    large = picture_bytes(drawn(200, 200))
+    row = Row(0, "0", {"image": {"bytes": large}, "url": data_url(large), "id": b"short"})
+    shown = json.loads(row_failure(row, stage, "RowError", "it fails").input)
+    whole = f"sha256:{sha256(large).hexdigest()}"
+    short = f"sha256:{sha256(b'short').hexdigest()}" if stage == "image" else b64encode(b"short").decode()
+    assert shown == {"image": {"bytes": whole}, "url": whole, "id": short}
