@@ -89,3 +89,18 @@ def test_what_a_run_wrote_scores_as_it_was_sampled(folder: Path) -> None:
     assert same
     for one, score in same:
         assert score["token_logprobs"][-len(one["logprobs"]) :] == pytest.approx(one["logprobs"], abs=1e-4)
+
+
+def test_a_reference_gives_rollouts_with_pictures_the_policys_own_logprobs(folder: Path) -> None:
+    (folder / "rewards.py").write_text("def length(completions, **kwargs):\n    return [float(len(text)) for text in completions]\n")
+    done = run(
+        folder,
+        "rolled out",
+        job="rollout",
+        sampling={"max_tokens": 5, "temperature": 1.0, "n": 2},
+        policy={"reference": str(folder / "model")},
+        rewards=[{"fn": f"{folder / 'rewards.py'}:length"}],
+    )
+    assert len(done) == 2 * (ROWS + 1)
+    for one in done:  # the policy decoded, the reference read it in one pass
+        assert one["ref_logprobs"] == pytest.approx(one["logprobs"], abs=1e-4)
