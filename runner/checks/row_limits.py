@@ -4,7 +4,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import OutOfRoom
+from ..caches.image_blocks import attends_in_blocks
+from ..core.errors import OutOfRoom, RowError
+from ..core.images import FIRST_IMAGE_ID
 from ..core.requests import AnyRequest, PoolRequest, Request
 from ..core.units import size_as_text
 from ..engine.setup import Setup
@@ -26,7 +28,7 @@ def row_check(
 ) -> Callable[[AnyRequest], str | None]:
     """Returns a function that says why a request cannot run even alone, or None where it can.
 
-    It raises OutOfRoom instead in deterministic mode. It warns once of a row beyond a sliding window that a model lacks; a pooling model
+    It raises OutOfRoom instead in deterministic mode, and RowError for a row that the model would read wrongly. It warns once of a row beyond a sliding window that a model lacks; a pooling model
     cannot run such a row.
     ``config``: the model's config.json; ``reference``: setup and config.json of the second model, whose limits are the first one's.
     """
@@ -46,9 +48,16 @@ def row_check(
                 "logprobs beyond it are not the trained model's",
                 *(request.row, request.reach, *beyond),
             )
+        _require_whole_pictures(request, setup)
         return _too_large(request, setup)
 
     return check
+
+
+def _require_whole_pictures(request: AnyRequest, setup: Setup) -> None:
+    """Raises RowError where a picture ends the prompt of a model that reads pictures both ways: a prompt's last token has its own call."""
+    if isinstance(request, Request) and request.prompt.ids[-1] >= FIRST_IMAGE_ID and attends_in_blocks(setup.model):
+        raise RowError("image", "the prompt ends in a picture, which this model can only read with tokens behind it; add text after it")
 
 
 def _beyond_window(network: PoolingNetwork, config: dict[str, Any]) -> Callable[[AnyRequest], str | None]:

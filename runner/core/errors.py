@@ -30,9 +30,8 @@ class OutOfRoom(BulkError):
 class RowError(Exception):
     """One row cannot be done. It is quarantined, and the job goes on.
 
-    ``stage`` says where it failed: read, request, template, tokenize, too_long, sampling, grammar, generate,
-    store. ``name`` tells failures
-    of one stage apart: its class, or a word of an API such as "unsupported_parameter".
+    ``stage`` says where it failed: read, request, template, image, tokenize, too_long, sampling, grammar, generate, store. ``name`` tells
+    failures of one stage apart: its class, or a word of an API such as "unsupported_parameter".
     """
 
     def __init__(self, stage: str, message: str, name: str | None = None):

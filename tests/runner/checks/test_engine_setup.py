@@ -7,10 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_bulk.configs.schema import BatchConfig
+from mlx_bulk.runner.caches.image_blocks import attend_in_blocks
 from mlx_bulk.runner.checks.engine_setup import expected_setups, fit
 from mlx_bulk.runner.checks.padding_probe import kv_obstacle
 from mlx_bulk.runner.checks.row_limits import row_check
-from mlx_bulk.runner.core.errors import ModelError, OutOfRoom
+from mlx_bulk.runner.core.errors import ModelError, OutOfRoom, RowError
+from mlx_bulk.runner.core.images import ImageTable
 from mlx_bulk.runner.core.kv_quantization import KVQuantization
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 
@@ -87,6 +89,20 @@ def test_a_row_is_too_large_for_what_both_models_keep_of_it(checkpoint: Path):
     alone, both = (replace(of, limits=replace(of.limits, kv_bytes=room)) for of in (alone, both))
     assert row_check(alone, {})(row) is None
     assert "lower score.context" in (row_check(both, {}, (reference, {}))(row) or "")
+
+
+def test_a_picture_at_the_end_of_a_prompt_is_refused_where_its_tokens_see_each_other_both_ways(checkpoint: Path):
+    """A prompt's last token goes through the model by itself, and the picture would be cut."""
+    model = loaded(checkpoint)
+    check = row_check(fit(model, BatchConfig(), LogprobOptions()).setup, {})
+    image = ImageTable(7).register("one", 3, (1, 1, 3), dict)
+    ends, goes_on = greedy([[1, 2, *image.ids.tolist()], [1, *image.ids.tolist(), 2]])
+    assert [check(ends), check(goes_on)] == [None, None]
+    attend_in_blocks(model.network)
+    assert check(goes_on) is None
+    with pytest.raises(RowError, match="the prompt ends in a picture") as refused:
+        check(ends)
+    assert refused.value.stage == "image"
 
 
 def test_in_deterministic_mode_a_row_has_to_fit_as_often_as_a_batch_has_rows(checkpoint: Path):
