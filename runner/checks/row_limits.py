@@ -28,8 +28,8 @@ def row_check(
 ) -> Callable[[AnyRequest], str | None]:
     """Returns a function that says why a request cannot run even alone, or None where it can.
 
-    It raises OutOfRoom instead in deterministic mode, and RowError for a row that the model would read wrongly. It warns once of a row beyond a sliding window that a model lacks; a pooling model
-    cannot run such a row.
+    It raises OutOfRoom instead in deterministic mode, and RowError for a row that the model would read wrongly. It warns once of a row
+    beyond a sliding window that a model lacks; a pooling model cannot run such a row.
     ``config``: the model's config.json; ``reference``: setup and config.json of the second model, whose limits are the first one's.
     """
     if isinstance(setup.model, PoolingNetwork):
