@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 from numpy.typing import NDArray
 
 from ..core.errors import ModelError, first_line
+from ..layers.call_context import reads_pictures
 
 CONFIG, TENSORS = "adapter_config.json", "adapters.safetensors"
 TRIAL = (0, 1, 0, 0, 1, 1, 0, 1)  # ids that every vocabulary has
@@ -254,6 +255,8 @@ def _json_text(value: object) -> str:
 
 def _full(network: nn.Module, other: nn.Module, base: dict[str, mx.array]) -> _Replacement:
     """Returns the weights of another checkpoint, to replace the base's. Raises AdapterRefused where they do not fit."""
+    if reads_pictures(network):
+        raise AdapterRefused("is a checkpoint, and its vision tower would not be read, which rows with pictures need; expected an adapter")
     given: dict[str, mx.array] = dict(tree_flatten(other.parameters()))
     if odd := sorted(given.keys() ^ base.keys()):
         raise AdapterRefused(f"the checkpoint has other layers than the model: {_first_names(odd)}")

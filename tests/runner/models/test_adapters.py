@@ -12,10 +12,13 @@ from mlx_bulk.runner.core.errors import ModelError
 from mlx_bulk.runner.layers.kv_cache import make_caches as empty
 from mlx_bulk.runner.layers.lm_head import Head
 from mlx_bulk.runner.models.adapters import AdapterRefused, Adapters
+from mlx_bulk.runner.vision.features import FeatureCache
+from mlx_bulk.runner.vision.image_embedding import read_pictures_with
 from mlx_lm.utils import load_adapters
 from numpy.typing import NDArray
 
 from ...adapters import save_adapter, write_adapter, write_full
+from ..support.made_up_pictures import NoiseTower
 from ..support.tiny import build
 
 IDS = (5, 17, 3, 3, 200, 41, 9)
@@ -225,3 +228,17 @@ def test_the_probe_sees_a_base_that_has_changed(tmp_path: Path):
     network.layers[0].mlp.gate_proj.weight = weight * (1 + 2.0**-20)
     with pytest.raises(ModelError, match="not the base model's any more"), adapters.off():
         pass
+
+
+def test_a_checkpoint_is_refused_where_a_tower_reads_pictures(tmp_path: Path):
+    network = fresh()
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "config.json").write_text("{}")
+    read_pictures_with(network, FeatureCache(NoiseTower()))
+    base = logits(network)
+    adapters = Adapters(network, mx.float32, lambda: "weights", lambda _: fresh())
+    with pytest.raises(AdapterRefused, match="is a checkpoint, and its vision tower would not be read"):
+        adapters.put_on(tmp_path)
+    np.testing.assert_array_equal(logits(network), base)
+    adapters.put_on(write_adapter(tmp_path / "lora", network, "lora", keys=("self_attn.q_proj",)))
+    assert np.abs(logits(network) - base).max() > 0.01
