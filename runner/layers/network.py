@@ -96,7 +96,7 @@ class Network:
 
     def _positions(self, rows: int, caches: Caches | None, pictures: bool) -> tuple[RowPositions | None, Caches | None]:
         """Returns the positions at which the rows of a call go on, None where the caches know them, and the layers' caches."""
-        if caches is not None and isinstance(last := cast(Any, caches[-1]), RowPositions):
+        if caches and isinstance(last := cast(Any, caches[-1]), RowPositions):
             return last, caches[:-1]
         return RowPositions(rows) if pictures and has_positions(self.model) else None, caches
 
