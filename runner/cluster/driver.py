@@ -28,7 +28,7 @@ from .description import RunDescription
 from .interface import Fleet, Joined, Left, Told
 from .landing import Landing, Tokens
 from .lease_log import LeaseLog
-from .lease_policies import LeasePolicies
+from .lease_policies import DroppedPolicy, LeasePolicies
 from .messages import (
     Ack,
     Begun,
@@ -220,7 +220,7 @@ class Driver:
 
     def _refuse_policy(self, name: str, worker: KnownWorker, refused: PolicyRefused) -> None:
         """Gives the rows of a policy that a worker cannot load to others: under another policy, unless others have loaded it."""
-        named = [lease for lease in self._leaser.of(name) if self._policies.of(lease.given.shard) == refused.policy]
+        named = [lease for lease in self._leaser.of(name) if (lease.policy or self._policies.of(lease.given.shard)) == refused.policy]
         self._give_back_all(self._leaser.take_back(named, monotonic()))
         if not self._policies.refuse(refused.policy, refused.reason):
             self._refuse(name, worker, f"cannot load policy {refused.policy}: {refused.reason}")
@@ -243,8 +243,8 @@ class Driver:
         self._refuse(name, worker, f"cannot go on: {failed.message}")
 
     def _send(self, lease: OpenLease) -> None:
-        rows = lease.given
-        told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, self._policies.of(rows.shard))
+        rows, lease.policy = lease.given, self._policies.of(lease.given.shard)
+        told = (rows.shard, pickle.dumps(rows.rows), rows.recorded, rows.alone, lease.policy)
         self._fleet.send(lease.worker, Lease(self._offer.run, lease.name, *told))
         self._log.note_again(lease.worker, lease.again)
 
@@ -280,9 +280,9 @@ class Driver:
             fault = self._track.land(worker.label, *self._landing.land(frames, self._answers.passing_on(landed)))
             self._leaser.note(name, frames.admitted, frames.resolved, monotonic())
         except ValueError as error:
-            log.warning("%s sent records that are damaged (%s); they are done again", name, error)
+            fault = "" if (late := isinstance(error, DroppedPolicy)) else self._track.damage(name)
+            log.warning("%s sent records that are %s (%s); they are done again", name, "too late" if late else "damaged", error)
             landed(Tokens())
-            fault = self._track.damage(name)
         if fault and not worker.refused:
             self._refuse(name, worker, fault)
 

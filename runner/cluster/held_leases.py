@@ -122,12 +122,13 @@ class HeldLeases:
         """Takes a lease of the driver. Returns what the engine is to be given for it.
 
         That is None where the lease is for another run, or is held already, or the engine does its rows for other leases. A driver
-        that took this worker for gone gives it rows that it has.
+        that took this worker for gone gives it rows that it has. Under another policy they are to be done anew.
         """
         if lease.run != self.run or lease.lease in self._leases:
             return None
         rows: Rows = {row.position: row for row in pickle.loads(lease.rows)}
-        others = [other for other in self._leases.values() if not other.done and other.rows.keys() & rows.keys()]
+        alike = [other for other in self._leases.values() if not other.done and other.lease.policy == lease.policy]
+        others = [other for other in alike if other.rows.keys() & rows.keys()]
         held = self._leases[lease.lease] = _HeldLease(lease, rows, behind={other.lease.lease for other in others})
         for position, sample in lease.recorded:
             held.recorded.setdefault(position, set()).add(sample)

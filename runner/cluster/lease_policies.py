@@ -23,6 +23,10 @@ from .parcels import Parcel, PieceDesk
 _LOOK_SECONDS = 1.0  # between looks for the trainer's newest step
 
 
+class DroppedPolicy(ValueError):
+    """Records are of a policy that was dropped after their lease was sent. Nobody is to blame: their rows are done again."""
+
+
 class LeasePolicies:
     """The policies of ``run``, whose digest is ``name``. Keeps the first one. All methods are for the driver's thread.
 
@@ -37,6 +41,7 @@ class LeasePolicies:
         self._adapters = local_adapters(run.config, run.spec)
         self._pieces = PieceDesk(name, self._parcel, fleet.send)
         self._newest, self._looked = 0, 0.0
+        self._dropped = set[str]()  # policies that a worker could not load, by name
 
     @property
     def version(self) -> int | None:
@@ -48,11 +53,16 @@ class LeasePolicies:
         return None if self._desk is None else self._desk.of(shard)
 
     def require_named(self, shard: int, results: pa.RecordBatch) -> None:
-        """Notes the policy of results of a shard. Raises ValueError where it is another one than their lease named."""
+        """Notes the policy of results of a shard. Raises ValueError where it is another one than their lease named.
+
+        That is DroppedPolicy where the lease was sent before a worker refused its policy.
+        """
         if self._desk is None or not results.num_rows:
             return
         name = self._desk.of(shard)
         if others := {*policy_names(results)} - {name}:
+            if others <= self._dropped:
+                raise DroppedPolicy(f"policy {others.pop()} is refused, and shard {shard} is for {name} now")
             raise ValueError(f"policy {others.pop()} has sampled them, and shard {shard} is for {name}")
         self._desk.note_loaded(name)
 
@@ -69,7 +79,11 @@ class LeasePolicies:
 
     def refuse(self, name: str, reason: str) -> bool:
         """Notes that a worker cannot load a policy. Returns False where others can."""
-        return self._desk is None or self._desk.refuse(name, reason)
+        if self._desk is None:
+            return True
+        dropped = self._desk.refuse(name, reason)
+        self._dropped |= {name} if dropped else set()
+        return dropped
 
     def tell_newest(self, worker: str) -> None:
         """Tells a worker the trainer's newest step."""

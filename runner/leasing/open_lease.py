@@ -14,7 +14,8 @@ class OpenLease:
     """Rows that a worker has. sent: when (seconds of any clock); begun: its engine has taken them.
 
     left: positions of rows that are not finished, with the number of records to come; None before the worker has told it. copied:
-    positions of rows that a second worker has, too. again: how many rows, at most, were begun before.
+    positions of rows that a second worker has, too. again: how many rows, at most, were begun before. policy: its name, where it was
+    sent with one.
     """
 
     name: str
@@ -23,6 +24,7 @@ class OpenLease:
     sent: float
     begun: bool = False
     again: int = 0
+    policy: str | None = None
     left: dict[int, int | None] = field(default_factory=dict[int, int | None])
     copied: set[int] = field(default_factory=set[int])
 

@@ -150,13 +150,14 @@ class _Service:
             self._connection.send(RunFailed(offer.run, type(error).__name__, str(error)))
             return
         with self._lock:
-            if self._offered is not offer:
-                session.stopping.set()
             self._session = session
-            for lease in self._early:
-                session.take(lease)
-            self._early = []
-        self._connection.send(session.ready)
+            if self._offered is offer:
+                for lease in self._early:
+                    session.take(lease)
+                self._early = []
+                self._connection.send(session.ready)
+            else:  # stopped meanwhile: leases that have come are of what was offered since, perhaps the same run
+                session.stopping.set()
         try:
             session.run()
         except BulkError as error:

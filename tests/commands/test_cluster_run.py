@@ -1,6 +1,7 @@
 """A run over workers writes what a run on one machine writes, whoever dies. Workers are threads here; see ThreadFleet."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -11,9 +12,9 @@ from mlx_bulk.configs.cluster import ClusterConfig
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.jobs.kinds import KINDS
 from mlx_bulk.runner.cluster.fleet_work import ClusterWork
-from mlx_bulk.runner.cluster.messages import Frames, FromWorker, RunFailed, RunOffer, RunRefused
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, Ready, RunFailed, RunOffer, RunRefused, StopRun
 from mlx_bulk.runner.core.errors import DataError, ModelError
-from mlx_bulk.runner.core.host_process import HostProcess
+from mlx_bulk.runner.core.host_process import HostProcess, Orders, Supervisor
 from mlx_bulk.runner.models.model_pool import ModelPool
 from mlx_bulk.runner.pipeline import session
 from mlx_bulk.runner.pipeline.model_work import ModelWork, SessionWork
@@ -177,6 +178,35 @@ def test_an_error_of_the_worker_ends_the_run_as_its_own_would(bench: Bench):
     with pytest.raises(DataError, match="on_error: fail, and row 12 failed"):
         run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster", rows=rows, on_error="fail")
     fleet.end(True)
+
+
+def test_a_run_that_is_ended_and_offered_again_while_it_is_loaded_is_ready_once(bench: Bench):
+    readies: list[FromWorker] = []
+
+    def watch(worker: str, message: FromWorker) -> bool:
+        readies.extend([message] if isinstance(message, Ready) else [])
+        return True
+
+    fleet = ThreadFleet(lambda end: serve_engine(end, KINDS, HostProcess(supervisor=OffersAgain(end, lambda: fleet))), 1, watch)
+    over = run(bench, ClusterWork(lambda: fleet, ClusterConfig(**SETTINGS)), "cluster")
+    fleet.end(True)
+    assert (over.rows, over.complete, len(readies)) == (40, True, 1)
+
+
+class OffersAgain(Supervisor):
+    """Is asked while a run is loaded, and has the run ended and offered again then, once."""
+
+    def __init__(self, end: PipeEnd, fleet: Callable[[], ThreadFleet]):
+        self._end, self._fleet, self._done = end, fleet, False
+
+    def orders(self, run: Path) -> Orders:
+        if not self._done:
+            self._done = True
+            offer = next(message for _, message in self._fleet().sent if isinstance(message, RunOffer))
+            for message in (StopRun(offer.run), offer, StopRun("another")):
+                self._end.put(message)
+            self._end.wait_until_read()
+        return super().orders(run)
 
 
 @pytest.mark.slow

@@ -196,3 +196,13 @@ def test_leases_of_a_policy_that_cannot_be_loaded_are_forgotten():
     assert held.unfinished == {"d-2": [3]}
     again, _ = held.give_again(Orders(), False)
     assert [(each.lease, each.policy) for each in again] == [("d-2", "2-bb")]
+
+
+def test_rows_that_come_again_under_another_policy_do_not_wait_for_a_lease_that_is_refused():
+    held = holding(replace(lease("d-1", [1, 2]), policy="3-aa"))
+    again = replace(lease("d-2", [1, 2]), policy="2-bb")
+    given = held.take(again)  # the driver knew of the refusal when it sent this, and not when it sent the first one
+    assert given is not None
+    assert (given.lease, positions_of(given)) == ("d-2", [1, 2])
+    held.drop_policy("3-aa")
+    assert held.relay(LeaseDone(RUN, "d-2")) == [LeaseDone(RUN, "d-2")]

@@ -47,6 +47,11 @@ class PipeEnd:
             raise EOFError
         return message
 
+    def wait_until_read(self) -> None:
+        """Waits until the worker takes the last message; those before it have been dealt with."""
+        while not self._inbox.empty():
+            threading.Event().wait(0.01)
+
 
 class StopEarly:
     """Ends a driver after some frames: ``watch`` loses all that come after them, so that the run cannot be complete."""

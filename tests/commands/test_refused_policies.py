@@ -1,0 +1,50 @@
+"""Workers of one run refuse a policy at different times: its leases are given out again under another one, and no worker is blamed.
+
+Workers are threads here; see ThreadFleet.
+"""
+
+import threading
+
+import pytest
+from mlx_bulk.runner.cluster.messages import Frames, FromWorker, PolicyLoaded, PolicyRefused
+from mlx_bulk.runner.core.host_process import HostProcess
+
+from ..jobs.support.bench import Bench
+from ..jobs.verify.test_verify import verify
+from ..runner.support.thread_fleet import StopEarly, ThreadFleet
+from .test_cluster_policies import over, records, roll, step, versions
+from .test_cluster_run import engine
+
+
+def test_all_workers_give_up_the_leases_of_a_policy_that_they_refuse_in_turn(bench: Bench):
+    broken = step(bench, 3) / "adapters.safetensors"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    fleet = ThreadFleet(engine, 2)
+    stuck = StopEarly(1)
+    watchdog = threading.Timer(30, lambda: stuck.watch("", Frames("", 0, 0, (), (), ())))
+    watchdog.start()
+    done = roll(bench, over(fleet, speculate=False, min_workers=2), HostProcess(stuck.stopped))
+    watchdog.cancel()
+    fleet.end(True)
+    assert (done.complete, done.rows, done.errors, done.refused) == (True, 24, 0, 1)
+    assert set().union(*versions(records(bench)).values()) == {0}
+
+
+def test_records_of_a_policy_that_another_worker_refused_meanwhile_are_done_again(bench: Bench, caplog: pytest.LogCaptureFixture):
+    step(bench, 3)
+    refused: list[str] = []
+
+    def watch(worker: str, message: FromWorker) -> bool:
+        if isinstance(message, PolicyLoaded) and not refused:
+            refused.append(message.policy)
+            fleet.tell(next(name for name in fleet.workers() if name != worker), PolicyRefused(message.run, message.policy, "no room"))
+        return True
+
+    fleet = ThreadFleet(engine, 2, watch)
+    done = roll(bench, over(fleet, min_workers=2))
+    fleet.end(True)
+    assert (done.complete, done.rows, done.errors, done.refused) == (True, 24, 0, 1)
+    assert set().union(*versions(records(bench)).values()) == {0}
+    assert "sent records that are too late (policy 3-" in caplog.text
+    assert "damaged" not in caplog.text
+    assert verify(bench.root / "cluster").exit_code == 0
