@@ -31,7 +31,10 @@ class Parcel:
         return cls(folder, found) if found else None
 
     def piece(self, run: str, parcel: str, offset: int) -> Piece | None:
-        """Returns the piece that begins at ``offset``; None behind the last byte. Raises OSError where a file cannot be read."""
+        """Returns the piece that begins at ``offset``; None behind the last byte.
+
+        Raises OSError where a file cannot be read, or the files have become shorter than ``offset``.
+        """
         files = tuple((name, (self.folder / name).stat().st_size) for name in self.names)
         content, begin = bytearray(), 0
         for name, size in files:
@@ -41,6 +44,8 @@ class Parcel:
                     file.seek(within)
                     content += file.read(min(PIECE_BYTES - len(content), size - within))
             begin += size
+        if offset > begin:
+            raise FileNotFoundError(f"{self.folder} has {begin} bytes, and byte {offset} is wanted")
         if not content and (begin or offset):
             return None
         return Piece(run, parcel, files, offset, bytes(content), sha256(content).digest())

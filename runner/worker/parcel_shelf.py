@@ -69,6 +69,7 @@ class ParcelShelf:
                 try:
                     self._add(message)
                 except OSError as error:
+                    self._want_no_more(message)
                     self._end(f"it cannot be written here ({error})")
 
     def _add(self, piece: Piece) -> None:
@@ -78,6 +79,7 @@ class ParcelShelf:
         if not right or not (piece.content or not size):
             self._errors += 1
             if self._errors >= _MOST_ERRORS:
+                self._want_no_more(piece)
                 self._end(f"{self._errors} pieces of it came damaged")
                 return
             log.warning("a piece of %s came damaged; it is asked for again", piece.parcel)
@@ -90,6 +92,10 @@ class ParcelShelf:
         if self._offset == size:
             self._unpack(piece)
             self._end(None)
+
+    def _want_no_more(self, piece: Piece) -> None:
+        """Tells the driver that nothing more of a parcel is wanted: few workers are served at once."""
+        self._tell(PieceWanted(self.run, piece.parcel, sum(length for _, length in piece.files)))
 
     def _unpack(self, piece: Piece) -> None:
         folder = self.root / f".{piece.parcel}"

@@ -106,3 +106,33 @@ def test_few_pieces_are_on_the_way_at_once(folder: Path):
     desk.forget("w0")
     desk.answer("w2", PieceWanted("run", "one", 259))  # it has all
     assert sent[parcels.AT_ONCE :] == [("w4", 0), ("w5", 0), ("w1", 100)]
+
+
+def test_a_parcel_that_is_given_up_leaves_its_place_to_others(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parcels, "AT_ONCE", 1)
+    asked: list[PieceWanted] = []
+    shelf = ParcelShelf("run", tmp_path / "shelf", lambda message: asked.append(message) if isinstance(message, PieceWanted) else None)
+    served: list[str] = []
+
+    def send(worker: str, piece: Piece | NoParcel) -> None:
+        served.append(worker)
+        if worker == "full":
+            assert isinstance(piece, Piece)
+            (tmp_path / "shelf").rmdir()  # it cannot be written
+            shelf.take(piece)
+
+    desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), send)
+    shelf.want("one")
+    while asked:
+        desk.answer("full", asked.pop(0))
+    desk.answer("other", PieceWanted("run", "one", 0))
+    assert served == ["full", "other"]
+
+
+def test_files_that_have_become_shorter_on_the_way_are_told(folder: Path):
+    sent: list[Piece | NoParcel] = []
+    desk = PieceDesk("run", lambda name: Parcel.of_folder(folder), lambda worker, message: sent.append(message))
+    desk.answer("worker", PieceWanted("run", "one", 0))
+    (folder / "b.bin").write_bytes(b"")
+    desk.answer("worker", PieceWanted("run", "one", 100))
+    assert isinstance(sent[1], NoParcel)
