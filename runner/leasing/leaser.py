@@ -205,7 +205,7 @@ class Leaser:
             weigh_loss(rows, states, self._all)
         self._lost = [each for each in self._lost if each is not rows]
         resolved = {state.position for state in states if state.resolved}
-        if len(resolved) == len(states):
+        if resolved.issuperset(rows.positions):
             return []
         left = self._without_elsewhere(rows.rows if self._whole_shards else [row for row in rows.rows if row.position not in resolved])
         if not left:

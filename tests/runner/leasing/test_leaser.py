@@ -94,6 +94,17 @@ def test_rows_of_a_worker_that_left_go_first_and_without_those_that_came():
     assert desk.give_back(lost, [RecordedRow(position, True) for position in lost.positions]) == []
 
 
+def test_the_finished_part_of_a_shard_is_not_done_again_where_another_part_is_not():
+    desk = leaser(8, whole_shards=True)
+    whole = desk.end(given(desk.give("a", ["a"], 0.0)).name, 1.0)
+    assert whole is not None
+    states = [RecordedRow(position, position != 5) for position in whole.positions]
+    done, unfit = whole.part([row for row in whole.rows if row.position != 5]), whole.part([whole.rows[5]])
+    assert [desk.give_back(part, states) for part in (done, unfit)] == [[], []]
+    assert given(desk.give("a", ["a"], 1.0)).given.positions == [5]
+    assert desk.give("a", ["a"], 1.0) is None
+
+
 def test_only_a_lease_that_had_begun_counts_the_loss():
     desk = leaser()
     given(desk.give("a", ["a"], 0.0))
