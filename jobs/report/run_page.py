@@ -26,6 +26,7 @@ from ...runner.text.tokenizer import Tokenizer
 from ..report_data.record_pass import RecordPass, pass_over_records
 from ..report_data.samples import samples
 from ..report_data.speed_series import Interval, intervals
+from ..report_data.thumbnails import thumbnails
 from ..report_data.vector_figures import texts_of
 from ..statistics.kv_table import kv_words
 from ..statistics.score_table import main_columns, notes
@@ -177,11 +178,16 @@ def _browse(page: Page, run: Path, found: RecordPass, stored: Json) -> None:
     left = f" {some.left_out:,} more were picked and left out, as the page would grow too large." if some.left_out else ""
     coloured = any("tokens" in part for record in some.records for part in record["parts"])
     how = " A token's colour is its logprob; point at it, tap it, or go to it with the arrow keys for its rank and what else was likely."
+    small = thumbnails(run, stored, some.rows)
+    for record, row in zip(some.records, some.rows, strict=True):
+        if pictures := small.rows.get(row):
+            record["pictures"] = pictures
     page.browser = {
         "words": f"{len(some.records):,} of {found.records:,} records, picked by what they are and at random."
-        f"{how if coloured else ''}{left}{note if coloured else ''}",
+        f"{how if coloured else ''}{left}{note if coloured else ''}{small.note}",
         "records": some.records,
         "sorts": list(some.sorts.items()),
+        "pictures": small.urls,
     }
 
 

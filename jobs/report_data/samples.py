@@ -50,9 +50,10 @@ _FACTS = (
 
 @dataclass(slots=True, frozen=True)
 class Samples:
-    """The samples as JSON, in input order. sorts: name -> count. left_out: how many were picked but had no room."""
+    """The samples as JSON, in input order. rows: of each, its row. sorts: name -> count. left_out: how many were picked but had no room."""
 
     records: list[Json]
+    rows: list[int]
     sorts: dict[str, int]
     left_out: int
 
@@ -71,9 +72,8 @@ def samples(run: Path, found: RecordPass, tokenizer: Tokenizer | None) -> Sample
     kept = [records[who] for who in sorted(records)]
     sorts = dict.fromkeys(sort for names in tags.values() for sort in names)
     counts = {sort: sum(sort in record["tags"] for record in kept) for sort in sorts}
-    return Samples(
-        kept, {sort: count for sort, count in sorted(counts.items(), key=lambda each: _order(each[0])) if count}, len(tags) - len(kept)
-    )
+    shares = {sort: count for sort, count in sorted(counts.items(), key=lambda each: _order(each[0])) if count}
+    return Samples(kept, [row for _, row, _ in sorted(records)], shares, len(tags) - len(kept))
 
 
 _SORTS = ("random", "least likely", "least likely spans", "best of a group", "worst of a group", "wrong and sure", "right and unsure")

@@ -70,17 +70,28 @@ def named_files(row: Row | BadRow, config: JobConfig, sources: PictureSources) -
     """Yields the files of pictures that a row names; none for what is no file below the input's folder."""
     if isinstance(row, BadRow):
         return
-    values: list[object] = []
-    if (column := config.prompt.images) is not None:
-        values += [picture.value for picture in listed_pictures(lookup(row.columns, column), column)]
-    chat = "body" if config.data.format == "openai" else config.prompt.messages
-    if chat is not None:
-        values += _parts(lookup(row.columns, chat))
-    for value in values:
+    for value in named_values(row, config):
         with suppress(RowError):
             path = sources.source(value, "", folder_beside(row)).path
             if path is not None:
                 yield path
+
+
+def named_values(row: Row, config: JobConfig) -> Iterator[object]:
+    """Yields what a row says its pictures are: those of ``prompt.images``, then those of the parts of its messages."""
+    if (column := config.prompt.images) is not None:
+        yield from (picture.value for picture in listed_pictures(lookup(row.columns, column), column))
+    chat = "body" if config.data.format == "openai" else config.prompt.messages
+    if chat is not None:
+        yield from (value for value in _parts(lookup(row.columns, chat)) if value is not None)
+
+
+def is_unchanged_block(stored: dict[str, Any], index: int, files: list[list[Path]]) -> bool:
+    """Returns whether a block's files are what they were. stored: from ``files_fingerprint``. files: of each row of the block."""
+    had = {name: [stored[name][index]] for name in ("stamps", "contents")}
+    blocks = _Blocks({"rows": len(files), **had}, files=files)
+    blocks.close(len(files))
+    return blocks.contents == had["contents"]
 
 
 def _parts(value: Any) -> list[object]:

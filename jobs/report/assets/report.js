@@ -131,10 +131,22 @@ function startOf(record) {
   return text.trim().replace(/\s+/g, " ").slice(0, 80) || "(empty)";
 }
 
-function detailOf(record) {
+function picturesOf(record, urls) {
+  const box = element("div", "part pictures");
+  for (const shown of record.pictures) {
+    if (shown.why !== undefined) { box.append(element("p", "", shown.why)); continue; }
+    const image = element("img");
+    Object.assign(image, { src: urls[shown.picture], width: shown.width, height: shown.height, alt: shown.alt });
+    box.append(image);
+  }
+  return box;
+}
+
+function detailOf(record, urls) {
   const made = [element("h3", "", record.name + (record.key !== undefined ? " \u00b7 key " + record.key : ""))];
   const facts = [...record.facts.map(([name, value]) => name + ": " + value), "here as: " + record.tags.join(", ")];
   made.push(element("p", "facts", facts.join(" \u00b7 ")));
+  if (record.pictures) made.push(picturesOf(record, urls));
   let coloured = false;
   for (const part of record.parts) {
     const box = element(part.folded ? "details" : "div", "part");
@@ -161,7 +173,7 @@ function browse(data) {
 
   function open(index) {
     current = index;
-    detail.replaceChildren(...detailOf(data.records[index]));
+    detail.replaceChildren(...detailOf(data.records[index], data.pictures));
     for (const button of list.querySelectorAll("button")) button.setAttribute("aria-current", String(Number(button.dataset.index) === index));
   }
 
