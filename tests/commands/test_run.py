@@ -135,6 +135,10 @@ ELSEWHERE: dict[str, str] = {
     "batch.stall_seconds": "tests/runner/test_watch.py",
     "batch.deterministic": "test_deterministic_rows_do_not_depend_on_other_rows",
     "cluster": "tests/configs/test_cluster.py",
+    "prompt.images": "tests/commands/test_runs_with_pictures.py",
+    "data.fetch": "tests/runner/images/test_sources.py",
+    "data.max_image_pixels": "tests/runner/images/test_pictures.py",
+    "batch.image_memory": "tests/commands/test_picture_runs.py",
     "output.path": "test_output_is_where_it_is_asked_for",
     "output.fsync_seconds": "test_fsync_seconds",
 }
