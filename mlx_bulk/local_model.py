@@ -76,6 +76,7 @@ class BatchOptions(TypedDict, total=False):
     rows_per_shard: int
     prefix_cache: str | None
     deterministic: bool
+    image_memory: float
     kv_bits: Literal[4, 8] | None
     kv_group: Literal[32, 64, 128]
     kv_start: int
@@ -136,7 +137,8 @@ class Model:
     ) -> list[GenerateResult]:
         """Answers chats through the model's chat template (``prompt.messages`` in a config). Else as ``generate``.
 
-        chats: each a text, which is one turn of the user, or a list of messages ({"role": …, "content": …}).
+        chats: each a text, which is one turn of the user, or a list of messages ({"role": …, "content": …}). Their contents may have
+        parts with pictures where the model was loaded with ``images=True``.
 
         Raises ConfigError too where the model has no chat template.
         """
@@ -217,12 +219,14 @@ def load(
     chat_template: str | Path | None = None,
     chat_template_args: Mapping[str, object] | None = None,
     batch: BatchOptions | None = None,
+    images: bool = False,
 ) -> Model:
     """Loads a model and checks once how its rows may share a batch.
 
     path: "demo", a local folder or a hub id. adapter: a LoRA or DoRA adapter in mlx-lm's format. chat_template: the path of one, or the
     template itself. batch: ``{"memory": 0.4}`` takes 40 % of the device's memory, ``{"deterministic": True}`` makes results the same to
     the bit, ``{"kv_bits": 8}`` generates with quantized keys and values, and scores without; see ``batch`` in docs/config.md.
+    images: chats may hold pictures, for a vision model, as in docs/images.md; paths lead to files below the working directory.
 
     Raises BulkError: ConfigError for arguments that are wrong, ModelError for a model that cannot be loaded, OutOfRoom for one that
     memory does not hold.
@@ -237,7 +241,7 @@ def load(
     template: dict[str, object] = {"chat_template": chat_template, "chat_template_args": chat_template_args or {}}
     config = load_config(values | {"job": "generate", "prompt": {"messages": "messages", **template}})
     assert isinstance(config, GenerateConfig)
-    return Model(MemoryModel(config), values, template)
+    return Model(MemoryModel(config, images=images), values, template)
 
 
 def _logprobs(options: LogprobsOptions | None) -> dict[str, object]:

@@ -3,16 +3,22 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
+from mlx_bulk.configs.errors import ConfigError
 from mlx_bulk.configs.load import load_config
 from mlx_bulk.configs.schema import JobConfig
 from mlx_bulk.runner.core.logprob_options import LogprobOptions
 from mlx_bulk.runner.core.outcomes import Failure
 from mlx_bulk.runner.core.requests import Row
 from mlx_bulk.runner.core.shard_layout import Layout, window_shards
+from mlx_bulk.runner.images.placeholders import PictureEncoder
+from mlx_bulk.runner.images.processors import load_image_processor
+from mlx_bulk.runner.images.row_pictures import has_vision_tower
+from mlx_bulk.runner.images.sources import PictureSources
 from mlx_bulk.runner.layers.kernel_injection import only_inside
-from mlx_bulk.runner.models.checkpoint import find_checkpoint
+from mlx_bulk.runner.models.checkpoint import Checkpoint, find_checkpoint
 from mlx_bulk.runner.models.device_memory import shortage_as_error
 from mlx_bulk.runner.models.model_pool import ModelChoice, ModelPool
 from mlx_bulk.runner.models.reference_checkpoint import vocabulary_of
@@ -23,7 +29,7 @@ from mlx_bulk.runner.pipeline.progress_display import Show, Watch
 from mlx_bulk.runner.pipeline.row_requests import NOTHING_RECORDED
 from mlx_bulk.runner.pooling.spec import PoolingSpec
 from mlx_bulk.runner.runs.throughput import Counts
-from mlx_bulk.runner.text.tokenizer import load_tokenizer
+from mlx_bulk.runner.text.tokenizer import Tokenizer, load_tokenizer
 
 Record = dict[str, Any]
 Checked = TypeVar("Checked", bound=JobConfig)
@@ -68,10 +74,11 @@ class MemoryModel:
     It belongs to the thread that loaded it, as mlx's arrays do.
     """
 
-    def __init__(self, config: JobConfig, kind: Kind | None = None, columns: Sequence[str] = ()):
+    def __init__(self, config: JobConfig, kind: Kind | None = None, columns: Sequence[str] = (), *, images: bool = False):
         """Loads what ``config.model`` names, with the chat template of ``config.prompt`` and the limits of ``config.batch``.
 
         kind: the job whose ``pooling`` says how hidden states become vectors, which reads ``columns``; None for logits of next tokens.
+        images: rows may hold pictures; files of them lie in the working directory. Raises ConfigError for a model that reads text alone.
         """
         self._config, self._checkpoint, self._pool = config, find_checkpoint(config.model), ModelPool()
         self._thread = threading.current_thread()
@@ -79,6 +86,7 @@ class MemoryModel:
         self._tokenizer = load_tokenizer(
             self._checkpoint.folder, prompt.chat_template, prompt.chat_template_args, config.model.trust_remote_code
         )
+        self._pictures = picture_encoder(config, self._checkpoint, self._tokenizer) if images else None
         self._vocabulary = vocabulary_of(self._checkpoint, self._tokenizer)
         self._loaded: dict[tuple[LogprobOptions, PoolingSpec | None, bool], LoadedModels] = {}
         pooling = None if kind is None else kind(self.parts(config, columns)).pooling
@@ -106,7 +114,8 @@ class MemoryModel:
         eos = frozenset(i for i in self._tokenizer.eos | self._checkpoint.eos if 0 <= i < self._vocabulary)
         family = str(self._checkpoint.config.get("model_type"))
         context, checkpoint = self._checkpoint.context, self._checkpoint
-        return Parts(config, list(columns), None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint)
+        own = self._pictures
+        return Parts(config, list(columns), None, self._tokenizer, context, None, self._vocabulary, family, eos, checkpoint, pictures=own)
 
     def run(self, config: JobConfig, kind: Kind, columns: Mapping[str, Sequence[object]], show: Show) -> RecordLists:
         """Runs a job over rows whose columns hold these values. config: of the same model, template and batch."""
@@ -125,9 +134,20 @@ class MemoryModel:
             batch = self._config.batch
             if not generates:  # given tokens are scored: their keys and values stay in full precision, and the limits count them so
                 batch = batch.model_copy(update={"prefix_cache": None, "kv_bits": None})
-            models = load_models([ModelChoice(self._config.model, self._checkpoint, pooling)], batch, wanted, self._pool)
+            table = None if self._pictures is None else self._pictures.table
+            models = load_models([ModelChoice(self._config.model, self._checkpoint, pooling, table)], batch, wanted, self._pool)
             self._loaded[wanted, pooling, generates] = models
         return self._loaded[wanted, pooling, generates]
+
+
+def picture_encoder(config: JobConfig, checkpoint: Checkpoint, tokenizer: Tokenizer) -> PictureEncoder:
+    """Returns what encodes pictures for a checkpoint. Raises ConfigError where it reads text alone, ModelError as a run does."""
+    if not has_vision_tower(checkpoint.config):
+        found = f"the model ({checkpoint.config.get('model_type')}) reads text alone: its config.json has no vision_config"
+        raise ConfigError(f"images: {found}; take a vision model, or leave images out")
+    processor = load_image_processor(checkpoint.folder, checkpoint.config, tokenizer.hf)
+    sources = PictureSources((Path.cwd().resolve(),), config.data.fetch)
+    return PictureEncoder(tokenizer, processor, sources, config.data.max_image_pixels)
 
 
 def _run(job: Job, config: JobConfig, rows: Sequence[Row], loaded: LoadedModels, show: Show) -> RecordLists:

@@ -172,6 +172,12 @@ def _memory(plan: Plan) -> Iterator[tuple[str, str]]:
     held, rows = ("arrays of a batch", "texts") if plan.survey.texts else ("KV cache", "rows")
     need = f"{size_as_text(plan.weight_bytes)} weights + up to {size_as_text(work.kv_bytes)} {held} ({work.rows:,} {rows} at the peak)"
     yield "memory", f"{need}; batch.memory leaves {size_as_text(room)} of {size_as_text(plan.memory_bytes)} for it"
+    if plan.tower_bytes:
+        kept = size_as_text(plan.config.batch.image_memory * 1e9)
+        yield (
+            "",
+            f"{size_as_text(plan.tower_bytes)} of the weights read pictures; {kept} more are kept for their features (batch.image_memory)",
+        )
     bits = plan.config.batch.kv_bits
     if bits is not None:
         after = f", after the first {start:,} of each row" if (start := plan.config.batch.kv_start) else ""

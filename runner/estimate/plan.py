@@ -33,7 +33,8 @@ class Plan:
 
     input_bytes: the input's files on disk, None for a hub dataset. work: the most that is possible; expected: with completions as
     long as those measured. limits: of the rows that decode. reserved_bytes: KV cache memory that newer weights and a reference may
-    take. weight_bytes: in memory. memory_bytes: the device's. disk_bytes: of results/ and errors/; free_bytes: on their volume.
+    take. weight_bytes: in memory; tower_bytes: those of them that read pictures. memory_bytes: the device's. disk_bytes: of results/ and
+    errors/; free_bytes: on their volume.
     """
 
     config: JobConfig
@@ -46,6 +47,7 @@ class Plan:
     work: Work
     expected: Work | None
     weight_bytes: int
+    tower_bytes: int
     memory_bytes: int
     disk_bytes: int
     free_bytes: int
@@ -139,6 +141,7 @@ def plan_run(config: JobConfig, kind: Kind, models: ModelPool | None = None) -> 
         work=work,
         expected=expected,
         weight_bytes=sum(model.weight_bytes for model in outlines),
+        tower_bytes=sum(model.features.tower.nbytes for model in outlines if model.features is not None),
         memory_bytes=backend.memory_bytes(),
         disk_bytes=disk_bytes(config, spec.job, survey, length),
         free_bytes=shutil.disk_usage(_existing(root)).free,

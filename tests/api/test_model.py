@@ -257,3 +257,15 @@ def test_scores_of_a_model_with_quantized_keys_are_sized_by_whole_ones(monkeypat
         mlx_bulk.load("demo", batch=batch).score(["What is 2 + 2?"])
     plain, score, quantized, score_of_quantized = sizes
     assert quantized < plain == score == score_of_quantized
+
+
+PICTURE_CHAT = [{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "text", "text": "What is it?"}]}]
+
+
+def test_a_picture_for_a_model_of_text_is_an_error_that_says_how(loaded: mlx_bulk.Model, model: Path) -> None:
+    (done,) = loaded.chat([PICTURE_CHAT], max_tokens=2)
+    assert done.error is not None
+    assert done.error.stage == "image"
+    assert "images=True" in done.error.message
+    with pytest.raises(mlx_bulk.BulkError, match=r"images: the model .* reads text alone"):
+        mlx_bulk.load(str(model), images=True)

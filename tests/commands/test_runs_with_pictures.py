@@ -86,6 +86,7 @@ def test_completions_are_those_of_transformers(kind: str, tmp_path: Path) -> Non
     plan = json.loads(planned[planned.index("{") :])
     assert plan["pictures"] == 4
     assert 4 <= plan["picture_tokens"] <= plan["tokens"]["sum"]
+    assert 0 < plan["tower_bytes"] < plan["weight_bytes"]
     for way in ("--rescore", "--replay"):
         verified = CliRunner().invoke(cli, ["verify", str(done.output), way])
         assert verified.exit_code == done.code, verified.output

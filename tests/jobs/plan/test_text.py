@@ -1,0 +1,23 @@
+"""Tests the lines of a plan that only some jobs have."""
+
+from dataclasses import replace
+
+from mlx_bulk.configs.load import load_config
+from mlx_bulk.configs.schema import GenerateConfig
+from mlx_bulk.jobs.kinds import KINDS
+from mlx_bulk.jobs.plan.text import plan_as_text
+from mlx_bulk.runner.estimate.plan import plan_run
+
+from ..support.bench import Bench
+
+
+def test_a_plan_says_what_pictures_take(bench: Bench) -> None:
+    config = load_config(bench.write_config(batch={"image_memory": 0.5}), [])
+    assert isinstance(config, GenerateConfig)
+    plan = plan_run(config, KINDS["generate"])
+    assert plan.tower_bytes == 0
+    assert "read pictures" not in plan_as_text(plan, 200)
+    survey = replace(plan.survey, picture_tokens=[4, 8], pictures={"one"})
+    text = plan_as_text(replace(plan, survey=survey, tower_bytes=2_000_000), 200)
+    assert "2 in prompts, 12 of these tokens: 4 to 8 each, mean 6" in text
+    assert "2.0 MB of the weights read pictures; 500 MB more are kept for their features (batch.image_memory)" in text
