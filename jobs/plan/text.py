@@ -34,6 +34,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.survey.lengths:
         yield from _tokens(plan)
         yield "chart", ""
+        yield from _pictures(plan)
         yield from _batches(plan)
         yield from _memory(plan)
         yield from _disk(plan)
@@ -97,10 +98,15 @@ def _tokens(plan: Plan) -> Iterator[tuple[str, str]]:
     what = "prompts" if survey.generates else "texts"
     spread = f"{shown['min']:,} to {shown['max']:,} a row, median {shown['median']:,}, mean {shown['mean']:,}, 95 % up to {shown['p95']:,}"
     yield what, f"{plan.prompt_tokens:,} tokens; {spread}"
+
+
+def _pictures(plan: Plan) -> Iterator[tuple[str, str]]:
+    survey = plan.survey
     if survey.picture_tokens:
         tokens, distinct = length_figures(survey.picture_tokens), count_text(len(survey.pictures), "distinct picture")
-        share = f"{round(survey.factor * sum(survey.picture_tokens)):,} of these tokens"
-        each = f"{tokens['min']:,} to {tokens['max']:,} each, mean {tokens['mean']:,}"
+        share = f"{round(survey.factor * sum(survey.picture_tokens)):,} of the tokens above"
+        least, most = tokens["min"], tokens["max"]
+        each = f"{most:,} each" if least == most else f"{least:,} to {most:,} each, mean {tokens['mean']:,}"
         yield "pictures", f"{round(survey.factor * len(survey.picture_tokens)):,} in prompts, {share}: {each}; {distinct} in the rows read"
 
 
