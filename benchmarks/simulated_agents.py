@@ -161,3 +161,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # as a real worker's processes: threads of libraries may fail while they are unloaded

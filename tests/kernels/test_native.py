@@ -18,6 +18,7 @@ def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each test looks for the library as a new process does, and compiles it in a third of the time."""
     monkeypatch.setattr(native, "COMMAND", tuple(option.replace("-O3", "-O0") for option in native.COMMAND))
     native.library.cache_clear()
+    monkeypatch.setattr(native, "_ahead", [])
     yield
     native.library.cache_clear()
 
