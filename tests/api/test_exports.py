@@ -39,7 +39,7 @@ ARGUMENTS = {
     "load_config": "source overrides paths",
     "results": "path columns errors partial",
     "dataset": "path errors partial",
-    "load": "path adapter revision dtype trust_remote_code chat_template chat_template_args batch",
+    "load": "path adapter revision dtype trust_remote_code chat_template chat_template_args batch images",
     "Model.generate": "self prompts structured logprobs on_error too_long progress sampling",
     "Model.chat": "self chats structured logprobs on_error too_long progress sampling",
     "Model.score": "self texts context windows stride prefix bos_every_window logprobs on_error progress",

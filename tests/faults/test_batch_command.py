@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from .children import Children
 from .points import FRAME, REPLACE, ROW, Point
 
@@ -26,6 +28,7 @@ def line(row: int) -> str:
     return json.dumps({"custom_id": f"k{row}", "method": "POST", "url": CHAT, "body": body | ({"stream": True} if row == 9 else {})}) + "\n"
 
 
+@pytest.mark.slow
 def test_each_line_is_answered_once(tmp_path: Path, children: Children):
     (tmp_path / "requests.jsonl").write_text("".join(map(line, range(16))))
     shard = ("--set", "batch.rows_per_shard=4", "--set", "output.fsync_seconds=0")
