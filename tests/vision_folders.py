@@ -97,7 +97,7 @@ def _settings(kind: str, family: str) -> tuple[dict[str, Any], dict[str, Any], d
 
 def write_vision_model(folder: Path, kind: str) -> Any:
     """Writes such a folder with random weights, and returns transformers' model of them in float32. Needs torch."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
     import transformers
 
     write_vision_folder(folder, kind)

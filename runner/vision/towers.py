@@ -138,7 +138,7 @@ def open_tower(folder: Path, config: Config, dtype: mx.Dtype | None) -> Tower:
     or config and weights do not fit.
     """
     try:
-        from mlx_vlm.utils import get_model_and_args, load_model_weights
+        from mlx_vlm.utils import get_model_and_args, load_model_weights  # pyright: ignore[reportMissingImports]  (the extra vision)
     except ImportError as error:
         raise ConfigError(f"{INSTALL} ({first_line(error)})") from error
     kind, placeholder = config.get("model_type"), placeholder_of(config)
@@ -181,7 +181,7 @@ def _settings(config: Config) -> Config:
 
 def _without_text(family: Any, settings: Config, dtype: mx.Dtype) -> Any:
     """Makes mlx-vlm's model with a stand-in for its language model. Nothing of the latter was ever computed."""
-    from mlx_vlm.utils import update_module_configs
+    from mlx_vlm.utils import update_module_configs  # pyright: ignore[reportMissingImports]  (the extra vision has it)
 
     config = family.ModelConfig.from_dict(settings)
     config = update_module_configs(config, family, settings, ["text", "vision", "perceiver", "projector", "audio"])

@@ -44,7 +44,7 @@ class Truth:
 
     def logprobs(self, text: str, pictures: list[bytes], completion: list[int]) -> NDArray[np.float64]:
         """Log-softmax [N, V] before each token of a completion, of one call on the row alone."""
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]  (the extra oracle has it)
 
         images = [Image.open(BytesIO(data)) for data in pictures]
         made = self.processor(text=[text], images=images or None, add_special_tokens=False, return_tensors="pt")

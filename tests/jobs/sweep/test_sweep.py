@@ -28,7 +28,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real = model_pool.load_model
 
-    def counted(config: Any, checkpoint: Any, memory: int, **how: bool) -> Any:
+    def counted(config: Any, checkpoint: Any, memory: int, **how: Any) -> Any:
         seen.append(f"{Path(config.path).name} {config.dtype}")
         return real(config, checkpoint, memory, **how)
 

@@ -8,7 +8,7 @@ OUTPUT gets the logits of a prefill [2, 6, V] and of two decode steps [2, 2, V],
 import sys
 from pathlib import Path
 
-import mlx_bulk  # noqa: F401 - opens the BLAS before mlx
+import mlx_bulk  # noqa: F401  # pyright: ignore[reportUnusedImport] - opens the BLAS before mlx
 import numpy as np
 from mlx_bulk.configs.schema import ModelConfig
 from mlx_bulk.runner.layers.kv_cache import make_caches
